@@ -34,7 +34,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # These take longest. They run first, so that all processes of a run end at about the same time.
-_LONG = ("runs", "launch", "test_readme.py", "test_notebooks.py")
+_LONG = ("runs", "launch", "train", "test_readme.py", "test_notebooks.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -5,6 +5,7 @@ import json
 
 import line_files
 
+from vmsst.evaluation import suite
 from vmsst.io import atomic_files, storage
 
 _REVIEW = "<item><rating>{}</rating><summary>{}</summary><text>{}</text></item>"
@@ -116,3 +117,10 @@ def _labeled():
       for n in range(count)
     ]
   return found
+
+
+def run_benchmark(benchmark, encoder, root, **options):
+  """Evaluates `encoder` on the files under `root`; returns the results of `benchmark`."""
+  results = suite.evaluate(encoder, [benchmark], root, root / "out", name="x", **options)
+  assert json.loads((root / "out" / suite.RESULTS_FILE).read_text(encoding="utf-8")) == results
+  return results["benchmarks"][benchmark.name]

@@ -12,6 +12,8 @@ from unittest import mock
 
 import jax
 
+from vmsst import cli
+
 HELPERS = str(pathlib.Path(__file__).parent)
 T5X = pathlib.Path(sysconfig.get_path("scripts")) / "t5x"
 
@@ -120,3 +122,14 @@ def _execute(code, arguments, cwd, variables, streams):
   sys.path.insert(0, "")
   main = sys.modules["__main__"] = types.ModuleType("__main__")
   exec(compile(code, "<script>", "exec"), main.__dict__)
+
+
+def vmsst(*arguments):
+  """Runs `vmsst arguments`, which may be paths or numbers; returns its exit status."""
+  return cli.main([str(argument) for argument in arguments])
+
+
+def download_data(*arguments):
+  """Runs `vmsst data download arguments`, without a lock; raises its errors."""
+  args = cli.build_parser().parse_args(["data", "download", *map(str, arguments)])
+  args.command.function(**args.command.values(args))

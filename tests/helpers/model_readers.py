@@ -14,7 +14,7 @@ import numpy as np
 import released_folders
 import safetensors.numpy
 import tiny_encoders
-import tiny_mt5
+import tiny_hugging_face
 import tiny_tokenizers
 import trials
 from trials import Reader
@@ -31,7 +31,7 @@ _SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
   "num_encoder_layers": 1, "num_decoder_layers": 1, "relpos_buckets": 8,
 }  # fmt: skip
-_MT5 = json.dumps(tiny_mt5.mt5_config(_SIZES)).encode()
+_MT5 = json.dumps(tiny_hugging_face.mt5_config(_SIZES)).encode()
 _TEXT = b"".join(b"sentence %d\n" % i for i in range(6))
 Files = dict[str, bytes]
 Write = Callable[[pathlib.Path, pathlib.Path], Any]

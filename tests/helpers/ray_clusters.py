@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 
-import ports
+import store_servers
 
 _HELPERS = pathlib.Path(__file__).parent
 _ROOT = _HELPERS.parents[1]
@@ -153,7 +153,7 @@ def _main(folder):
   from ray.cluster_utils import Cluster
 
   options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _MEMORY}
-  with ports.reserved() as port:
+  with store_servers.reserved() as port:
     made = Cluster(
       initialize_head=True,
       head_node_args={

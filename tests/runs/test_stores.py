@@ -13,7 +13,7 @@ import sys
 
 import benchmark_trees
 import commands
-import embed_lines
+import fake_encoders
 import killed_commands
 import killed_runs
 import line_files
@@ -245,7 +245,7 @@ print(json.dumps(statuses))
 
 def write_texts(folder):
   """Writes inputs of the commands in KILLED: texts, vectors of one of them, and bitexts."""
-  lines = [line for line in embed_lines.make_lines(220) if line][:200]
+  lines = [line for line in fake_encoders.make_lines(220) if line][:200]
   line_files.write_lines(folder / "a.txt", lines)
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
   vectors_ND = np.random.default_rng(0).normal(size=(200, 6))

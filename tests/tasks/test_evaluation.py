@@ -1,6 +1,6 @@
 import line_files
 import numpy as np
-import opus_dataset
+import opus_tree
 import pytest
 import seqio
 
@@ -164,7 +164,7 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]
   other = [("vier", "un", "Other")] * 4
   pairs = {("de", "en"): german + other, ("fr", "en"): french + other, ("de", "fr"): other}
-  opus_dataset.write(tmp_path, "mine", pairs, validation=3)
+  opus_tree.write_dataset(tmp_path, "mine", pairs, validation=3)
   arguments = ("mine", BYTES, str(tmp_path))
   name = evaluation.opus_validation(*arguments)
   assert name == evaluation.opus_validation(*arguments)

@@ -3,7 +3,7 @@ import json
 import shutil
 
 import numpy as np
-import opus_dataset
+import opus_tree
 import pytest
 import seqio
 
@@ -25,7 +25,7 @@ PAIRS = {
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
   folder = tmp_path_factory.mktemp("tfds")
-  opus_dataset.write(folder, "vmsst", PAIRS)
+  opus_tree.write_dataset(folder, "vmsst", PAIRS)
   return str(folder)
 
 
@@ -100,12 +100,12 @@ def test_what_is_no_dataset(data_dir, tmp_path):
     errors.InputError, match=r"no dataset opus_bitext/mine in .*vmsst data build --recipe mine --ou"
   ):
     mixtures.opus("mine", BYTES, data_dir)
-  folder = opus_dataset.write(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
+  folder = opus_tree.write_dataset(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
   (folder / "dataset_info.json").write_text("{")
   with pytest.raises(errors.InputError, match="is not a complete TFDS dataset"):
     mixtures.opus("vmsst", BYTES, str(tmp_path))
   shutil.rmtree(folder)
-  opus_dataset.write(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
+  opus_tree.write_dataset(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
   info = tmp_path / "opus_bitext" / "other" / "1.0.0" / "dataset_info.json"
   record = json.loads(info.read_text())
   record["splits"][0]["name"] = "train_deu_xyz"
@@ -117,7 +117,7 @@ def test_what_is_no_dataset(data_dir, tmp_path):
 @pytest.mark.slow
 def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   pairs_of = {("de", "en"): PAIRS["de", "en"]}
-  folder = opus_dataset.write(tmp_path, "mine", pairs_of, shards=3)
+  folder = opus_tree.write_dataset(tmp_path, "mine", pairs_of, shards=3)
   vectors = {}
   for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
     pairs = list(readers.read_pairs(file))

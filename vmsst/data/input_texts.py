@@ -1,4 +1,4 @@
-"""Texts as callers pass them: lists, iterators or files."""
+"""Texts as callers pass them, and warnings of those that are too long."""
 
 import io
 import logging

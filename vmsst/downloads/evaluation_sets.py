@@ -1,9 +1,9 @@
 """Lists and downloads the evaluation sets of the benchmarks.
 
-`catalog/catalog.json` contains their addresses and licenses; long file lists are in tables next to
-it, with the size and Git blob id of each file. Files are stored below a data root, in the layout
-that `vmsst.evaluation.benchmarks` reads. For sets that cannot be downloaded automatically, the
-catalog contains instructions.
+`catalog.json` contains their addresses and licenses; long lists of files are in `files.tsv`, with
+the size and Git blob id of each file. Files are stored below a data root, in the layout that
+`vmsst.evaluation.benchmarks` reads. For sets that cannot be downloaded automatically, the catalog
+contains instructions.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ from vmsst.io import archives, atomic_files, input_files, storage
 
 ALL = "all"
 
-_CATALOG = pathlib.Path(__file__).with_name("catalog")
+_CATALOG = pathlib.Path(__file__).with_name("catalog.json")
+_FILES = pathlib.Path(__file__).with_name("files.tsv")  # Set, path, bytes, Git blob id.
 _STAGE = ".downloads"
 _CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
 
@@ -133,7 +134,7 @@ class EvaluationSet:
 @functools.cache
 def catalog() -> Mapping[str, EvaluationSet]:
   """Returns all sets, by name."""
-  entries = json.loads((_CATALOG / "catalog.json").read_text(encoding="utf-8"))
+  entries = json.loads(_CATALOG.read_text(encoding="utf-8"))
   return {name: _entry(name, entry) for name, entry in entries.items()}
 
 
@@ -324,9 +325,11 @@ def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
   items = [_item(**each) for each in entry.get("files", ())]
   if listed := entry.get("list"):
-    for line in (_CATALOG / listed["files"]).read_text(encoding="utf-8").splitlines():
-      path, size, blob = line.split("\t")
-      into = listed.get("into")
+    into = listed.get("into")
+    for line in _FILES.read_text(encoding="utf-8").splitlines():
+      of_set, path, size, blob = line.split("\t")
+      if of_set != name:
+        continue
       items.append(
         Item(
           fetch.File(listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"),

@@ -1,6 +1,7 @@
-"""Arrays that may be larger than memory: in temporary files, which the system caches in memory.
+"""Arrays, and sorted records, that may be larger than memory: in temporary files.
 
-The files have no name and vanish with the arrays. Small arrays are in memory.
+The system caches the files in memory. They have no name and vanish with the arrays. Small arrays
+are in memory.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""NumPy files of vectors, .npy: written whole or window by window, and opened as memory maps."""
+"""NumPy files: .npy, written window by window and opened as memory maps, and .npz of blocks."""
 
 import contextlib
 import functools

@@ -3,7 +3,6 @@ import json
 import pathlib
 
 import pytest
-import small_networks
 import tiny_encoders
 import tiny_tokenizers
 
@@ -135,7 +134,7 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
     str(tokenizer_files["bert"]), "query: ", {"query": "query: ", "passage": "passage: "}
   )
   network = sentence_encoder.SentenceEncoder(
-    small_networks.BERT, 16, head=False, pooling="pooler", normalize=True
+    tiny_encoders.BERT, 16, head=False, pooling="pooler", normalize=True
   )
   model = tiny_encoders.model_of(network, vocabulary, max_length=7)
   run = tiny_encoders.save_run(tmp_path / "run", model)

@@ -7,19 +7,19 @@ import sys
 import killed_commands
 import pytest
 import ray_clusters
-import unit_commands
+import toy_units
 
 # By command: files of finished units, and how many there are when a part is killed.
 KILLED = {
-  unit_commands.build: ("clean/*.json", 2),
-  unit_commands.embed: ("vectors-*.npy.json", 2),
-  unit_commands.mine: ("block-*.npz.json", 2),
-  unit_commands.search: ("vectors-*.npy.json", 2),
-  unit_commands.search_spans: ("block-*.npz.json", 1),
-  unit_commands.evaluate: ("best-*.npz.json", 1),
+  toy_units.build: ("clean/*.json", 2),
+  toy_units.embed: ("vectors-*.npy.json", 2),
+  toy_units.mine: ("block-*.npz.json", 2),
+  toy_units.search: ("vectors-*.npy.json", 2),
+  toy_units.search_spans: ("block-*.npz.json", 1),
+  toy_units.evaluate: ("best-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.
-COMMANDS = [*KILLED, unit_commands.index]
+COMMANDS = [*KILLED, toy_units.index]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def check_same(found, expected):
 @pytest.mark.parametrize("fault", ["worker", "driver", "node"])
 @pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
 def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path, make, fault):
-  if make == unit_commands.build:
+  if make == toy_units.build:
     pytest.importorskip("tensorflow_datasets")
   argv = [*make(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
 
@@ -88,10 +88,10 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
 
 @pytest.mark.slow
 def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
-  command = [sys.executable, "-m", "vmsst.cli", *unit_commands.mine(tmp_path), "--engine=ray"]
+  command = [sys.executable, "-m", "vmsst.cli", *toy_units.mine(tmp_path), "--engine=ray"]
   process = nodes.driver([*command, f"--ray-address={nodes.client_address}"], cwd=tmp_path)
   assert process.wait(timeout=600) == 0
-  check_same(contents(tmp_path), expected(unit_commands.mine))
+  check_same(contents(tmp_path), expected(toy_units.mine))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ import itertools
 import types
 
 import numpy as np
-import opus_dataset
+import opus_tree
 import pytest
 import seqio
 import tensorflow as tf
@@ -233,7 +233,7 @@ def test_batches_of_one_language_pair_come_in_proportion(mixture, tmp_path):
 
 def test_steps_of_epochs(tmp_path):
   pairs = [(f"s{i}", f"t{i}") for i in range(25)]
-  opus_dataset.write(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
+  opus_tree.write_dataset(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
   built = mixtures.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
   assert datasets.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
   assert datasets.epoch_steps(built, epochs=0.5, batch_size=7) == 3

@@ -4,7 +4,7 @@ import gzip
 import json
 
 import line_files
-import opus_dataset
+import opus_tree
 import pytest
 
 from vmsst import errors, languages
@@ -157,7 +157,7 @@ RECORDS = [f"record {i} ".encode() * (i % 9) for i in range(500)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  return opus_dataset.write(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
+  return opus_tree.write_dataset(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
 
 
 def test_a_shard_is_a_bitext(folder):

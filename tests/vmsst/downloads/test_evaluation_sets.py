@@ -8,8 +8,8 @@ import tarfile
 import zipfile
 import zlib
 
+import commands
 import full_disks
-import in_process
 import memory_store
 import pytest
 
@@ -192,16 +192,16 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   known = dict(evaluation_sets.catalog()) | {"nq": chosen}
   monkeypatch.setattr(evaluation_sets, "catalog", lambda: known)
-  in_process.download_data("evaluation", "--list")
+  commands.download_data("evaluation", "--list")
   everything = capsys.readouterr().out
   for text in ("tatoeba: Tatoeba v1", "CC BY-SA 4.0", "BY HAND"):
     assert text in everything
-  in_process.download_data("evaluation", "mldoc", "--list")
+  commands.download_data("evaluation", "mldoc", "--list")
   out = capsys.readouterr().out
   assert out.startswith("mldoc: MLDoc")
   assert "NIST" in out
   assert "tatoeba" not in out
-  in_process.download_data("evaluation", "nq", "--output", str(tmp_path))
+  commands.download_data("evaluation", "nq", "--output", str(tmp_path))
   out = capsys.readouterr().out
   assert "nq: license CC BY-SA 3.0" in out
   assert "nq: 1 files" in out
@@ -212,7 +212,7 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
     (("nq", "mldoc", "--output", "x"), r"mldoc must be downloaded by hand, into mldoc.*NIST"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      in_process.download_data("evaluation", *arguments)
+      commands.download_data("evaluation", *arguments)
   assert [each.name for each in evaluation_sets.choose(["nq", "tatoeba"])] == ["tatoeba", "nq"]
   everything = evaluation_sets.choose(["all"])
   assert len(everything) > 8

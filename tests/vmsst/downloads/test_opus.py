@@ -1,6 +1,6 @@
 import json
 
-import in_process
+import commands
 import killed_commands
 import memory_store
 import pytest
@@ -129,11 +129,11 @@ def test_other_responses_and_names_are_refused(server, fetcher):
 def test_the_command(server, api, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
   chosen = ("--corpus", "Europarl=v8", "--languages", "de-en", "fr-en")
-  in_process.download_data("opus", *chosen, "--list")
+  commands.download_data("opus", *chosen, "--list")
   assert "2 files" in capsys.readouterr().out
   requests = len(server.requests)
   for count in (3, 4):  # Two files and the list; then the list alone.
-    in_process.download_data("opus", *chosen, "--output", str(tmp_path))
+    commands.download_data("opus", *chosen, "--output", str(tmp_path))
     assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
     assert len(server.requests) == requests + count
   folder = tmp_path / "Europarl" / "v8" / "moses"
@@ -149,10 +149,10 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
     (none, "none of these language pairs"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      in_process.download_data("opus", *arguments)
+      commands.download_data("opus", *arguments)
   yaml = tmp_path / "mine.yaml"
   yaml.write_text("name: mine\nlanguages: [de, en]\ncorpora: [{name: Europarl, version: v8}]\n")
-  in_process.download_data("opus", "--recipe", str(yaml), "--list")
+  commands.download_data("opus", "--recipe", str(yaml), "--list")
   out = capsys.readouterr().out
   assert "1 files" in out
   assert "de-en" in out

@@ -4,10 +4,8 @@ import importlib.util
 import sys
 
 import commands
-import in_process
 import numpy as np
 import pytest
-import small_networks
 import tiny_encoders
 
 import vmsst
@@ -27,7 +25,7 @@ TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n f
 
 def saved(name, folder):
   """Saves the encoder of a name and returns its folder."""
-  network = small_networks.NETWORKS[name]
+  network = tiny_encoders.NETWORKS[name]
   return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
 
 
@@ -65,7 +63,7 @@ def test_commands_take_a_backend(tmp_path):
   text.write_text("eins\nzwei\n", encoding="utf-8")
   for backend in ("jax", "openvino"):
     arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)
-    assert in_process.vmsst(*arguments) == 0
+    assert commands.vmsst(*arguments) == 0
   jax_ND, found_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "openvino"))
   np.testing.assert_allclose(found_ND, jax_ND, atol=1e-5, rtol=0)
   assert (found_ND != jax_ND).any()

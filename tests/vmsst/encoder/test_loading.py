@@ -6,7 +6,6 @@ import line_files
 import numpy as np
 import pytest
 import released_folders
-import small_networks
 import tiny_encoders
 
 import vmsst
@@ -95,7 +94,7 @@ def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp
 
 
 def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
-  model = tiny_encoders.model_of(small_networks.NETWORKS["e5"])
+  model = tiny_encoders.model_of(tiny_encoders.NETWORKS["e5"])
   run = tiny_encoders.save_run(tmp_path / "run", model)
   assert vmsst.load(run, max_length=28).max_length == 28
   for length in (0, 29, 2.5):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 
-import in_process
+import commands
 import memory_store
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import tiny_encoders
 import tiny_tokenizers
 from etils import epath
 from safetensors.numpy import load_file
-from small_networks import BERT, NETWORKS, T5, encoder
+from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
 from vmsst import errors
@@ -197,7 +197,7 @@ def test_nothing_is_written_over(tmp_path, capsys):
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine").touch()
   for form in FORMATS:
-    assert in_process.vmsst("export", form, tmp_path / "run", tmp_path / "out") == 1
+    assert commands.vmsst("export", form, tmp_path / "run", tmp_path / "out") == 1
     assert "exists already" in capsys.readouterr().err
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
@@ -211,10 +211,10 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
     tmp_path / "run", tiny_encoders.model_of(encoder(BERT, head=False), max_length=20)
   )
   url = f"gs://bucket/{form}"
-  assert in_process.vmsst("export", form, run, tmp_path / form) == 0
+  assert commands.vmsst("export", form, run, tmp_path / form) == 0
   expected = {path.name: path.read_bytes() for path in (tmp_path / form).glob("*.*")}
   capsys.readouterr()
-  assert in_process.vmsst("export", form, run, f"{url}/") == 0
+  assert commands.vmsst("export", form, run, f"{url}/") == 0
   printed = capsys.readouterr().out
   assert (f"Copy {url} to this machine first" in printed) == (form != "safetensors")
   assert {name: store.cat_file(f"{url}/{name}") for name in expected} == expected
@@ -239,7 +239,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
   )
   former = os.umask(0o027)
   try:
-    assert in_process.vmsst("export", "safetensors", run, tmp_path / "out") == 0
+    assert commands.vmsst("export", "safetensors", run, tmp_path / "out") == 0
   finally:
     os.umask(former)
   assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}

@@ -8,7 +8,6 @@ import tempfile
 import commands
 import fake_hub
 import huggingface_hub
-import in_process
 import line_files
 import numpy as np
 import pytest
@@ -113,9 +112,9 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
 ):
   summary = evaluate(run, tmp_path / "data")
   options = ["--public", "--results", tmp_path / "data" / "out", "--license", "mit"]
-  assert in_process.vmsst("push", run, NAME, *options) == 0
+  assert commands.vmsst("push", run, NAME, *options) == 0
   branch = ["--revision", "v2", "--commit-message", "Two"]
-  assert in_process.vmsst("push", run, "me/private", *branch) == 0
+  assert commands.vmsst("push", run, "me/private", *branch) == 0
   out = capsys.readouterr().out
   assert out.startswith(f"{hub.url}/{NAME}/commit/")
   assert "vmsst.load('me/private@v2')" in out
@@ -154,7 +153,7 @@ def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run
     (old / name).parent.mkdir(parents=True, exist_ok=True)
     (old / name).write_text("old")
   hub.put("me/old", old)
-  assert in_process.vmsst("push", run, "me/old", "--public") == 0
+  assert commands.vmsst("push", run, "me/old", "--public") == 0
   files = hub.files("me/old")
   assert files["mine.txt"] == b"old"
   assert files["2_Dense/model.safetensors"] != b"old"
@@ -166,7 +165,7 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   before = hub.branches()
 
   def check(part, path=run, name="me/new", *options):
-    assert in_process.vmsst("push", path, name, *options) == 1
+    assert commands.vmsst("push", path, name, *options) == 1
     printed, message = capsys.readouterr()
     assert part in message
     assert (printed, message.count("\n")) == ("", 1)

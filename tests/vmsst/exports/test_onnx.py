@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import in_process
+import commands
 import numpy as np
 import pytest
 import tiny_encoders
 import tiny_hugging_face
-from small_networks import NETWORKS
+from tiny_encoders import NETWORKS
 
 import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
@@ -55,7 +55,7 @@ def run_printed(text, texts):
 )
 def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_path, capsys):
   run = saved(name, tmp_path, tokenizer_files)
-  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
   printed = capsys.readouterr().out
   onnx.checker.check_model(str(tmp_path / "out" / "model.onnx"), full_check=True)
   # An imported tokenizer reads "<pad>" as padding.
@@ -100,12 +100,12 @@ def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path
   vocabulary = dataclasses.replace(SAMPLE, pretokenize=True)
   model = tiny_encoders.model_of(NETWORKS["t5"], vocabulary)
   run = tiny_encoders.save_run(tmp_path / "run", model)
-  assert in_process.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
+  assert commands.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
   assert "vmsst.data.word_splitting.split_words" in capsys.readouterr().err
-  assert in_process.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
   assert "There is no tokenizer.json" in capsys.readouterr().out
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
-  assert in_process.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
+  assert commands.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
   printed = capsys.readouterr().out
   assert "split into words first" in printed
   texts = ["Ein Satz .", "noch einer"]

@@ -1,4 +1,4 @@
-"""Means over results, marked if sets are missing."""
+"""Means over results, marked if sets are missing, and the groups of languages of EMS."""
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Accuracy and recall of nearest neighbors, in NumPy; values are 0 to 1."""
+"""Accuracy and recall of nearest neighbors and of answers, in NumPy; values are 0 to 1."""
 
 import re
 import string

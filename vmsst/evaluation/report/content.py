@@ -1,4 +1,4 @@
-"""The content of a report: sections with notes, tables and figures."""
+"""The content of a report: sections with notes, tables and figures, and tables as text."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tiny_encoders
-import tiny_mt5
+import tiny_hugging_face
 from flax import traverse_util
 from safetensors.numpy import save_file
 
@@ -34,7 +34,7 @@ SIZES = {
   "relpos_buckets": 8,
   "relpos_max_distance": 20,
 }
-CONFIG = tiny_mt5.mt5_config(SIZES)
+CONFIG = tiny_hugging_face.mt5_config(SIZES)
 NETWORK = vmsst_networks.VmsstNetwork(
   t5.T5Config(**{key: x for key, x in SIZES.items() if key != "num_decoder_layers"}),
   latent_dim=4,

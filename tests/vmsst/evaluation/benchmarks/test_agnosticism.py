@@ -1,7 +1,7 @@
 import hashlib
 import statistics
 
-import benchmark_runs
+import benchmark_trees
 import line_files
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   line_files.write_lines(folder / "newstest2019-ref.spa-MX.txt", sentences("Es"))
   line_files.write_lines(folder / "newstest2019-ref-2.spa.txt", sentences("es"))
   seen = [languages.language(code) for code in ("eng", "deu")]
-  found = benchmark_runs.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
+  found = benchmark_trees.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
   results = results_of(found)
   (matrix,) = agnosticism_results.matrices(results)
   assert matrix.labels == ("spa_2", "spa-MX", "eng", "deu")
@@ -83,7 +83,7 @@ def test_translations_are_followed_along_their_paths(tmp_path):
   line_files.write_lines(folder / "talk.eng+deu.a+zho.txt", sentences("zh"))
   line_files.write_lines(folder / "alice.pol.a.txt", sentences("pl"))
   line_files.write_lines(folder / "alice.pol.b.txt.gz", sentences("Pl"))
-  found = benchmark_runs.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
+  found = benchmark_trees.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
   results = {result.name: result for result in results_of(found)}
   assert results["alice pol_a->pol_b"].metrics == {"error": 25}
   assert results["alice pol_b->pol_a"].metrics == {"error": 12.5}

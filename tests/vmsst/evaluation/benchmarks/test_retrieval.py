@@ -2,7 +2,7 @@ import collections
 import itertools
 import json
 
-import benchmark_runs
+import benchmark_trees
 import fake_encoders
 import line_files
 import naive_margins
@@ -41,7 +41,7 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
     line_files.write_lines(tmp_path / "flores200" / "devtest" / f"{code}.devtest", texts[code])
     line_files.write_lines(tmp_path / "flores200" / "dev" / f"{code}.dev", texts[code][:2])
   seen = [languages.language(code) for code in ("de", "fr")]
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     parallel.FLORES, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
   )
   names = [f"{x}-{y}" for x, y in itertools.permutations(codes, 2)]
@@ -99,7 +99,7 @@ def test_changed_english_sentences_are_taken_for_translations(tmp_path):
     "odd": {"src": "y 2", "errtype": "Number"},
   }
   types.write_text(json.dumps(content), encoding="utf-8")
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     parallel.FLORES_DEV, fake_encoders.table_encoder(vectors), tmp_path
   )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
@@ -125,7 +125,7 @@ def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(
   line_files.write_lines(folder / "newstest2019-src.eng.txt", texts["eng"])
   for code in ("eng-GB", "deu", "zho-CN"):
     line_files.write_lines(folder / f"newstest2019-ref.{code}.txt", texts[code])
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     parallel.NTREX, fake_encoders.table_encoder(vectors), tmp_path
   )
   names = {each["name"] for each in found["results"]}
@@ -148,7 +148,7 @@ def test_queries_are_looked_up_by_margin(tmp_path):
   )
   assert by_cosine != by_margin
   seen = [languages.language(code) for code in ("bg", "en")]
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     paracrawl.BENCHMARK, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
   )
   scores = {each["name"]: each["metrics"]["accuracy"] for each in found["results"]}
@@ -181,7 +181,7 @@ def test_both_directions_and_means_by_hand(tmp_path):
   # A duplicate: both find the first, both ways.
   write_pairs(tmp_path, "cor", [10, 10], [10, 10])
   seen = [languages.language("de"), languages.language("en")]
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     tatoeba.BENCHMARK, fake_encoders.FakeEncoder(degrees_vector), tmp_path, seen=seen
   )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}

@@ -1,4 +1,4 @@
-import benchmark_runs
+import benchmark_trees
 import fake_encoders
 import line_files
 import numpy as np
@@ -55,7 +55,7 @@ def test_archives_give_the_averages_of_plain_loops(official):
   root, sets = official
   assert {year: tuple(n for y, n in sets if y == year) for year in sts.SETS} == sts.SETS
   write_pairs(root / "sts/STS2012-en-train/train", "MSRpar", [("left", "out")], [1])
-  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, root)
+  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, root)
   assert found["missing"] == []
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   pearson, spearman = {}, {}
@@ -80,7 +80,7 @@ def test_archives_give_the_averages_of_plain_loops(official):
   assert found["summary"] == pytest.approx(expected, abs=1e-3)
   for kind in ("input", "gs"):
     (root / f"sts/2013/STS.{kind}.SMT.txt").unlink()
-  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, root)
+  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, root)
   assert found["missing"] == ["STS13.SMT"]
   lacking = {"pearson", "pearson 2013"}
   assert found["summary"].keys() == {f"{x} (incomplete)" if x in lacking else x for x in expected}
@@ -93,7 +93,7 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   (folder / "STS12.SMTnews.tsv").write_text(lines, encoding="utf-8")
   (folder / "STS12.SMTeuroparl.train.tsv").write_text("broken\n", encoding="utf-8")
   (folder / "JSTS.ja.valid.tsv").write_text("broken\n", encoding="utf-8")
-  found = benchmark_runs.run_benchmark(sts.BENCHMARK, ENCODER, tmp_path)
+  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, tmp_path)
   assert [each["name"] for each in found["results"]] == ["STS12.SMTnews", "STS12"]
   assert found["results"][1]["metrics"].keys() == {"spearman (incomplete)"}
   expected = stats.pearsonr(cosines([("a", "b"), ("c", "d"), ("e", "f")]), [1, 3.5, 2]).statistic
@@ -131,7 +131,7 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   rated = [(1, "a 1", "b 2"), (2, "c 1", "d 1")]
   line_files.write_tsv(tmp_path / "sts" / "JSTS.ja.valid.tsv", rated)
   encoder = fake_encoders.FakeEncoder(fake_encoders.angle_vector)
-  found = benchmark_runs.run_benchmark(
+  found = benchmark_trees.run_benchmark(
     stsb.BENCHMARK, encoder, tmp_path, seen=[languages.language("de")]
   )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
@@ -177,7 +177,7 @@ def archives(tmp_path):
 def test_averages_are_those_of_the_paper_and_encoders_get_languages(archives):
   root, sets = archives
   encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
-  found = benchmark_runs.run_benchmark(xlsts.BENCHMARK, encoder, root)
+  found = benchmark_trees.run_benchmark(xlsts.BENCHMARK, encoder, root)
   assert [each["name"] for each in found["results"]] == [f"track{track}" for track in TRACKS]
   for metric, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
     value = {
