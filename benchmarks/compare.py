@@ -340,7 +340,7 @@ def evaluate_run(
     raise errors.InputError("; ".join(absent))
   with tempfile.TemporaryDirectory() as folder:
     found = suite.evaluate(loaded, benchmarks, root, folder, name=encoder, seen=known)
-  results = {key: suite.results_of(each) for key, each in found["benchmarks"].items()}
+  results = {key: suite.collect_results(each) for key, each in found["benchmarks"].items()}
   scores, details = comparison_tasks.scores(columns, results, seen)
   metrics = training_metrics(run) if encoder == "trained" else []
   return {

@@ -134,12 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
   Without `arguments`, takes those of the process and re-executes it with huge pages.
   """
-  own_process = arguments is None
+  owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with commands.CommandProcess("t5x", own=own_process) as process:
+  with commands.CommandProcess("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
-    if own_process:
+    if owns_process:
       _restart_with_huge_pages()
     try:
       _run(options)

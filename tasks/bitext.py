@@ -71,15 +71,17 @@ def files(
   power = pair_mixtures.weight_power(weighting, temperature)
   if negatives < 0:
     raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
-  found = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
+  by_split = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
   if validation_patterns:
-    found["validation"] = readers.find_bitext(_below(root, validation_patterns), languages, fields)
+    by_split["validation"] = readers.find_bitext(
+      _below(root, validation_patterns), languages, fields
+    )
   (teacher,) = _below(root, teacher) if teacher else [None]
-  bitexts = [bitext for bitexts in found.values() for bitext in bitexts]
+  bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=(teacher, bitexts))
   name = pair_mixtures.unique_name(
     "bitext",
-    found,
+    by_split,
     vocabulary,
     power,
     max_length,
@@ -88,7 +90,7 @@ def files(
     memory_limit,
   )
   groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
-  for split, bitexts in found.items():
+  for split, bitexts in by_split.items():
     for bitext in bitexts:
       groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
 
@@ -113,9 +115,9 @@ def file_languages(
   Raises:
     InputError: a pattern matches nothing, or a file name does not show format or languages.
   """
-  found = readers.find_bitext(_below(root, patterns), languages)
-  return readers.codes_of(
-    language for bitext in found for language in (bitext.source, bitext.target)
+  bitexts = readers.find_bitext(_below(root, patterns), languages)
+  return readers.language_codes(
+    language for bitext in bitexts for language in (bitext.source, bitext.target)
   )
 
 
@@ -180,4 +182,4 @@ def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
   from vmsst.data import sample as corpus
 
   codes = [*corpus.other_codes(languages), "en"]
-  return readers.codes_of(map(languages_lib.language, codes))
+  return readers.language_codes(map(languages_lib.language, codes))

@@ -2,8 +2,8 @@
 
 The texts of a `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with their place:
 `task`, `side` and `id`, the numbers of the task in its list, of the side in the task and of the
-text in the side. `row_of` turns these into the `targets` of a metric_fn(targets, scores), whose
-`scores` are the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
+text in the side. `text_position` turns these into the `targets` of a metric_fn(targets, scores),
+whose `scores` are the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
 """
 
 import functools
@@ -169,7 +169,7 @@ def opus_validation(
     tasks = []
     for pair, rows in read(corpus).items():
       source, target = (
-        suite_lib.Side(readers.code_of(language), list(texts))
+        suite_lib.Side(readers.language_code(language), list(texts))
         for language, texts in zip(pair, zip(*rows, strict=True), strict=True)
       )
       tasks.append(_retrieval_task(readers.pair_name(*pair), source, target, "target"))
@@ -265,29 +265,29 @@ def _data_folder(root: str) -> storage.Path:
 def _tatoeba_code(code: str, available: Iterable[str], root: str) -> str:
   """Returns the code of a language in the file names of a folder."""
   wanted = languages.language(code)
-  found = {languages.language(each): each for each in available}
-  if wanted not in found:
+  names = {languages.language(name): name for name in available}
+  if wanted not in names:
     raise errors.InputError(
       f"{root}: no test set of {wanted.name} ({code!r}); choose among "
       f"{', '.join(sorted(available))}"
     )
-  return found[wanted]
+  return names[wanted]
 
 
-def row_of(target: str, example: Mapping[str, Any], is_target: bool) -> dict[str, int]:
+def text_position(target: str, example: Mapping[str, Any], is_target: bool) -> dict[str, int]:
   """Returns the place of a row, in place of its (empty) target; a postprocess_fn of seqio."""
   del target, is_target
   return {name: int(example[name]) for name in PLACE}
 
 
-def results_of(
+def collect_results(
   tasks: Sequence[suite_lib.Task], targets: Sequence[Mapping[str, int]], scores: np.ndarray
 ) -> list[suite_lib.Result]:
   """Returns the results of tasks with the embeddings of their texts.
 
   Args:
     tasks: The tasks.
-    targets: The place of each row (`row_of`), in any order.
+    targets: The place of each row (`text_position`), in any order.
     scores: The embeddings, [N, D].
 
   Raises:
@@ -310,7 +310,9 @@ def results_of(
 def _file_task(name: str, *files: readers.BitextFile) -> suite_lib.Task:
   """Returns the task of retrieving translations among the pairs of one language pair's files."""
   pairs = [pair for file in files for pair in readers.read_pairs(file)]
-  source, target = (readers.code_of(each) for each in (files[0].source, files[0].target))
+  source, target = (
+    readers.language_code(language) for language in (files[0].source, files[0].target)
+  )
   return _retrieval_task(
     name,
     suite_lib.Side(source, [pair[0] for pair in pairs]),
@@ -326,8 +328,8 @@ def _retrieval_task(
   directions = {"forward": f"to {pivot}", "backward": f"from {pivot}", "average": "average"}
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    found = retrieval_lib.translation_accuracy(source_ND, target_ND)
-    metrics = {key: 100 * found[direction] for direction, key in directions.items()}
+    accuracies = retrieval_lib.translation_accuracy(source_ND, target_ND)
+    metrics = {key: 100 * accuracies[direction] for direction, key in directions.items()}
     return [suite_lib.Result(name, (source.language, target.language), metrics)]
 
   return suite_lib.Task(name, (source, target), score)
@@ -368,7 +370,7 @@ def _register(
   load = functools.cache(load)
 
   def metric(targets, scores):  # seqio requires these two names.
-    return metrics(results_of(load(), targets, scores))
+    return metrics(collect_results(load(), targets, scores))
 
   task = text_task.TextTask(
     name,
@@ -377,7 +379,7 @@ def _register(
     vocabulary=vocabulary,
     max_length=max_length,
     keep_all=True,
-    postprocess_fn=row_of,
+    postprocess_fn=text_position,
     metric_fns=[metric],
   )
   seqio.TaskRegistry.add_provider(name, task)

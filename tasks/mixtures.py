@@ -61,7 +61,7 @@ def opus(
     file
     for pair, names in splits.items()
     for split in (names if teacher else ())
-    for file in datasets.DatasetSource(versioned, data_dir, names, pair).files_of(split)
+    for file in datasets.DatasetSource(versioned, data_dir, names, pair).bitext_files(split)
   ]
   of_rows = features.pair_features(vocabulary, teacher=(teacher, files))
 
@@ -82,4 +82,4 @@ def opus_languages(
   """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
   _, folder, _ = datasets.find(config, data_dir)
   pairs = datasets.language_pairs(folder, languages, pivots)
-  return readers.codes_of(language for pair in pairs for language in pair)
+  return readers.language_codes(language for pair in pairs for language in pair)

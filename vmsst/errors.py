@@ -43,7 +43,7 @@ def without_credentials(text: str) -> str:
   >>> without_credentials("s3://key:secret@host/x and https://host/y?part=1&X-Amz-Signature=ab")
   's3://***@host/x and https://host/y?part=1&X-Amz-Signature=***'
   """
-  return _CREDENTIALS.sub(lambda found: f"{found['name'] or ''}***", text)
+  return _CREDENTIALS.sub(lambda match: f"{match['name'] or ''}***", text)
 
 
 @contextlib.contextmanager

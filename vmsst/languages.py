@@ -153,10 +153,10 @@ def language(code: str) -> Language:
     >>> language("zho-CN") is language("cmn_Hans") is language("zh")
     True
   """
-  found = _ALIASES.get(_key(code))
-  if found is None:
+  row = _ALIASES.get(_key(code))
+  if row is None:
     raise InputError(_unknown(code))
-  return found
+  return row
 
 
 @functools.cache

@@ -121,7 +121,7 @@ class EmsModel(base.BitextModel):
     within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
     sides).
     """
-    pairs = generation.pairs_of(batch)
+    pairs = generation.pairs_in_batch(batch)
     count = len(pairs.tokens_B2T)
     mask_rng, encoder_rng = generation.split_rng(dropout_rng, 2)
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)

@@ -99,7 +99,7 @@ class LaserModel(base.BitextModel):
     tokens_per_example (real tokens of both sides). A batch without translations has loss 0; metrics
     of only such batches are NaN.
     """
-    pairs = generation.pairs_of(batch)
+    pairs = generation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
     first, second = translations(pairs, is_target_B2)
     tokens = (first.tokens + second.tokens).astype(jnp.float32)

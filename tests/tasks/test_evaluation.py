@@ -77,7 +77,7 @@ def test_rows_carry_what_the_metric_needs(tatoeba_root):
   )
   assert [BYTES.decode(row["inputs"].tolist()) for row in rows[:2]] == ["ein", "zwe"]
   assert rows[0]["inputs"].tolist()[-1] == BYTES.eos_id
-  assert [evaluation.row_of("", row, True) for row in (rows[1], rows[6])] == [
+  assert [evaluation.text_position("", row, True) for row in (rows[1], rows[6])] == [
     {"task": 0, "side": 0, "id": 1},
     {"task": 0, "side": 1, "id": 2},
   ]
@@ -106,10 +106,10 @@ def test_vectors_find_their_place_in_whatever_order_they_come():
   places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), *((1, 1, i) for i in range(12))]
   order = np.random.default_rng(0).permutation(len(places))
   targets = [dict(zip(evaluation.PLACE, places[i], strict=True)) for i in order]
-  results = evaluation.results_of(tasks, targets, np.arange(len(places))[order])
+  results = evaluation.collect_results(tasks, targets, np.arange(len(places))[order])
   assert [list(result.metrics.values()) for result in results] == [[0, 1, 2], [*range(3, 16)]]
   with pytest.raises(errors.InputError, match="training has diverged"):
-    evaluation.results_of(tasks, targets, np.full(len(places), np.nan))
+    evaluation.collect_results(tasks, targets, np.full(len(places), np.nan))
 
 
 def test_ones_own_files_are_searched_by_pair(tmp_path):

@@ -116,13 +116,13 @@ def test_what_is_no_dataset(data_dir, tmp_path):
 
 @pytest.mark.slow
 def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
-  pairs_of = {("de", "en"): PAIRS["de", "en"]}
-  folder = opus_tree.write_dataset(tmp_path, "mine", pairs_of, shards=3)
+  pairs_in_batch = {("de", "en"): PAIRS["de", "en"]}
+  folder = opus_tree.write_dataset(tmp_path, "mine", pairs_in_batch, shards=3)
   vectors = {}
   for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
     pairs = list(readers.read_pairs(file))
     array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
-    path = tmp_path / teacher_vectors.path_of("vectors", file)
+    path = tmp_path / teacher_vectors.vectors_path("vectors", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, array_N2S.astype(np.float32))
     vectors |= dict(zip(pairs, array_N2S.tolist(), strict=True))

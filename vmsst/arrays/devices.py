@@ -42,8 +42,8 @@ def of_kind(kind: str) -> Device | None:
   >>> of_kind("NVIDIA H100 80GB HBM3").name
   'H100 SXM'
   """
-  found = (device for device in DEVICES if any(part in kind for part in device.kinds))
-  return next(found, None)
+  matching = (device for device in DEVICES if any(part in kind for part in device.kinds))
+  return next(matching, None)
 
 
 def current() -> Device | None:

@@ -47,12 +47,12 @@ def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   if not mesh or not partitioning.get_axis_rules():
     return ((),) * len(sizes)
   specs = partitioning.logical_to_mesh_axes(tuple(sizes)) or (None,) * len(sizes)
-  found = []
+  axes = []
   for spec, size in zip(specs, sizes.values(), strict=True):
     names = spec if isinstance(spec, tuple) else (spec,)
     names = tuple(name for name in names if mesh.get(name, 1) > 1)
-    found.append(names if size % math.prod(mesh[name] for name in names) == 0 else ())
-  return tuple(found)
+    axes.append(names if size % math.prod(mesh[name] for name in names) == 0 else ())
+  return tuple(axes)
 
 
 def local_size(**size: int) -> int:

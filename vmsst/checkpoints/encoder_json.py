@@ -175,10 +175,10 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   for found_network in (network, generator or network):
     _check_vocabulary_fits(vocabulary, found_network, str(path))
   for name, expected in _get({"weights": {}, **record}, "weights", dict, path).items():
-    found = folder / name
-    if found.is_file() and checksums.of_file(found) != expected:
+    weights = folder / name
+    if weights.is_file() and checksums.of_file(weights) != expected:
       raise errors.InputError(
-        f"{found} is damaged: it has changed since the export (its SHA-256 differs from that in "
+        f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
         f"{path}); copy or export it again"
       )
   return EncoderAssets(network, vocabulary, max_length, generator, codes)
@@ -325,16 +325,16 @@ def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocab
 
 def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
   """Returns the path of the vocabulary's file, which must have the checksum in `encoder.json`."""
-  path, found = folder / ENCODER_FILE, folder / name
-  if not found.exists():
-    raise errors.InputError(f"{found} does not exist, but {path} requires it")
-  digest = hashlib.sha256(input_files.read_bytes(found)).hexdigest()
+  path, file = folder / ENCODER_FILE, folder / name
+  if not file.exists():
+    raise errors.InputError(f"{file} does not exist, but {path} requires it")
+  digest = hashlib.sha256(input_files.read_bytes(file)).hexdigest()
   if digest != _get(entry, "sha256", str, path):
     raise errors.InputError(
-      f"{found} is not the vocabulary that the encoder was trained with "
+      f"{file} is not the vocabulary that the encoder was trained with "
       f"(its SHA-256 differs from that in {path})"
     )
-  return os.fspath(found)
+  return os.fspath(file)
 
 
 def _check_vocabulary_fits(vocabulary: vocabularies.Vocabulary, network: Any, where: str) -> None:

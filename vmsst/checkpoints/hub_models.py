@@ -201,8 +201,8 @@ def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
         f"{', '.join(_IMPORTERS)}, and exports of this library"
       )
     importer = _IMPORTERS[kind]
-  place = pathlib.Path(constants.HF_HOME, "vmsst", str(_IMPORT_FORMAT))
-  target = place / repository.replace("/", "--") / snapshot.name
+  cache = pathlib.Path(constants.HF_HOME, "vmsst", str(_IMPORT_FORMAT))
+  target = cache / repository.replace("/", "--") / snapshot.name
   target.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f"{target}.lock"):
     if not (target / weight_tables.CHECKPOINT).is_dir():

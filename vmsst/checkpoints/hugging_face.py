@@ -78,21 +78,23 @@ def open_tensors(folder: str | os.PathLike[str]) -> dict[str, tensors.StoredTens
 
 def _open_shards(index: pathlib.Path, suffix: str) -> dict[str, tensors.StoredTensor]:
   """Returns the tensors in the shards that an index lists."""
-  shard_of = read_object(index).get("weight_map")
-  if not isinstance(shard_of, dict) or not shard_of:
+  shard_by_name = read_object(index).get("weight_map")
+  if not isinstance(shard_by_name, dict) or not shard_by_name:
     raise errors.InputError(f"{index} has no object 'weight_map' of tensor names and files")
-  for name, shard in shard_of.items():
+  for name, shard in shard_by_name.items():
     plain = isinstance(shard, str) and shard.endswith(suffix)
     if not plain or pathlib.PurePath(shard).name != shard or "\\" in shard or "\0" in shard:
       raise errors.InputError(
         f"{index}: the file of {name} is {shard!r}, not the name of a {suffix} file next to it"
       )
-  found: dict[str, tensors.StoredTensor] = {}
-  for shard in sorted(set(shard_of.values())):
+  tensors_by_name: dict[str, tensors.StoredTensor] = {}
+  for shard in sorted(set(shard_by_name.values())):
     for name, tensor in tensors.open_file(index.with_name(shard)).items():
-      if shard_of.get(name) != shard:
-        raise errors.InputError(f"{index} puts {name} into {shard_of.get(name)}, not {shard}")
-      found[name] = tensor
-  if absent := sorted(shard_of.keys() - found.keys()):
-    raise errors.InputError(f"{index} puts {absent[0]} into {shard_of[absent[0]]}, which lacks it")
-  return found
+      if shard_by_name.get(name) != shard:
+        raise errors.InputError(f"{index} puts {name} into {shard_by_name.get(name)}, not {shard}")
+      tensors_by_name[name] = tensor
+  if absent := sorted(shard_by_name.keys() - tensors_by_name.keys()):
+    raise errors.InputError(
+      f"{index} puts {absent[0]} into {shard_by_name[absent[0]]}, which lacks it"
+    )
+  return tensors_by_name

@@ -84,14 +84,14 @@ def find(name: str, shape: tuple[int, ...], stored: Mapping[str, HasShape]) -> S
 
 def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns parameters with an array per layer, which is a view if one array holds all layers."""
-  found = {}
+  separated = {}
   for name, array in arrays.items():
     head, separator, rest = name.partition(_STACK)
     if not separator:
-      found[name] = array
+      separated[name] = array
       continue
-    found.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
-  return found
+    separated.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
+  return separated
 
 
 def most_layers(stored: Mapping[str, HasShape]) -> int:

@@ -12,7 +12,7 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
     InputError: it exists and is not an empty folder, is being written, or cannot be read.
   """
   target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
-  if not storage.is_url(target) and os.path.isdir(work_folders.path_of(target)):
+  if not storage.is_url(target) and os.path.isdir(work_folders.work_path(target)):
     # Another command writes it, or was killed just after it was complete.
     with work_folders.owned(target):
       pass

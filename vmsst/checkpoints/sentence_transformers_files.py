@@ -207,10 +207,10 @@ def _prompts(
   if not record.keys() & {"prompts", "default_prompt_name"} and _is_e5(folder, config):
     # Its files do not mention its prompts.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
-  found, name = record.get("prompts") or {}, record.get("default_prompt_name")
-  if not isinstance(found, dict) or not all(isinstance(x, str | None) for x in found.values()):
-    raise errors.InputError(f"{path}: 'prompts' is {found!r}, not strings by name")
-  prompts = {"query": "", "document": ""} | {key: text or "" for key, text in found.items()}
+  given, name = record.get("prompts") or {}, record.get("default_prompt_name")
+  if not isinstance(given, dict) or not all(isinstance(x, str | None) for x in given.values()):
+    raise errors.InputError(f"{path}: 'prompts' is {given!r}, not strings by name")
+  prompts = {"query": "", "document": ""} | {key: text or "" for key, text in given.items()}
   if name is not None and name not in list(prompts):
     raise errors.InputError(f"{path}: 'default_prompt_name' is {name!r}, but no prompt has it")
   prefix = "" if name is None else prompts[name]
@@ -233,14 +233,14 @@ def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
 def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
   """Returns the way of pooling, which has a name or a flag, and whether prompts are pooled."""
   config = hugging_face.read_object(folder / hugging_face.CONFIG_FILE)
-  found = config.get("pooling_mode")
-  if found is None:
+  mode = config.get("pooling_mode")
+  if mode is None:
     flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    found = [_FLAGS.get(key, key) for key in flags] or "mean"
-  names = [found] if isinstance(found, str) else found
+    mode = [_FLAGS.get(key, key) for key in flags] or "mean"
+  names = [mode] if isinstance(mode, str) else mode
   if names not in (["mean"], ["cls"]):
     raise errors.InputError(
-      f"{folder}: the pooling is {found!r}; only 'mean' or 'cls' can be imported"
+      f"{folder}: the pooling is {mode!r}; only 'mean' or 'cls' can be imported"
     )
   return str(names[0]), bool(config.get("include_prompt", True))
 

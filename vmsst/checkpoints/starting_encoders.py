@@ -83,17 +83,17 @@ def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
 
 
 def _next_to(checkpoint: str | os.PathLike[str], name: str) -> str:
-  found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-  path = found.parent / name
+  folder = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
+  path = folder.parent / name
   if not path.is_file():
-    raise errors.InputError(f"no {name} next to {found}; set VOCABULARY_PATH")
+    raise errors.InputError(f"no {name} next to {folder}; set VOCABULARY_PATH")
   return os.fspath(path)
 
 
 def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   try:
-    found = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-    return encoder_json.load_encoder_assets(found.parent)
+    folder = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
+    return encoder_json.load_encoder_assets(folder.parent)
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "

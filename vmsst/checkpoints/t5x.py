@@ -77,13 +77,13 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
   try:
     with _orbax() as checkpointer:
       tree = dict(checkpointer.metadata(state).item_metadata)
-    found = traverse_util.flatten_dict(tree, sep="/")
-    numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in found.values())
+    metadata = traverse_util.flatten_dict(tree, sep="/")
+    numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in metadata.values())
   except Exception as error:  # Orbax raises many types for damaged data
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
   if is_local:
     tensors.check_held(numbers, input_files.size_below(state), os.fspath(state))
-  return found
+  return metadata
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
@@ -95,16 +95,16 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   problem = checksums.damage(checkpoint, "state")
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
-  found = {}
+  params = {}
   for name, stored in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
       where = f"{name} in {checkpoint}"
       if getattr(stored, "shape", None) is None:
         raise errors.InputError(f"{where} is not an array")
-      found[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
+      params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
         tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
       )
-  return found
+  return params
 
 
 def read_params(
@@ -123,8 +123,8 @@ def read_params(
     )
     for name, tensor in stored.items()
   }
-  found = _restore(checkpoint, args)
-  return {name: found[f"{PARAMETERS}/{name}"] for name in stored}
+  restored = _restore(checkpoint, args)
+  return {name: restored[f"{PARAMETERS}/{name}"] for name in stored}
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
@@ -178,13 +178,13 @@ def _restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dic
   ignore_abandoned_io()
   try:
     with _orbax() as checkpointer:
-      found = checkpointer.restore(
+      restored = checkpointer.restore(
         state, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
       )
   except Exception as error:  # Orbax raises many types for damaged data
     reason = str(error).partition("\n")[0]
     raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from None
-  return dict(traverse_util.flatten_dict(found, sep="/"))
+  return dict(traverse_util.flatten_dict(restored, sep="/"))
 
 
 @contextlib.contextmanager

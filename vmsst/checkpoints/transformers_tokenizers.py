@@ -83,7 +83,7 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
       settings |= {"extra_special_tokens": extra} if extra else {}
     try:
       named = _special_tokens(settings, kind, record)
-      own = _added_tokens(folder, settings, record, named)
+      added = _added_tokens(folder, settings, record, named)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise errors.InputError(
         f"{folder / SETTINGS_FILE}: its special tokens or 'added_tokens_decoder', or those in "
@@ -91,7 +91,7 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
       ) from None
     made = _pipeline(folder / SETTINGS_FILE, kind, settings, record, named)
     present = set(map(repr, made.get_added_tokens_decoder().values()))
-    made.add_tokens([token for token in own if repr(token) not in present])
+    made.add_tokens([token for token in added if repr(token) not in present])
     # A special token may be outside the model's table; then no text may spell it there.
     room = config.get("vocab_size", 0) - made.get_vocab_size()
     taken = {token.content for token in made.get_added_tokens_decoder().values()}
@@ -121,9 +121,9 @@ def _read_if_present(path: pathlib.Path) -> dict[str, Any]:
 def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
   """Returns the name of the class that transformers makes, without "Fast"."""
   key = "tokenizer_class"
-  for name, found in ((SETTINGS_FILE, settings), (hugging_face.CONFIG_FILE, config)):
-    if found.get(key):
-      kind = str(found[key]).removesuffix("Fast")
+  for name, record in ((SETTINGS_FILE, settings), (hugging_face.CONFIG_FILE, config)):
+    if record.get(key):
+      kind = str(record[key]).removesuffix("Fast")
       hugging_face.check_choice(folder / name, {key: kind}, key, None, _CLASSES)
       return kind
   kinds = tuple(_CLASS_OF)
@@ -153,13 +153,13 @@ def check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> No
 
 def _special_tokens(settings: _Record, kind: str, record: _Record) -> _Tokens:
   """Returns the special tokens by name, in the order in which transformers adds them."""
-  found: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+  tokens: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
   if record.get("padding"):
-    found["pad_token"] = found["pad_token"] or record["padding"]["pad_token"]
-  found |= {name: token for name, token in settings.items() if name.endswith("_token")}
+    tokens["pad_token"] = tokens["pad_token"] or record["padding"]["pad_token"]
+  tokens |= {name: token for name, token in settings.items() if name.endswith("_token")}
   extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
-  found |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
-  return {name: _token(x) for name, x in found.items() if isinstance(x, (str, dict))}
+  tokens |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+  return {name: _token(x) for name, x in tokens.items() if isinstance(x, (str, dict))}
 
 
 def _added_tokens(
@@ -231,8 +231,8 @@ def _pipeline(
 
 def _lowercase(made: tokenizers.Tokenizer) -> None:
   """Puts a normalizer that lowercases first, unless there is one."""
-  own: Any = made.normalizer
-  is_chain = isinstance(own, normalizers.Sequence)
-  steps = [] if own is None else list(own) if is_chain else [own]
+  normalizer: Any = made.normalizer
+  is_chain = isinstance(normalizer, normalizers.Sequence)
+  steps = [] if normalizer is None else list(normalizer) if is_chain else [normalizer]
   if not any(isinstance(step, normalizers.Lowercase) for step in steps):
     made.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])

@@ -44,19 +44,19 @@ def to_tensors(
     params: Parameters of the encoder by name; layers may be scanned.
     padding_id: The tokenizer's padding id. Padding is 0 in this library.
   """
-  found = layer_stacks.separate(params)
-  found[weight_tables.TOKEN_TABLE] = _swapped(found[weight_tables.TOKEN_TABLE], padding_id)
+  arrays = layer_stacks.separate(params)
+  arrays[weight_tables.TOKEN_TABLE] = _swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
   if isinstance(config, bert.BertConfig):
     width = config.emb_dim
-    found[_POSITIONS] = found[_POSITIONS][config.position_offset :]
+    arrays[_POSITIONS] = arrays[_POSITIONS][config.position_offset :]
     if not config.num_token_types:
-      found[_TOKEN_TYPES] = np.zeros((1, width), np.float32)
-    if _POOLER[0] not in found:
+      arrays[_TOKEN_TYPES] = np.zeros((1, width), np.float32)
+    if _POOLER[0] not in arrays:
       # Unused, but transformers would initialize it at random and warn.
       kernel, bias = _POOLER
-      found[kernel] = np.zeros((width, width), np.float32)
-      found[bias] = np.zeros((width,), np.float32)
-  return weight_tables.to_tensors(_rows(config), found)
+      arrays[kernel] = np.zeros((width, width), np.float32)
+      arrays[bias] = np.zeros((width,), np.float32)
+  return weight_tables.to_tensors(_rows(config), arrays)
 
 
 def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredTensor]:
@@ -80,23 +80,23 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   padding_id = hugging_face.read_object(path).get("pad_token_id")
   if type(padding_id) is not int or not 0 <= padding_id < config.vocab_size:
     raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
-  found = {
+  params = {
     row.targets[0]: _transposed(stored[row.source]) if row.transposed else stored[row.source]
     for row in _rows(config)
     if row.source in stored
   }
-  if weight_tables.TOKEN_TABLE in found:
-    table = found[weight_tables.TOKEN_TABLE]
-    found[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
-  if isinstance(config, bert.BertConfig) and _POSITIONS in found:
-    found[_POSITIONS] = _after_zeros(found[_POSITIONS], config.position_offset)
+  if weight_tables.TOKEN_TABLE in params:
+    table = params[weight_tables.TOKEN_TABLE]
+    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
+  if isinstance(config, bert.BertConfig) and _POSITIONS in params:
+    params[_POSITIONS] = _after_zeros(params[_POSITIONS], config.position_offset)
   if network.head:
     listed = sentence_transformers_files.list_modules(folder)
     dense = [name for kind, name in listed if kind == "Dense"]
     head = hugging_face.open_tensors(folder / dense[-1]) if dense else {}
     if DENSE_WEIGHT in head:
-      found[PROJECTION] = _transposed(head[DENSE_WEIGHT])
-  return found
+      params[PROJECTION] = _transposed(head[DENSE_WEIGHT])
+  return params
 
 
 def _rows(config: Any) -> list[weight_tables.Row]:

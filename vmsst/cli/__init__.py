@@ -49,19 +49,22 @@ def build_parser() -> argparse.ArgumentParser:
   parser.add_argument("--version", action="version", version=f"vmsst {vmsst.__version__}")
   levels: dict[tuple[str, ...], argparse._SubParsersAction] = {}
   levels[()] = parser.add_subparsers(required=True, metavar="COMMAND")
-  for words, help in {**_GROUPS, **{words: each.help for words, each in COMMANDS.items()}}.items():
-    own = levels[words[:-1]].add_parser(words[-1], help=help, description=f"{help}.")
+  for words, help in {
+    **_GROUPS,
+    **{words: command.help for words, command in COMMANDS.items()},
+  }.items():
+    child = levels[words[:-1]].add_parser(words[-1], help=help, description=f"{help}.")
     if words in _GROUPS:
-      levels[words] = own.add_subparsers(required=True, metavar="COMMAND")
+      levels[words] = child.add_subparsers(required=True, metavar="COMMAND")
     else:
-      COMMANDS[words].declare(own)
-      own.set_defaults(command=COMMANDS[words])
+      COMMANDS[words].declare(child)
+      child.set_defaults(command=COMMANDS[words])
   return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
-  with commands.CommandProcess("vmsst", own=argv is None) as process:
+  with commands.CommandProcess("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"

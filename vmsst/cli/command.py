@@ -103,32 +103,32 @@ class Command:
   def declare(self, parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     options: list[tuple[Any, Any, inspect.Parameter]] = []
-    for each in inspect.signature(self.function).parameters.values():
-      if dataclasses.is_dataclass(shared := each.annotation):
+    for parameter in inspect.signature(self.function).parameters.values():
+      if dataclasses.is_dataclass(shared := parameter.annotation):
         group = parser.add_argument_group(_summary(shared))
         fields = inspect.signature(cast(Any, shared)).parameters.values()
         options += [(group, shared, field) for field in fields]
       else:
-        options.append((parser, self.function, each))
-    for into, documented, each in options:
-      settings = _settings(each, _descriptions(documented).get(each.name))
-      if each.kind is each.KEYWORD_ONLY:
-        required = each.default is each.empty
-        into.add_argument(f"--{each.name.replace('_', '-')}", required=required, **settings)
+        options.append((parser, self.function, parameter))
+    for into, documented, parameter in options:
+      settings = _settings(parameter, _descriptions(documented).get(parameter.name))
+      if parameter.kind is parameter.KEYWORD_ONLY:
+        required = parameter.default is parameter.empty
+        into.add_argument(f"--{parameter.name.replace('_', '-')}", required=required, **settings)
       else:
-        into.add_argument(each.name, **{**settings, "metavar": each.name.upper()})
+        into.add_argument(parameter.name, **{**settings, "metavar": parameter.name.upper()})
 
   def values(self, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what parsed arguments pass to the function."""
-    found = {}
+    arguments = {}
     for name, parameter in inspect.signature(self.function).parameters.items():
       if dataclasses.is_dataclass(parameter.annotation):
         shared = cast(Any, parameter.annotation)
         fields = (field.name for field in dataclasses.fields(shared))
-        found[name] = shared(**{field: getattr(args, field) for field in fields})
+        arguments[name] = shared(**{field: getattr(args, field) for field in fields})
       else:
-        found[name] = getattr(args, name)
-    return found
+        arguments[name] = getattr(args, name)
+    return arguments
 
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
@@ -181,20 +181,20 @@ def _summary(documented: Any) -> str:
 
 def _descriptions(documented: Any) -> dict[str, str]:
   """Returns the descriptions of arguments in a docstring; a class has those of its bases."""
-  found: dict[str, str] = {}
-  for each in reversed(getattr(documented, "__mro__", [documented])):
-    text = inspect.getdoc(each) or ""
+  descriptions: dict[str, str] = {}
+  for base in reversed(getattr(documented, "__mro__", [documented])):
+    text = inspect.getdoc(base) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)+)", f"{text}\n", re.MULTILINE)
     parts = re.split(r"^  (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
     items = zip(parts[::2], parts[1::2], strict=True)
-    found |= {name: " ".join(description.split()).rstrip(".") for name, description in items}
-  return found
+    descriptions |= {name: " ".join(description.split()).rstrip(".") for name, description in items}
+  return descriptions
 
 
 def _without_none(hint: Any) -> Any:
   """Returns X for X | None."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
-    (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
+    (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
   return hint
 
 

@@ -207,7 +207,7 @@ def download_opus(
   else:
     named = (name.partition("=") for name in corpus or [])
     corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
-  asked = opus.one_of(languages) if languages else opus.anything
+  asked = opus.pairs_among(languages) if languages else opus.anything
   root, work = (None, None) if download.list else download.places(output)
   with contextlib.ExitStack() as stack:
     progress = _Progress()
@@ -260,9 +260,9 @@ def download_evaluation(
   chosen, (root, work) = evaluation_sets.choose(sets), download.places(output)
   progress = _Progress()
   with progress.fetcher() as fetcher:
-    for each in chosen:
-      progress.say(f"{each.name}: license {each.license}")
-      evaluation_sets.download(fetcher, each, root, progress.say, work=work)
+    for dataset in chosen:
+      progress.say(f"{dataset.name}: license {dataset.license}")
+      evaluation_sets.download(fetcher, dataset, root, progress.say, work=work)
 
 
 class _Progress:

@@ -75,7 +75,7 @@ def evaluate(
   workers = engine.chosen()
   path, model, load = computing.open(encoder, max_length=max_length)
   codes = seen or getattr(model, "languages", None)
-  found = suites.evaluate(
+  evaluated = suites.evaluate(
     model,
     chosen,
     data,
@@ -89,9 +89,9 @@ def evaluate(
     dimensions=dimensions or [],
   )
   results = storage.path(out) / suites.RESULTS_FILE
-  print(suites.format_table(found))
+  print(suites.format_table(evaluated))
   print(f"{results}; `vmsst report {out}` shows all results")
-  if failed := found["failed"]:
+  if failed := evaluated["failed"]:
     count = f"{len(failed)} of {len(chosen)} benchmarks failed"
     raise errors.InputError(f"{count}: {', '.join(failed)}; {results} has the reasons")
 

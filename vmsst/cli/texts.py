@@ -140,8 +140,8 @@ def score(
   # Standard input is read once, even if it contains both sides.
   with local_file(outputs.STANDARD if outputs.STANDARD in paths else "") as standard_input:
     left, right = (
-      pair_scoring.TextColumn(standard_input if path == outputs.STANDARD else path, each, language)
-      for path, each, language in zip(paths, chosen, languages or (None, None), strict=True)
+      pair_scoring.TextColumn(standard_input if path == outputs.STANDARD else path, field, language)
+      for path, field, language in zip(paths, chosen, languages or (None, None), strict=True)
     )
     if output == outputs.STANDARD:
       blocks = pair_scoring.pair_scores(scorer, left, right)
@@ -269,7 +269,7 @@ def mine(
       "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
     )
   texts = embedded_text.open_text(source, folders[0]), embedded_text.open_text(target, folders[1])
-  found = bitext_mining.mine(
+  mined = bitext_mining.mine(
     *texts,
     out,
     gold=gold,
@@ -278,12 +278,12 @@ def mine(
     engine=chosen,
     **vars(pairs),
   )
-  if best := found.best:
+  if best := mined.best:
     rates = f"F1 {100 * best.f1:.2f}, precision {100 * best.precision:.2f}"
     print(f"threshold {best.threshold!r}: {rates}, recall {100 * best.recall:.2f}")
   print(
-    f"{out}: {found.kept:,} of {found.candidates:,} pairs found among {found.source:,} and "
-    f"{found.target:,} sentences"
+    f"{out}: {mined.kept:,} of {mined.candidates:,} pairs found among {mined.source:,} and "
+    f"{mined.target:,} sentences"
   )
 
 

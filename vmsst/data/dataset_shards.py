@@ -30,7 +30,7 @@ def is_shard(path: str) -> bool:
   return re.search(r"\.tfrecord(-\d+-of-\d+)?$", path) is not None
 
 
-def codes_of(path: str) -> tuple[str, str] | None:
+def language_codes(path: str) -> tuple[str, str] | None:
   """Returns the compact codes of the two languages in a file's name, or None."""
   match = _NAME.fullmatch(os.path.basename(path))
   return (match[1], match[2]) if match else None
@@ -47,8 +47,8 @@ def read_examples(path: str) -> Iterator[dict[str, str]]:
     try:
       yield texts(record)
     except ValueError:
-      place = f"{path}: record {number}"
-      raise errors.InputError(f"{place} is not an example of texts; build it again") from None
+      location = f"{path}: record {number}"
+      raise errors.InputError(f"{location} is not an example of texts; build it again") from None
 
 
 def _tfrecords(path: str) -> Iterator[bytes]:
@@ -56,13 +56,13 @@ def _tfrecords(path: str) -> Iterator[bytes]:
     number = 0
     while header := stream.read(_HEADER.size):
       number += 1
-      place = f"{path}: record {number}"
+      location = f"{path}: record {number}"
       size = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
       if size > _RECORD_BYTES:
-        raise errors.InputError(f"{place} has {size} bytes: not a TFRecord file")
+        raise errors.InputError(f"{location} has {size} bytes: not a TFRecord file")
       record = stream.read(size)
       if len(header) < _HEADER.size or len(record) < size or len(stream.read(4)) < _CHECKSUM:
-        raise errors.InputError(f"{place} is truncated; copy or build the file again")
+        raise errors.InputError(f"{location} is truncated; copy or build the file again")
       yield record
 
 

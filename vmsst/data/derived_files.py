@@ -18,7 +18,7 @@ DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
 
 
-def place(bitext: BitextFile, name: str) -> str:
+def relative_path(bitext: BitextFile, name: str) -> str:
   """Returns the path, in a folder of derived files, of the file `name` of a bitext.
 
   It is below the name of the bitext's folder, so that files of the same name in several folders do
@@ -32,7 +32,7 @@ def make_files(
   folder: str,
   *,
   settings: Mapping[str, Any],
-  place_of: Callable[[BitextFile], str],
+  relative_path: Callable[[BitextFile], str],
   make: Callable[[BitextFile, str], Counts],
   refresh: bool = False,
 ) -> dict[str, Counts]:
@@ -42,7 +42,7 @@ def make_files(
     bitexts: The inputs.
     folder: The output folder, local or in an object store; made if missing.
     settings: Everything that all files depend on; stored in the description.
-    place_of: Returns the path of a bitext's file in the folder.
+    relative_path: Returns the path of a bitext's file in the folder.
     make: Writes a bitext's file to a given path and returns its counts for the description.
     refresh: Make all files again; an old file stays until its replacement is complete.
 
@@ -52,10 +52,10 @@ def make_files(
   """
   places: dict[str, BitextFile] = {}
   for bitext in bitexts:
-    other = places.setdefault(place_of(bitext), bitext)
+    other = places.setdefault(relative_path(bitext), bitext)
     if other is not bitext:
       raise errors.InputError(
-        f"{other} and {bitext} would both be made into {place_of(bitext)}; use two folders"
+        f"{other} and {bitext} would both be made into {relative_path(bitext)}; use two folders"
       )
   # Files of `started` are of this library too: they were being made when a command was killed.
   again = {**settings, "files": {}, "started": list(places)}
@@ -109,7 +109,7 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   try:
     with storage.open_binary(path) as stream:
       description = json.load(stream)
-    found = {name: description[name] for name in settings}
+    stored = {name: description[name] for name in settings}
     files = description["files"]
   except FileNotFoundError:
     return {**settings, "files": {}, "started": []}
@@ -120,7 +120,7 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   started = description.setdefault("started", [])
   if not isinstance(files, dict) or not isinstance(started, list):
     raise errors.InputError(f"{path}: not a description of derived files; use another folder")
-  if differences := stored_settings.differences(found, settings):
+  if differences := stored_settings.differences(stored, settings):
     raise errors.InputError(
       f"{path}: the files next to it differ: {differences}; use another folder, or make all files "
       "again (--refresh)"

@@ -50,25 +50,30 @@ def pair_features(
   size = 1 + max(language.index for language in languages.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
   text = text_feature(vocabulary)
-  found = {"inputs": text, "targets": text, "input_language": language, "target_language": language}
+  features = {
+    "inputs": text,
+    "targets": text,
+    "input_language": language,
+    "target_language": language,
+  }
   if negatives:
-    found["negatives"] = seqio.Feature(
+    features["negatives"] = seqio.Feature(
       text.vocabulary, add_eos=False, required=False, dtype=tf.int32, rank=2
     )
   folder, bitexts = teacher
   if folder:
-    paths = {
-      teacher_vectors.open_vectors(folder, bitext).shape[2]: teacher_vectors.path_of(folder, bitext)
-      for bitext in bitexts
-    }
+    paths = {}
+    for bitext in bitexts:
+      width = teacher_vectors.open_vectors(folder, bitext).shape[2]
+      paths[width] = teacher_vectors.vectors_path(folder, bitext)
     if len(paths) > 1:
       widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
       raise errors.InputError(
         f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
       )
     vector = seqio.ContinuousFeature(required=False, dtype=tf.float32)
-    found |= dict.fromkeys(TEACHER_SIDES, vector)
-  return found
+    features |= dict.fromkeys(TEACHER_SIDES, vector)
+  return features
 
 
 def language_columns(
@@ -104,10 +109,10 @@ def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     words = word_splitting.split_words(texts, [_LANGUAGES[row] for row in rows])
     return np.array([text.encode("utf-8") for text in words], "O").reshape(text_BK.shape)
 
-  found = dict(columns)
+  split_texts = dict(columns)
   for name, language in {**SIDES, "negatives": "target_language"}.items():
     if name in columns:
       sides = [columns[name], columns[language]]
       words = tf.numpy_function(split, sides, tf.string, stateful=False)
-      found[name] = tf.ensure_shape(words, columns[name].shape)
-  return found
+      split_texts[name] = tf.ensure_shape(words, columns[name].shape)
+  return split_texts

@@ -80,11 +80,11 @@ class FaultPolicy:
   chunks: Callable[[str], Iterator[bytes]]
   longest_side: int
 
-  def fault(self, place: str, what: str, error: str = "") -> Fault:
+  def fault(self, location: str, what: str, error: str = "") -> Fault:
     """Returns a fault to yield; a policy that stops raises InputError with `error` or `what`."""
     if self.stops:
-      raise errors.InputError(f"{place}: {error or what}")
-    return Fault(place, what)
+      raise errors.InputError(f"{location}: {error or what}")
+    return Fault(location, what)
 
 
 STOP = FaultPolicy(True, text_files.read_lines, text_files.read_chunks, sys.maxsize)
@@ -112,11 +112,11 @@ def parse_moses(
   """
   for number in itertools.count(1):
     texts: list[str | None] = []
-    for place, lines in sides:
+    for location, lines in sides:
       try:
         texts.append(next(lines, None))
       except archives.DamagedError as error:
-        yield policy.fault(f"{place}:{number}", str(error))
+        yield policy.fault(f"{location}:{number}", str(error))
         return
     first, second = texts
     if first is None or second is None:
@@ -193,13 +193,13 @@ def parse_jsonl(
   """
   names = fields or (source.name, target.name)
   for number, line in enumerate(text_files.read_lines(path), 1):
-    place = f"{path}:{number}"
-    record = input_files.parse_json(line, place)
+    location = f"{path}:{number}"
+    record = input_files.parse_json(line, location)
     if isinstance(record, dict) and isinstance(record.get("translation"), dict):
       record = record["translation"]
     if not isinstance(record, dict):
       raise errors.InputError(
-        f"{place}: not a JSON object but {type(record).__name__}; write one object per line"
+        f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
       )
     if fields:
       sides = [record.get(name) for name in fields]
@@ -209,11 +209,11 @@ def parse_jsonl(
     for name, text in zip(names, sides, strict=True):
       if not isinstance(text, str):
         raise errors.InputError(
-          f"{place}: {name!r} has no text; the fields of the line are {sorted(record)}"
+          f"{location}: {name!r} has no text; the fields of the line are {sorted(record)}"
         )
       if not input_files.is_text(text):
         raise errors.InputError(
-          f"{place}: {name!r} contains half of a surrogate pair; remove the line"
+          f"{location}: {name!r} contains half of a surrogate pair; remove the line"
         )
     yield Row(number, tuple(map(str, sides)))
 
@@ -254,11 +254,11 @@ def parse_tmx(
         if not number and _OWN_DEFINITION.search(before):
           yield _refused_definition(path, line, policy)
           return
-        place = line + (before.count("\n") if units else 0)
+        location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
           number += 1
-          yield from _unit_row(unit, number, (path, place), (source, target), policy)
-          place += unit.count("\n")
+          yield from _unit_row(unit, number, (path, location), (source, target), policy)
+          location += unit.count("\n")
         line += piece.count("\n")
       if len(rest) > _UNIT_CHARACTERS:
         yield policy.fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
@@ -276,12 +276,12 @@ def parse_tmx(
 def _unit_row(
   unit: str,
   number: int,
-  place: tuple[str, int],
+  location: tuple[str, int],
   pair: tuple[Language, Language],
   policy: FaultPolicy,
 ) -> Iterator[Row | Fault]:
   """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
-  path, line = place
+  path, line = location
   if "\ufffd" in unit:
     yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
     return

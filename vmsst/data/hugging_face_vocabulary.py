@@ -84,12 +84,12 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     start = len(self._loaded.start_ids)
     with_prefix = self._ids(_PROBES)
     plain = dataclasses.replace(self, prefix="")._ids(_PROBES)
-    found = set()
+    prefixes = set()
     for ids, text_ids in zip(with_prefix, plain, strict=True):
       leading = len(ids) - len(text_ids) + start
       # None if the text has other ids after the prefix.
-      found.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
-    (leading_ids,) = found if len(found) == 1 else {None}
+      prefixes.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
+    (leading_ids,) = prefixes if len(prefixes) == 1 else {None}
     if leading_ids is None:
       raise errors.InputError(
         f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
@@ -127,16 +127,18 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids up to the first EOS token, ignoring padding and special tokens."""
     # If padding is swapped with 0, no text contains 0.
-    own = [0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)]
-    return str(self._loaded.tokenizer.decode(own, skip_special_tokens=True))
+    original = [
+      0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)
+    ]
+    return str(self._loaded.tokenizer.decode(original, skip_special_tokens=True))
 
   def _ids(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of every text, including special tokens before it, without EOS token."""
     loaded = self._loaded
     with package_errors(self.path):
-      found = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
+      encodings = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
     last = None if loaded.eos_id is None else -1
-    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in found]
+    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
 
   @functools.cached_property
   def _loaded(self) -> "_Loaded":
@@ -151,10 +153,10 @@ def padding_id(path: str | os.PathLike[str], tokenizer: tokenizers.Tokenizer) ->
   Raises:
     InputError: there is no padding id; the message names `path`.
   """
-  found = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+  added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   for content in _PADDING:
-    if content in found:
-      return int(found[content])
+    if content in added:
+      return int(added[content])
   raise errors.InputError(
     f"{os.fspath(path)}: the added tokens contain neither '<pad>' nor '[PAD]'"
   )
@@ -184,7 +186,7 @@ def steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
   if part is None:
     return []
   inner = [part[key] for key in _SEQUENCES if key in part]
-  return [step for own in inner[0] for step in steps(own)] if inner else [part]
+  return [step for inner_part in inner[0] for step in steps(inner_part)] if inner else [part]
 
 
 def _growth(part: Mapping[str, Any]) -> float:
@@ -201,8 +203,8 @@ def _growth(part: Mapping[str, Any]) -> float:
     return max(1, *(len(text.decode(errors="replace")) for text in texts))
   if kind == "TemplateProcessing":
     ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
-    own = [x.get("SpecialToken") for x in part["single"]]  # None for the text
-    return sum(1 if x is None else ids[x["id"]] for x in own)
+    specials = [x.get("SpecialToken") for x in part["single"]]  # None for the text
+    return sum(1 if x is None else ids[x["id"]] for x in specials)
   return _GROWTH.get(str(kind), 1)
 
 
@@ -238,8 +240,8 @@ def _parse(path: str, content: bytes) -> _Loaded:
     tokenizer.encode("a \uffff")
   if not vocabulary:
     raise errors.InputError(f"{path}: empty vocabulary")
-  own = padding_id(path, tokenizer)
-  swapped = {padding.PAD_ID: own, own: padding.PAD_ID}
+  pad_id = padding_id(path, tokenizer)
+  swapped = {padding.PAD_ID: pad_id, pad_id: padding.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
   eos, unknown = (
     None if value is None else swapped.get(value, value)
@@ -253,10 +255,10 @@ def _parse(path: str, content: bytes) -> _Loaded:
     tokenizer=tokenizer,
     content=content,
     size=1 + max(vocabulary.values()),
-    padding_id=own,
+    padding_id=pad_id,
     eos_id=eos,
     unk_id=unknown,
-    ours={**swapped, own: spelled},
+    ours={**swapped, pad_id: spelled},
     start_ids=tuple(swapped.get(value, value) for value in own_start),
   )
 

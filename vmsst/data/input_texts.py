@@ -31,13 +31,13 @@ def as_list(texts: Texts) -> list[str]:
   check(texts)
   if isinstance(texts, io.TextIOBase):
     texts = (line.removesuffix("\n") for line in texts)
-  found = list(texts)
-  for index, text in enumerate(found):
+  listed = list(texts)
+  for index, text in enumerate(listed):
     if not isinstance(text, str):
       raise TypeError(f"sentence {index} is of type {type(text).__name__}, not str")
     if not input_files.is_text(text):
-      found[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-  return found
+      listed[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+  return listed
 
 
 def check(texts: Iterable[str]) -> None:
@@ -80,7 +80,7 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
     total: Number of texts of all calls.
   """
   if counts:
-    log_cut(sum(each[0] for each in counts), total, counts[0][2])
+    log_cut(sum(count[0] for count in counts), total, counts[0][2])
 
 
 def cut(
@@ -88,7 +88,7 @@ def cut(
 ) -> tuple[list[list[int]], list[int]]:
   """Returns at most `max_length` ids per text, EOS token included, and the indices of cut texts."""
   ids = vocabulary.encode(texts, max_length + 1, language)
-  long = [index for index, own in enumerate(ids) if len(own) > max_length]
+  long = [index for index, row in enumerate(ids) if len(row) > max_length]
   for index in long:
     ids[index] = vocabularies.cut_with_eos(ids[index], max_length, vocabulary.eos_id)
   return ids, long

@@ -67,7 +67,7 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
   Raises:
     InputError: a pattern matches no file; the message lists the files nearby.
   """
-  found: dict[str, None] = {}
+  files: dict[str, None] = {}
   for pattern in [patterns] if isinstance(patterns, str) else patterns:
     matches = storage.matches(pattern)
     if not matches:
@@ -75,8 +75,8 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
         raise errors.InputError(f"no file matches {pattern!r}; check the address")
       full = os.path.abspath(os.path.expanduser(pattern))
       raise errors.InputError(f"no file matches {pattern!r} ({full}); {_nearby(full)}")
-    found.update(dict.fromkeys(matches))
-  return list(found)
+    files.update(dict.fromkeys(matches))
+  return list(files)
 
 
 def find_bitext(
@@ -107,12 +107,12 @@ def find_bitext(
     elif kind is None:
       bitexts[_moses_pair(path, given)] = None
     else:
-      source, target = given or languages_of(path)
+      source, target = given or languages_in_name(path)
       bitexts[BitextFile((path,), kind, source, target, fields)] = None
   return list(bitexts)
 
 
-def languages_of(path: str) -> tuple[Language, Language]:
+def languages_in_name(path: str) -> tuple[Language, Language]:
   """Returns the two languages in a file name (`x.de-en.tsv.gz`).
 
   Raises:
@@ -128,20 +128,20 @@ def languages_of(path: str) -> tuple[Language, Language]:
   return pairs[0]
 
 
-def code_of(language: Language) -> str:
-  """Returns a code that is unique to a language and that `languages_of` finds in a file name."""
+def language_code(language: Language) -> str:
+  """Returns a code unique to a language, which `languages_in_name` finds in a file name."""
   plain = languages_lib.language(language.iso639_3) == language
   return language.iso639_3 if plain else f"{language.iso639_3}_{language.script}"
 
 
-def codes_of(languages: Iterable[Language]) -> list[str]:
+def language_codes(languages: Iterable[Language]) -> list[str]:
   """Returns the codes of languages, each once, sorted."""
-  return sorted({code_of(language) for language in languages})
+  return sorted({language_code(language) for language in languages})
 
 
 def compact_code(language: Language) -> str:
   """Returns a code that is unique to a language and has no "_": "deu", "cmnHant"."""
-  return code_of(language).replace("_", "")
+  return language_code(language).replace("_", "")
 
 
 def pair_name(source: Language, target: Language) -> str:
@@ -202,7 +202,7 @@ def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats
 
 def _languages_of_shard(path: str) -> tuple[Language, Language]:
   by_code = {compact_code(language): language for language in languages_lib.LANGUAGES}
-  source, target = (by_code.get(code) for code in dataset_shards.codes_of(path) or ("", ""))
+  source, target = (by_code.get(code) for code in dataset_shards.language_codes(path) or ("", ""))
   if source is None or target is None:
     raise errors.InputError(
       f"{path}: its name has no pair of language codes (such as `-train_deu_eng.tfrecord`); rename "
@@ -212,14 +212,14 @@ def _languages_of_shard(path: str) -> tuple[Language, Language]:
 
 
 def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
-  stem, own = _moses_side(path)
-  if own is None:
+  stem, code = _moses_side(path)
+  if code is None:
     raise errors.InputError(
       f"{path}: unknown format or language code; use a name that ends in .tsv, .tmx, .jsonl or a "
       "language code, such as .de or .pt_br (.gz may follow)"
     )
   folder = os.path.dirname(path)
-  sides = {own: path}
+  sides = {code: path}
   for name in sorted(storage.names(folder)):
     other_stem, language = _moses_side(os.path.join(folder, name))
     full = os.path.join(folder, name)

@@ -34,7 +34,7 @@ def sentences(text: str) -> list[str]:
   pieces.append(text[start:])
   kept = [
     piece
-    for piece in (" ".join(each.split()) for each in pieces)
+    for piece in (" ".join(part.split()) for part in pieces)
     if not text_fields.is_blank(piece)
   ]
   return kept or [""]

@@ -250,8 +250,8 @@ class StreamSource(TextSource):
     count = 2 + self._negatives
     source, target, *wrong = line_B if file.format == "moses" else _fields(line_B[0], count)
     ids = features.language_columns((file.source, file.target), tf.size(source))
-    found = {"inputs": source, "targets": target, **ids}
-    return {**found, "negatives": tf.stack(wrong, axis=1)} if wrong else found
+    columns = {"inputs": source, "targets": target, **ids}
+    return {**columns, "negatives": tf.stack(wrong, axis=1)} if wrong else columns
 
 
 def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
@@ -313,10 +313,10 @@ def interleave_files(
     seed: Seed of their order.
     shard: Selects files.
   """
-  own = tuple(list(column)[shard.index :: shard.num_shards] for column in columns)
-  files = tf.data.Dataset.from_tensor_slices(own)
+  selected = tuple(list(column)[shard.index :: shard.num_shards] for column in columns)
+  files = tf.data.Dataset.from_tensor_slices(selected)
   if shuffle:
-    files = files.shuffle(len(own[0]), seed=seed)
+    files = files.shuffle(len(selected[0]), seed=seed)
   return files.interleave(
     open_file,
     cycle_length=16,

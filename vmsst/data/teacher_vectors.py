@@ -25,7 +25,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
     InputError: the file is missing or cannot be read, or contains something else.
   """
   local = local_path(folder, bitext)
-  with storage.naming(local, path_of(folder, bitext)):
+  with storage.naming(local, vectors_path(folder, bitext)):
     return npy_files.open_mapped(local, ("lines", 2, "width"))
 
 
@@ -37,7 +37,7 @@ def local_path(folder: str, bitext: BitextFile) -> str:
   Raises:
     InputError: the file is missing or cannot be read.
   """
-  path = path_of(folder, bitext)
+  path = vectors_path(folder, bitext)
   if not storage.exists(path):
     raise errors.InputError(
       f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
@@ -54,23 +54,23 @@ def _copy(url: str) -> str:
   return str(local)
 
 
-def path_of(folder: str, bitext: BitextFile) -> str:
+def vectors_path(folder: str, bitext: BitextFile) -> str:
   """Returns the path of a bitext's vectors."""
-  return os.path.join(folder, place(bitext))
+  return os.path.join(folder, relative_path(bitext))
 
 
-def place(bitext: BitextFile) -> str:
+def relative_path(bitext: BitextFile) -> str:
   """Returns the path of a bitext's vectors in their folder."""
-  return derived_files.place(bitext, f"{os.path.basename(bitext.paths[0])}.npy")
+  return derived_files.relative_path(bitext, f"{os.path.basename(bitext.paths[0])}.npy")
 
 
 def check_count(folder: str, bitext: BitextFile, count: int) -> None:
   """Raises InputError unless a bitext has vectors of `count` lines."""
-  found = len(open_vectors(folder, bitext))
-  if found != count:
+  stored = len(open_vectors(folder, bitext))
+  if stored != count:
     raise errors.InputError(
-      f"{path_of(folder, bitext)}: has vectors of {found} lines, but {bitext} has {count} lines: "
-      "recompute them (`vmsst data embed --refresh`)"
+      f"{vectors_path(folder, bitext)}: has vectors of {stored} lines, but {bitext} has {count} "
+      "lines: recompute them (`vmsst data embed --refresh`)"
     )
 
 

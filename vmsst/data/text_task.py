@@ -117,9 +117,9 @@ class TextTask(seqio.Task):
       lengths: Maximum length of each feature to return; None: no limit.
     """
     encoder, eos_id = seqio_vocabulary.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
-    found = {name: columns[name] for name in lengths}
+    row_batch = {name: columns[name] for name in lengths}
     keep_B = tf.constant(True)
-    for side in [side for side in SIDES if side in found]:
+    for side in [side for side in SIDES if side in row_batch]:
       ids_BT = encoder.encode_rows(columns[side]).to_tensor()
       size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
       limit = self._max_length
@@ -129,23 +129,23 @@ class TextTask(seqio.Task):
           keep_B &= size_B <= limit
       elif limit is not None:
         size_B = tf.minimum(size_B, limit - (eos_id is not None))
-      found[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
-    if "negatives" in found:
-      text_BK, length = found["negatives"], lengths["negatives"]
+      row_batch[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
+    if "negatives" in row_batch:
+      text_BK, length = row_batch["negatives"], lengths["negatives"]
       ids_MT = encoder.encode_rows(tf.reshape(text_BK, [-1])).to_tensor()
       size_M = tf.math.count_nonzero(ids_MT, axis=1, dtype=tf.int32)
       # A missing text has no EOS token.
       ids_MT = _ended(ids_MT, tf.where(size_M > 0, size_M, -1), eos_id, length and length[1])
       ids_BKT = tf.reshape(ids_MT, [-1, text_BK.shape[1], tf.shape(ids_MT)[1]])
-      found["negatives"] = ids_BKT
+      row_batch["negatives"] = ids_BKT
       if length:
         ids_BKT = ids_BKT[:, : length[0]]
         missing = length[0] - ids_BKT.shape[1]
         ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
-        found["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
+        row_batch["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
     if self._keep_all:
-      return found
-    return {name: tf.boolean_mask(column, keep_B) for name, column in found.items()}
+      return row_batch
+    return {name: tf.boolean_mask(column, keep_B) for name, column in row_batch.items()}
 
 
 def _ended(

@@ -85,8 +85,8 @@ def train_vocabulary(
   used, sample = _sample(files, max_sentences)
   sentences = [sentence for sentence, _ in sample]
   if pretokenize:
-    found = [language for _, language in sample if language is not None]
-    sentences = word_splitting.split_words(sentences, found)
+    detected = [language for _, language in sample if language is not None]
+    sentences = word_splitting.split_words(sentences, detected)
   if lowercase:
     sentences = [vocabularies.lowercase(sentence) for sentence in sentences]
   model = io.BytesIO()
@@ -122,7 +122,7 @@ def _texts_by_file(
   texts: dict[str, Iterator[_Sentence]] = {}
   for path in readers.find_files(patterns):
     if _PLAIN_TEXT.fullmatch(path):
-      language = _language_of(path) if plain_text_has_language else None
+      language = _language_in_name(path) if plain_text_has_language else None
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):
@@ -132,7 +132,7 @@ def _texts_by_file(
   return texts
 
 
-def _language_of(path: str) -> Language:
+def _language_in_name(path: str) -> Language:
   """Returns the language in the name of a plain text file: `news.de.txt.gz`."""
   stem = os.path.basename(path).removesuffix(".gz").removesuffix(".txt")
   try:
@@ -179,9 +179,9 @@ def _reservoir(
     if limit is None or len(kept) < limit:
       kept.append(sentence)
     else:
-      place = chooser.randrange(count)
-      if place < limit:
-        kept[place] = sentence
+      index = chooser.randrange(count)
+      if index < limit:
+        kept[index] = sentence
   if limit is not None:
     chooser.shuffle(kept)
   return kept, count

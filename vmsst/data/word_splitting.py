@@ -60,13 +60,13 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
   if len(language) != len(texts):
     raise ValueError(f"{len(language)} languages for {len(texts)} texts")
   places: dict[Language, list[int]] = {}
-  row_of = functools.cache(_row)
-  for place, one in enumerate(language):
-    places.setdefault(row_of(one), []).append(place)
+  language_row = functools.cache(_row)
+  for index, one in enumerate(language):
+    places.setdefault(language_row(one), []).append(index)
   words = [""] * len(texts)
   for row, of_row in places.items():
-    for place, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
-      words[place] = text
+    for index, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
+      words[index] = text
   return words
 
 
@@ -151,8 +151,8 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
       f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and exited with code "
       f"{done.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
     )
-  found = iter(analyses)
-  words = [[next(found) or [stretch] for stretch in of_text] for of_text in stretches]
+  analyzed = iter(analyses)
+  words = [[next(analyzed) or [stretch] for stretch in of_text] for of_text in stretches]
   return [" ".join(word for part in of_text for word in part) for of_text in words]
 
 

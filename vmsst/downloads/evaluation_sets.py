@@ -149,7 +149,7 @@ def named(names: Iterable[str]) -> list[EvaluationSet]:
     raise errors.InputError(
       f"no evaluation set {', '.join(unknown)}; choose from {', '.join(known)}, or {ALL}"
     )
-  return [each for name, each in known.items() if name in wanted or ALL in wanted]
+  return [entry for name, entry in known.items() if name in wanted or ALL in wanted]
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
@@ -159,14 +159,14 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
     InputError: a name is unknown, or its set must be downloaded by hand; the message explains how.
   """
   wanted = set(names)
-  found = named(wanted)
-  for each in found:
-    if each.by_hand and each.name in wanted:
+  selected = named(wanted)
+  for entry in selected:
+    if entry.by_hand and entry.name in wanted:
       raise errors.InputError(
-        f"{each.name} must be downloaded by hand, into {each.folder} below the data root: "
-        f"{each.by_hand}; see {each.page}"
+        f"{entry.name} must be downloaded by hand, into {entry.folder} below the data root: "
+        f"{entry.by_hand}; see {entry.page}"
       )
-  return [each for each in found if not each.by_hand]
+  return [entry for entry in selected if not entry.by_hand]
 
 
 def download(
@@ -197,9 +197,9 @@ def download(
     InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a file exists both with and
       without ".gz".
   """
-  if (found := _complete(chosen, root)) is not None:
+  if (complete := _complete(chosen, root)) is not None:
     report(f"{chosen.name}: complete")
-    return found
+    return complete
   _refuse_twins(chosen, root)
   if storage.is_url(root):
     assert work is not None
@@ -218,10 +218,10 @@ def _download_into_store(
   local: pathlib.Path,
 ) -> list[storage.Path]:
   """Downloads a set to a local folder, and moves its files below a root in an object store."""
-  found = _complete(chosen, local)  # by a process that was killed while it uploaded
-  found = found or _download(fetcher, chosen, local, report)
+  complete = _complete(chosen, local)  # by a process that was killed while it uploaded
+  complete = complete or _download(fetcher, chosen, local, report)
   paths = []
-  for path in found:
+  for path in complete:
     paths.append(root / path.relative_to(local).as_posix())
     storage.upload(path, os.fspath(paths[-1]))
   _write_note(chosen, root, paths)
@@ -259,17 +259,21 @@ def _download(
   return paths
 
 
-def describe(each: EvaluationSet) -> str:
+def describe(entry: EvaluationSet) -> str:
   """Returns a readable description of a set."""
-  lines = [f"{each.name}: {each.title}", f"  folder   {each.folder}", f"  license  {each.license}"]
-  if each.by_hand:
-    lines.append(f"  BY HAND  {each.by_hand}")
+  lines = [
+    f"{entry.name}: {entry.title}",
+    f"  folder   {entry.folder}",
+    f"  license  {entry.license}",
+  ]
+  if entry.by_hand:
+    lines.append(f"  BY HAND  {entry.by_hand}")
   else:
-    size = "size not published" if each.size is None else f"{each.size / 2**20:,.1f} MiB"
-    checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in each.items)
-    lines.append(f"  download {len(each.items)} files, {size}, checked by {', '.join(checked)}")
-  if each.page:
-    lines.append(f"  page     {each.page}")
+    size = "size not published" if entry.size is None else f"{entry.size / 2**20:,.1f} MiB"
+    checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in entry.items)
+    lines.append(f"  download {len(entry.items)} files, {size}, checked by {', '.join(checked)}")
+  if entry.page:
+    lines.append(f"  page     {entry.page}")
   return "\n".join(lines)
 
 
@@ -323,7 +327,7 @@ def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
-  items = [_item(**each) for each in entry.get("files", ())]
+  items = [_item(**file) for file in entry.get("files", ())]
   if listed := entry.get("list"):
     into = listed.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():

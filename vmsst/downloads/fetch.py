@@ -191,7 +191,7 @@ class Fetcher:
 
   def _resume(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the complete part."""
-    parts = _parts_of(path)
+    parts = _partial_files(path)
     # The last byte again, because a server has no range after the end of a complete part.
     start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
     try:
@@ -292,13 +292,13 @@ def part_path(path: pathlib.Path, file: File, validator: str, total: int | None)
   return path.with_name(f".{path.name}.{hashlib.sha256(source).hexdigest()[:16]}.vmsst-part")
 
 
-def _parts_of(path: pathlib.Path) -> list[pathlib.Path]:
+def _partial_files(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the incomplete files of a file."""
   name = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.vmsst-part")
-  found = [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
-  for each in found:
-    remove_special(each)
-  return [each for each in found if each.exists()]
+  parts = [part for part in path.parent.iterdir() if name.fullmatch(part.name)]
+  for part in parts:
+    remove_special(part)
+  return [part for part in parts if part.exists()]
 
 
 def _total(response: http.client.HTTPResponse, start: int) -> int | None:
@@ -410,5 +410,5 @@ def difference(file: File, path: pathlib.Path) -> str:
     hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if kind == "git" else hashlib.new(kind)
   )
   with open(path, "rb") as stream:
-    found = hashlib.file_digest(stream, lambda: digest).hexdigest()
-  return "" if found == wanted else f"has the {kind} checksum {found}, not {wanted}"
+    actual = hashlib.file_digest(stream, lambda: digest).hexdigest()
+  return "" if actual == wanted else f"has the {kind} checksum {actual}, not {wanted}"

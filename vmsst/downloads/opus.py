@@ -72,14 +72,14 @@ def api(fetcher: fetch.Fetcher, address: str) -> Ask:
   def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
     url = f"{address}?{urllib.parse.urlencode(query)}"
     try:
-      found = json.loads(fetcher.read(url, _MOST_LIST_BYTES))["corpora"]
-      if not all(isinstance(each, dict) for each in found):
+      corpora = json.loads(fetcher.read(url, _MOST_LIST_BYTES))["corpora"]
+      if not all(isinstance(entry, dict) for entry in corpora):
         raise TypeError("a record is not an object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       if isinstance(error, errors.InputError):
         raise
       raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
-    return list(found)
+    return list(corpora)
 
   return ask
 
@@ -95,7 +95,7 @@ def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) ->
   Raises:
     InputError: OPUS has no such corpus or version, or its response is invalid.
   """
-  found = []
+  listed = []
   for corpus, version in corpora:
     for name in (corpus, version or LATEST):
       if not _NAME.fullmatch(name):
@@ -106,8 +106,8 @@ def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) ->
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
-    found += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
-  return found
+    listed += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
+  return listed
 
 
 def download(
@@ -164,7 +164,7 @@ def anything(source: str, target: str) -> bool:
   return True
 
 
-def one_of(texts: Iterable[str]) -> Keep:
+def pairs_among(texts: Iterable[str]) -> Keep:
   """Returns a filter of language pairs such as "de-en", in either order and with any codes.
 
   Raises:

@@ -46,7 +46,7 @@ def embed_files(
 
   def make(bitext: BitextFile, path: str) -> derived_files.Counts:
     lines = sum(1 for _ in readers.read_pairs(bitext))
-    codes = [readers.code_of(bitext.source), readers.code_of(bitext.target)]
+    codes = [readers.language_code(bitext.source), readers.language_code(bitext.target)]
     embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=None)
     windows = encoding.encode_windows(
       lambda texts: embed(texts, language=codes * (len(texts) // 2)),
@@ -64,7 +64,7 @@ def embed_files(
     bitexts,
     folder,
     settings={"encoder": encoding.identity(encoder, str(encoder.path))},
-    place_of=teacher_vectors.place,
+    relative_path=teacher_vectors.relative_path,
     make=make,
     refresh=refresh,
   )

@@ -409,7 +409,7 @@ class Encoder:
     first = _first(given)
     if isinstance(first, str) or not hasattr(first, "dtype"):
       return input_texts.as_list(given)
-    vectors = np.asarray(given if first is given else [np.asarray(each) for each in given])
+    vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
     if not jnp.issubdtype(vectors.dtype, np.number):
       return input_texts.as_list(given)
     if jnp.issubdtype(vectors.dtype, np.complexfloating):
@@ -475,8 +475,8 @@ def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
     prefix: That of `encode`.
     prompts: The encoder's prompts.
   """
-  found = {"query": _preferred(prompts, _QUERY), "document": _preferred(prompts, _DOCUMENT)}
-  return {name: prefix if prompt is None else prompt for name, prompt in found.items()}
+  by_method = {"query": _preferred(prompts, _QUERY), "document": _preferred(prompts, _DOCUMENT)}
+  return {name: prefix if prompt is None else prompt for name, prompt in by_method.items()}
 
 
 def _preferred(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:

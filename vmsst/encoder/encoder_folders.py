@@ -84,14 +84,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
   with storage.explained(url, "read"):
     name, around = _copy(url, target)
   with storage.naming(str(target), around):
-    found = _find(target)
+    folder = _find(target)
     try:
-      yield dataclasses.replace(found, name=name)
+      yield dataclasses.replace(folder, name=name)
     finally:
-      if found.parameters.is_dir():
-        shutil.rmtree(found.parameters / "state")
+      if folder.parameters.is_dir():
+        shutil.rmtree(folder.parameters / "state")
       else:
-        found.parameters.unlink()
+        folder.parameters.unlink()
 
 
 def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
@@ -111,22 +111,22 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   checkpoint = os.fspath(t5x.find_checkpoint(url))
   around, _, name = checkpoint.rpartition("/")
   inside, beside = storage.names(checkpoint), storage.names(around)
-  own = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
-  copy(checkpoint, inside & {checksums.NAME, "state", *own}, target / name)
-  if not own:
+  needed = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
+  copy(checkpoint, inside & {checksums.NAME, "state", *needed}, target / name)
+  if not needed:
     copy(around, beside & _ASSETS, target)
   return checkpoint, around
 
 
 def _find(path: str | os.PathLike[str]) -> EncoderFolder:
   """Returns the files of an encoder on this machine."""
-  place = os.path.abspath(os.path.expanduser(path))
-  if os.path.isfile(place):
+  location = os.path.abspath(os.path.expanduser(path))
+  if os.path.isfile(location):
     raise errors.InputError(
-      f"{place} is a file, not an encoder; give a folder: a training run, one of its "
+      f"{location} is a file, not an encoder; give a folder: a training run, one of its "
       "checkpoint_<step> folders, an imported encoder or an export"
     )
-  folder = epath.Path(place)
+  folder = epath.Path(location)
   if all((folder / name).is_file() for name in _EXPORT):
     return EncoderFolder(os.fspath(folder), folder / hugging_face.WEIGHTS_FILE, folder)
   for name in _MODULES:

@@ -71,8 +71,8 @@ def max_length(encoder: Any) -> int | None:
   `max_seq_length`.
   """
   for name in ("max_length", "max_seq_length"):
-    if isinstance(found := getattr(encoder, name, None), int):
-      return found
+    if isinstance(limit := getattr(encoder, name, None), int):
+      return limit
   return None
 
 

@@ -137,7 +137,7 @@ def embed_file(
   """
   paths = [path] if isinstance(path, str) else list(path)
   engine = engine or local.Local()
-  place = storage.absolute(folder)
+  target = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language)
   vector_store.check_dtype(dtype)
   width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
@@ -151,9 +151,9 @@ def embed_file(
     "dimensions": dimensions,
   }
   with contextlib.ExitStack() as stack:
-    stack.callback(work_folders.remove_if_empty, place)
+    stack.callback(work_folders.remove_if_empty, target)
     stack.enter_context(work_folders.owned(folder, is_folder=True))
-    work = work_folders.path_of(folder, is_folder=True)
+    work = work_folders.work_path(folder, is_folder=True)
     stack.callback(_remove_copies, work)
     cut = line_spans.cut(paths, shard_lines or _SHARD_LINES, copies=work)
     settings = {
@@ -162,10 +162,10 @@ def embed_file(
       "text": embedded_text.describe(paths, cut),
       **{key: value for key, value in special.items() if value is not None},
     }
-    vector_store.check_free(place)
+    vector_store.check_free(target)
     rows = [span.lines for span in cut.spans]
     state = vector_store.State(dimensions or width, dtype, rows, settings)
-    if vector_store.start(place, state):
+    if vector_store.start(target, state):
       return cut.lines
     units = [
       EmbedShard(
@@ -176,7 +176,7 @@ def embed_file(
         batch_size=batch_size,
         dimension=state.dimension,
         dtype=dtype,
-        path=vector_store.shard_path(place, number),
+        path=vector_store.shard_path(target, number),
       )
       for number, span in enumerate(cut.spans)
     ]
@@ -185,10 +185,10 @@ def embed_file(
     try:
       made = engines.run("embed", units, engine, progress=progress)
     except BaseException:
-      vector_store.abandon(place)
+      vector_store.abandon(target)
       raise
-    input_texts.log_all_cut([count for each in made for count in each["cut"]], cut.lines)
-    vector_store.finish(place, [each["sha256"] for each in made])
+    input_texts.log_all_cut([count for result in made for count in result["cut"]], cut.lines)
+    vector_store.finish(target, [result["sha256"] for result in made])
   return cut.lines
 
 

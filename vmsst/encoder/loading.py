@@ -54,22 +54,22 @@ class SavedEncoder:
 
 def read(
   path: str | os.PathLike[str],
-  network_of: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
+  select_network: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
 ) -> SavedEncoder:
   """Reads the parts of an encoder.
 
   Args:
     path: As in `load`.
-    network_of: Returns the network to read, by default the encoder alone.
+    select_network: Returns the network to read, by default the encoder alone.
 
   Raises:
     InputError: as in `load`.
   """
-  with encoder_folders.opened(path) as found:
-    assets = encoder_json.load_encoder_assets(found.assets)
-    network = network_of(assets)
-    params = restoring.restore_params(found.parameters, network)
-  return SavedEncoder(found.name, assets, network, params)
+  with encoder_folders.opened(path) as folder:
+    assets = encoder_json.load_encoder_assets(folder.assets)
+    network = select_network(assets)
+    params = restoring.restore_params(folder.parameters, network)
+  return SavedEncoder(folder.name, assets, network, params)
 
 
 def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:

@@ -83,8 +83,8 @@ class Graph:
             data_location=onnx.TensorProto.EXTERNAL,
           )
           stream.write(bytes(-stream.tell() % _PAGE))
-          place = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": array.nbytes}
-          for key, value in place.items():
+          location = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": array.nbytes}
+          for key, value in location.items():
             tensor.external_data.add(key=key, value=str(value))
           stream.write(array.data)
     (folder / MODEL_FILE).write_bytes(model.SerializeToString())

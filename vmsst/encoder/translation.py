@@ -195,7 +195,7 @@ class Translator:
       )
       found_N[index_B] = np.asarray(found_R)[: len(index_B)]
     if per_token:
-      found_N /= np.fromiter((max(1, len(own)) for own in ids), np.float32, len(ids))
+      found_N /= np.fromiter((max(1, len(row)) for row in ids), np.float32, len(ids))
     return found_N
 
   def pair_log_likelihoods(

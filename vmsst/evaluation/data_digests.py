@@ -18,7 +18,7 @@ class DataDigests:
     """Takes the data root, and a folder that does not count even if it is below the root."""
     self._root = storage.path(root)
     self._left_out = leave_out
-    self._digest_of: dict[storage.Path, str] = {}
+    self._cached_digest: dict[storage.Path, str] = {}
 
   def identity(self, folders: Iterable[str], patterns: Iterable[str] = ()) -> dict[str, str]:
     """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
@@ -32,7 +32,10 @@ class DataDigests:
     below = self._objects_below if storage.is_url(self._root) else self._local_files_below
     paths = {path for name in folders for path in below(self._root / name)}
     paths |= {
-      path for each in patterns for path in storage.find(self._root, each) if storage.is_file(path)
+      path
+      for pattern in patterns
+      for path in storage.find(self._root, pattern)
+      if storage.is_file(path)
     }
     total = hashlib.sha256()
     for path in sorted(paths):
@@ -40,9 +43,9 @@ class DataDigests:
     return {"name": storage.absolute(self._root), "digest": total.hexdigest()}
 
   def _digest(self, path: storage.Path) -> str:
-    if path not in self._digest_of:
-      self._digest_of[path] = checksums.of_file(path)
-    return self._digest_of[path]
+    if path not in self._cached_digest:
+      self._cached_digest[path] = checksums.of_file(path)
+    return self._cached_digest[path]
 
   def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
     left_out = storage.path(self._left_out)

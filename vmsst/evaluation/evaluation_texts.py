@@ -31,12 +31,12 @@ def iter_texts(
     InputError: files are broken, or there is no evaluation set.
   """
   root = storage.path(root)
-  found = False
+  has_data = False
   for name, texts in _texts(benchmarks, root):
     for text in texts:
-      found = True
+      has_data = True
       yield name, text
-  if not found:
+  if not has_data:
     raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
 
 
@@ -49,8 +49,8 @@ def _texts(
       tasks = benchmark.read(root)
       yield benchmark.name, itertools.chain.from_iterable(task.texts() for task in tasks)
     elif benchmark.name == questions.QUESTIONS.name:
-      for own in questions.question_sets(root):
-        yield benchmark.name, own.texts
+      for questions_of_set in questions.question_sets(root):
+        yield benchmark.name, questions_of_set.texts
   if (root / TICO19).is_dir():
     yield TICO19, _tico19(root)
 

@@ -39,11 +39,11 @@ class MtebModel:
     with errors.requires("mteb", "MTEB"):
       from mteb.models import ModelMeta
     self._encoder = encoder
-    found = encoding.identity(encoder, name)
+    identity = encoding.identity(encoder, name)
     self.mteb_model_meta = ModelMeta.create_empty(
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
-        "revision": found.get("digest", "unknown")[:16],
+        "revision": identity.get("digest", "unknown")[:16],
       }
     )
 
@@ -131,12 +131,12 @@ def evaluate(
   scores = {}
   for task in tasks:
     try:
-      found = mteb.evaluate(model, task, cache=ResultCache(os.fspath(output)), co2_tracker=False)
+      results = mteb.evaluate(model, task, cache=ResultCache(os.fspath(output)), co2_tracker=False)
     except (OSError, ConnectionError) as error:
       reason = " ".join(str(error).split())
       raise errors.InputError(
         f"MTEB's task {task.metadata.name}: {reason}; rerun the same command to resume"
       ) from None
-    (result,) = found.task_results
+    (result,) = results.task_results
     scores[task.metadata.name] = 100 * float(result.get_score())
   return scores

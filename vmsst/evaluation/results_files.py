@@ -72,18 +72,18 @@ def _fault(value: Any, kind: Any, where: str = "") -> str | None:
     shown = input_files.shown(value).encode("ascii", "backslashreplace").decode()
     return f"{where or 'the content'} is {shown}, not {wanted}"
   if isinstance(kind, list):
-    parts = [(each, kind[0], f"{where}[{place}]") for place, each in enumerate(value)]
+    parts = [(item, kind[0], f"{where}[{index}]") for index, item in enumerate(value)]
   elif isinstance(kind, dict):
     names = {key: value if key == "*" else [key.removesuffix("?")] for key in kind}
     parts = [
-      (value.get(name), own, f"{where}.{name}".lstrip("."))
-      for key, own in kind.items()
+      (value.get(name), kind_of_value, f"{where}.{name}".lstrip("."))
+      for key, kind_of_value in kind.items()
       for name in names[key]
       if not key.endswith("?") or value.get(name) is not None
     ]
   else:
     parts = []
-  return next((found for part in parts if (found := _fault(*part))), None)
+  return next((fault for part in parts if (fault := _fault(*part))), None)
 
 
 class Folder:
@@ -129,20 +129,20 @@ class Folder:
     path = self._benchmark(name)
     if not storage.exists(path):
       return None
-    found = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
-    differences = stored_settings.differences(found.pop(_SETTINGS), self._settings)
-    return None if differences else found
+    record = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
+    differences = stored_settings.differences(record.pop(_SETTINGS), self._settings)
+    return None if differences else record
 
   def names(self) -> list[str]:
     """Returns the names of all benchmarks with stored results, sorted."""
     names = storage.names(self._benchmark("").parent)
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
-  def save(self, name: str, found: Mapping[str, Any]) -> None:
+  def save(self, name: str, record: Mapping[str, Any]) -> None:
     """Writes the results of a benchmark; the first call also writes settings.json."""
     if not storage.exists(self._path("settings")):
       atomic_files.write_json(self._path("settings"), self._settings)
-    atomic_files.write_json(self._benchmark(name), {_SETTINGS: self._settings, **found})
+    atomic_files.write_json(self._benchmark(name), {_SETTINGS: self._settings, **record})
 
   def write_results(self, results: Mapping[str, Any]) -> None:
     """Writes results.json."""

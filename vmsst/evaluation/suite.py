@@ -191,7 +191,7 @@ def absence(benchmark: Benchmark, root: storage.Path) -> str | None:
   lone = [
     str(root / name)
     for name in benchmark.files
-    if not any(storage.is_file(root / each) for each in (name, f"{name}.gz"))
+    if not any(storage.is_file(root / candidate) for candidate in (name, f"{name}.gz"))
   ]
   if not folders and not lone:
     return None
@@ -212,12 +212,12 @@ def format_table(results: Mapping[str, Any]) -> str:
   "first 64" follows the names of averages of vectors cut to 64 dimensions.
   """
   rows = []
-  for name, found in results["benchmarks"].items():
-    rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in found["summary"].items()]
-    for cut in found.get("dimensions", [])[:-1]:  # The last has whole vectors.
+  for name, scored in results["benchmarks"].items():
+    rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in scored["summary"].items()]
+    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
       title = f"first {cut['dimension']}"
       rows += [f"{name:24}{f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
-    if lacking := found["missing"]:
+    if lacking := scored["missing"]:
       more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
       rows.append(f"{name:24}missing: {', '.join(lacking[:_NAMED])}{more}")
   for key in ("failed", "absent"):
@@ -231,9 +231,9 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
   return lambda codes: all(languages.language(code) in known for code in codes)
 
 
-def results_of(found: Mapping[str, Any]) -> list[Result]:
+def collect_results(scored: Mapping[str, Any]) -> list[Result]:
   """Returns the results of one benchmark from what `evaluate` returns."""
-  return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in found["results"]]
+  return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in scored["results"]]
 
 
 def evaluate(
@@ -295,7 +295,7 @@ def evaluate(
       not finite or have fewer dimensions than asked for, or `output` has another encoder's results
       or a broken file.
   """
-  sizes = sorted({errors.as_integer("dimensions", each) for each in dimensions})
+  sizes = sorted({errors.as_integer("dimensions", item) for item in dimensions})
   _check_width(getattr(encoder, "dimension", None), sizes)
   root = storage.path(data_root)
   with storage.explained(root, "read"):
@@ -303,7 +303,7 @@ def evaluate(
   if not is_folder:
     raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
   known = None if seen is None else seen_test(seen)
-  codes = None if seen is None else sorted({each.name for each in seen})
+  codes = None if seen is None else sorted({item.name for item in seen})
   made_by = encoding.identity(encoder, name)
   length = encoding.max_length(encoder)
   settings = {"encoder": made_by, "seen": codes} | ({"max_length": length} if length else {})
@@ -349,29 +349,29 @@ def evaluate(
 
   def results() -> dict[str, Any]:
     order = [*(key for key in names if key in done), *(key for key in done if key not in names)]
-    found = {key: done[key] for key in order}
-    return {**settings, "absent": absent, "failed": failed, "benchmarks": found}
+    record = {key: done[key] for key in order}
+    return {**settings, "absent": absent, "failed": failed, "benchmarks": record}
 
-  vectors = SharedVectors(_held_sides(each.tasks) for each in waiting.values())
+  vectors = SharedVectors(_held_sides(item.tasks) for item in waiting.values())
   # Other processes may have another working directory.
-  unfinished = storage.path(work_folders.path_of(output, is_folder=True))
+  unfinished = storage.path(work_folders.work_path(output, is_folder=True))
   embed = Embedder(
     encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS, dimensions=sizes
   )
-  for key, own in waiting.items():
-    identity = [made_by.get("digest", name), own.data["digest"], own.benchmark.options]
+  for key, work in waiting.items():
+    identity = [made_by.get("digest", name), work.data["digest"], work.benchmark.options]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     tools = Tools(embed, unfinished / key / digest, report, compare)
     try:
-      found = _run_one(tools, embed, vectors, own, known)
+      record = _run_one(tools, embed, vectors, work, known)
     except UnusableEncoderError:
       raise
     except ValueError as error:
       failed[key] = " ".join(str(error).split()) or type(error).__name__
       report(f"{key}: failed: {failed[key]}")
       continue
-    done[key] = found
-    folder.save(key, found)
+    done[key] = record
+    folder.save(key, record)
     folder.write_results(results())
     for unused in (key, _TEXTS):
       storage.remove(unfinished / unused)
@@ -393,13 +393,13 @@ class _Waiting:
 
 
 def _differences(
-  found: Mapping[str, Any], digest: str, options: Mapping[str, str], sizes: Iterable[int]
+  record: Mapping[str, Any], digest: str, options: Mapping[str, str], sizes: Iterable[int]
 ) -> str:
   """Returns what differs in finished results of a benchmark, for people; "" if nothing does."""
   same = {
-    "data": found["data"]["digest"] == digest,
-    "options": found.get("options", {}) == options,
-    "dimensions": {cut["dimension"] for cut in found.get("dimensions", [])} >= set(sizes),
+    "data": record["data"]["digest"] == digest,
+    "options": record.get("options", {}) == options,
+    "dimensions": {cut["dimension"] for cut in record.get("dimensions", [])} >= set(sizes),
   }
   return " and ".join(name for name, equal in same.items() if not equal)
 
@@ -407,7 +407,7 @@ def _differences(
 def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
   if len(absent) == 1:
     return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
-  expected = dict.fromkeys(name for each in benchmarks for name in each.folders)
+  expected = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.folders)
   return (
     f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
     "(see `vmsst eval --list`)"
@@ -419,21 +419,21 @@ def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
 
 
 def _run_one(
-  tools: Tools, embed: "Embedder", shared: "SharedVectors", own: _Waiting, known: Seen
+  tools: Tools, embed: "Embedder", shared: "SharedVectors", work: _Waiting, known: Seen
 ) -> dict[str, Any]:
   start, before = time.perf_counter(), embed.seconds
-  benchmark = own.benchmark
-  vectors = shared.of_next(embed, _held_sides(own.tasks), tools.report)
-  results, summary = _measured(tools, vectors, own, known)
+  benchmark = work.benchmark
+  vectors = shared.of_next(embed, _held_sides(work.tasks), tools.report)
+  results, summary = _measured(tools, vectors, work, known)
   by_size = []
   for size in embed.dimensions:
-    found = summary
+    record = summary
     if size < embed.width:
       try:
-        _, found = _measured(dataclasses.replace(tools, dimensions=size), vectors, own, known)
+        _, record = _measured(dataclasses.replace(tools, dimensions=size), vectors, work, known)
       except ValueError as error:
         raise ValueError(f"of the first {size} dimensions: {error}") from error
-    by_size.append({"dimension": size, "summary": found})
+    by_size.append({"dimension": size, "summary": record})
   if embed.dimensions and embed.width not in embed.dimensions:
     by_size.append({"dimension": embed.width, "summary": summary})
   total, embedding = time.perf_counter() - start, embed.seconds - before
@@ -447,22 +447,22 @@ def _run_one(
       {"name": x.name, "languages": list(x.languages), "metrics": x.metrics} for x in results
     ],
     "seconds": {"embedding": embedding, "scoring": total - embedding},
-    "data": own.data,
+    "data": work.data,
     "options": dict(benchmark.options),
   } | ({"dimensions": by_size} if by_size else {})
 
 
 def _measured(
-  tools: Tools, vectors: Callable[[Side], np.ndarray], own: _Waiting, known: Seen
+  tools: Tools, vectors: Callable[[Side], np.ndarray], work: _Waiting, known: Seen
 ) -> tuple[list[Result], Numbers]:
   """Returns the results and averages of a benchmark for one number of dimensions."""
   results: list[Result] = []
-  for task in own.tasks:
+  for task in work.tasks:
     if isinstance(task, Task):
       results += task.score(*(vectors(side)[:, : tools.dimensions] for side in task.sides))
     else:
       results += task.measure(dataclasses.replace(tools, folder=tools.folder / task.name))
-  summary = own.benchmark.summarize(results, known)
+  summary = work.benchmark.summarize(results, known)
   for name, numbers in (*((x.name, x.metrics) for x in results), ("summary", summary)):
     for metric, value in numbers.items():
       if not math.isfinite(value):
@@ -577,28 +577,28 @@ class SharedVectors:
       for key in itertools.chain.from_iterable(map(_keys, sides))
     }
     self._number = -1
-    self._row_of: dict[tuple[str, str], int] = {}
+    self._row_by_text: dict[tuple[str, str], int] = {}
     self._vectors_ND: np.ndarray | None = None
 
   def of_next(
     self, embed: Embedder, sides: Iterable[Side], report: Callable[[str], None]
   ) -> Callable[[Side], np.ndarray]:
     """Embeds the new texts of the next group; returns a function from its sides to vectors."""
-    row_of, vectors_ND = dict(self._row_of), self._vectors_ND
+    row_by_text, vectors_ND = dict(self._row_by_text), self._vectors_ND
     self._number += 1
     for key in itertools.chain.from_iterable(map(_keys, sides)):
-      row_of.setdefault(key, len(row_of))
-    new = list(itertools.islice(row_of, len(self._row_of), None))
+      row_by_text.setdefault(key, len(row_by_text))
+    new = list(itertools.islice(row_by_text, len(self._row_by_text), None))
     if new:
       report(f"embedding {len(new):,} texts")
       new_ND = embed.many([text for _, text in new], [code for code, _ in new])
       vectors_ND = new_ND if vectors_ND is None else np.concatenate([vectors_ND, new_ND])
     if vectors_ND is None:
       return embed
-    kept = [key for key in row_of if self._last[key] > self._number]
-    self._vectors_ND = vectors_ND[[row_of[key] for key in kept]]
-    self._row_of = {key: row for row, key in enumerate(kept)}
-    return lambda side: vectors_ND[[row_of[key] for key in _keys(side)]]
+    kept = [key for key in row_by_text if self._last[key] > self._number]
+    self._vectors_ND = vectors_ND[[row_by_text[key] for key in kept]]
+    self._row_by_text = {key: row for row, key in enumerate(kept)}
+    return lambda side: vectors_ND[[row_by_text[key] for key in _keys(side)]]
 
 
 def _keys(side: Side) -> Iterator[tuple[str, str]]:

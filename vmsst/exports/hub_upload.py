@@ -70,8 +70,8 @@ def push(
   hub_models.check_repository(repository)
   _check_access(repository)
   where = repository if revision in (None, _MAIN) else f"{repository}@{revision}"
-  with tempfile.TemporaryDirectory(prefix="vmsst-") as place:
-    folder = pathlib.Path(place, "export")
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as parent:
+    folder = pathlib.Path(parent, "export")
     exported = sentence_transformers_folder.export_sentence_transformers(
       path, folder, pretokenized=pretokenized
     )

@@ -107,7 +107,8 @@ def text(
   known = [languages.language(code) for code in assets.languages or ()]
   repository, _, revision = name.partition("@")
   front_matter = huggingface_hub.ModelCardData(
-    language=sorted({each.iso639_1 or each.iso639_3 for each in known}) or None,
+    language=sorted({language_row.iso639_1 or language_row.iso639_3 for language_row in known})
+    or None,
     license=license_id,
     library_name="sentence-transformers",
     pipeline_tag="sentence-similarity",
@@ -156,9 +157,9 @@ def _facts(parameters: str) -> list[str]:
   if checkpoint is None or not storage.is_file(path.parent / _CONFIG):
     return []
   values = dict(_MACRO.findall("\n".join(text_files.read_lines(str(path.parent / _CONFIG)))))
-  found = [f"Steps: {checkpoint[1]}"]
+  facts = [f"Steps: {checkpoint[1]}"]
   for macro, (title, pattern) in _FACTS.items():
     taken = re.finditer(pattern, values.get(macro, "").strip())
     if names := sorted({f"`{x[x.lastindex]}`" for x in taken if x.lastindex}):
-      found.append(f"{title}: {', '.join(names)}")
-  return found
+      facts.append(f"{title}: {', '.join(names)}")
+  return facts

@@ -94,8 +94,8 @@ def export_onnx(
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
-      path_of_tokenizer = partial / hugging_face_vocabulary.TOKENIZER_FILE
-      path_of_tokenizer.write_bytes(_cutting_and_padding(tokenizer, max_length))
+      tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
+      tokenizer_path.write_bytes(_cutting_and_padding(tokenizer, max_length))
   prefix = getattr(vocabulary, "prefix", "")
   return Exported(
     folder=target,

@@ -101,15 +101,15 @@ def _of_hugging_face(
   """Returns the imported file, without its own padding and truncation."""
   record = json.loads(vocabulary.content)
   record["padding"] = record["truncation"] = None
-  token_of = {token["id"]: token["content"] for token in record["added_tokens"]}
+  token_by_id = {token["id"]: token["content"] for token in record["added_tokens"]}
 
   def token(value: int | None) -> str | None:
     # In this library's ids, padding and 0 are swapped.
-    return None if value is None else token_of.get({0: vocabulary.padding_id}.get(value, value))
+    return None if value is None else token_by_id.get({0: vocabulary.padding_id}.get(value, value))
 
   return ExportedTokenizer(
     content=json.dumps(record, ensure_ascii=False).encode(),
-    padding=token_of[vocabulary.padding_id],
+    padding=token_by_id[vocabulary.padding_id],
     padding_id=vocabulary.padding_id,
     unknown=token(vocabulary.unk_id),
     eos=token(vocabulary.eos_id),
@@ -162,11 +162,11 @@ def _of_sentencepiece(
         f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
         "cannot express"
       )
-  own = [x.piece for x in model.pieces if x.type == kinds.USER_DEFINED]
-  if own and trainer.model_type == trainer.BPE:
+  user_defined = [x.piece for x in model.pieces if x.type == kinds.USER_DEFINED]
+  if user_defined and trainer.model_type == trainer.BPE:
     raise errors.InputError(
-      f"the SentencePiece model {vocabulary.path} is a BPE with user-defined symbols ({own[0]}), "
-      "which a tokenizer.json cannot express"
+      f"the SentencePiece model {vocabulary.path} is a BPE with user-defined symbols "
+      f"({user_defined[0]}), which a tokenizer.json cannot express"
     )
   spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
@@ -247,7 +247,7 @@ def _unseen_signs(
   import sentencepiece
 
   processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
-  found = []
+  signs = []
   for sign in map(chr, range(0x300, 0x10000)):
     parts = unicodedata.normalize("NFD", sign)
     if len(parts) == 1 or not unicodedata.category(sign).startswith("M"):
@@ -255,8 +255,8 @@ def _unseen_signs(
     # The letter before the signs keeps them from starting the text.
     made = processor.normalize(f"x{parts}")
     if made.endswith(f"x{sign}") and mapped.normalize_str(parts) != sign:
-      found.append((parts, sign))
-  return sorted(found, key=lambda pair: -len(pair[0]))
+      signs.append((parts, sign))
+  return sorted(signs, key=lambda pair: -len(pair[0]))
 
 
 def _merges(names: list[str], scores: list[float], normal: list[bool]) -> list[tuple[str, str]]:

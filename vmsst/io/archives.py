@@ -324,7 +324,7 @@ class _Header(tarfile.TarInfo):
   @classmethod
   def frombuf(cls, *args: Any, **kwargs: Any) -> Any:
     """Returns the header in a block."""
-    found = super().frombuf(*args, **kwargs)
-    if found.type in _EXTENDED and found.size > _MOST_HEADER_BYTES:
-      raise tarfile.ReadError(f"a header of {found.size:,} bytes")
-    return found
+    member = super().frombuf(*args, **kwargs)
+    if member.type in _EXTENDED and member.size > _MOST_HEADER_BYTES:
+      raise tarfile.ReadError(f"a header of {member.size:,} bytes")
+    return member

@@ -50,14 +50,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     with naming(path):
       yield pathlib.Path(path)
     return
-  place = pathlib.Path(link_target(path))
-  with naming(place):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial, descriptor = _new_partial(place.parent)
+  target = pathlib.Path(link_target(path))
+  with naming(target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial, descriptor = _new_partial(target.parent)
     try:
       yield partial
       sync_to_disk(partial)
-      replace(partial, place)
+      replace(partial, target)
     except BaseException as error:
       with contextlib.suppress(OSError):
         partial.unlink()
@@ -162,13 +162,13 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 def link_target(path: str | os.PathLike[str]) -> str:
   """Returns the path that symbolic links lead to; does not follow links in /dev and /proc."""
-  found = os.fspath(path)
+  target = os.fspath(path)
   for _ in range(40):
-    inside = os.path.dirname(os.path.abspath(found))
-    if not os.path.islink(found) or f"{inside}/".startswith(("/dev/", "/proc/")):
+    inside = os.path.dirname(os.path.abspath(target))
+    if not os.path.islink(target) or f"{inside}/".startswith(("/dev/", "/proc/")):
       break
-    found = os.path.join(inside, os.readlink(found))
-  return found
+    target = os.path.join(inside, os.readlink(target))
+  return target
 
 
 def sync_to_disk(path: pathlib.Path) -> None:

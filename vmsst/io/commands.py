@@ -37,19 +37,19 @@ class CommandProcess:
   hint = ""
   verbose = False
 
-  def __init__(self, name: str, *, own: bool):
+  def __init__(self, name: str, *, owns_process: bool):
     """Takes the name for messages, and whether the process was started for the command.
 
     If it was not, the former signal handlers and streams are restored at the end.
     """
     self._name = name
-    self._own = own
+    self._owns_process = owns_process
     self._signal: int | None = None
     self.ended = False
 
   def __enter__(self) -> "CommandProcess":
     """Prepares the process."""
-    if self._own:
+    if self._owns_process:
       interrupts.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
       sys.unraisablehook = _unraisable
     _open_closed_streams()
@@ -80,13 +80,13 @@ class CommandProcess:
         traceback.print_exception(error)
     if message:
       print(f"{self._name}: {message}", file=sys.stderr)
-    if not self._own:
+    if not self._owns_process:
       sys.stdout, sys.stderr = self._streams
     return self.status != 0
 
   def _stop(self, number: int, frame: types.FrameType | None) -> None:
     stack = (inside.f_code.co_filename for inside, _ in traceback.walk_stack(frame))
-    if self._own and any(path.startswith("<frozen importlib") for path in stack):
+    if self._owns_process and any(path.startswith("<frozen importlib") for path in stack):
       interrupts.close_all()
       signal.signal(number, signal.SIG_DFL)
       signal.raise_signal(number)
@@ -113,10 +113,10 @@ class _Stopped(KeyboardInterrupt):
       timer.start()
 
 
-def _unraisable(found: Any) -> None:
+def _unraisable(event: Any) -> None:
   """Shows an exception that cannot be raised, unless it is of a signal, which is sent again."""
-  if not isinstance(found.exc_value, _Stopped):
-    sys.__unraisablehook__(found)
+  if not isinstance(event.exc_value, _Stopped):
+    sys.__unraisablehook__(event)
 
 
 def _open_closed_streams() -> None:
@@ -186,7 +186,7 @@ class _Messages(_Printed):
       self.discard()
 
 
-def _escaped(found: re.Match[str]) -> str:
-  code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+  code = ord(match[0])
   is_byte = code < 0x100 or 0xDC80 <= code <= 0xDCFF
   return f"\\x{code & 0xFF:02x}" if is_byte else f"\\u{code:04x}"

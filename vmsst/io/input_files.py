@@ -84,12 +84,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
   Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
   for those that stand for a byte of a file name that is not UTF-8.
   """
-  found = parse_json(read_bytes(path), str(path))
+  record = parse_json(read_bytes(path), str(path))
   try:
-    json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
+    json.dumps(record, ensure_ascii=False).encode(errors="surrogateescape")
   except (UnicodeEncodeError, RecursionError) as error:
     raise errors.InputError(f"{path}: not JSON: {error}") from None
-  return found
+  return record
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
@@ -128,9 +128,9 @@ def utf8_path(path: str | os.PathLike[str], what: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
   """Returns names of files for a message, in order: the first ones, and how many more there are."""
-  found = sorted(names)
-  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in found[:8])
-  return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "") or "nothing"
+  ordered = sorted(names)
+  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
+  return shown + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

@@ -115,8 +115,10 @@ def _wait() -> None:
   if threading.current_thread() is threading.main_thread() and not _handlers:
     numbers = (signal.SIGINT, signal.SIGTERM)
     # A handler of another language has no value, and cannot be restored.
-    found = {number: signal.getsignal(number) for number in numbers}
-    _handlers.update({number: each for number, each in found.items() if each is not None})
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    _handlers.update(
+      {number: handler for number, handler in handlers.items() if handler is not None}
+    )
     for number in _handlers:
       signal.signal(number, lambda number, _: _seen.append(number))
 

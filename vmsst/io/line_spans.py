@@ -87,12 +87,12 @@ def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
       whole.update(b"\n")
       last = b"\n"
     if path.endswith(".gz") and copies is not None:
-      place = os.path.join(copies, _COPY.format(f"{number:05d}"))
-      with atomic_files.atomic_file(place) as stream:
-        own, end = _cut(path, place, lines, whole, stream)
+      target = os.path.join(copies, _COPY.format(f"{number:05d}"))
+      with atomic_files.atomic_file(target) as stream:
+        pieces, end = _cut(path, target, lines, whole, stream)
     else:
-      own, end = _cut(path, storage.absolute(path), lines, whole, None)
-    spans += own
+      pieces, end = _cut(path, storage.absolute(path), lines, whole, None)
+    spans += pieces
     last = end or last
   if not spans:
     raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
@@ -107,7 +107,7 @@ def remove_copies(folder: str) -> None:
 
 
 def _cut(
-  path: str, place: str, lines: int, whole: Any, copy: IO[bytes] | None
+  path: str, target: str, lines: int, whole: Any, copy: IO[bytes] | None
 ) -> tuple[list[Span], bytes]:
   """Returns the spans of a file, and its last byte."""
   spans: list[Span] = []
@@ -117,7 +117,7 @@ def _cut(
   def add(number: int) -> None:
     nonlocal offset, size, count, digest
     first = spans[-1].first + spans[-1].lines if spans else 1
-    spans.append(Span(path, first, number, place, offset, size, digest.hexdigest()))
+    spans.append(Span(path, first, number, target, offset, size, digest.hexdigest()))
     offset, size, count, digest = offset + size, 0, 0, text_files.new_digest()
 
   for chunk in text_files.read_chunks_of_lines(path):

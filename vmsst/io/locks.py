@@ -159,8 +159,8 @@ class _StoreLock(Lock):
     number = max(stale, default=0) + 1
     content = json.dumps(record).encode()
     if not storage.create(_url(path, number), content):
-      found = _read(_url(path, number))
-      if not found or found.get("id") != record["id"]:  # else the response was lost
+      holder = _read(_url(path, number))
+      if not holder or holder.get("id") != record["id"]:  # else the response was lost
         raise InUseError(_owner(path, number))
     # Another process may have created one at the same time, after the owner of a stale one removed
     # it: the later of the two sees both.
@@ -265,8 +265,8 @@ def _start_time(process: int) -> str | None:
 
 def _numbers(path: str) -> set[int]:
   folder, _, name = path.rpartition("/")
-  found = (re.fullmatch(rf"{re.escape(name)}-(\d+)", each) for each in storage.names(folder))
-  return {int(match[1]) for match in found if match}
+  matches = (re.fullmatch(rf"{re.escape(name)}-(\d+)", entry) for entry in storage.names(folder))
+  return {int(match[1]) for match in matches if match}
 
 
 def _url(path: str, number: int) -> str:

@@ -58,5 +58,5 @@ class LogFolder:
 
 
 def _version(path: pathlib.Path) -> tuple[int, int]:
-  found = path.stat()
-  return found.st_size, found.st_mtime_ns
+  status = path.stat()
+  return status.st_size, status.st_mtime_ns

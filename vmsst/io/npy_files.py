@@ -132,11 +132,11 @@ def check_shard(path: str, shape: tuple[int, int], dtype: str) -> None:
   """Raises InputError unless a file has vectors of a shape and dtype, by its header and size."""
   wanted = header(shape, dtype)
   try:
-    found = input_files.read_bytes(path, len(wanted))
+    content = input_files.read_bytes(path, len(wanted))
     length = storage.size(path)
   except errors.InputError as error:
     raise errors.InputError(f"{error}: {_AGAIN}") from None
-  if found != wanted:
+  if content != wanted:
     raise errors.InputError(
       f"{path}: broken: its header is not that of {shape[0]} {dtype} vectors of width {shape[1]}: "
       f"{_AGAIN}"

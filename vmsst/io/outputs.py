@@ -71,10 +71,10 @@ def no_empty_folders(path: str) -> Iterator[None]:
     while len(parent) > len(above):
       made.append(parent)
       parent = os.path.dirname(parent)
-    for each in made:
-      if each not in existed:
+    for path_made in made:
+      if path_made not in existed:
         with contextlib.suppress(OSError):  # not empty
-          os.rmdir(each)
+          os.rmdir(path_made)
     raise
 
 

@@ -191,9 +191,9 @@ def matches(pattern: str) -> list[str]:
     full = os.path.abspath(os.path.expanduser(pattern))
     return sorted(path for path in glob.glob(full, recursive=True) if os.path.isfile(path))
   scheme = pattern.split("://")[0]
-  found = filesystem(pattern).glob(pattern, detail=True)
+  entries = filesystem(pattern).glob(pattern, detail=True)
   return sorted(
-    f"{scheme}://{path.lstrip('/')}" for path, info in found.items() if info["type"] == "file"
+    f"{scheme}://{path.lstrip('/')}" for path, info in entries.items() if info["type"] == "file"
   )
 
 
@@ -206,8 +206,8 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
     return sorted(folder.glob(pattern))
   url = os.fspath(folder)
   scheme = url.split("://")[0]
-  found = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
-  return sorted(path(f"{scheme}://{each.strip('/')}") for each in found)
+  entries = filesystem(url).glob(f"{glob.escape(url)}/{pattern}")
+  return sorted(path(f"{scheme}://{entry.strip('/')}") for entry in entries)
 
 
 def objects_below(url: str) -> list[str]:
@@ -215,7 +215,7 @@ def objects_below(url: str) -> list[str]:
   system = filesystem(url)
   root = system._strip_protocol(url).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
-  return [found[len(root) + 1 :] for found in system.find(root) if not found.endswith("/")]
+  return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -248,8 +248,8 @@ def version(path: str | os.PathLike[str]) -> object:
   """Returns a value for JSON that changes with a file: size and time, or the store's own."""
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
-  found = os.stat(path)
-  return found.st_size, found.st_mtime_ns
+  status = os.stat(path)
+  return status.st_size, status.st_mtime_ns
 
 
 def remove(path: str | os.PathLike[str]) -> None:
@@ -258,8 +258,8 @@ def remove(path: str | os.PathLike[str]) -> None:
     if is_url(path):
       system, url = filesystem(os.fspath(path)), os.fspath(path)
       if glob.has_magic(url):  # which rm would take for a pattern
-        for found in system.find(url):
-          system.rm_file(found)
+        for name in system.find(url):
+          system.rm_file(name)
       else:
         system.rm(url, recursive=True)
     elif os.path.isdir(path) and not os.path.islink(path):
@@ -286,8 +286,8 @@ def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   new = system._strip_protocol(os.fspath(target)).rstrip("/")
-  for found in system.find(root):
-    system.cp_file(found, new + found[len(root) :])
+  for name in system.find(root):
+    system.cp_file(name, new + name[len(root) :])
   remove(folder)
 
 
@@ -318,9 +318,9 @@ def download(url: str, target: pathlib.Path) -> None:
     system.get_file(url, os.fspath(target))
     return
   for name in objects_below(url):
-    place = _below(target, name)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    system.get_file(f"{url.rstrip('/')}/{name}", os.fspath(place))
+    local = _below(target, name)
+    local.parent.mkdir(parents=True, exist_ok=True)
+    system.get_file(f"{url.rstrip('/')}/{name}", os.fspath(local))
 
 
 def _below(folder: pathlib.Path, name: str) -> pathlib.Path:

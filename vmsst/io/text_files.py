@@ -171,18 +171,18 @@ def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
 
 def _verified(raw_lines: Iterable[bytes], path: str, digest: str) -> Iterator[bytes]:
   """Yields the same lines; then raises InputError if their digest is another."""
-  found = new_digest()
+  current = new_digest()
   for raw in raw_lines:
-    found.update(raw)
+    current.update(raw)
     yield raw
-  if found.hexdigest() != digest:
+  if current.hexdigest() != digest:
     raise errors.InputError(f"{path} has changed since the work on it started; start over")
 
 
 def _version(stream: IO[bytes]) -> tuple[int, int]:
   """Returns what changes when an open file is written to, but not when its name is."""
-  found = os.fstat(stream.fileno())
-  return found.st_mtime_ns, found.st_size
+  status = os.fstat(stream.fileno())
+  return status.st_mtime_ns, status.st_size
 
 
 def _check_length(size: int, name: str, number: int) -> None:

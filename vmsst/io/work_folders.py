@@ -27,19 +27,19 @@ _CONTENT = "content"
 _owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
 
 
-def path_of(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
+def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
   """Returns the absolute path or URL of the work folder of an output.
 
   Args:
     output: The output, local or in an object store.
     is_folder: Whether it is a folder whose files appear one by one.
   """
-  place = storage.absolute(output).rstrip("/")
+  target = storage.absolute(output).rstrip("/")
   if is_folder:
-    return f"{place}/{storage.UNFINISHED}"
-  if not storage.is_url(place):
-    place = atomic_files.link_target(place)
-  folder, _, name = place.rpartition("/")
+    return f"{target}/{storage.UNFINISHED}"
+  if not storage.is_url(target):
+    target = atomic_files.link_target(target)
+  folder, _, name = target.rpartition("/")
   return f"{folder}/.{name}{storage.UNFINISHED}"
 
 
@@ -51,7 +51,7 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
 
   Args:
     output: The output. Devices, pipes and standard streams are not locked.
-    is_folder: As in `path_of`.
+    is_folder: As in `work_path`.
 
   Raises:
     InputError: another process writes the output; the message names it.
@@ -60,10 +60,10 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
   if not storage.is_url(output) and not is_folder and atomic_files.is_stream(output):
     yield locks.Lock()
     return
-  work = path_of(output, is_folder=is_folder)
-  own = threading.get_ident(), work
-  if own in _owned:
-    yield _owned[own]
+  work = work_path(output, is_folder=is_folder)
+  key = threading.get_ident(), work
+  if key in _owned:
+    yield _owned[key]
     return
   with interrupts.Uninterrupted() as stack:
     try:
@@ -76,8 +76,8 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     except OSError as error:
       raise OSError(error.errno, error.strerror, os.fspath(output)) from None
     atomic_files.remove_stale(os.path.dirname(work))
-    _owned[own] = lock
-    stack.callback(_owned.pop, own)
+    _owned[key] = lock
+    stack.callback(_owned.pop, key)
     with stack.outside():
       yield lock
 
@@ -128,7 +128,7 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
       return
     with owned(target):
       check_new(target)  # Another command may have written it since it was checked.
-      work = path_of(target)
+      work = work_path(target)
       clear(work)
       partial = pathlib.Path(work, _CONTENT)
       partial.mkdir()
@@ -191,9 +191,9 @@ def upload(folder: pathlib.Path, url: str) -> None:
 def _remove_objects(system: Any, url: str) -> None:
   """Removes the objects of an unfinished folder, except for those of its work folder."""
   work = f"{system._strip_protocol(url).rstrip('/')}/{storage.UNFINISHED}/"
-  for found in system.find(url):
-    if not found.startswith(work):
-      system.rm_file(found)
+  for name in system.find(url):
+    if not name.startswith(work):
+      system.rm_file(name)
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:

@@ -113,7 +113,7 @@ def mine(
     raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
-  work = work_folders.path_of(output)
+  work = work_folders.work_path(output)
   search = (
     sharded_search.compare(
       work, compare=compare, engine=engine or local.Local(), block=block, progress=progress
@@ -130,20 +130,22 @@ def mine(
     compare=search,
   )
   # Thresholds compare what is printed.
-  found: Iterator[margins.Pairs] = (
+  candidates_of_blocks: Iterator[margins.Pairs] = (
     dataclasses.replace(pairs, score_P=exact_search.rounded(pairs.score_P)) for pairs in blocks
   )
   best = None
   if gold_G2 is not None:
-    pairs = margins.joined(found)
+    pairs = margins.joined(candidates_of_blocks)
     best = margins.best_f1(pairs, gold_G2) if len(pairs) else None
     if best is None or not best.f1:
       raise errors.InputError(
         f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(pairs):,} found: give "
         "another gold file, or --threshold"
       )
-    threshold, found = best.threshold, iter([pairs])
-  candidates, kept = _write(output, found, -np.inf if threshold is None else threshold, *sides)
+    threshold, candidates_of_blocks = best.threshold, iter([pairs])
+  candidates, kept = _write(
+    output, candidates_of_blocks, -np.inf if threshold is None else threshold, *sides
+  )
   work_folders.clear(work)
   source_count, target_count = (int(np.count_nonzero(side.compared_N)) for side in sides)
   return Mined(source_count, target_count, candidates, kept, best)
@@ -220,15 +222,15 @@ def _write(
   target: _Sentences,
 ) -> tuple[int, int]:
   """Writes pairs with a score of at least `threshold`; returns the number of all and of those."""
-  found = kept = 0
+  count = kept = 0
   readers = source.text.reader(), target.text.reader()
   with atomic_files.atomic_text(output) as stream:
     for pairs in blocks:
-      found += len(pairs)
+      count += len(pairs)
       pairs = pairs.at_least(threshold)
       kept += len(pairs)
       rows = pairs.source_P.tolist(), pairs.target_P.tolist()
       for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
         fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
         stream.write("\t".join((f"{score:.6f}", *fields)) + "\n")
-  return found, kept
+  return count, kept

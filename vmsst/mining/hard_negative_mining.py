@@ -72,7 +72,7 @@ def mine_files(
       encoder,
       pairs,
       count,
-      languages=(readers.code_of(bitext.source), readers.code_of(bitext.target)),
+      languages=(readers.language_code(bitext.source), readers.language_code(bitext.target)),
       batch_size=batch_size,
       progress=progress,
       title=str(bitext),
@@ -88,7 +88,7 @@ def mine_files(
     bitexts,
     folder,
     settings={"encoder": encoding.identity(encoder, str(encoder.path)), "count": count},
-    place_of=_place,
+    relative_path=_relative_path,
     make=make,
     refresh=refresh,
   )
@@ -141,10 +141,10 @@ def hard_negatives(
     flat = large_arrays.concatenated(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts.first), encoder.dimension))
   index_NK = nearest_negatives(sides[0], sides[1], translations, count)
-  found: list[list[str]] = [[] for _ in pairs]
+  negatives: list[list[str]] = [[] for _ in pairs]
   for number, source in zip(whole, sources.of, strict=True):
-    found[number] = [targets.first[index] for index in index_NK[source] if index >= 0]
-  return found
+    negatives[number] = [targets.first[index] for index in index_NK[source] if index >= 0]
+  return negatives
 
 
 def nearest_negatives(
@@ -198,8 +198,8 @@ class _Texts:
     places: dict[str, int] = {}
     self.of = [places.setdefault(_normalized(text), len(places)) for text in texts]
     self.first: list[str] = []
-    for text, place in zip(texts, self.of, strict=True):
-      if place == len(self.first):
+    for text, number in zip(texts, self.of, strict=True):
+      if number == len(self.first):
         self.first.append(text)
 
 
@@ -208,16 +208,16 @@ def _normalized(text: str) -> str:
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _place(bitext: BitextFile) -> str:
+def _relative_path(bitext: BitextFile) -> str:
   """Returns the output path: the bitext's name, with languages added if it lacks them."""
   stem = os.path.basename(bitext.paths[0]).removesuffix(".gz")
   if bitext.format != "tfrecord":  # whose ending has the number of the file
     stem = os.path.splitext(stem)[0]
   try:
-    named = readers.languages_of(f"{stem}.tsv") == (bitext.source, bitext.target)
+    named = readers.languages_in_name(f"{stem}.tsv") == (bitext.source, bitext.target)
   except errors.InputError:
     named = False
   if not named:
-    codes = f"{readers.code_of(bitext.source)}-{readers.code_of(bitext.target)}"
+    codes = f"{readers.language_code(bitext.source)}-{readers.language_code(bitext.target)}"
     stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
-  return derived_files.place(bitext, f"{stem}.tsv.gz")
+  return derived_files.relative_path(bitext, f"{stem}.tsv.gz")

@@ -74,7 +74,7 @@ class Searcher:
     visible_N = corpus.visible_rows()
     self._encoder, self._corpus = encoder, corpus
     self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
-    self._text_of = corpus.reader()
+    self._read_text = corpus.reader()
     self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
     if index is None or index.exact:
       base = exact_search.DistinctVectors(corpus.vectors, visible_N)
@@ -110,7 +110,7 @@ class Searcher:
       raise errors.InputError(
         f"the encoder's vector of {text!r} contains a value that is not finite"
       )
-    return _hits(self._nearest(query_ND, count), self._text_of)
+    return _hits(self._nearest(query_ND, count), self._read_text)
 
   def stream(
     self, queries: Iterable[str], count: int, *, window: int = _WINDOW
@@ -168,7 +168,7 @@ def search_file(
   """
   count, engine = errors.as_integer("count", count), engine or local.Local()
   with work_folders.owned(output):
-    work = work_folders.path_of(output)
+    work = work_folders.work_path(output)
     visible_N = corpus.visible_rows()
     text = embedded_text.fingerprint(queries)
     identity = encoding.identity(encoder, name)
@@ -196,10 +196,10 @@ def search_file(
         work, compare=compare, engine=engine, block=block, progress=progress
       ),
     )
-    text_of, texts = corpus.reader(), embedded.texts()
+    read_text, texts = corpus.reader(), embedded.texts()
     with atomic_files.atomic_file(output) as stream:
       for rows in exact_search.blocks(len(near)):
-        for hits, query in zip(_hits(near[rows], text_of), texts, strict=False):
+        for hits, query in zip(_hits(near[rows], read_text), texts, strict=False):
           stream.write(f"{as_line(query, hits)}\n".encode())
     work_folders.clear(work)
 
@@ -218,10 +218,10 @@ def _check_width(corpus: EmbeddedText, width: int) -> None:
     )
 
 
-def _hits(near: exact_search.Neighbors, text_of: Callable[[int], str]) -> list[list[Hit]]:
+def _hits(near: exact_search.Neighbors, read_text: Callable[[int], str]) -> list[list[Hit]]:
   """Returns the lines of rows found, given a function that returns the text of a row."""
   score_NK = np.clip(near.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
-  texts = {row: text_of(row) for row in np.unique(near.index_NK).tolist()}
+  texts = {row: read_text(row) for row in np.unique(near.index_NK).tolist()}
   return [
     [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
     for row_K, score_K in zip(near.index_NK.tolist(), score_NK.tolist(), strict=True)

@@ -32,7 +32,7 @@ class BitranslationModel(base.BitextModel):
     tokens_per_example (real tokens of both sides).
     """
     encoder_rng, decoder_rng = generation.split_rng(dropout_rng, 2)
-    pairs = generation.pairs_of(batch)
+    pairs = generation.pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
     embedded_B2TD = generation.embed(self.network, params, pairs)
     mean_NS = vmsst.run(

@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
   languages_B2: Int[Array, "B 2"]
 
 
-def pairs_of(batch: base.Batch) -> Pairs:
+def pairs_in_batch(batch: base.Batch) -> Pairs:
   """Returns the sides of the batch's pairs, the shorter padded to the longer."""
   tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
   languages_B2 = jnp.concatenate([batch["input_language"], batch["target_language"]], axis=1)

@@ -54,9 +54,9 @@ def mean_loss(
   total, metrics = loss(vectors)
   metrics = dict(metrics)
   for dim in dims:
-    part, own = loss(jax.tree.map(lambda x, dim=dim: _first(x, dim), vectors))
+    part, part_metrics = loss(jax.tree.map(lambda x, dim=dim: _first(x, dim), vectors))
     total += part
-    named = {"loss": base.average(part), **own}
+    named = {"loss": base.average(part), **part_metrics}
     metrics |= {f"first_{dim}/{name}": value for name, value in named.items()}
   return total / (1 + len(dims)), metrics
 

@@ -162,7 +162,7 @@ class VmsstModel(base.BitextModel):
     encoder_rng, decoder_rng, *latent_rngs = generation.split_rng(rng, 2 + len(LATENTS))
     if not dropout:
       encoder_rng = decoder_rng = None
-    pairs = generation.pairs_of(batch)
+    pairs = generation.pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
     embedded_B2TD = generation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, encoder_rng)
@@ -202,7 +202,7 @@ class VmsstModel(base.BitextModel):
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
     """Returns lower bounds on the log-likelihood of both sides, given z_sem of the given ones."""
-    pairs = generation.pairs_of(batch)
+    pairs = generation.pairs_in_batch(batch)
     embedded_B2TD = generation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
     latents = list(_latents_of_pairs(by_side, side_B).values())
@@ -220,12 +220,12 @@ class VmsstModel(base.BitextModel):
       )
       return -jnp.sum(jnp.where(pairs.mask_B2T, scores.nll_BRT, 0.0), axis=(1, 2))
 
-    found = likelihood_bounds.likelihood_bounds(
+    bounds = likelihood_bounds.likelihood_bounds(
       log_likelihood, latents, samples=self.evaluation_samples, rng=rng
     )
     return {
-      "elbo": base.average(found.elbo_B),
-      "importance_weighted_bound": base.average(found.importance_weighted_B),
+      "elbo": base.average(bounds.elbo_B),
+      "importance_weighted_bound": base.average(bounds.importance_weighted_B),
     }
 
   def _posteriors(

@@ -61,7 +61,7 @@ def build(
   url = f"{root}/opus_bitext/{loaded.name}/{VERSION}"
   target = storage.path(url)
   own_work = os.path.abspath(work or os.path.join(root, "opus_bitext_work", loaded.name))
-  work_folder = work_folders.path_of(own_work, is_folder=True)
+  work_folder = work_folders.work_path(own_work, is_folder=True)
   if work_folders.is_new(target):
     folder = pathlib.Path(url)
     if storage.is_url(url):

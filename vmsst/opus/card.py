@@ -117,17 +117,17 @@ def _goals(report: pipeline.Report) -> str:
 
 
 def _faults(report: pipeline.Report) -> str:
-  lines = [f"- {_place(report, fault)}" for fault in report.left_out]
+  lines = [f"- {_location(report, fault)}" for fault in report.left_out]
   for release in report.releases:
     made = report.cleaned[release.name]
     if made["fault_kinds"]:
       kinds = ", ".join(f"{count:,} × {what}" for what, count in made["fault_kinds"].items())
       lines.append(f"- {release.name}: {_plain(kinds)}")
-      lines += [f"  - {_place(report, formats.Fault(*fault))}" for fault in made["faults"]]
+      lines += [f"  - {_location(report, formats.Fault(*fault))}" for fault in made["faults"]]
   return "\n".join(lines) or "None."
 
 
-def _place(report: pipeline.Report, fault: formats.Fault) -> str:
+def _location(report: pipeline.Report, fault: formats.Fault) -> str:
   return _plain(f"{_below(report.root, fault.place)}: {fault.what}")
 
 

@@ -233,14 +233,14 @@ def _invisible() -> re.Pattern[str]:
 def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
   """Returns patterns of runs of letters in the language's scripts, and of other letters."""
   scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
-  own = "".join(_BLOCKS[script] for script in scripts)
-  return re.compile(f"[{own}]+"), re.compile(rf"[^\W\d_{own}]+")
+  letters = "".join(_BLOCKS[script] for script in scripts)
+  return re.compile(f"[{letters}]+"), re.compile(rf"[^\W\d_{letters}]+")
 
 
-def _has_share(text: str, own: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
+def _has_share(text: str, wanted: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
   """Returns whether a text has letters of a language, in at least this share of its letters."""
   others = other.findall(text)
   if not others:
-    return own.search(text) is not None
-  count = sum(map(len, own.findall(text)))
+    return wanted.search(text) is not None
+  count = sum(map(len, wanted.findall(text)))
   return count > 0 and count >= share * (count + sum(map(len, others)))

@@ -39,7 +39,7 @@ class DatasetSource(sources.TextSource, seqio.TfdsDataSource):
     self.split_languages = self._pair = pair
     self._teacher = teacher
 
-  def files_of(self, split: str) -> list[readers.BitextFile]:
+  def bitext_files(self, split: str) -> list[readers.BitextFile]:
     """Returns the files of a split."""
     return [
       readers.BitextFile((path,), "tfrecord", *self._pair) for path in self.list_shards(split)
@@ -48,8 +48,8 @@ class DatasetSource(sources.TextSource, seqio.TfdsDataSource):
   @functools.cache  # noqa: B019 (a source lives as long as its task, which is registered)
   def _vectors(self, split: str) -> list[np.memmap]:
     """Returns the teacher's vectors of each file."""
-    shards = self.files_of(split)
-    stored = [teacher_vectors.open_vectors(str(self._teacher), each) for each in shards]
+    shards = self.bitext_files(split)
+    stored = [teacher_vectors.open_vectors(str(self._teacher), file) for file in shards]
     if sum(map(len, stored)) != self.num_input_examples(split):
       raise errors.InputError(
         f"{self._teacher}: has vectors of {sum(map(len, stored))} pairs of {shards[0]} and so on, "
@@ -73,7 +73,7 @@ class DatasetSource(sources.TextSource, seqio.TfdsDataSource):
     if self._teacher is None:
       records = sources.interleave_files((paths,), tf.data.TFRecordDataset, *order)
       return records.batch(_RECORDS).map(self._columns).unbatch()
-    shards = self.files_of(split)
+    shards = self.bitext_files(split)
     stored = self._vectors(split)
     shape, size = stored[0].shape[1:], stored[0][0].nbytes
 
@@ -84,7 +84,7 @@ class DatasetSource(sources.TextSource, seqio.TfdsDataSource):
     def join(record_B: tf.Tensor, vectors_B: tf.Tensor) -> dict[str, tf.Tensor]:
       return {**self._columns(record_B), **features.teacher_columns(vectors_B, shape)}
 
-    where = [teacher_vectors.local_path(self._teacher, each) for each in shards]
+    where = [teacher_vectors.local_path(self._teacher, file) for file in shards]
     offsets = [array.offset for array in stored]
     rows = sources.interleave_files((paths, where, offsets), open_file, *order)
     return rows.batch(_RECORDS).map(join).unbatch()
@@ -152,20 +152,20 @@ def language_pairs(
     raise errors.InputError(
       f"{folder} is not a complete TFDS dataset ({error}); build it again"
     ) from None
-  found: dict[tuple[Language, Language], dict[str, str]] = {}
+  pairs: dict[tuple[Language, Language], dict[str, str]] = {}
   for name in sorted(info.splits):
     split, _, codes = name.partition("_")
     pair = [by_code[code] for code in codes.split("_") if code in by_code]
     if split not in SPLITS or len(pair) != 2:
       raise errors.InputError(f"{folder}: split {name} is not named like train_deu_eng")
     if used.issuperset(pair) and required.intersection(pair) and info.splits[name].num_examples:
-      found.setdefault((pair[0], pair[1]), {})[split] = name
-  if not found:
+      pairs.setdefault((pair[0], pair[1]), {})[split] = name
+  if not pairs:
     raise errors.InputError(
       f"{folder} has no language pair of these languages; choose among "
       f"{', '.join(sorted(info.splits))}"
     )
-  return found
+  return pairs
 
 
 def validation_reader(
@@ -181,12 +181,12 @@ def validation_reader(
   the function raises InputError if no language pair is left.
   """
   _, folder, versioned = find(config, data_dir)
-  found = language_pairs(folder, languages, pivots)
+  splits_by_pair = language_pairs(folder, languages, pivots)
 
   def read(corpus: str) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
     pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
     present = set()
-    for pair, splits in found.items():
+    for pair, splits in splits_by_pair.items():
       if "validation" not in splits:
         continue
       paths = DatasetSource(versioned, data_dir, splits, pair).list_shards("validation")

@@ -51,10 +51,10 @@ class EvaluationSentences:
     """
     keys: dict[str, array.array] = {}
     for name, text in sentences:
-      own = keys.setdefault(name, array.array("Q"))
+      hashes = keys.setdefault(name, array.array("Q"))
       text = cleaning.normalize(text)
       if any(map(str.isalnum, text)):
-        own.append(cleaning.sentence_key(text))
+        hashes.append(cleaning.sentence_key(text))
     if len(keys) > MAX_SETS:
       raise ValueError(f"{len(keys)} sets; at most {MAX_SETS} are supported")
     names = sorted(keys)

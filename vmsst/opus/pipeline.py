@@ -88,15 +88,15 @@ def build(
     InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
       failed.
   """
-  found, left_out = releases_lib.scan(root)
-  wanted = [release for release in found if recipe.wants(release)]
+  available, left_out = releases_lib.scan(root)
+  wanted = [release for release in available if recipe.wants(release)]
   if not wanted:
     raise errors.InputError(
-      f"{root}: recipe {recipe.name} uses none of the {len(found)} releases in this folder, e.g. "
-      f"{', '.join(release.name for release in found[:5])}; add some of its corpora"
+      f"{root}: recipe {recipe.name} uses none of the {len(available)} releases in this folder, "
+      f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
   with work_folders.owned(work, is_folder=True):
-    work = work_folders.path_of(work, is_folder=True)
+    work = work_folders.work_path(work, is_folder=True)
     clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
@@ -170,8 +170,8 @@ def _merge(
   for unit in ordered:
     pairs.setdefault(unit.release.pair_name, []).append(unit)
   units = {}
-  for pair, own in sorted(pairs.items()):
-    inputs = tuple(stages.Cleaned(unit.path, unit.key, unit.release.corpus) for unit in own)
+  for pair, members in sorted(pairs.items()):
+    inputs = tuple(stages.Cleaned(unit.path, unit.key, unit.release.corpus) for unit in members)
     units[pair] = [
       stages.Merge(
         inputs=inputs,
@@ -179,9 +179,9 @@ def _merge(
         seed=recipe.seed,
         path=os.path.join(work, "merge", pair, f"{bucket:05d}.parquet"),
       )
-      for bucket in range(own[0].buckets)
+      for bucket in range(members[0].buckets)
     ]
-  engines.run("merge", [unit for own in units.values() for unit in own], engine)
+  engines.run("merge", [unit for members in units.values() for unit in members], engine)
   return units
 
 
@@ -192,25 +192,25 @@ def _ranks(
   merged: dict[recipes.Cell, collections.Counter[str]] = {}
   places: dict[recipes.Cell, list[tuple[int, int]]] = {}
   path = os.path.join(work, "ranks")
-  place = 0
+  offset = 0
   # One memory-mapped file: a process may not open one file for each bucket.
   with atomic_files.atomic_file(path) as stream:
-    for pair, own in units.items():
-      for unit in own:
+    for pair, members in units.items():
+      for unit in members:
         counts = base.result(unit) or {}
         stream.write(stages.load_ranks(unit).tobytes())
         for corpus in unit.corpora:
           kept = counts[corpus][stages.KEPT]
-          places.setdefault((pair, corpus), []).append((place, place + kept))
+          places.setdefault((pair, corpus), []).append((offset, offset + kept))
           merged.setdefault((pair, corpus), collections.Counter()).update(counts[corpus])
-          place += kept
-  if not place:
+          offset += kept
+  if not offset:
     raise errors.InputError(
       f"no pair of texts is left: {_reasons(cleaned)}; relax the rules of the recipe"
     )
   all_ranks_N = np.asarray(np.memmap(path, np.uint64, mode="r"))
   return merged, {
-    cell: [all_ranks_N[start:end] for start, end in own] for cell, own in places.items()
+    cell: [all_ranks_N[start:end] for start, end in members] for cell, members in places.items()
   }
 
 
@@ -222,8 +222,8 @@ def _reasons(cleaned: Sequence[stages.Clean]) -> str:
     made = base.result(unit) or {"counts": {}, "faults": []}
     counts.update(made["counts"])
     faults += made["faults"]
-  found = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
-  return ", ".join([*found, *(f"{place}: {what}" for place, what in faults[:1])])
+  reasons = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
+  return ", ".join([*reasons, *(f"{location}: {what}" for location, what in faults[:1])])
 
 
 def _write(
@@ -235,23 +235,23 @@ def _write(
 ) -> dict[str, list[dict[str, Any]]]:
   """Writes all shards; returns their paths, sizes and hashes by split."""
   planned: dict[str, list[stages.Write]] = {}
-  for pair, own in units.items():
+  for pair, members in units.items():
     source, target = pair.split("_")
-    for split, bounds, inputs in _splits(pair, own, ranks, cuts):
+    for split, bounds, inputs in _splits(pair, members, ranks, cuts):
       planned[split] = [
         stages.Write(
           inputs=merged,
           bounds=bounds,
           source_language=source,
           target_language=target,
-          path=f"{prefix}-{split}.tfrecord-{place:05d}-of-{len(inputs):05d}",
+          path=f"{prefix}-{split}.tfrecord-{number:05d}-of-{len(inputs):05d}",
         )
-        for place, merged in enumerate(inputs)
+        for number, merged in enumerate(inputs)
       ]
-  engines.run("write", [unit for own in planned.values() for unit in own], engine)
+  engines.run("write", [unit for members in planned.values() for unit in members], engine)
   return {
-    split: [{"path": unit.path, **(base.result(unit) or {})} for unit in own]
-    for split, own in sorted(planned.items())
+    split: [{"path": unit.path, **(base.result(unit) or {})} for unit in members]
+    for split, members in sorted(planned.items())
   }
 
 
@@ -266,18 +266,18 @@ def _splits(
   Every shard has rows, because readers do not expect empty ones.
   """
   corpora = units[0].corpora
-  cut_of = {corpus: cuts[pair, corpus] for corpus in corpora}
+  cut_by_corpus = {corpus: cuts[pair, corpus] for corpus in corpora}
   train_rows_B, validation_rows_B = np.zeros((2, len(units)), np.int64)
-  for corpus, cut in cut_of.items():
+  for corpus, cut in cut_by_corpus.items():
     for bucket, part in enumerate(ranks[pair, corpus]):
       train, validation = cut.split(part)
       train_rows_B[bucket] += train.stop - train.start
       validation_rows_B[bucket] += validation.stop - validation.start
   if train_rows_B.any():
-    bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_of.items())
+    bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_by_corpus.items())
     yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
   if validation_rows_B.any():
-    bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_of.items())
+    bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_by_corpus.items())
     # Validation data is small: one shard.
     yield f"validation_{pair}", bounds, [tuple(units)]
 
@@ -286,6 +286,6 @@ def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
   """Returns how many rows a cut takes for training and for validation."""
   split = [cut.split(part) for part in parts]
   train, validation = (
-    sum(rows.stop - rows.start for rows in own) for own in zip(*split, strict=True)
+    sum(rows.stop - rows.start for rows in slices) for slices in zip(*split, strict=True)
   )
   return train, validation

@@ -260,8 +260,8 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
     record = yaml.load(content, _Loader)
   except yaml.YAMLError as error:
     mark = getattr(error, "problem_mark", None)
-    place = f"{path}:{mark.line + 1}" if mark else f"{path}"
-    raise errors.InputError(f"{place}: {getattr(error, 'problem', None) or error}") from None
+    location = f"{path}:{mark.line + 1}" if mark else f"{path}"
+    raise errors.InputError(f"{location}: {getattr(error, 'problem', None) or error}") from None
   except (ValueError, RecursionError) as error:  # Dates, numbers, nesting.
     raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
   try:
@@ -321,8 +321,8 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
   """Returns the languages whose targets count a pair: its pivot only if both are pivots."""
   codes = pair.split("_")
-  own = [code for code in codes if code not in recipe.pivots]
-  return own or codes
+  others = [code for code in codes if code not in recipe.pivots]
+  return others or codes
 
 
 def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
@@ -347,19 +347,19 @@ def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]
   groups: dict[tuple[str, ...], list[Cell]] = {}
   for cell in cells:
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
-  found = []
+  groups_of_targets = []
   for codes, members in groups.items():
     targets = [recipe.targets[code] for code in codes if code in recipe.targets]
     if targets:
-      found.append((min(targets), members))
-  return found
+      groups_of_targets.append((min(targets), members))
+  return groups_of_targets
 
 
 def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
   """Returns `sizes` with the largest cut to one size (or one more), for a sum up to `target`."""
   left, level = target, {}
-  for place, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
-    share = left // (len(sizes) - place)
+  for index, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
+    share = left // (len(sizes) - index)
     level[cell] = min(sizes[cell], share)
     left -= level[cell]
   return level
@@ -406,14 +406,14 @@ class _Loader(yaml.SafeLoader):
 def _normalized(kind: type, value: Any) -> Any:
   """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
   if issubclass(kind, dict):
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, count in msgspec.convert(value, dict[str, Count]).items():
       is_pair = kind is PairCounts or (kind is Counts and "-" in name)
       key = _normalized(Pair if is_pair else Code, name)
-      if key in found:
+      if key in counts:
         raise errors.InputError(f"{key} is there twice, once as {name}; remove one")
-      found[key] = count
-    return kind(found)
+      counts[key] = count
+    return kind(counts)
   if not isinstance(value, str):
     raise errors.InputError(f"{input_files.shown(value)} is not text; put it in quotes")
   if kind is Code:

@@ -95,10 +95,10 @@ class Release:
           if _LICENSE.fullmatch(os.path.basename(member.name)):
             return _first_line(archives.member_chunks(member))
       folder = os.path.dirname(self.paths[0])
-      for place in (folder, os.path.dirname(folder)):
-        for name in storage.names(place) if os.path.basename(place) == self.version else ():
+      for parent in (folder, os.path.dirname(folder)):
+        for name in storage.names(parent) if os.path.basename(parent) == self.version else ():
           if _LICENSE.fullmatch(name):
-            return _first_line(archives.file_chunks(os.path.join(place, name)))
+            return _first_line(archives.file_chunks(os.path.join(parent, name)))
     return ""
 
 
@@ -132,7 +132,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     is_folder = storage.path(root).is_dir()
   if not is_folder:
     raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
-  found: dict[tuple[str, ...], Release] = {}
+  releases: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
   for path in _files(root):
     match = _NAME.fullmatch(os.path.basename(path))
@@ -147,18 +147,18 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     elif release is not None:
       codes = sorted(_folded(code) for code in release.file_codes)
       key = (release.corpus, release.version, *codes)
-      held = found.setdefault(key, release)
+      held = releases.setdefault(key, release)
       if _FORMATS.index(release.format) < _FORMATS.index(held.format):
-        found[key] = release
+        releases[key] = release
       elif release.format == held.format and release is not held:
         faults.append(Fault(path, f"the same corpus and languages as {held.paths[0]}"))
-  if not found:
+  if not releases:
     raise errors.InputError(
       f"{root}: no OPUS release below this folder; add some, as "
       "CORPUS/VERSION/moses/de-en.txt.zip, "
       f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{_first(faults)}"
     )
-  return sorted(found.values(), key=lambda release: release.name), faults
+  return sorted(releases.values(), key=lambda release: release.name), faults
 
 
 def read(release: Release) -> Iterator[Row | Fault]:
@@ -220,8 +220,8 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if side not in (first, second):
       return None  # Such as x.de-en.ids.
     other = f"{match['stem'] or ''}{first}-{second}.{second if side == first else first}"
-    found = (os.path.join(os.path.dirname(path), other + end) for end in ("", ".gz"))
-    paths += [full for full in found if storage.is_file(full)][:1]
+    candidates = (os.path.join(os.path.dirname(path), other + end) for end in ("", ".gz"))
+    paths += [full for full in candidates if storage.is_file(full)][:1]
     if len(paths) < 2:
       return Fault(path, f"its counterpart {other} is missing")
     if side == second:

@@ -80,7 +80,7 @@ class Clean(base.Unit):
     kinds: collections.Counter[str] = collections.Counter()
     faults: list[formats.Fault] = []
     clean = cleaning.Cleaner(self.cleaning, *self.release.pair)
-    sets_of = _held_out(self.held_out, self.held_out_digest).sets
+    matching_sets = _held_out(self.held_out, self.held_out_digest).sets
     with buckets.writing(self.path, self.buckets) as writer:
       for row in releases.read(self.release):
         if isinstance(row, formats.Fault):
@@ -95,7 +95,7 @@ class Clean(base.Unit):
           continue
         source, target = cleaned
         source_key, target_key, key = cleaning.keys(source, target)
-        sets = {*sets_of(source_key), *sets_of(target_key)}
+        sets = {*matching_sets(source_key), *matching_sets(target_key)}
         if sets:
           counts[HELD_OUT] += 1
           by_set.update(sets)
@@ -135,22 +135,22 @@ class Merge(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    inputs = [(each.key, each.corpus) for each in self.inputs]
+    inputs = [(merged.key, merged.corpus) for merged in self.inputs]
     return _digest("merge", inputs, self.bucket, self.seed)
 
   @property
   def corpora(self) -> tuple[str, ...]:
     """The corpora of the inputs; the tag of a row is the index of its corpus."""
-    return tuple(dict.fromkeys(each.corpus for each in self.inputs))
+    return tuple(dict.fromkeys(cleaned.corpus for cleaned in self.inputs))
 
   def make(self) -> dict[str, Any]:
     """Makes the file; returns counts by corpus: rows, duplicates, and kept rows."""
     corpora = self.corpora
     tables, tags = [buckets.CLEANED.empty_table()], [0]
-    for each in self.inputs:
-      for table in buckets.read(each.path, buckets.CLEANED, self.bucket):
+    for unit in self.inputs:
+      for table in buckets.read(unit.path, buckets.CLEANED, self.bucket):
         tables.append(table)
-        tags.append(corpora.index(each.corpus))
+        tags.append(corpora.index(unit.corpus))
     tags_N = np.repeat(tags, [len(table) for table in tables])
     rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
     keys_N = rows["key"].to_numpy()
@@ -236,13 +236,13 @@ class Write(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on, without the path."""
-    inputs = [each.key for each in self.inputs]
+    inputs = [merged.key for merged in self.inputs]
     return _digest("write", inputs, self.bounds, self.source_language, self.target_language)
 
   def make(self) -> dict[str, Any]:
     """Makes the file; returns the number of rows, the bytes of the records, and the file hash."""
     examples = dataset_shards.Examples(self.source_language, self.target_language)
-    rows = heapq.merge(*(self._rows(each) for each in self.inputs))
+    rows = heapq.merge(*(self._rows(merged) for merged in self.inputs))
     written = (examples.example(corpus, source, target) for _, corpus, source, target in rows)
     with atomic_files.atomic_path(self.path) as partial:
       count, size = dataset_shards.write(partial, written)

@@ -36,14 +36,14 @@ class EmbeddedText:
   @property
   def encoder(self) -> dict[str, Any]:
     """`encoding.identity` of the encoder that computed the vectors; empty if unknown."""
-    found = self.vectors.settings.get("encoder")
-    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
+    name = self.vectors.settings.get("encoder")
+    return name if isinstance(name, dict) else {} if name is None else {"name": str(name)}
 
   @property
   def dimensions(self) -> int | None:
     """How many of the encoder's dimensions the vectors have; None: all."""
-    found = self.vectors.settings.get("dimensions")
-    return found if isinstance(found, int) else None
+    count = self.vectors.settings.get("dimensions")
+    return count if isinstance(count, int) else None
 
   def open_index(self, folder: str | os.PathLike[str]) -> faiss_index.Index:
     """Returns an index of the vectors, see `index_folder.open_index`; they are not read again."""

@@ -149,33 +149,33 @@ class DistinctVectors(UnitVectors):
     """Returns consecutive rows, identical ones included, at length 1, as `unit_rows` does."""
     return _at_length_1(_as_float32(self.rows[rows]), self.norm_N[rows])
 
-  def rows_of(self, near: Neighbors, k: int) -> Neighbors:
+  def expanded(self, near: Neighbors, k: int) -> Neighbors:
     """Returns the k nearest rows, or all, given the numbers of the k nearest distinct vectors."""
     if len(self) == len(self.number_N):
       return near
     row_FL = self._identical_rows(k)
-    found = no_neighbors(len(near), min(k, self.total))
+    neighbors = no_neighbors(len(near), min(k, self.total))
     height = max(1, 4 * self._block_rows // (near.index_NK.shape[1] * row_FL.shape[1]))
     for block in blocks(len(near), height):
       row_BKL = row_FL[near.index_NK[block]]
       score_BKL = np.where(row_BKL < 0, -np.inf, near.score_NK[block, :, None])
       row_BL, score_BL = (x.reshape(len(row_BKL), -1) for x in (row_BKL, score_BKL))
-      order_BK = np.lexsort((row_BL, -score_BL))[:, : found.index_NK.shape[1]]
-      found.index_NK[block] = np.take_along_axis(row_BL, order_BK, axis=1)
-      found.score_NK[block] = np.take_along_axis(score_BL, order_BK, axis=1)
-    return found
+      order_BK = np.lexsort((row_BL, -score_BL))[:, : neighbors.index_NK.shape[1]]
+      neighbors.index_NK[block] = np.take_along_axis(row_BL, order_BK, axis=1)
+      neighbors.score_NK[block] = np.take_along_axis(score_BL, order_BK, axis=1)
+    return neighbors
 
   def of_all(self, near: Neighbors) -> Neighbors:
     """Returns the neighbors of every row, given those of the distinct vectors."""
     if len(self) == len(self.number_N):
       return near
-    found = no_neighbors(len(self.number_N), near.index_NK.shape[1])
+    neighbors = no_neighbors(len(self.number_N), near.index_NK.shape[1])
     for block in blocks(len(self.number_N), self._block_rows):
       wanted_P = block.start + np.flatnonzero(self.number_N[block] >= 0)
       number_P = self.number_N[wanted_P]
-      found.index_NK[wanted_P] = near.index_NK[number_P]
-      found.score_NK[wanted_P] = near.score_NK[number_P]
-    return found
+      neighbors.index_NK[wanted_P] = near.index_NK[number_P]
+      neighbors.score_NK[wanted_P] = near.score_NK[number_P]
+    return neighbors
 
   def _identical_rows(self, k: int) -> np.ndarray:
     """Returns the first rows of each distinct vector, int64 [F, L], L <= k; -1 follows fewer."""
@@ -244,7 +244,9 @@ def compare(
   """
   with _COMPARING:
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    count = max((each["num_threads"] for each in blas.info()), default=os.cpu_count() or 1)
+    count = max(
+      (pool_info["num_threads"] for pool_info in blas.info()), default=os.cpu_count() or 1
+    )
     with blas.limit(limits=1), futures.ThreadPoolExecutor(threads or count) as pool:
       for start, held_HD in source.unit_blocks(held_rows):
         rows = forward[start : start + len(held_HD)]
@@ -278,7 +280,7 @@ def top_k(
     raise ValueError(f"cannot find {k} neighbors among {len(base)} vectors")
   near = no_neighbors(len(query), min(k, len(base)))
   compare(query, base, near, None)
-  return query.of_all(base.rows_of(near, k))
+  return query.of_all(base.expanded(near, k))
 
 
 def mutual_top_k(
@@ -299,7 +301,7 @@ def mutual_top_k(
   forward = no_neighbors(len(source), min(k, len(target)))
   backward = no_neighbors(len(target), min(k, len(source)))
   compare(source, target, forward, backward)
-  return source.of_all(target.rows_of(forward, k)), target.of_all(source.rows_of(backward, k))
+  return source.of_all(target.expanded(forward, k)), target.of_all(source.expanded(backward, k))
 
 
 def unit_rows(vectors_ND: np.ndarray) -> np.ndarray:
@@ -388,9 +390,9 @@ def _compare_held(
   # The last task of each piece of rows and of columns: later ones merge after it.
   last: dict[tuple[str, int], futures.Future[None]] = collections.defaultdict(lambda: _DONE)
 
-  def submit(place: tuple[str, int], function: Callable, *args: Any) -> futures.Future[None]:
-    last[place] = pool.submit(function, *args, last[place])
-    return last[place]
+  def submit(block: tuple[str, int], function: Callable, *args: Any) -> futures.Future[None]:
+    last[block] = pool.submit(function, *args, last[block])
+    return last[block]
 
   def compute(row: int, column: int, target_CD: np.ndarray) -> None:
     """Starts to compute a block, and to select the best of its rows; later those of its columns."""
@@ -491,10 +493,10 @@ def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
   """Returns the k best columns of each row, or all, ties by first column; overwrites the scores."""
   near = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
-  for place in range(near.index_NK.shape[1]):
+  for rank in range(near.index_NK.shape[1]):
     index_N = score_NM.argmax(axis=1)
-    near.index_NK[:, place] = index_N
-    near.score_NK[:, place] = score_NM[row_N, index_N]
+    near.index_NK[:, rank] = index_N
+    near.score_NK[:, rank] = score_NM[row_N, index_N]
     score_NM[row_N, index_N] = -np.inf
   return near
 

@@ -54,16 +54,16 @@ def training_rows(factory: str) -> int:
   Raises:
     InputError: the string is not supported.
   """
-  if not (found := _PATTERN.fullmatch(factory)):
+  if not (match := _PATTERN.fullmatch(factory)):
     raise errors.InputError(f"factory {factory!r} is not supported: give one {_EXAMPLES}")
-  lists = int(found["lists"] or 0)
-  if found["lists"] and not lists:
+  lists = int(match["lists"] or 0)
+  if match["lists"] and not lists:
     raise errors.InputError(f"factory {factory!r} has no lists: give one {_EXAMPLES}")
-  if found["parts"] and not lists:
+  if match["parts"] and not lists:
     raise errors.InputError(
       f"factory {factory!r} needs lists: give IVF1,{factory} for a single one"
     )
-  trained = found["transform"] or lists or found["code"] not in ("Flat", "SQfp16")
+  trained = match["transform"] or lists or match["code"] not in ("Flat", "SQfp16")
   return max(_AT_LEAST, _PER_CENTROID * lists) if trained else 0
 
 
@@ -156,8 +156,8 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
   """
   faiss = library()
   try:
-    place = input_files.utf8_path(path, "an index")
-    return faiss.read_index(place, faiss.IO_FLAG_MMAP if mapped else 0)
+    file = input_files.utf8_path(path, "an index")
+    return faiss.read_index(file, faiss.IO_FLAG_MMAP if mapped else 0)
   except RuntimeError as error:
     raise errors.InputError(
       f"{os.fspath(path)}: this version of FAISS cannot read it: {_reason(error)}"
@@ -208,7 +208,7 @@ class Index:
     total = self.shape[0] if wanted_N is None else int(np.count_nonzero(wanted_N))
     k = min(k, total)
     count = min(total, max(k, candidates or max(_CANDIDATES, _PER_NEIGHBOR * k)))
-    found = exact_search.no_neighbors(len(query_ND), k)
+    neighbors = exact_search.no_neighbors(len(query_ND), k)
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for block in exact_search.blocks(len(query_ND), _QUERIES):
         query_BD = query_ND[block]
@@ -218,9 +218,9 @@ class Index:
         if len(lacking_P):
           row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
         parts = list(exact_search.blocks(len(query_BD), _PIECE))
-        args = ([x[part] for part in parts] for x in (query_BD, row_BC, found[block]))
+        args = ([x[part] for part in parts] for x in (query_BD, row_BC, neighbors[block]))
         list(pool.map(self._compare, *args))
-    return found
+    return neighbors
 
   def candidates(
     self,
@@ -244,15 +244,15 @@ class Index:
     return self._index.search(np.ascontiguousarray(query_ND, np.float32), count, params=params)[1]
 
   def _compare(
-    self, query_BD: np.ndarray, row_BC: np.ndarray, found: exact_search.Neighbors
+    self, query_BD: np.ndarray, row_BC: np.ndarray, neighbors: exact_search.Neighbors
   ) -> None:
     """Sets the nearest candidates by their vectors."""
     stored_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
     score_BC = _cosines(query_BD, stored_PD.reshape(*row_BC.shape, -1))
     score_BC[row_BC < 0] = -np.inf
-    order_BK = np.lexsort((row_BC, -score_BC))[:, : found.index_NK.shape[1]]
-    found.index_NK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
-    found.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
+    order_BK = np.lexsort((row_BC, -score_BC))[:, : neighbors.index_NK.shape[1]]
+    neighbors.index_NK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
+    neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
 def compare(source: Index, target: Index, *, progress: bool | None = None) -> exact_search.Compare:

@@ -78,7 +78,7 @@ def build_index(
   faiss_index.new(factory, width)
   described = {"count": count, "dimension": width, "digest": rows.digest, "name": name}
   settings = Settings(factory, described, shard_rows or _SHARD_ROWS)
-  work = work_folders.path_of(folder, is_folder=True)
+  work = work_folders.work_path(folder, is_folder=True)
   if storage.exists(folder / _STATE):
     before, sha256 = _read_state(folder)
     if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
@@ -102,8 +102,8 @@ def build_index(
   ]
   filled = engines.run("index", shards, engine, progress=progress)
   index = first.read()
-  for unit, each in zip(shards, filled, strict=True):
-    index.merge_from(Part(unit.path, each["sha256"]).read(), 0)
+  for unit, part in zip(shards, filled, strict=True):
+    index.merge_from(Part(unit.path, part["sha256"]).read(), 0)
   _write_state(folder, settings, _write(index, folder / _INDEX)["sha256"])
   work_folders.clear(work)
   return settings
@@ -262,10 +262,10 @@ _mapped_copy = functools.lru_cache(maxsize=2)(_mapped)  # As many as mining has.
 def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:
   """Raises InputError unless a file has this checksum."""
   try:
-    found = checksums.of_file(path)
+    digest = checksums.of_file(path)
   except errors.InputError as error:
     raise errors.InputError(f"{error}: {_AGAIN}") from None
-  if found != sha256:
+  if digest != sha256:
     raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
 
 

@@ -198,7 +198,7 @@ def best_neighbors(
   errors.check_choice("margin", margin, _MARGINS)
   means = _means(forward), _means(backward)
   both = (forward, *means), (backward, *means[::-1])
-  return tuple(_best_of(_MARGINS[margin], *side, min_cosine) for side in both)  # type: ignore[return-value]
+  return tuple(_best_neighbor(_MARGINS[margin], *side, min_cosine) for side in both)  # type: ignore[return-value]
 
 
 def margin_scores(
@@ -252,13 +252,13 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search
     # A threshold keeps either all pairs of one score or none.
     next_B = pairs.score_P[rows.start + 1 : rows.stop + 1]
     f1_B[: len(next_B)][pairs.score_P[rows][: len(next_B)] == next_B] = -1
-    place = int(np.argmax(f1_B))
-    if best is None or f1_B[place] > best.f1:
+    best_row = int(np.argmax(f1_B))
+    if best is None or f1_B[best_row] > best.f1:
       best = F1(
-        f1=float(f1_B[place]),
-        precision=float(hits_B[place] / kept_B[place]),
-        recall=float(hits_B[place] / len(gold)),
-        threshold=float(pairs.score_P[rows.start + place]),
+        f1=float(f1_B[best_row]),
+        precision=float(hits_B[best_row] / kept_B[best_row]),
+        recall=float(hits_B[best_row] / len(gold)),
+        threshold=float(pairs.score_P[rows.start + best_row]),
       )
   assert best is not None
   return best
@@ -282,7 +282,7 @@ def _means(near: exact_search.Neighbors) -> np.ndarray:
   return mean_N
 
 
-def _best_of(
+def _best_neighbor(
   score: Callable[[np.ndarray, np.ndarray], np.ndarray],
   near: exact_search.Neighbors,
   mean_N: np.ndarray,
@@ -317,8 +317,8 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
   """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
   with large_arrays.Records(3) as records:
-    for each in blocks:
-      columns = large_arrays.descending(each.score_P), each.source_P, each.target_P
+    for pairs in blocks:
+      columns = large_arrays.descending(pairs.score_P), pairs.source_P, pairs.target_P
       records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
     for record_B3 in records.sorted():
       number_B, source_B, target_B = record_B3.T
@@ -341,10 +341,10 @@ def _one_to_one(best: Sequence[Best]) -> Iterator[Pairs]:
   for pairs in _sorted(itertools.chain(_of_side(best, 0), _of_side(best, 1))):
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
-    for place, (source, target) in enumerate(both):
+    for row, (source, target) in enumerate(both):
       if not used_N[source] and not used_M[target]:
         used_N[source] = used_M[target] = 1
-        kept.append(place)
+        kept.append(row)
     yield pairs._of(kept)
 
 

@@ -114,7 +114,9 @@ class CompareBlock(base.Unit):
     assert forward is not None
     self.compare(sides[0], sides[1], forward, backward)
     near = [forward] if backward is None else [forward, backward]
-    arrays = [x for each in near for x in (each.index_NK.astype(np.int32), each.score_NK)]
+    arrays = [
+      x for neighbors in near for x in (neighbors.index_NK.astype(np.int32), neighbors.score_NK)
+    ]
     content: dict[str, Any] = dict(zip(_NAMES, arrays, strict=False))
     with atomic_files.atomic_file(self.path) as stream:
       np.savez(stream, **content)
@@ -138,7 +140,7 @@ def compare(
     block: Most sources and targets of a unit; None: 65,536 and 262,144.
     progress: Show a progress bar; None: on a terminal only.
   """
-  place = storage.absolute(folder)  # Other processes may run in another one.
+  target_folder = storage.absolute(folder)  # Other processes may run in another one.
 
   def search(
     source: exact_search.UnitVectors,
@@ -149,7 +151,7 @@ def compare(
   ) -> None:
     both = source, target
     stored = [
-      StoredSide.write(side, f"{place}/{name}.npy")
+      StoredSide.write(side, f"{target_folder}/{name}.npy")
       for side, name in zip(both, ("source", "target"), strict=True)
     ]
     spans = _spans(len(source.norm_N), len(target.norm_N), block or (_SOURCES, _TARGETS))
@@ -161,14 +163,14 @@ def compare(
           ((rows.start, rows.stop), (columns.start, columns.stop)),
           k,
           compare,
-          f"{place}/block-{i}-{j}.npz",
+          f"{target_folder}/block-{i}-{j}.npz",
         )
         for j, columns in enumerate(spans[1])
       ]
       for i, rows in enumerate(spans[0])
     ]
     engines.run("compare", [unit for row in units for unit in row], engine, progress=progress)
-    numbers = [_numbers(side, own) for side, own in zip(both, spans, strict=True)]
+    numbers = [_numbers(side, side_spans) for side, side_spans in zip(both, spans, strict=True)]
     for part, row in zip(numbers[0], units, strict=True):
       _merge(forward[part], row, numbers[1], _NAMES[:2])
     if backward is not None:

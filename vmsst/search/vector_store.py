@@ -59,7 +59,7 @@ class State:
     """Returns how these vectors differ from others, for messages; "" if they are the same."""
     keys = ("dimension", "dtype")
     return stored_settings.differences(
-      *({**{key: getattr(each, key) for key in keys}, **each.settings} for each in (self, given))
+      *({**{key: getattr(store, key) for key in keys}, **store.settings} for store in (self, given))
     )
 
   def write(self, folder: str | os.PathLike[str]) -> None:
@@ -162,7 +162,7 @@ def abandon(folder: str | os.PathLike[str]) -> None:
 def _remove_results(folder: storage.Path) -> None:
   """Removes the results of the units that wrote the shards, and what killed ones have left."""
   storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
-  work_folders.clear(work_folders.path_of(folder, is_folder=True))
+  work_folders.clear(work_folders.work_path(folder, is_folder=True))
 
 
 class Vectors:
@@ -286,8 +286,8 @@ def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
     npy_files.check_shard(path, (rows, state.dimension), state.dtype)
   if not storage.is_url(folder):
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      found = list(pool.map(checksums.of_file, paths))
-    for path, own, stored in zip(paths, found, state.sha256 or [], strict=True):
-      if own != stored:
+      digests = list(pool.map(checksums.of_file, paths))
+    for path, digest, stored in zip(paths, digests, state.sha256 or [], strict=True):
+      if digest != stored:
         raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
   return state, paths

@@ -104,8 +104,8 @@ def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
 def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
   """Returns the paths in `folder` with the name of a checkpoint, sorted by step."""
   root = epath.Path(storage.path(folder))
-  found = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
-  return sorted(found, key=checkpoint_step)
+  folders = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
+  return sorted(folders, key=checkpoint_step)
 
 
 def newest_intact(model_dir: str) -> epath.Path | None:
@@ -155,25 +155,25 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   paths = [hub_models.checkpoint(path) for path in paths]
   if not paths:
     raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
-  found: list[epath.Path] = []
-  for place in paths:
-    path = epath.Path(storage.path(place))
+  checkpoints: list[epath.Path] = []
+  for given in paths:
+    path = epath.Path(storage.path(given))
     if cfg.mode == "specific":
       if not (path / "state").is_dir():
         inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
         hint = f"; it contains {', '.join(inside[-3:])}" if inside else ""
         raise InputError(f"{path} is not a T5X checkpoint (no folder 'state'){hint}")
-      found.append(path)
+      checkpoints.append(path)
     else:
       inside = all_checkpoints(path)
       if not inside:
         raise InputError(f"no checkpoint_<step> in {path}; set another path")
-      found += inside if cfg.mode == "all" else inside[-1:]
-  for path in found if jax.process_index() == 0 else ():
+      checkpoints += inside if cfg.mode == "all" else inside[-1:]
+  for path in checkpoints if jax.process_index() == 0 else ():
     problem = checksums.damage(path)
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
-  return found
+  return checkpoints
 
 
 def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
@@ -283,22 +283,22 @@ def find_arrays(
   """
   model, stored = _flatten(shapes), t5x_checkpoints.read_metadata(path)
   sources = apply_assignment_map(model, assignment_map or (), stored, path)
-  found = {name: source for name, source in sources.items() if source is not None}
-  missing = [name for name in sources if name not in found]
+  sources_found = {name: source for name, source in sources.items() if source is not None}
+  missing = [name for name in sources if name not in sources_found]
   if missing and not may_lack:
     raise InputError(
       f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
       "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
       "If only the optimizer state is missing, keep the run's scan_layers"
     )
-  for name, source in found.items():
+  for name, source in sources_found.items():
     wanted, saved = tuple(model[name].shape), source.shape(stored)
     if wanted != saved:
       raise InputError(
         f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
         "checkpoint of the same model and size"
       )
-  return found
+  return sources_found
 
 
 def restore(
@@ -326,11 +326,11 @@ def restore(
   model = _flatten(shapes)
   placement = _flatten(shardings)
   stored = t5x_checkpoints.read_metadata(path)
-  found = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
-  missing = [name for name in model if name not in found]
+  sources = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
+  missing = [name for name in model if name not in sources]
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
-  for name, source in found.items():
+  for name, source in sources.items():
     kept = dtype is None or not name.startswith("target/")
     for part in source.names:
       read[part] = model[name]
@@ -351,7 +351,7 @@ def restore(
   arrays = _flatten(tree)
   state: dict[str, Any] = {}
   taken: set[str] = set()
-  for name, source in found.items():
+  for name, source in sources.items():
     array = source.make(arrays)
     if source.stacked or source.layer is not None:
       array = jax.device_put(array, placement[name])

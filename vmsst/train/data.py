@@ -228,9 +228,9 @@ class DataState:
     A state saved by upstream T5X has no JSON file. It is that of the checkpoint's step, which ends
     the name of the parent of `folder`. At step 0 it is one batch ahead; returns None then.
     """
-    own, name = _state_path(folder, process, processes)
-    prefix = own / name if (own / (name + ".index")).is_file() else None
-    description = own / (name + ".json")
+    process_folder, name = _state_path(folder, process, processes)
+    prefix = process_folder / name if (process_folder / (name + ".index")).is_file() else None
+    description = process_folder / (name + ".json")
     if description.is_file():
       try:
         record = json.loads(description.read_text())
@@ -402,8 +402,10 @@ class TrainIterator:
       return self._take()
     if not self._trimmed:
       batches = [self._take() for _ in range(self._together)]
-      own = np.array([used_eighths(batch) for batch in batches])
-      all_processes = np.reshape(multihost_utils.process_allgather(own), [-1, self._together])
+      eighths_here = np.array([used_eighths(batch) for batch in batches])
+      all_processes = np.reshape(
+        multihost_utils.process_allgather(eighths_here), [-1, self._together]
+      )
       eighths = all_processes.max(axis=0)
       for batch, part in zip(batches, eighths.tolist(), strict=True):
         self._trimmed.append(self._partitioner.to_devices(trim_padding(batch, part)))

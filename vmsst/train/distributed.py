@@ -32,11 +32,13 @@ def _on_cluster() -> bool:
 
   On Kubernetes, JAX would ask the cluster's server in every pod; there, the user gives the address.
   """
-  found = os.environ
+  environment = os.environ
   return (
-    ("SLURM_STEP_NODELIST" in found and found.get("SLURM_NTASKS") != "1")
-    or "OMPI_MCA_orte_hnp_uri" in found
-    or ("TPU_ML_PLATFORM" in found and "TPU_SKIP_MDS_QUERY" not in found)  # set by importing JAX
+    ("SLURM_STEP_NODELIST" in environment and environment.get("SLURM_NTASKS") != "1")
+    or "OMPI_MCA_orte_hnp_uri" in environment
+    or (
+      "TPU_ML_PLATFORM" in environment and "TPU_SKIP_MDS_QUERY" not in environment
+    )  # set by importing JAX
   )
 
 
@@ -85,8 +87,8 @@ def joined(
     "initialization_timeout": initialization_timeout,
   }
   if shown:  # JAX ends a process that cannot connect, so the message comes before
-    place = coordinator_address or "the address that JAX finds"
-    print(f"t5x: connecting to the other processes at {place}", file=sys.stderr, flush=True)
+    address = coordinator_address or "the address that JAX finds"
+    print(f"t5x: connecting to the other processes at {address}", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(
       **{name: value for name, value in given.items() if value is not None},

@@ -250,14 +250,14 @@ def memory(
       f"a step does not fit {devices}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
       "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
     ) from None
-  found: Any = compiled.memory_analysis()
+  analysis: Any = compiled.memory_analysis()
   parts = {
-    "arguments": found.argument_size_in_bytes,
-    "results": found.output_size_in_bytes - found.alias_size_in_bytes,
-    "temporary": found.temp_size_in_bytes,
+    "arguments": analysis.argument_size_in_bytes,
+    "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    "temporary": analysis.temp_size_in_bytes,
   }
   # Backends that do not report the peak return less than the arguments.
-  peak = found.peak_memory_in_bytes
+  peak = analysis.peak_memory_in_bytes
   peak = peak if peak > parts["arguments"] else sum(parts.values())
   shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
   return {

@@ -101,12 +101,12 @@ class InferenceEvaluator:
       predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
       score_fn=functools.partial(score, train_state=train_state),
     )
-    found = metrics.result() or {}
+    results = metrics.result() or {}
     if self._logs is not None and jax.process_index() == 0:
       self._logs.upload()
     if jax.process_count() > 1:
       distributed.barrier()
-    return found
+    return results
 
   def close(self) -> None:
     """Waits for metrics that are still being computed."""

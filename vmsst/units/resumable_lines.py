@@ -27,7 +27,7 @@ class LineWriter:
       settings: All that the lines depend on, as JSON. Parts of other settings are not used.
     """
     self._path = path
-    self._work = work_folders.path_of(path)
+    self._work = work_folders.work_path(path)
     self._stem = f"lines-{base.digest(settings)}-"
     names = set(storage.names(self._work))
     # Up to the first gap: the parts may have been removed in another order.

@@ -69,8 +69,8 @@ SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "
 
 
 def make_model(name, *, dropout_rate=0.0, network=(), **options):
-  cls, network_of, config, own = MODELS[name]
-  network = network_of(dataclasses.replace(config, dropout_rate=dropout_rate), **dict(network))
+  cls, select_network, config, own = MODELS[name]
+  network = select_network(dataclasses.replace(config, dropout_rate=dropout_rate), **dict(network))
   options = {"max_length": 9, **own, **options}
   return cls(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
 

@@ -135,10 +135,10 @@ def save_shards(folder, **changes):
   """Saves a model in two files; `changes` edits its index by tensor."""
   folder.mkdir()
   names = sorted(ARRAYS)
-  shard_of = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
-  for shard in set(shard_of.values()):
-    tensors.write_file(folder / shard, {n: ARRAYS[n] for n in names if shard_of[n] == shard})
-  index = {"metadata": {}, "weight_map": shard_of | changes}
+  shard_by_name = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
+  for shard in set(shard_by_name.values()):
+    tensors.write_file(folder / shard, {n: ARRAYS[n] for n in names if shard_by_name[n] == shard})
+  index = {"metadata": {}, "weight_map": shard_by_name | changes}
   (folder / "model.safetensors.index.json").write_text(json.dumps(index))
   return folder
 

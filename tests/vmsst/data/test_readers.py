@@ -65,11 +65,11 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
     "x.sr_Latn-ca_valencia.tsv": ("srp", "cat"),
     "x.es_419-zh_Hant_TW.tsv": ("spa", "cmn"),
   }.items():
-    assert tuple(x.iso639_3 for x in readers.languages_of(name)) == expected
-  assert readers.languages_of("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
+    assert tuple(x.iso639_3 for x in readers.languages_in_name(name)) == expected
+  assert readers.languages_in_name("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
   for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv", "new_de-en.tsv", "x.en-qx.tsv"):
     with pytest.raises(errors.InputError, match="its name has"):
-      readers.languages_of(name)
+      readers.languages_in_name(name)
   path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
   (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))

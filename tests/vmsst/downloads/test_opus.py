@@ -53,7 +53,7 @@ def test_releases_are_listed_in_any_order_and_codes(server, api):
     (["zh-en"], ["en-zh_cn"]),
     (["sw-en"], []),
   ):
-    assert pairs(opus.one_of(wanted)) == expected
+    assert pairs(opus.pairs_among(wanted)) == expected
   found = opus.releases(api, [("Europarl", "v7")], opus.anything)
   assert "version=v7" in server.requests[-1][0]
   lines = list(opus.describe(found))
@@ -65,7 +65,7 @@ def test_releases_are_listed_in_any_order_and_codes(server, api):
 
 def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypatch):
   store, root = memory_store.installed(monkeypatch), storage.path("gs://bucket/opus")
-  found = opus.releases(api, [("Europarl", None)], opus.one_of(["de-en"]))
+  found = opus.releases(api, [("Europarl", None)], opus.pairs_among(["de-en"]))
   reported, upload = [], storage.upload
 
   def download():
@@ -123,7 +123,7 @@ def test_other_responses_and_names_are_refused(server, fetcher):
   with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
     opus.releases(api, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
-    opus.one_of(["de_en"])
+    opus.pairs_among(["de_en"])
 
 
 def test_the_command(server, api, monkeypatch, tmp_path, capsys):

@@ -252,7 +252,7 @@ def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, mon
   (file,) = readers.find_bitext(str(path))
   for out in (str(tmp_path / "out"), "gs://bucket/out"):
     assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
-  url = teacher_vectors.path_of("gs://bucket/out", file)
+  url = teacher_vectors.vectors_path("gs://bucket/out", file)
   assert store.cat_file(url) == (tmp_path / "out" / "data" / "x.de-en.tsv.npy").read_bytes()
   found, expected = (
     teacher_vectors.open_vectors(folder, file)

@@ -117,7 +117,7 @@ def test_likelihoods_of_a_pair_are_those_of_a_float64_loop(name):
   params = tiny_encoders.random_params(network)
   translator = make_translator(network, params)
   sources, targets = ["ab", "", "abcdefgh", "xyz"], ["B", "AB", "A", "XYZ"]
-  languages_of = {"en": EN, "de": DE}
+  languages_in_name = {"en": EN, "de": DE}
   codes = ["de", "en", "de", "de"]
   cut = []
   find = functools.partial(
@@ -130,7 +130,7 @@ def test_likelihoods_of_a_pair_are_those_of_a_float64_loop(name):
   zeros_G = np.zeros(network.sentence_dim - network.latent_dim, np.float32)
   for row, (source, target, code) in enumerate(zip(sources, targets, codes, strict=True)):
     for column, (text, language, mean_NS) in enumerate(
-      ((target, languages_of[code], means[0]), (source, EN, means[1]))
+      ((target, languages_in_name[code], means[0]), (source, EN, means[1]))
     ):
       (ids,) = VOCABULARY.encode([text], LENGTH)
       sentence_Z = np.concatenate([zeros_G, mean_NS[row]])

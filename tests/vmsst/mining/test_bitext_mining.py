@@ -279,7 +279,7 @@ def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     score(Scorer("a", 0))
   assert storage.names(place) == {"out"}
-  assert not storage.names(work_folders.path_of(f"{place}/out"))
+  assert not storage.names(work_folders.work_path(f"{place}/out"))
 
 
 def test_scores_of_a_stream_are_written_directly(tmp_path):

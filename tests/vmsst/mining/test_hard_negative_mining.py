@@ -203,7 +203,7 @@ def test_languages_that_are_given_come_into_the_name(folder):
     progress=False,
   )
   (path,) = made
-  assert readers.languages_of(path) == (language("zh-TW"), language("en"))
+  assert readers.languages_in_name(path) == (language("zh-TW"), language("en"))
 
 
 def test_a_bitext_that_changes_while_it_is_read_is_refused(tmp_path):
@@ -221,7 +221,7 @@ def test_a_bitext_that_changes_while_it_is_read_is_refused(tmp_path):
       readers.find_bitext(str(path)),
       str(tmp_path / "out"),
       settings={},
-      place_of=lambda bitext: "out.tsv",
+      relative_path=lambda bitext: "out.tsv",
       make=make,
     )
   assert made

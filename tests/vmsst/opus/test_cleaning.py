@@ -149,7 +149,7 @@ TEXTS = [
 ]
 
 
-def sets_of(held_out, text):
+def matching_sets(held_out, text):
   return held_out.sets(cleaning.sentence_key(text))
 
 
@@ -159,11 +159,11 @@ def test_sets_that_hold_a_sentence(tmp_path):
   held_out.save(path)
   assert [each.name for each in path.parent.iterdir()] == ["held_out.npz"]
   for found in (held_out, EvaluationSentences.load(path)):
-    assert sets_of(found, "HELLO WORLD") == ("ntrex", "tatoeba")
-    assert sets_of(found, "«Wo ist Tom»") == ("tatoeba",)
-    assert sets_of(found, "今天 天气很好") == ("ntrex",)
+    assert matching_sets(found, "HELLO WORLD") == ("ntrex", "tatoeba")
+    assert matching_sets(found, "«Wo ist Tom»") == ("tatoeba",)
+    assert matching_sets(found, "今天 天气很好") == ("ntrex",)
     for other in ("Hello, worlds!", "Wo ist Tim?", "Hello", "", "?", "…?!"):
-      assert sets_of(found, other) == ()
+      assert matching_sets(found, other) == ()
     assert len(found) == 3
     assert found.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
     assert found.digest == held_out.digest
@@ -192,10 +192,12 @@ def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root)
     german = [line.rstrip("\n") for line in lines]
   for text in german:
     for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):
-      assert sets_of(held_out, planted) == ("tatoeba",), planted
+      assert matching_sets(held_out, planted) == ("tatoeba",), planted
     for near in (f"{text} xyzzy", f"xyzzy {text}", text.replace(" ", " xyzzy ", 1) + "x"):
-      assert sets_of(held_out, near) == (), near
+      assert matching_sets(held_out, near) == (), near
   # As the README of the data says, a few sentences match one of another language, such as Malay.
   with gzip.open(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz", "rt", encoding="utf-8") as lines:
-    matches = sum(bool(sets_of(held_out, text)) for line in lines for text in line.split("\t"))
+    matches = sum(
+      bool(matching_sets(held_out, text)) for line in lines for text in line.split("\t")
+    )
   assert 0 < matches <= 23

@@ -29,7 +29,7 @@ def random_tree(shapes, seed, scale=1.0):
   }
 
 
-def state_of(optimizer_def, params, axes=None):
+def new_state(optimizer_def, params, axes=None):
   variables = {"params": params}
   if axes:
     variables["params_axes"] = {f"{x}_axes": AxisMetadata(names) for x, names in axes.items()}
@@ -88,7 +88,7 @@ def test_factored_and_whole_moments_follow_the_paper():
   optimizer_def = adafactor.Adafactor(
     min_dim_size_to_factor=10, logical_factor_rules=adafactor.standard_logical_factor_rules()
   )
-  target = train_with(state_of(optimizer_def, params, axes), grads).params
+  target = train_with(new_state(optimizer_def, params, axes), grads).params
 
   def expected(name, view, factored):
     return paper_adafactor(view(params[name]), [view(grad[name]) for grad in grads], factored)
@@ -122,7 +122,7 @@ def test_agrees_with_optax_on_matrices(settings):
   grads = [random_tree(shapes, seed=1 + step, scale=0.1 + step) for step in range(5)]
   own = {{"momentum": "beta1"}.get(name, name): value for name, value in settings.items()}
   ours = adafactor.Adafactor(min_dim_size_to_factor=8, **own)
-  trained = train_with(state_of(ours, params), grads).params
+  trained = train_with(new_state(ours, params), grads).params
 
   theirs_def = optax.adafactor(
     lambda step: jax.numpy.array(LEARNING_RATES)[step], min_dim_size_to_factor=8, **settings
@@ -142,7 +142,7 @@ def test_state_has_t5xs_keys_shapes_and_axes():
   }
   axes = {"embed": ("vocab", "embed"), "query": ("embed", "heads", "kv"), "bias": ("mlp",)}
   rules = adafactor.standard_logical_factor_rules()
-  state = state_of(adafactor.Adafactor(logical_factor_rules=rules), params, axes)
+  state = new_state(adafactor.Adafactor(logical_factor_rules=rules), params, axes)
   stored = state.state_dict()["state"]
   unused = (1,)
   assert jax.tree.map(lambda x: x.shape, stored["param_states"]) == {

@@ -184,7 +184,7 @@ def test_a_writer_resumes_after_the_parts_before_the_first_gap(tmp_path):
     for number in range(3):
       writer.append([str(number)])
     # A writer that was killed while it removed its parts.
-    (part,) = pathlib.Path(work_folders.path_of(output)).glob("*1")
+    (part,) = pathlib.Path(work_folders.work_path(output)).glob("*1")
     part.unlink()
     assert resumable_lines.LineWriter(output, ["b"]).parts == 0
     again = resumable_lines.LineWriter(output, ["a"])

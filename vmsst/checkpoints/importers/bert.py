@@ -132,10 +132,10 @@ def import_bert(
   target = output_folders.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
     weight_tables.check_folder(local)
-    own = local / hugging_face.CONFIG_FILE
-    if own.is_file():
+    config_file = local / hugging_face.CONFIG_FILE
+    if config_file.is_file():
       # Before the modules, whose errors would hide that it is another kind of model.
-      hugging_face.check_choice(own, hugging_face.read_object(own), *_KINDS)
+      hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
     return weight_tables.save(_convert(local, prefix, pooling), target)
 
 
@@ -163,17 +163,17 @@ def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Co
   if released.dense is not None:
     opened = hugging_face.open_tensors(local / released.dense)
     dense_module = {name.replace("linear.", "pooler.dense."): x for name, x in opened.items()}
-  found, left_out = _named(source, stored, dense_module)
+  named, left_out = _named(source, stored, dense_module)
   pooling = released.pooling if pooling is None else pooling
   if pooling not in POOLINGS:
     raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
-  has_pooler = "pooler.dense.weight" in found
+  has_pooler = "pooler.dense.weight" in named
   if pooling == "pooler" and not has_pooler:
     raise errors.InputError(f"pooling is 'pooler', but {local} has none")
   tensors.check_layers(sizes["num_layers"], stored, str(source))
   table = rows(sizes, pooler=has_pooler)
-  weight_tables.check(table, found, str(source))
-  params = weight_tables.to_parameters(table, found)
+  weight_tables.check(table, named, str(source))
+  params = weight_tables.to_parameters(table, named)
   order = np.arange(sizes["vocab_size"])
   params[weight_tables.TOKEN_TABLE] = params[weight_tables.TOKEN_TABLE][
     swap_padding(order, padding_id)
@@ -188,9 +188,9 @@ def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Co
   max_length = min(positions, released.max_length or positions)
 
   def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
-    own = str(folder / TOKENIZER_FILE)
-    tokenizer.save(own, pretty=False)
-    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(own, prefix, prompts)
+    tokenizer_file = str(folder / TOKENIZER_FILE)
+    tokenizer.save(tokenizer_file, pretty=False)
+    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_file, prefix, prompts)
     config, normalize = bert.BertConfig(**sizes), released.normalize
     network = sentence_encoder.SentenceEncoder(
       config, sizes["emb_dim"], head=False, pooling=pooling, normalize=normalize
@@ -231,7 +231,7 @@ def _named(
   prefix = next((prefix for prefix in _PREFIXES if prefix + _WORDS in stored), None)
   if prefix is None:
     raise errors.InputError(f"{folder} lacks {_WORDS}: it is not a BERT or XLM-R")
-  found, left_out = dict(pooler), {}
+  named, left_out = dict(pooler), {}
   for source, tensor in stored.items():
     name = source.removeprefix(prefix)
     for old, new in _OLD_NAMES.items():
@@ -241,11 +241,11 @@ def _named(
       reason = "the dense module replaces it"
     if reason is not None:
       left_out[source] = reason
-    elif name in found:
+    elif name in named:
       raise errors.InputError(f"{folder} holds {name} twice, also as {source}")
     else:
-      found[name] = tensor
-  return found, left_out
+      named[name] = tensor
+  return named, left_out
 
 
 def _sizes(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,9 +103,9 @@ def import_ems(
     params = weight_tables.to_parameters(table, stored)
     params[_POSITION_TABLE] = params[_POSITION_TABLE][1:]
     if sizes["language_dim"]:
-      own = _language_rows(pieces, sizes["num_source_languages"])
+      language_rows = _language_rows(pieces, sizes["num_source_languages"])
       languages_LG = np.zeros((languages.NUM_LANGUAGES, sizes["language_dim"]), np.float32)
-      languages_LG[own] = params[_LANGUAGE_TABLE]
+      languages_LG[language_rows] = params[_LANGUAGE_TABLE]
       params[_LANGUAGE_TABLE] = languages_LG
     copies = {_SHARED, _LOGITS} if sizes["share_embedding"] else set()
     config = bert_networks.BertConfig(
@@ -156,12 +156,12 @@ def _sizes(
   """Returns the sizes that tensors show, as for `rows`."""
 
   def shape(name: str) -> tuple[int, ...]:
-    found = stored[name].shape if name in stored else ()
-    if len(found) != 2 or 0 in found:
+    dims = stored[name].shape if name in stored else ()
+    if len(dims) != 2 or 0 in dims:
       raise errors.InputError(
         f"{path}: {name} is no matrix, so that it is not an EMS in the names of its release"
       )
-    return found
+    return dims
 
   vocab_size, width = shape(_WORDS)
   heads = max(1, width // _HEAD_DIM) if num_heads is None else num_heads
@@ -177,7 +177,7 @@ def _sizes(
     "emb_dim": width,
     "num_heads": heads,
     "mlp_dim": shape("model.bert.encoder.layer.0.intermediate.dense.weight")[0],
-    "num_layers": len({found[1] for found in map(_LAYER.match, stored) if found}),
+    "num_layers": len({dims[1] for dims in map(_LAYER.match, stored) if dims}),
     "max_positions": shape(_POSITIONS)[0] - 1,
     "num_source_languages": table[0],
     "language_dim": table[1],
@@ -197,7 +197,7 @@ def _language_rows(
 
   processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
   pieces = (processor.id_to_piece(i) for i in range(vocabulary.size) if processor.is_control(i))
-  codes = [found.group(1) for piece in pieces if (found := re.fullmatch(r"<2([a-z]+)>", piece))]
+  codes = [match.group(1) for piece in pieces if (match := re.fullmatch(r"<2([a-z]+)>", piece))]
   if len(codes) != num_source_languages:
     raise errors.InputError(
       f"{vocabulary.path} has symbols <2xx> for {len(codes)} languages, but the model's language "
@@ -213,12 +213,12 @@ def _open(path: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Returns the state dict's tensors by their current names."""
   if not path.is_file():
     raise errors.InputError(f"{path} is not a file; give {_EXPECTED}")
-  found: dict[str, tensors.StoredTensor] = {}
+  tensors_by_name: dict[str, tensors.StoredTensor] = {}
   for source, tensor in tensors.open_file(path).items():
     name = source.removeprefix(_PARALLEL)
     if name.startswith(_OLD_TRANSFORM):
       name = _TRANSFORM + name.removeprefix(_OLD_TRANSFORM)
-    if name in found:
+    if name in tensors_by_name:
       raise errors.InputError(f"{path} holds {name} twice")
-    found[name] = tensor
-  return found
+    tensors_by_name[name] = tensor
+  return tensors_by_name

@@ -251,11 +251,11 @@ def to_parameters(
 
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the tensors that become these parameters, by their names in the other library."""
-  found = {}
+  arrays = {}
   for row in rows:
     array = params[row.targets[0]]
-    found[row.source] = np.ascontiguousarray(array.T if row.transposed else array)
-  return found
+    arrays[row.source] = np.ascontiguousarray(array.T if row.transposed else array)
+  return arrays
 
 
 def write_checkpoint(folder: pathlib.Path, params: Mapping[str, np.ndarray]) -> None:

@@ -237,15 +237,17 @@ def other_codes(codes: Sequence[str] | None = None) -> list[str]:
   Raises:
     InputError: a language is not in the corpus.
   """
-  own = {languages.language(code): code for code in LANGUAGES if code != "en"}
-  wanted = list(own) if codes is None else [languages.language(code) for code in codes]
+  codes_by_language = {languages.language(code): code for code in LANGUAGES if code != "en"}
+  wanted = (
+    list(codes_by_language) if codes is None else [languages.language(code) for code in codes]
+  )
   for language in wanted:
-    if language not in own:
+    if language not in codes_by_language:
       raise errors.InputError(
         f"the sample corpus has no {language.name}; choose English or "
-        f"{', '.join(language.name for language in own)}"
+        f"{', '.join(language.name for language in codes_by_language)}"
       )
-  return [own[language] for language in wanted]
+  return [codes_by_language[language] for language in wanted]
 
 
 def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
@@ -281,7 +283,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
   rest = int(_order(total)[meaning])
   rest, frame = divmod(rest, len(FRAMES))
   rest, time = divmod(rest, num_times)
-  rest, place = divmod(rest, num_places)
+  rest, place_number = divmod(rest, num_places)
   predicate, subject = divmod(rest, num_subjects)
 
   def pick(names: Sequence[str], folds: int, rank: int) -> str:
@@ -292,7 +294,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
     frame=frame_name,
     subject=pick(SUBJECTS, _SUBJECT_FOLDS, subject),
     predicate=PREDICATES[predicate],
-    place=pick(PLACES, _PLACE_FOLDS, place),
+    place=pick(PLACES, _PLACE_FOLDS, place_number),
     time=pick(TIMES[frame_name], _TIME_FOLDS, time),
   )
 

@@ -68,4 +68,4 @@ def get_benchmarks(
       f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
   known = BENCHMARKS | {questions.QUESTIONS.name: questions.benchmark(mkqa_questions)}
-  return [each for name, each in known.items() if name in wanted or ALL in wanted]
+  return [benchmark for name, benchmark in known.items() if name in wanted or ALL in wanted]

@@ -42,10 +42,10 @@ def read_ntrex(root: storage.Path) -> list[suite.Task]:
 
 def read_flores(root: storage.Path) -> list[suite.Task]:
   """Returns one task, with a side per file."""
-  found = files.files_in(root / "flores200" / "devtest", "*.devtest", source=parallel.FLORES_SOURCE)
+  paths = files.files_in(root / "flores200" / "devtest", "*.devtest", source=parallel.FLORES_SOURCE)
   versions = [
     (files.known_code(files.plain_name(path).removesuffix(".devtest"), path), path)
-    for path in found
+    for path in paths
   ]
   return [_task("", versions, parallel.FLORES_SOURCE)]
 
@@ -67,7 +67,7 @@ def read_translations(root: storage.Path) -> list[suite.Task]:
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
     label = label.replace(".", "_")
     for step in label.split("+"):
-      files.known_code(agnosticism_results.code_of(step), path)
+      files.known_code(agnosticism_results.language_code(step), path)
     texts.setdefault(name, []).append((label, path))
   for name, versions in texts.items():
     there = {label for label, _ in versions}
@@ -106,7 +106,7 @@ def _scored(
   """Returns the task of some rows of a text, of which `columns` has the lines of each version."""
   steps = [tuple(label.split("+")) for label in labels]
   sides = tuple(
-    suite.Side(agnosticism_results.code_of(way[-1]), [texts[row] for row in row_K])
+    suite.Side(agnosticism_results.language_code(way[-1]), [texts[row] for row in row_K])
     for way, texts in zip(steps, columns, strict=True)
   )
   score = functools.partial(agnosticism_results.score, text, steps, row_K)
@@ -123,7 +123,7 @@ BENCHMARK = suite.Benchmark(
   ),
   source=parallel.NTREX_SOURCE,
   read=read_ntrex,
-  averages=agnosticism_results.averages_of,
+  averages=agnosticism_results.summarize,
   codes=parallel.NTREX_CODES,
 )
 
@@ -134,7 +134,7 @@ FLORES = suite.Benchmark(
   layout="CODE.devtest, one text per line, plain or .gz",
   source=parallel.FLORES_SOURCE,
   read=read_flores,
-  averages=agnosticism_results.averages_of,
+  averages=agnosticism_results.summarize,
   codes=tuple(itertools.chain.from_iterable(each.flores for each in languages.LANGUAGES)),
 )
 
@@ -145,7 +145,7 @@ WMT2012 = suite.Benchmark(
   layout=f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
   source=WMT2012_SOURCE,
   read=read_wmt2012,
-  averages=agnosticism_results.averages_of,
+  averages=agnosticism_results.summarize,
 )
 
 TRANSLATIONS = suite.Benchmark(
@@ -158,7 +158,7 @@ TRANSLATIONS = suite.Benchmark(
   ),
   source=TRANSLATIONS_SOURCE,
   read=read_translations,
-  averages=agnosticism_results.averages_of,
+  averages=agnosticism_results.summarize,
 )
 
 NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, WMT2012, TRANSLATIONS))

@@ -73,21 +73,21 @@ class SentenceFigure:
 
 def matrices(results: Iterable[suite.Result]) -> list[Matrix]:
   """Returns the error matrix of each text from the results of one of these benchmarks."""
-  errors_of: dict[str, dict[tuple[str, str], float]] = {}
+  errors_by_text: dict[str, dict[tuple[str, str], float]] = {}
   found_code: dict[tuple[str, str], str] = {}
   for result in results:
     text, _, pair = result.name.rpartition(" ")
     first, arrow, second = pair.partition("->")
     if arrow:
-      errors_of.setdefault(text, {})[first, second] = result.metrics["error"]
+      errors_by_text.setdefault(text, {})[first, second] = result.metrics["error"]
       found_code[text, first] = result.languages[0]
-  found = []
-  for text, error_of in errors_of.items():
-    labels = tuple(dict.fromkeys(label for pair in error_of for label in pair))
-    error_LL = [[error_of.get((x, y), 0.0) for y in labels] for x in labels]
+  listed = []
+  for text, error_by_pair in errors_by_text.items():
+    labels = tuple(dict.fromkeys(label for pair in error_by_pair for label in pair))
+    error_LL = [[error_by_pair.get((x, y), 0.0) for y in labels] for x in labels]
     codes = tuple(found_code[text, label] for label in labels)
-    found.append(Matrix(text, labels, codes, np.array(error_LL)))
-  return found
+    listed.append(Matrix(text, labels, codes, np.array(error_LL)))
+  return listed
 
 
 def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
@@ -97,7 +97,7 @@ def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
     if match := _POINT.fullmatch(result.name):
       key = match["text"] or "", int(match["line"])
       of_text.setdefault(key, {})[match["label"]] = result
-  found = []
+  figures = []
   for (text, line), of_label in of_text.items():
     share = of_label.pop("picture").metrics
     labels = tuple(of_label)
@@ -107,7 +107,7 @@ def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
       for row, (label, point) in enumerate(zip(labels, points, strict=True))
       if _SOURCE_DISTANCE in point
     ]
-    found.append(
+    figures.append(
       SentenceFigure(
         text=text,
         line=line,
@@ -118,28 +118,28 @@ def sentence_figures(results: Iterable[suite.Result]) -> list[SentenceFigure]:
         edges=tuple(edges),
       )
     )
-  return found
+  return figures
 
 
-def language_errors(found: Iterable[Matrix]) -> dict[str, dict[str, float]]:
+def language_errors(listed: Iterable[Matrix]) -> dict[str, dict[str, float]]:
   """Returns the error of each language on each text, by language code and name of the text.
 
   It is the mean error over all ordered pairs with a text in this language, on either side; each of
   several versions in this language has the same weight. The code is the first that occurs.
   """
   first: dict[languages.Language, str] = {}
-  error_of: dict[str, dict[str, float]] = {}
-  for matrix in found:
+  error_by_pair: dict[str, dict[str, float]] = {}
+  for matrix in listed:
     edges = agnosticism.averages(matrix.error_LL)
-    own: dict[str, list[float]] = {}
+    by_code: dict[str, list[float]] = {}
     for code, error in zip(matrix.languages, (edges.source_L + edges.target_L) / 2, strict=True):
-      own.setdefault(first.setdefault(languages.language(code), code), []).append(float(error))
-    for code, each in own.items():
-      error_of.setdefault(code, {})[matrix.text] = statistics.fmean(each)
-  return error_of
+      by_code.setdefault(first.setdefault(languages.language(code), code), []).append(float(error))
+    for code, values in by_code.items():
+      error_by_pair.setdefault(code, {})[matrix.text] = statistics.fmean(values)
+  return error_by_pair
 
 
-def code_of(step: str) -> str:
+def language_code(step: str) -> str:
   """Returns the language code of a step: pol for pol_a, but zho_Hans for zho_Hans, a code."""
   try:
     languages.language(step)
@@ -160,8 +160,8 @@ def score(
     *vectors: Vectors of each version, [K, D].
   """
   prefix = f"{text} " if text else ""
-  labels = ["+".join(each) for each in steps]
-  codes = [code_of(each[-1]) for each in steps]
+  labels = ["+".join(languages_of_step) for languages_of_step in steps]
+  codes = [language_code(languages_of_step[-1]) for languages_of_step in steps]
   error_LL = 100 * agnosticism.error_matrix(vectors)
   results = [
     suite.Result(
@@ -172,12 +172,12 @@ def score(
   for way in steps:
     if len(way) > 1:
       path = agnosticism.path_distances(
-        [vectors[steps.index(way[:place])] for place in range(1, len(way) + 1)]
+        [vectors[steps.index(way[:length])] for length in range(1, len(way) + 1)]
       )
       results.append(
         suite.Result(
           f"{prefix}path {'+'.join(way)}",
-          tuple(code_of(step) for step in way),
+          tuple(language_code(step) for step in way),
           {
             _SOURCE_DISTANCE: 100 * float(path.step_S[-1]),
             "distance to the original": 100 * float(path.start_S[-1]),
@@ -197,7 +197,7 @@ def _figure_results(
   row = agnosticism.typical_row(vectors)
   vector_VD = np.stack([vectors_ND[row] for vectors_ND in vectors])
   plane = agnosticism.principal_plane(vector_VD)
-  codes = tuple(code_of(way[-1]) for way in steps)
+  codes = tuple(language_code(way[-1]) for way in steps)
   results = []
   for way, code, (x, y), vector_D in zip(steps, codes, plane.point_V2, vector_VD, strict=True):
     metrics = {"x": 100 * float(x), "y": 100 * float(y)}
@@ -211,7 +211,7 @@ def _figure_results(
   return [*results, suite.Result(name, codes, shares)]
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Summarizes errors over all ordered pairs, and their relation to language families.
 
   Returns mean, lowest and highest error; errors between versions in one language, and how much the
@@ -220,17 +220,17 @@ def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: boo
   group languages, the agreement of as many clusters by error with them; the same for branches, if
   there are several in a family. Several texts prefix their names.
   """
-  found = matrices(results)
+  all_matrices = matrices(results)
   summary: suite.Numbers = {}
-  for matrix in found:
+  for matrix in all_matrices:
     prefix = f"{matrix.text}: " if matrix.text else ""
-    own = [x for x in results if "->" in x.name and x.name.rpartition(" ")[0] == matrix.text]
-    numbers = averages.by_seen("error", own, "error", seen, complete=complete)
+    paths = [x for x in results if "->" in x.name and x.name.rpartition(" ")[0] == matrix.text]
+    numbers = averages.by_seen("error", paths, "error", seen, complete=complete)
     for name, value in _numbers(matrix).items():
       numbers |= averages.mean(name, [value], complete=complete)
     summary |= {prefix + name: value for name, value in numbers.items()}
-  if len(found) > 1:
-    means = [agnosticism.averages(matrix.error_LL).overall for matrix in found]
+  if len(all_matrices) > 1:
+    means = [agnosticism.averages(matrix.error_LL).overall for matrix in all_matrices]
     summary = averages.mean("error, mean of texts", means, complete=complete) | summary
   return summary
 

@@ -20,41 +20,43 @@ def of_groups(
   results: Iterable[suite.Result], metric: str, groups: Mapping[str, Collection[str]]
 ) -> suite.Numbers:
   """Returns the mean of a metric over each group of results, given by their names."""
-  value_of = {result.name: result.metrics[metric] for result in results if metric in result.metrics}
-  found: suite.Numbers = {}
+  value_by_name = {
+    result.name: result.metrics[metric] for result in results if metric in result.metrics
+  }
+  means: suite.Numbers = {}
   for name, group in groups.items():
-    values = [value_of[each] for each in group if each in value_of]
-    found |= mean(name, values, complete=len(values) == len(group))
-  return found
+    values = [value_by_name[key] for key in group if key in value_by_name]
+    means |= mean(name, values, complete=len(values) == len(group))
+  return means
 
 
 def split_by_seen(
   results: Sequence[suite.Result], seen: suite.SeenTest
 ) -> dict[bool, list[suite.Result]]:
   """Returns the results whose languages were all seen in training (True), and the others."""
-  found: dict[bool, list[suite.Result]] = {True: [], False: []}
+  parts: dict[bool, list[suite.Result]] = {True: [], False: []}
   for result in results:
-    found[seen(result.languages)].append(result)
-  return found
+    parts[seen(result.languages)].append(result)
+  return parts
 
 
 def by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
   """Returns means over results whose languages were all seen in training, and over the others."""
-  found: suite.Numbers = {}
-  for is_seen, own in ({} if seen is None else split_by_seen(results, seen)).items():
-    values = (result.metrics[metric] for result in own)
-    found |= mean(f"{name} {'seen' if is_seen else 'unseen'}", values, complete=complete)
-  return found
+  means: suite.Numbers = {}
+  for is_seen, part in ({} if seen is None else split_by_seen(results, seen)).items():
+    values = (result.metrics[metric] for result in part)
+    means |= mean(f"{name} {'seen' if is_seen else 'unseen'}", values, complete=complete)
+  return means
 
 
 def mean_and_by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
   """Returns the mean of a metric over results, and what `by_seen` returns."""
-  found = mean(name, (result.metrics[metric] for result in results), complete=complete)
-  return found | by_seen(name, results, metric, seen, complete=complete)
+  means = mean(name, (result.metrics[metric] for result in results), complete=complete)
+  return means | by_seen(name, results, metric, seen, complete=complete)
 
 
 def _codes(text: str) -> tuple[str, ...]:

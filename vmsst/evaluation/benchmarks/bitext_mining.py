@@ -44,30 +44,30 @@ class Corpus:
 
   Attributes:
     texts: Distinct sentences.
-    row_of: Row in `texts` of the sentence of each id.
+    row_by_id: Row in `texts` of the sentence of each id.
     once_N: Whether a sentence has only one id, bool [N].
   """
 
   texts: list[str]
-  row_of: dict[str, int]
+  row_by_id: dict[str, int]
   once_N: np.ndarray
 
 
 def read_corpus(path: storage.Path) -> Corpus:
   """Reads lines `id TAB sentence`; raises InputError if a line has another form."""
   rows: dict[str, int] = {}
-  row_of: dict[str, int] = {}
+  row_by_id: dict[str, int] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab:
       raise errors.InputError(f"{path}:{number}: no TAB between id and sentence")
-    if name in row_of:
+    if name in row_by_id:
       raise errors.InputError(f"{path}:{number}: id {name!r} occurs twice")
-    row_of[name] = rows.setdefault(sentence.strip(), len(rows))
+    row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
   if not rows:
     raise errors.InputError(f"{path} is empty")
-  count = collections.Counter(row_of.values())
-  return Corpus(list(rows), row_of, np.array([count[row] == 1 for row in range(len(rows))]))
+  count = collections.Counter(row_by_id.values())
+  return Corpus(list(rows), row_by_id, np.array([count[row] == 1 for row in range(len(rows))]))
 
 
 def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
@@ -86,9 +86,9 @@ def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarra
       raise errors.InputError(f"{path}:{number}: repeats the pair of line {before}")
     pair = []
     for name, corpus in ((x, foreign), (y, english)):
-      if name not in corpus.row_of:
+      if name not in corpus.row_by_id:
         raise errors.InputError(f"{path}:{number}: no sentence has the id {name!r}")
-      row = corpus.row_of[name]
+      row = corpus.row_by_id[name]
       pair.append(row if corpus.once_N[row] else -number)
     gold.append(pair)
   if not gold:
@@ -136,8 +136,8 @@ def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
 
 def read_mining(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair."""
-  found = files.files_in(root / "mining", "??*-??*.gold")
-  return [_read_pair(files.plain_name(path).removesuffix(".gold"), path) for path in found]
+  paths = files.files_in(root / "mining", "??*-??*.gold")
+  return [_read_pair(files.plain_name(path).removesuffix(".gold"), path) for path in paths]
 
 
 def _read_pair(name: str, gold: storage.Path) -> suite.Task:
@@ -158,7 +158,7 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
   return suite.Task(name, sides, score)
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means over all pairs, and over pairs of seen and other languages."""
   summary: suite.Numbers = {}
   for metric in METRICS:
@@ -174,7 +174,7 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
     layout=f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
     source=_BUCC_SOURCE,
     read=functools.partial(_read_bucc, split),
-    averages=averages_of,
+    averages=summarize,
     sets=PAIRS,
   )
 
@@ -188,5 +188,5 @@ MINING = suite.Benchmark(
   layout="xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
   source="create these files from any corpora",
   read=read_mining,
-  averages=averages_of,
+  averages=summarize,
 )

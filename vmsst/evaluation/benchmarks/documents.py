@@ -62,36 +62,36 @@ def mldoc(path: storage.Path) -> Documents:
   Raises:
     InputError: the file is broken.
   """
-  found, path = Documents([], []), files.plain_or_gzipped(path)
+  documents, path = Documents([], []), files.plain_or_gzipped(path)
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     label, tab, text = line.partition("\t")
     if not tab or label not in _MLDOC_LABELS:
       raise errors.InputError(
         f"{path}:{number}: no label ({', '.join(_MLDOC_LABELS)}) with a TAB before the text"
       )
-    found.labels.append(label)
-    found.texts.append(_decoded(text, f"{path}:{number}"))
-  return _not_empty(found, path)
+    documents.labels.append(label)
+    documents.texts.append(_decoded(text, f"{path}:{number}"))
+  return _not_empty(documents, path)
 
 
-def _decoded(text: str, place: str) -> str:
+def _decoded(text: str, location: str) -> str:
   if not (text[:2] in ("b'", 'b"') and text[-1:] == text[1] and len(text) > 2):
     return text
   try:
     return bytes(ast.literal_eval(text)).decode("utf-8")
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-    raise errors.InputError(f"{place}: not a valid Python bytes literal: {error}") from None
+    raise errors.InputError(f"{location}: not a valid Python bytes literal: {error}") from None
 
 
 def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "mldoc"
   parts = ("train.1000", "dev", "test")
-  found = {
+  splits = {
     code: Splits(*(mldoc(folder / name / f"{name}.{part}") for part in parts))
     for code, name in _MLDOC_LANGUAGES.items()
     if (folder / name).is_dir()
   }
-  return [_task("mldoc", "", found, folder)]
+  return [_task("mldoc", "", splits, folder)]
 
 
 # --------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def cls(path: storage.Path) -> Documents:
     raise errors.InputError(f"{path}:{error.position[0]}: not well-formed XML: {error}") from None
   except (LookupError, ValueError) as error:  # Also encodings that are not supported.
     raise errors.InputError(f"{path}: {error}") from None
-  found = Documents([], [])
+  documents = Documents([], [])
   for number, item in enumerate(items, 1):
     fields = (item.find(name) for name in ("rating", "summary", "text"))
     rating, summary, text = (
@@ -139,18 +139,18 @@ def cls(path: storage.Path) -> Documents:
     stars = _stars(rating, f"{path}: review {number}")
     if stars == 3:
       raise errors.InputError(f"{path}: review {number} has 3 stars: remove it")
-    found.labels.append(_sentiment(stars))
-    found.texts.append(f"{summary}\n{text}".strip())
-  return _not_empty(found, path)
+    documents.labels.append(_sentiment(stars))
+    documents.texts.append(f"{summary}\n{text}".strip())
+  return _not_empty(documents, path)
 
 
-def _stars(rating: Any, place: str) -> int:
+def _stars(rating: Any, location: str) -> int:
   try:
     value = float(rating)
   except (TypeError, ValueError, OverflowError):
     value = 0.0
   if value not in (1, 2, 3, 4, 5):
-    raise errors.InputError(f"{place}: a rating of {rating!r}, not 1 to 5 stars")
+    raise errors.InputError(f"{location}: a rating of {rating!r}, not 1 to 5 stars")
   return int(value)
 
 
@@ -162,14 +162,14 @@ def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "cls-acl10-unprocessed"
   tasks = []
   for domain in _CLS_DOMAINS:
-    found = {}
+    splits = {}
     for code, name in _CLS_LANGUAGES.items():
       if storage.find(folder, f"{name}/{domain}"):
         train, test = (cls(folder / name / domain / f"{x}.review") for x in ("train", "test"))
         # The test set also chooses the epoch of its own language's classifier.
-        found[code] = Splits(train, test, test)
-    if found or storage.find(folder, f"*/{domain}"):
-      tasks.append(_task("cls", f"{domain} ", found, folder))
+        splits[code] = Splits(train, test, test)
+    if splits or storage.find(folder, f"*/{domain}"):
+      tasks.append(_task("cls", f"{domain} ", splits, folder))
   return tasks
 
 
@@ -194,35 +194,35 @@ def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents
   Raises:
     InputError: the file is broken, has another language, or has fewer reviews than `limit`.
   """
-  found, path = Documents([], []), files.plain_or_gzipped(path)
+  documents, path = Documents([], []), files.plain_or_gzipped(path)
   taken = {1: 0, 2: 0, 4: 0, 5: 0}
-  for place, record in files.records(path):
+  for location, record in files.records(path):
     if record.get("language") != code:
-      raise errors.InputError(f"{place}: language {record.get('language')!r}, not {code!r}")
-    stars = _stars(record.get("stars"), place)
+      raise errors.InputError(f"{location}: language {record.get('language')!r}, not {code!r}")
+    stars = _stars(record.get("stars"), location)
     if stars == 3 or (limit is not None and taken.get(stars) == limit):
       continue
-    found.labels.append(_sentiment(stars))
-    found.texts.append(files.text(record, "review_body", place))
+    documents.labels.append(_sentiment(stars))
+    documents.texts.append(files.text(record, "review_body", location))
     taken[stars] += 1
   if limit is not None and min(taken.values()) < limit:
     raise errors.InputError(
       f"{path}: the numbers of reviews by stars are {taken}, but {limit} of each are needed"
     )
-  return _not_empty(found, path)
+  return _not_empty(documents, path)
 
 
 def _read_amazon(root: storage.Path) -> list[suite.LargeTask]:
   folder = root / "amazon_reviews"
   limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
-  found = {
+  splits = {
     code: Splits(
       *(amazon(folder / x / f"dataset_{code}_{x}.json", code, limit) for x, limit in limits.items())
     )
     for code in _AMAZON_LANGUAGES
     if storage.find(folder, f"*/dataset_{code}_*")
   }
-  return [_task("amazon", "", found, folder)]
+  return [_task("amazon", "", splits, folder)]
 
 
 # --------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def transfer_results(
   """
   from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
-  classes = sorted({label for each in splits.values() for label in each.train.labels})
+  classes = sorted({label for split in splits.values() for label in split.train.labels})
 
   def embedded(code: str, part: Documents) -> classification.LabeledVectors:
     unknown = set(part.labels) - set(classes)
@@ -255,14 +255,14 @@ def transfer_results(
     )
 
   learned, tests = {}, {}
-  for code, own in splits.items():
-    dev = embedded(code, own.dev)
-    learned[code] = classification.Split(embedded(code, own.train), dev)
-    tests[code] = dev if own.test is own.dev else embedded(code, own.test)
-  found = classification.transfer_accuracies(learned, tests, num_classes=len(classes))
+  for code, of_code in splits.items():
+    dev = embedded(code, of_code.dev)
+    learned[code] = classification.Split(embedded(code, of_code.train), dev)
+    tests[code] = dev if of_code.test is of_code.dev else embedded(code, of_code.test)
+  accuracies = classification.transfer_accuracies(learned, tests, num_classes=len(classes))
   others = [code for code in splits if code != "en"]
   pairs = [pair for code in others for pair in (("en", code), (code, "en"))]
-  return [topics.result(pair, found[pair[0]][pair[1]], prefix) for pair in pairs]
+  return [topics.result(pair, accuracies[pair[0]][pair[1]], prefix) for pair in pairs]
 
 
 def _task(
@@ -279,16 +279,16 @@ def _task(
 
 def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
   """Yields the sentences of all documents except training documents."""
-  for own in splits.values():
-    for part in (own.test,) if own.test is own.dev else (own.dev, own.test):
+  for split in splits.values():
+    for part in (split.test,) if split.test is split.dev else (split.dev, split.test):
       for document in part.texts:
         yield from sentence_splitting.sentences(document)
 
 
-def _not_empty(found: Documents, path: storage.Path) -> Documents:
-  if not found.texts:
+def _not_empty(documents: Documents, path: storage.Path) -> Documents:
+  if not documents.texts:
     raise errors.InputError(f"{path}: contains no document")
-  return found
+  return documents
 
 
 def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:

@@ -22,24 +22,27 @@ def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[sto
   Raises:
     InputError: there is no file, or one exists both plain and gzipped.
   """
-  found = {
-    path for each in patterns for end in ("", ".gz") for path in storage.find(folder, each + end)
+  paths = {
+    path
+    for pattern in patterns
+    for end in ("", ".gz")
+    for path in storage.find(folder, pattern + end)
   }
-  if not found:
+  if not paths:
     raise errors.InputError(_with_source(f"{folder} has no {' or '.join(patterns)}", source))
-  for path in found:
+  for path in paths:
     gzipped = path.with_name(path.name + ".gz")
-    if gzipped in found:
+    if gzipped in paths:
       raise errors.InputError(f"{path} and {gzipped} both exist: remove one of them")
-  return sorted(found)
+  return sorted(paths)
 
 
 def plain_or_gzipped(path: storage.Path, *, source: str = "") -> storage.Path:
   """Returns a file, or the same with `.gz`; raises InputError, with `source`, if none exists."""
   gzipped = path.with_name(path.name + ".gz")
-  for each in (path, gzipped):
-    if storage.is_file(each):
-      return each
+  for candidate in (path, gzipped):
+    if storage.is_file(candidate):
+      return candidate
   raise errors.InputError(_with_source(f"neither {path} nor {gzipped.name} exists", source))
 
 
@@ -104,30 +107,30 @@ def _with_source(message: str, source: str) -> str:
 def records(path: storage.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields `file:line` and the object of every line of a plain or gzipped file."""
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
-    place = f"{path}:{number}"
-    yield place, parse(line, place)
+    location = f"{path}:{number}"
+    yield location, parse(line, location)
 
 
-def parse(line: str, place: str) -> dict[str, Any]:
+def parse(line: str, location: str) -> dict[str, Any]:
   """Parses the JSON object in a line; raises InputError with the place if there is none."""
-  record = input_files.parse_json(line, place)
+  record = input_files.parse_json(line, location)
   if not isinstance(record, dict):
-    raise errors.InputError(f"{place}: not a JSON object but {type(record).__name__}")
+    raise errors.InputError(f"{location}: not a JSON object but {type(record).__name__}")
   return record
 
 
-def text(record: dict[str, Any], name: str, place: str) -> str:
+def text(record: dict[str, Any], name: str, location: str) -> str:
   """Returns a text field; raises InputError if it is missing or is not a text."""
   value = record.get(name)
   if not input_files.is_text(value):
-    raise errors.InputError(f"{place}: no text under {name!r}; it has {', '.join(record)}")
+    raise errors.InputError(f"{location}: no text under {name!r}; it has {', '.join(record)}")
   return str(value)
 
 
-def text_list(record: dict[str, Any], name: str, place: str) -> list[str]:
+def text_list(record: dict[str, Any], name: str, location: str) -> list[str]:
   """Returns a field with a text or a list of texts; raises InputError if it has neither."""
   value = record.get(name)
-  found = [value] if isinstance(value, str) else value
-  if not isinstance(found, list) or not found or not all(isinstance(x, str) for x in found):
-    raise errors.InputError(f"{place}: {name!r} is neither a text nor a list of texts")
-  return found
+  texts = [value] if isinstance(value, str) else value
+  if not isinstance(texts, list) or not texts or not all(isinstance(x, str) for x in texts):
+    raise errors.InputError(f"{location}: {name!r} is neither a text nor a list of texts")
+  return texts

@@ -51,10 +51,10 @@ class Queries:
 def _opened(queries: Queries) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
   """Returns the vectors of each size, and each query's right answers; a process keeps them."""
   with storage.open_binary(queries.path) as stream:
-    found = np.load(stream, allow_pickle=False)
-    vectors_QD, gold = found["vectors"], json.loads(found["gold"].tobytes())
+    arrays = np.load(stream, allow_pickle=False)
+    vectors_QD, gold = arrays["vectors"], json.loads(arrays["gold"].tobytes())
   cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in queries.sizes]
-  return cut, [frozenset(each) for each in gold]
+  return cut, [frozenset(answers) for answers in gold]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,15 +100,18 @@ class SearchSpan(base.StagedUnit):
     text_embedding.check_finite(vectors_MD, texts)
     score_WQ = np.empty((len(queries), len(gold)), np.float32)
     right_WQ = np.empty(score_WQ.shape, bool)
-    for place, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
+    for number, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
       unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
       near = exact_search.top_k(query, unit_MD, compare=self.compare)
       index_Q = near.index_NK[:, 0]
-      found = {i: retrieval.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
-      right = (not found[i].isdisjoint(own) for i, own in zip(index_Q.tolist(), gold, strict=True))
-      right_WQ[place] = np.fromiter(right, bool, len(gold))
+      normalized = {i: retrieval.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
+      right = (
+        not normalized[i].isdisjoint(answers)
+        for i, answers in zip(index_Q.tolist(), gold, strict=True)
+      )
+      right_WQ[number] = np.fromiter(right, bool, len(gold))
       # Not the scores of the search: their rounding differs slightly from span to span.
-      score_WQ[place] = _cosines(query, unit_MD, index_Q)
+      score_WQ[number] = _cosines(query, unit_MD, index_Q)
     return score_WQ, right_WQ
 
   def write(self, computed: Any) -> dict[str, Any]:
@@ -161,12 +164,12 @@ def search(
       engines.run("search", units, tools.embedder.engine)
   finally:
     _opened.cache_clear()
-  place = stored.sizes.index(tools.dimensions)
+  column = stored.sizes.index(tools.dimensions)
   best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
   for unit in units:
     with storage.open_binary(unit.path) as stream:
-      found = np.load(stream, allow_pickle=False)
-      score_Q, own_Q = found["score"][place], found["right"][place]
+      arrays = np.load(stream, allow_pickle=False)
+      score_Q, own_Q = arrays["score"][column], arrays["right"][column]
     nearer_Q = score_Q > best_Q
     best_Q = np.where(nearer_Q, score_Q, best_Q)
     right_Q = np.where(nearer_Q, own_Q, right_Q)
@@ -186,25 +189,29 @@ def parse(span: line_spans.Span) -> Iterator[tuple[str, list[str]]]:
   """
   is_table = span.name.removesuffix(".gz").endswith(".tsv")
   for number, line in enumerate(span.read(), span.first):
-    place = f"{span.name}:{number}"
+    location = f"{span.name}:{number}"
     if is_table:
-      yield _tsv_pair(line, place)
+      yield _tsv_pair(line, location)
     else:
-      record = files.parse(line, place)
-      question = files.text(record, "question", place)
-      yield question, files.text_list(record, "answer", place)
+      record = files.parse(line, location)
+      question = files.text(record, "question", location)
+      yield question, files.text_list(record, "answer", location)
 
 
 def _store(
   tools: suite.Tools, queries: Sequence[suite.Side], gold: Sequence[frozenset[str]], path: str
 ) -> Queries:
   """Writes the vectors of queries and their right answers; returns the file."""
-  answers_of = [sorted(each) for each in gold]
-  texts = [[each.language, list(each.texts)] for each in queries]
-  stored = Queries(path, base.digest(texts, answers_of), (None, *tools.embedder.dimensions))
-  vectors_QD = np.concatenate([tools.embedder(each) for each in queries])
+  answers_by_question = [sorted(item) for item in gold]
+  texts = [[item.language, list(item.texts)] for item in queries]
+  stored = Queries(
+    path, base.digest(texts, answers_by_question), (None, *tools.embedder.dimensions)
+  )
+  vectors_QD = np.concatenate([tools.embedder(item) for item in queries])
   with atomic_files.atomic_file(path) as stream:
-    np.savez(stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_of).encode(), "u1"))
+    np.savez(
+      stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_by_question).encode(), "u1")
+    )
   return stored
 
 
@@ -219,14 +226,14 @@ def _cosines(
   return np.concatenate(parts)
 
 
-def _tsv_pair(line: str, place: str) -> tuple[str, list[str]]:
+def _tsv_pair(line: str, location: str) -> tuple[str, list[str]]:
   fields = line.split("\t")
   if len(fields) != 2:
-    raise errors.InputError(f"{place}: {len(fields)} fields, not a question and its answer")
+    raise errors.InputError(f"{location}: {len(fields)} fields, not a question and its answer")
   question, answer = fields
   if not (answer.startswith("[") and answer.endswith("]")):
     return question, [answer]
   try:
-    return question, files.text_list({"answer": ast.literal_eval(answer)}, "answer", place)
+    return question, files.text_list({"answer": ast.literal_eval(answer)}, "answer", location)
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     return question, [answer]

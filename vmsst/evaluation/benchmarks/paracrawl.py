@@ -59,7 +59,7 @@ def _score(
   return [suite.Result(name, (queries.language, candidates.language), {"accuracy": accuracy})]
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
   return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
@@ -74,6 +74,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  averages=averages_of,
+  averages=summarize,
   codes=LANGUAGES,
 )

@@ -65,7 +65,9 @@ def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
   """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
   content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
   try:
-    changes = {text: (str(each["src"]), str(each["errtype"])) for text, each in content.items()}
+    changes = {
+      text: (str(change["src"]), str(change["errtype"])) for text, change in content.items()
+    }
   except (AttributeError, KeyError, TypeError) as error:
     raise errors.InputError(
       f"{types}: not a JSON object of objects with src and errtype ({error}); copy it again"
@@ -75,8 +77,8 @@ def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
 
 def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   folder = root / "flores200"
-  found = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
-  paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in found}
+  split_files = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
+  paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in split_files}
   augmented = folder / f"{split}_augmented"
   changed = None
   if augmented.is_dir() and _CHANGED in paths:
@@ -112,7 +114,7 @@ def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.T
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
   codes = [files.known_code(code, path) for code, path in paths.items()]
   texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]
-  sides = [suite.Side(*each) for each in zip(codes, texts, strict=True)]
+  sides = [suite.Side(*code_and_texts) for code_and_texts in zip(codes, texts, strict=True)]
   if changed is not None:
     sides.append(suite.Side(_CHANGED, changed.texts))
   return suite.Task("all", tuple(sides), functools.partial(_score, sides, changed))
@@ -122,7 +124,9 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [exact_search.DistinctVectors(each) for each in vectors[: len(named)]]
+  compared = [
+    exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors[: len(named)]
+  ]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):
@@ -139,11 +143,11 @@ def _score(
   ]
 
 
-def _rates(found: xsim.Nearest, texts: Sequence[str]) -> suite.Numbers:
-  accuracy = np.mean(found.cosine_N == np.arange(len(found.cosine_N)))
+def _rates(nearest: xsim.Nearest, texts: Sequence[str]) -> suite.Numbers:
+  accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
   return {
     "accuracy": 100 * float(accuracy),
-    "xsim": 100 * xsim.error_rate(found.margin_N, texts),
+    "xsim": 100 * xsim.error_rate(nearest.margin_N, texts),
   }
 
 
@@ -160,7 +164,7 @@ def _changed_rates(
   }
 
 
-def averages_of(
+def summarize(
   groups: Mapping[str, Mapping[str, Sequence[str]]],
   results: Sequence[suite.Result],
   seen: suite.Seen,
@@ -192,14 +196,14 @@ def averages_of(
       kept = list(itertools.compress(values, chosen))
       summary |= averages.mean(metric + name, kept, complete=complete)
     summary |= averages.by_seen(metric, results, metric, seen, complete=complete)
-    for name, own in groups.get(metric, {}).items():
-      members = {languages.language(code) for code in own}
+    for name, group in groups.get(metric, {}).items():
+      members = {languages.language(code) for code in group}
       inside = [x for x in zip(pairs, values, strict=True) if members >= {*x[0]}]
       whole = len(inside) >= len(members) * (len(members) - 1)
       summary |= averages.mean(f"{metric} {name}", (x for _, x in inside), complete=whole)
       # The soft contrastive paper does not state the direction of its Table 9; LASER's tool prints
       # the averages of searches in each language.
-      for code in own if metric == "xsim" else ():
+      for code in group if metric == "xsim" else ():
         target = languages.language(code)
         into = (x for pair, x in inside if pair[1] == target)
         summary |= averages.mean(f"{metric} {name}: {code}", into, complete=whole)
@@ -221,7 +225,7 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     ),
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
-    averages=functools.partial(averages_of, GROUPS),
+    averages=functools.partial(summarize, GROUPS),
     codes=_FLORES_CODES,
   )
 
@@ -235,6 +239,6 @@ NTREX = suite.Benchmark(
   layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
   source=NTREX_SOURCE,
   read=read_ntrex,
-  averages=functools.partial(averages_of, {}),
+  averages=functools.partial(summarize, {}),
   codes=NTREX_CODES,
 )

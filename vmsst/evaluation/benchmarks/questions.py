@@ -65,11 +65,11 @@ def nq_open(path: storage.Path) -> Questions:
   Raises:
     InputError: the file is broken.
   """
-  found = Questions("nq", "en", [], [])
-  for place, record in files.records(path):
-    found.texts.append(files.text(record, "question", place))
-    found.gold.append(retrieval.normalized_set(files.text_list(record, "answer", place)))
-  return _not_empty(found, path)
+  questions = Questions("nq", "en", [], [])
+  for location, record in files.records(path):
+    questions.texts.append(files.text(record, "question", location))
+    questions.gold.append(retrieval.normalized_set(files.text_list(record, "answer", location)))
+  return _not_empty(questions, path)
 
 
 def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -87,20 +87,20 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
   Raises:
     InputError: the file is broken, or a language is unknown.
   """
-  found: dict[str, Questions] = {}
-  for place, record in files.records(path):
-    queries, gold = record.get("queries"), _english_answers(record, place)
-    if not isinstance(queries, dict) or set(queries) != set(found or queries):
-      raise errors.InputError(f"{place}: 'queries' does not have one question per language")
+  by_language: dict[str, Questions] = {}
+  for location, record in files.records(path):
+    queries, gold = record.get("queries"), _english_answers(record, location)
+    if not isinstance(queries, dict) or set(queries) != set(by_language or queries):
+      raise errors.InputError(f"{location}: 'queries' does not have one question per language")
     for code in queries:
       files.known_code(code, path)
-      own = found.setdefault(code, Questions(f"mkqa {code}", code, [], []))
+      questions = by_language.setdefault(code, Questions(f"mkqa {code}", code, [], []))
       if gold or counted == "all":
-        own.texts.append(files.text(queries, code, place))
-        own.gold.append(gold)
-  if not found:
+        questions.texts.append(files.text(queries, code, location))
+        questions.gold.append(gold)
+  if not by_language:
     raise errors.InputError(f"{path} is empty")
-  return [_not_empty(own, path) for own in found.values()]
+  return [_not_empty(questions, path) for questions in by_language.values()]
 
 
 def knowledge_retrieval(
@@ -119,25 +119,25 @@ def knowledge_retrieval(
   Raises:
     InputError: a file is broken or empty, or a vector is not finite.
   """
-  queries = [suite.Side(own.language, own.texts) for own in sets]
-  gold = [each for own in sets for each in own.gold]
+  queries = [suite.Side(questions.language, questions.texts) for questions in sets]
+  gold = [answers for questions in sets for answers in questions.gold]
   count, right_Q = knowledge_search.search(tools, queries, gold, paths)
   if not count:
     raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
   tools.report(f"{count:,} questions of the knowledge base searched")
-  ends = np.cumsum([len(own.texts) for own in sets])[:-1]
+  ends = np.cumsum([len(questions.texts) for questions in sets])[:-1]
   return [
-    suite.Result(own.name, (own.language,), {"accuracy": 100 * float(right_N.mean())})
-    for own, right_N in zip(sets, np.split(right_Q, ends), strict=True)
+    suite.Result(questions.name, (questions.language,), {"accuracy": 100 * float(right_N.mean())})
+    for questions, right_N in zip(sets, np.split(right_Q, ends), strict=True)
   ]
 
 
 def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
-  found = averages.of_groups(results, "accuracy", {"nq": ["nq"], "mkqa": _MKQA_SETS})
-  own = [result for result in results if result.name in _MKQA_SETS]
-  whole = len(own) == len(_MKQA_SETS)
-  return found | averages.by_seen("mkqa", own, "accuracy", seen, complete=whole)
+  means = averages.of_groups(results, "accuracy", {"nq": ["nq"], "mkqa": _MKQA_SETS})
+  mkqa_results = [result for result in results if result.name in _MKQA_SETS]
+  whole = len(mkqa_results) == len(_MKQA_SETS)
+  return means | averages.by_seen("mkqa", mkqa_results, "accuracy", seen, complete=whole)
 
 
 def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -161,7 +161,7 @@ def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
     )
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
   measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
-  texts = functools.partial(itertools.chain.from_iterable, [own.texts for own in sets])
+  texts = functools.partial(itertools.chain.from_iterable, [questions.texts for questions in sets])
   return [suite.LargeTask("knowledge base", measure, texts)]
 
 
@@ -200,10 +200,10 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
     raise errors.InputError(
       f"{path}:1: expected a header of id, split, en and codes of other languages, and questions"
     )
-  questions = {code: [row[place] for row in rows] for place, code in enumerate(header[2:], 2)}
+  questions = {code: [row[column] for row in rows] for column, code in enumerate(header[2:], 2)}
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl", source=_NQ_SOURCE):
-    knowledge += [files.text(x, "question", place) for place, x in files.records(other)]
+    knowledge += [files.text(x, "question", column) for column, x in files.records(other)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
   score = functools.partial(_same_rows, tuple(questions))
   return [suite.Task("all", (suite.Side("en", knowledge), *sides), score)]
@@ -213,14 +213,14 @@ def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
   """Scores how often the nearest question, or one of ten, is the query's translation."""
-  found = exact_search.top_k(np.concatenate(queries), knowledge_MD, 10)
+  near = exact_search.top_k(np.concatenate(queries), knowledge_MD, 10)
   results, start = [], 0
   for code, query_ND in zip(codes, queries, strict=True):
-    own = found[start : start + len(query_ND)]
+    part = near[start : start + len(query_ND)]
     start += len(query_ND)
     gold_N = np.arange(len(query_ND))
     metrics = {
-      name: 100 * retrieval.recall(own, gold_N, k) for name, k in (("accuracy", 1), ("R@10", 10))
+      name: 100 * retrieval.recall(part, gold_N, k) for name, k in (("accuracy", 1), ("R@10", 10))
     }
     results.append(suite.Result(code, (code, "en"), metrics))
   return results
@@ -247,14 +247,14 @@ MKQA_SMALL = suite.Benchmark(
 )
 
 
-def _english_answers(record: dict[str, Any], place: str) -> frozenset[str]:
+def _english_answers(record: dict[str, Any], location: str) -> frozenset[str]:
   """Returns the normalized English answers; the set is empty if MKQA has none."""
   try:
     given = record["answers"]["en"]
-    texts = [text for each in given for text in (each.get("text"), *each.get("aliases", ()))]
+    texts = [text for answer in given for text in (answer.get("text"), *answer.get("aliases", ()))]
     return retrieval.normalized_set(text for text in texts if text)
   except (KeyError, TypeError, AttributeError):
-    raise errors.InputError(f"{place}: no English answers under 'answers'") from None
+    raise errors.InputError(f"{location}: no English answers under 'answers'") from None
 
 
 def _not_empty(questions: Questions, path: storage.Path) -> Questions:

@@ -29,9 +29,9 @@ class ScoredPairs:
   path: storage.Path
   rows: Sequence[tuple[float, str, str]]
 
-  def texts(self, place: int) -> list[str]:
+  def texts(self, side: int) -> list[str]:
     """Returns all first (1) or second (2) sentences."""
-    return [str(row[place]) for row in self.rows]
+    return [str(row[side]) for row in self.rows]
 
   @property
   def gold_N(self) -> np.ndarray:
@@ -91,12 +91,12 @@ def gold_name(path: storage.Path) -> str:
 
 def by_name(sets: Iterable[ScoredPairs]) -> dict[str, ScoredPairs]:
   """Returns sets by name; raises InputError if two have the same name."""
-  found: dict[str, ScoredPairs] = {}
+  merged: dict[str, ScoredPairs] = {}
   for pairs in sets:
-    other = found.setdefault(pairs.name, pairs)
+    other = merged.setdefault(pairs.name, pairs)
     if other is not pairs:
       raise errors.InputError(f"{other.path} and {pairs.path} are both {pairs.name}: remove one")
-  return found
+  return merged
 
 
 def task(pairs: ScoredPairs, codes: Sequence[str]) -> suite.Task:
@@ -106,7 +106,7 @@ def task(pairs: ScoredPairs, codes: Sequence[str]) -> suite.Task:
     pairs: The set.
     codes: Languages of the first and the second sentences.
   """
-  sides = tuple(suite.Side(code, pairs.texts(place)) for place, code in enumerate(codes, 1))
+  sides = tuple(suite.Side(code, pairs.texts(side)) for side, code in enumerate(codes, 1))
   return suite.Task(pairs.name, sides, functools.partial(_score, pairs, tuple(codes)))
 
 

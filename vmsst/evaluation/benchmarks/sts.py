@@ -42,14 +42,14 @@ def read(root: storage.Path) -> list[suite.Task]:
   of all sets of the year together except 2013's SMT, by the name of the year (STS12).
   """
   folder = root / "sts"
-  found = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
-  if not found:
+  by_name = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
+  if not by_name:
     raise errors.InputError(f"{folder} has no {BENCHMARK.layout}; {_SOURCE}")
   tasks = []
   for year, names in _NAMES.items():
-    sets = [found[name] for name in names if name in found]
+    sets = [by_name[name] for name in names if name in by_name]
     if sets:
-      sides = tuple(suite.Side("en", pairs.texts(place)) for pairs in sets for place in (1, 2))
+      sides = tuple(suite.Side("en", pairs.texts(side)) for pairs in sets for side in (1, 2))
       name = f"STS{year[2:]}"
       tasks.append(suite.Task(name, sides, functools.partial(_score, name, sets)))
   return tasks
@@ -108,9 +108,9 @@ def _score(
   return results
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
-  names = {f"pearson {year}": own for year, own in _NAMES.items()}
+  names = {f"pearson {year}": name for year, name in _NAMES.items()}
   years = {
     "pearson": averages.of_groups(results, "pearson", names),
     "spearman": {
@@ -121,9 +121,9 @@ def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: boo
     },
   }
   summary: suite.Numbers = {}
-  for metric, found in years.items():
-    whole = [key for key in found if not key.endswith(averages.INCOMPLETE)]
-    summary |= averages.mean(metric, found.values(), complete=len(whole) == len(SETS))
+  for metric, by_year in years.items():
+    whole = [key for key in by_year if not key.endswith(averages.INCOMPLETE)]
+    summary |= averages.mean(metric, by_year.values(), complete=len(whole) == len(SETS))
   return summary | years["pearson"] | years["spearman"]
 
 
@@ -134,6 +134,6 @@ BENCHMARK = suite.Benchmark(
   layout="YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
   source=_SOURCE,
   read=read,
-  averages=averages_of,
+  averages=summarize,
   sets=tuple(itertools.chain.from_iterable(_NAMES.values())),
 )

@@ -33,8 +33,8 @@ def read(root: storage.Path) -> list[suite.Task]:
   if storage.is_file(jsts):
     sets.append(("ja", similarity.scored_table(jsts, _JSTS)))
   codes = {pairs.name: code for code, pairs in sets}
-  found = similarity.by_name(pairs for _, pairs in sets)
-  return [similarity.task(pairs, (codes[name], codes[name])) for name, pairs in found.items()]
+  by_name = similarity.by_name(pairs for _, pairs in sets)
+  return [similarity.task(pairs, (codes[name], codes[name])) for name, pairs in by_name.items()]
 
 
 def _tables(folder: storage.Path) -> Iterator[tuple[str, similarity.ScoredPairs]]:
@@ -71,25 +71,25 @@ def _pair(row: list[str], path: storage.Path, line: int) -> tuple[float, str, st
   return files.number(row[4], path, line), row[5], row[6]
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of each split over all languages, English, others, and seen and unseen ones."""
   summary: suite.Numbers = {}
   for split, metric in itertools.product(SPLITS, reversed(similarity.METRICS)):
-    found = {
+    by_language = {
       code: result
       for result in results
       for code in LANGUAGES
       if result.name.split(" ")[0] == f"{code}.{split}"
     }
-    whole = {code for code, result in found.items() if result.name == f"{code}.{split}"}
+    whole = {code for code, result in by_language.items() if result.name == f"{code}.{split}"}
     for part, codes in (
       ("", LANGUAGES),
       (" English", LANGUAGES[:1]),
       (" other languages", LANGUAGES[1:]),
     ):
-      values = [found[code].metrics[metric] for code in codes if code in found]
+      values = [by_language[code].metrics[metric] for code in codes if code in by_language]
       summary |= averages.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
-    there = list(found.values())
+    there = list(by_language.values())
     summary |= averages.by_seen(
       f"{metric} {split}", there, metric, seen, complete=whole >= {*LANGUAGES}
     )
@@ -107,6 +107,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  averages=averages_of,
+  averages=summarize,
   sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),
 )

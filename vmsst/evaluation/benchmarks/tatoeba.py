@@ -51,15 +51,17 @@ def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path
   Raises:
     InputError: there are no files, or one side is missing.
   """
-  found = {}
+  paths = {}
   for path in files.files_in(folder, "tatoeba.*-eng.*", source=SOURCE):
     stem = ".".join(path.name.split(".")[:2])
     code = files.known_code(stem.removeprefix("tatoeba.").removesuffix("-eng"), path)
-    if code not in found:
+    if code not in paths:
       sides = (path.with_name(f"{stem}.{side}") for side in (code, "eng"))
-      foreign, english = (files.plain_or_gzipped(each, source=SOURCE) for each in sides)
-      found[code] = foreign, english
-  return found
+      foreign, english = (
+        files.plain_or_gzipped(name_of_side, source=SOURCE) for name_of_side in sides
+      )
+      paths[code] = foreign, english
+  return paths
 
 
 def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
@@ -70,12 +72,12 @@ def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
 
 
 def _score(code: str, foreign_ND: np.ndarray, english_ND: np.ndarray) -> list[suite.Result]:
-  found = retrieval.translation_accuracy(foreign_ND, english_ND)
-  metrics = {name: 100 * found[key] for key, name in _DIRECTIONS.items()}
+  accuracies = retrieval.translation_accuracy(foreign_ND, english_ND)
+  metrics = {name: 100 * accuracies[key] for key, name in _DIRECTIONS.items()}
   return [suite.Result(code, (code, "eng"), metrics)]
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means over all, seen and unseen languages, and `average` over the `GROUPS`."""
   foreign = without_english(results)
   summary: suite.Numbers = {}
@@ -97,6 +99,6 @@ BENCHMARK = suite.Benchmark(
   layout="tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
   source=SOURCE,
   read=read,
-  averages=averages_of,
+  averages=summarize,
   sets=LANGUAGES,
 )

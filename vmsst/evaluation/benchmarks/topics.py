@@ -57,9 +57,9 @@ class LabeledTexts:
     by_language = {languages.language(code): code for code in self.texts}
     wanted = {languages.language("en"), *map(languages.language, codes)}
     if lacking := wanted - set(by_language):
-      names = ", ".join(sorted(each.name for each in lacking))
+      names = ", ".join(sorted(language.name for language in lacking))
       raise errors.InputError(f"{self.name} has no {names}")
-    texts = {code: self.texts[code] for own, code in by_language.items() if own in wanted}
+    texts = {code: self.texts[code] for language, code in by_language.items() if language in wanted}
     return dataclasses.replace(self, texts=texts)
 
 
@@ -111,24 +111,24 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
   by_code = dict(zip(labeled.texts, vectors, strict=True))
   english = labeled.english
   sources = list(by_code) if into_english else [english]
-  found = classification.transfer_accuracies(
+  accuracies = classification.transfer_accuracies(
     {x: classification.Split(part(by_code[x], "train"), part(by_code[x], "dev")) for x in sources},
     {x: part(vectors_ND, "test") for x, vectors_ND in by_code.items()},
     num_classes=labeled.num_classes,
   )
   pairs = [(english, code) for code in by_code]
   pairs += [(code, english) for code in sources if code != english]
-  return [result(pair, found[pair[0]][pair[1]]) for pair in pairs]
+  return [result(pair, accuracies[pair[0]][pair[1]]) for pair in pairs]
 
 
 def _labeled(
-  name: str, folder: storage.Path, code_of: Mapping[str, str], columns: tuple[str, ...]
+  name: str, folder: storage.Path, language_code: Mapping[str, str], columns: tuple[str, ...]
 ) -> LabeledTexts:
-  """Reads the files, named by language codes or by the names of `code_of`."""
+  """Reads the files, named by language codes or by the names of `language_code`."""
   rows = {}
   for path in files.files_in(folder, "*.tsv"):
     language = files.plain_name(path).removesuffix(".tsv")
-    rows[files.known_code(code_of.get(language, language), path)] = _rows(path, columns)
+    rows[files.known_code(language_code.get(language, language), path)] = _rows(path, columns)
   codes = sorted(rows, key=lambda code: (not is_english(code), code))
   english = rows[codes[0]]
   if not is_english(codes[0]):
@@ -165,8 +165,8 @@ def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
 
 def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns the means between languages, and the accuracy in English."""
-  (own,) = (x for x in results if x.languages[0] == x.languages[1])
-  return {**means(results, seen, complete), "English": own.metrics["accuracy"]}
+  (english,) = (x for x in results if x.languages[0] == x.languages[1])
+  return {**means(results, seen, complete), "English": english.metrics["accuracy"]}
 
 
 SIB200 = suite.Benchmark(
@@ -225,7 +225,7 @@ def means(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> 
   inward = [x for x in between if is_english(x.languages[1])]
   if outward and inward:
     parts |= {"accuracy from English": outward, "accuracy into English": inward}
-  found: suite.Numbers = {}
+  numbers: suite.Numbers = {}
   for name, part in parts.items():
-    found |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
-  return found | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)
+    numbers |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+  return numbers | averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)

@@ -27,10 +27,10 @@ _SOURCE = (
 def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per track, whose result has its name (track1.ar-ar)."""
   folder = root / "xlsts"
-  found = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
-  if not found:
+  by_name = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
+  if not by_name:
     raise errors.InputError(f"{folder} has no {BENCHMARK.layout}; {_SOURCE}")
-  return [similarity.task(found[name], _languages(found[name])) for name in sorted(found)]
+  return [similarity.task(by_name[name], _languages(by_name[name])) for name in sorted(by_name)]
 
 
 def _tables(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
@@ -43,12 +43,12 @@ def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
   # They may be in the folder of another archive. Of several the first counts, plain before gzipped.
   ends = ("", ".gz")
   golds = [path for end in ends for path in storage.find(folder, f"**/STS.gs.track*.txt{end}")]
-  gold_of = {files.plain_name(path): path for path in reversed(golds)}
+  gold_by_name = {files.plain_name(path): path for path in reversed(golds)}
   for path in storage.find(folder, "**/STS.input.track*.txt*"):
     name = files.plain_name(path).removeprefix("STS.input.").removesuffix(".txt")
     more_pairs = name.split(".")[0] == "track6"  # Of 500 published, the first 250 have a score.
     gold_name = similarity.gold_name(path)
-    gold = gold_of.get(gold_name) or files.plain_or_gzipped(
+    gold = gold_by_name.get(gold_name) or files.plain_or_gzipped(
       path.with_name(gold_name), source=_SOURCE
     )
     yield similarity.semeval(path, gold, name, more_pairs=more_pairs)
@@ -63,7 +63,7 @@ def _languages(pairs: similarity.ScoredPairs) -> list[str]:
   return codes[::-1] if track in _ENGLISH_FIRST else codes
 
 
-def averages_of(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
   parts = {
     "": _ALL,
@@ -87,6 +87,6 @@ BENCHMARK = suite.Benchmark(
   ),
   source=_SOURCE,
   read=read,
-  averages=averages_of,
+  averages=summarize,
   sets=_ALL,
 )

@@ -94,9 +94,9 @@ def usable_rows(columns: Sequence[Sequence[str]], *, max_words: int = 50) -> np.
   rows = []
   for row, texts in enumerate(zip(*columns, strict=True)):
     words = [text.split() for text in texts]
-    if not all(0 < len(each) <= max_words for each in words):
+    if not all(0 < len(sentence) <= max_words for sentence in words):
       continue
-    keys = [" ".join(each) for each in words]
+    keys = [" ".join(sentence) for sentence in words]
     if any(key in known for key, known in zip(keys, seen, strict=True)):
       continue
     for key, known in zip(keys, seen, strict=True):
@@ -121,7 +121,7 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   _check_shapes(vectors)
   gold_N = np.arange(len(vectors[0]))
   error_LL = np.zeros((len(vectors), len(vectors)))
-  sides = [exact_search.DistinctVectors(each) for each in vectors]
+  sides = [exact_search.DistinctVectors(side) for side in vectors]
   for i, source in enumerate(sides):
     for j in range(i):
       forward, backward = exact_search.mutual_top_k(source, sides[j], 1)
@@ -174,7 +174,7 @@ def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[S
   error_LL = _grouped(error_LL, group_L)
   spreads = []
   for group in dict.fromkeys(group_L):
-    versions = [row for row, each in enumerate(group_L) if each == group]
+    versions = [row for row, number in enumerate(group_L) if number == group]
     if len(versions) < 2:
       continue
     for queries, from_LL in ((True, error_LL), (False, error_LL.T)):
@@ -199,10 +199,10 @@ def path_distances(vectors: Sequence[np.ndarray]) -> PathDistances:
     ValueError: shapes differ, there are fewer than two arrays, or a value is not finite.
   """
   _check_shapes(vectors)
-  units = [exact_search.unit_rows(each).astype(np.float64) for each in vectors]
+  units = [exact_search.unit_rows(unit).astype(np.float64) for unit in vectors]
   return PathDistances(
     np.array([_mean_distance(*step) for step in itertools.pairwise(units)]),
-    np.array([_mean_distance(units[0], each) for each in units[1:]]),
+    np.array([_mean_distance(units[0], unit) for unit in units[1:]]),
   )
 
 
@@ -265,7 +265,7 @@ def _grouped(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> np.ndarray:
 
 
 def _check_shapes(vectors: Sequence[np.ndarray]) -> None:
-  shapes = {np.shape(each) for each in vectors}
+  shapes = {np.shape(vector) for vector in vectors}
   if len(vectors) < 2 or len(shapes) > 1 or not np.size(vectors[0]) or np.ndim(vectors[0]) != 2:
     raise ValueError(f"at least two arrays of one shape [N, D] are needed, not {sorted(shapes)}")
 

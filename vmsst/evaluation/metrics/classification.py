@@ -103,7 +103,7 @@ def transfer_accuracies(
   for name, data in (*sides, *tests.items()):
     if not 0 <= np.min(data.label_N) <= np.max(data.label_N) < num_classes:
       raise errors.InputError(f"{name}: a label is not one of the {num_classes} classes")
-  found = {}
+  accuracies = {}
   for names in by_shape.values():
     parts = [(splits[name].train, splits[name].dev) for name in names]
     arrays = (
@@ -113,9 +113,9 @@ def transfer_accuracies(
     )
     params = _train_all(config, num_classes, jnp.asarray(seeds), *arrays)
     for row, name in enumerate(names):
-      own = jax.tree.map(lambda leaf, row=row: leaf[row], params)
-      found[name] = {x: _accuracies(own, test) for x, test in tests.items()}
-  return {name: found[name] for name in splits}
+      classifier = jax.tree.map(lambda leaf, row=row: leaf[row], params)
+      accuracies[name] = {x: _accuracies(classifier, test) for x, test in tests.items()}
+  return {name: accuracies[name] for name in splits}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -180,9 +180,9 @@ def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Ar
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)
   layers = []
   for inputs, outputs in shapes:
-    own, draw = jnp.split(draw, [(inputs + 1) * outputs])
-    own = (own / inputs**0.5).reshape(inputs + 1, outputs)
-    layers.append((own[:-1], own[-1]))
+    weights, draw = jnp.split(draw, [(inputs + 1) * outputs])
+    weights = (weights / inputs**0.5).reshape(inputs + 1, outputs)
+    layers.append((weights[:-1], weights[-1]))
   return layers
 
 
@@ -202,7 +202,7 @@ def _logits(
 
 @jax.jit
 def _predictions(params: Any, vectors_ND: Float[Array, "N D"]) -> Int[Array, "S N"]:
-  return jax.vmap(lambda each: jnp.argmax(_logits(each, vectors_ND), axis=1))(params)
+  return jax.vmap(lambda classifier: jnp.argmax(_logits(classifier, vectors_ND), axis=1))(params)
 
 
 def _accuracies(params: Any, test: LabeledVectors) -> np.ndarray:

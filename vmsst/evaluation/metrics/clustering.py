@@ -57,12 +57,12 @@ def clusters(tree_M4: np.ndarray, count: int) -> np.ndarray:
   """
   if not 1 <= count <= len(tree_M4) + 1:
     raise ValueError(f"{len(tree_M4) + 1} languages cannot form {count} clusters")
-  return numbered([int(each) for each in hierarchy.cut_tree(tree_M4, n_clusters=count)[:, 0]])
+  return numbered([int(label) for label in hierarchy.cut_tree(tree_M4, n_clusters=count)[:, 0]])
 
 
 def numbered(labels: Sequence[Hashable]) -> np.ndarray:
   """Numbers labels from 0 by first occurrence, int64 [L]."""
-  first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+  first = {label: number for number, label in enumerate(dict.fromkeys(labels))}
   return np.array([first[label] for label in labels], np.int64)
 
 

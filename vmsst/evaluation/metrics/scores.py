@@ -51,8 +51,8 @@ def overall(results: Mapping[str, Any]) -> Score:
 
 def _lacking(results: Mapping[str, Any], benchmark: str, key: str) -> str | None:
   """Returns why a benchmark's average is missing; None if it exists and lacks no sets."""
-  if found := results["benchmarks"].get(benchmark):
-    return None if key in found["summary"] else f"{benchmark} has no complete {key}"
+  if scored := results["benchmarks"].get(benchmark):
+    return None if key in scored["summary"] else f"{benchmark} has no complete {key}"
   for what, reason in (("failed", "failed"), ("absent", "is absent")):
     if benchmark in results.get(what, {}):
       return f"{benchmark} {reason}"

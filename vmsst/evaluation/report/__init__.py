@@ -34,7 +34,9 @@ def write_report(
   folders = list(folders)
   folder = storage.path(output)
   path = folder / "report.html"
-  outputs.check([os.fspath(each) for each in folders], folder=str(folder), files=[path.name])
+  outputs.check(
+    [os.fspath(folder_of_run) for folder_of_run in folders], folder=str(folder), files=[path.name]
+  )
   runs = reading.read_runs(folders)
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
@@ -63,9 +65,9 @@ def summary(folder: str | os.PathLike[str]) -> str:
   if run.results is None:
     raise errors.InputError(f"{folder}: no results.json; give an output folder of `vmsst eval`")
   return "\n".join(
-    f"- {_escaped(found['title'])}, {_escaped(name)}: {value:.2f}"
-    for found in run.results["benchmarks"].values()
-    for name, value in found["summary"].items()
+    f"- {_escaped(scored['title'])}, {_escaped(name)}: {value:.2f}"
+    for scored in run.results["benchmarks"].values()
+    for name, value in scored["summary"].items()
   )
 
 

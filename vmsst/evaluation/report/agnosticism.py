@@ -20,13 +20,13 @@ def averages(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   matrices = agnosticism_results.matrices(results)
   for matrix in matrices:
     edges = agnosticism.averages(matrix.error_LL)
-    for place, (label, code) in enumerate(zip(matrix.labels, matrix.languages, strict=True)):
+    for index, (label, code) in enumerate(zip(matrix.labels, matrix.languages, strict=True)):
       for pair, codes, edge_L in (
         (f"{label}->*", (code, "*"), edges.source_L),
         (f"*->{label}", ("*", code), edges.target_L),
       ):
         name = f"{matrix.text} {pair}".strip()
-        yield suite.Result(name, codes, {"error": float(edge_L[place])})
+        yield suite.Result(name, codes, {"error": float(edge_L[index])})
   if len(matrices) > 1:
     for code, of_text in agnosticism_results.language_errors(matrices).items():
       mean = {"mean of texts": statistics.fmean(of_text.values())}

@@ -35,42 +35,46 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     InputError: results are not those that `vmsst eval` writes.
   """
   evaluated = {run.name: _with_score(run.results) for run in runs if run.results is not None}
-  found: dict[str, dict[str, Mapping[str, Any]]] = {}
+  by_benchmark: dict[str, dict[str, Mapping[str, Any]]] = {}
   for encoder, results in evaluated.items():
-    for name, each in results["benchmarks"].items():
-      found.setdefault(name, {})[encoder] = {"seen": results.get("seen"), **each}
+    for name, section in results["benchmarks"].items():
+      by_benchmark.setdefault(name, {})[encoder] = {"seen": results.get("seen"), **section}
   papers = [f"{key}: {title}" for key, title in published.content()["papers"].items()]
   made = [
-    _overview(found),
-    *(_benchmark(name, of_encoder) for name, of_encoder in found.items()),
+    _overview(by_benchmark),
+    *(_benchmark(name, of_encoder) for name, of_encoder in by_benchmark.items()),
     Section("Training", figures=_training(runs)),
     Section("Papers", papers),
     Section("What is missing", list(_missing(evaluated))),
   ]
-  return [each for each in made if each.notes or each.figures or any(x.rows for x in each.tables)]
+  return [
+    section
+    for section in made
+    if section.notes or section.figures or any(x.rows for x in section.tables)
+  ]
 
 
 def _with_score(results: Mapping[str, Any]) -> dict[str, Any]:
   """Returns results with the overall Score as the first benchmark."""
-  own = scores.overall(results)
+  average = scores.overall(results)
   score = {
     "title": "Overall Score of the VMSST paper",
-    "summary": own.parts | ({} if own.value is None else {scores.TOTAL: own.value}),
-    "missing": list(dict.fromkeys(own.missing.values())),
+    "summary": average.parts | ({} if average.value is None else {scores.TOTAL: average.value}),
+    "missing": list(dict.fromkeys(average.missing.values())),
     "options": {},
     "results": [],
   }
   return {**results, "benchmarks": {"score": score, **results["benchmarks"]}}
 
 
-def _overview(found: Mapping[str, Found]) -> Section:
+def _overview(by_benchmark: Mapping[str, Found]) -> Section:
   """Returns the papers' main averages, if they are complete, next to the best published ones."""
   cells: Cells = {}
   best = {}
   for benchmark, name in published.content()["main"]:
-    for encoder, each in found.get(benchmark, {}).items():
-      if name in each["summary"]:
-        cells[encoder, f"{benchmark} {name}"] = f"{each['summary'][name]:.2f}"
+    for encoder, scored in by_benchmark.get(benchmark, {}).items():
+      if name in scored["summary"]:
+        cells[encoder, f"{benchmark} {name}"] = f"{scored['summary'][name]:.2f}"
         best[f"{benchmark} {name}"] = [published.best(benchmark, name)]
   title = "Main averages, next to the best published ones"
   return Section("Overview", tables=[table(title, "System", cells | published_cells(best))])
@@ -79,9 +83,9 @@ def _overview(found: Mapping[str, Found]) -> Section:
 def _benchmark(name: str, of_encoder: Found) -> Section:
   section = Section(next(iter(of_encoder.values()))["title"])
   cells: Cells = {}
-  for encoder, each in of_encoder.items():
-    summaries = {encoder: each["summary"]}
-    for cut in each.get("dimensions", [])[:-1]:  # The last has whole vectors.
+  for encoder, scored in of_encoder.items():
+    summaries = {encoder: scored["summary"]}
+    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
@@ -90,12 +94,12 @@ def _benchmark(name: str, of_encoder: Found) -> Section:
   section.tables.append(table("Averages", "System", cells | published_cells(numbers)))
   section.notes.extend(_notes(name, of_encoder))
   section.notes.extend(
-    dict.fromkeys(f"{x.source}: {x.note}" for each in numbers.values() for x in each if x.note)
+    dict.fromkeys(f"{x.source}: {x.note}" for scored in numbers.values() for x in scored if x.note)
   )
-  results = {encoder: suite.results_of(each) for encoder, each in of_encoder.items()}
+  results = {encoder: suite.collect_results(scored) for encoder, scored in of_encoder.items()}
   if name in benchmarks.NAMES:
     section.figures.extend(agnosticism.figures(section.title, results))
-    results = {x: [*agnosticism.averages(each), *each] for x, each in results.items()}
+    results = {x: [*agnosticism.averages(scored), *scored] for x, scored in results.items()}
   section.tables.append(_results(name, results))
   return section
 
@@ -105,21 +109,23 @@ def _notes(name: str, of_encoder: Found) -> Iterator[str]:
   remarks = published.content()["remarks"]
   if name in remarks:
     yield remarks[name]
-  for encoder, each in of_encoder.items():
-    for option, choice in each["options"].items():
+  for encoder, scored in of_encoder.items():
+    for option, choice in scored["options"].items():
       if remark := remarks.get(f"{option} {choice}"):
         yield f"{encoder}: {remark}"
-  if len({frozenset(x["name"] for x in each["results"]) for each in of_encoder.values()}) > 1:
+  if len({frozenset(x["name"] for x in scored["results"]) for scored in of_encoder.values()}) > 1:
     yield "The encoders were evaluated on different sets: their averages are not comparable."
 
 
 def _results(name: str, of_encoder: Mapping[str, Sequence[suite.Result]]) -> Table:
   """Returns results next to published numbers of the same languages."""
   cells: Cells = {}
-  for metric in dict.fromkeys(x for each in of_encoder.values() for y in each for x in y.metrics):
+  for metric in dict.fromkeys(
+    x for scored in of_encoder.values() for y in scored for x in y.metrics
+  ):
     numbers = {}
-    for encoder, each in of_encoder.items():
-      for x in each:
+    for encoder, scored in of_encoder.items():
+      for x in scored:
         if metric in x.metrics:
           cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
           numbers[x.name] = published.for_result(name, x.name, x.languages, metric)
@@ -146,9 +152,9 @@ def _missing(evaluated: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
   for encoder, results in evaluated.items():
     for what, of in (("failed", results["failed"]), ("was not run", results["absent"])):
       yield from (f"{encoder}: {name} {what}: {reason}" for name, reason in of.items())
-    for each in results["benchmarks"].values():
-      if each["missing"]:
-        yield f"{encoder}: {each['title']} lacks {', '.join(each['missing'])}"
+    for scored in results["benchmarks"].values():
+      if scored["missing"]:
+        yield f"{encoder}: {scored['title']} lacks {', '.join(scored['missing'])}"
     if results.get("seen") is None:
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
 
@@ -191,6 +197,6 @@ def published_cells(numbers: Mapping[str, Iterable[published.Published]]) -> Cel
       # As many decimals as in the paper.
       f"{number.value:.{1 if round(number.value, 1) == number.value else 2}f}"
     )
-    for key, each in numbers.items()
-    for number in each
+    for key, values in numbers.items()
+    for number in values
   }

@@ -132,7 +132,7 @@ def sentence(
       axes.plot(*point_V2[[first, second]].T, color="#999999", linewidth=1, zorder=1)
       axes.text(*point_V2[[first, second]].mean(axis=0), f"{distance:.2f}", fontsize=7)
     for color, family in zip(itertools.cycle(_COLORS), sorted(set(families)), strict=False):
-      rows = [row for row, each in enumerate(families) if each == family]
+      rows = [row for row, name in enumerate(families) if name == family]
       axes.scatter(*point_V2[rows].T, color=color, label=family)
     for label, point_2 in zip(versions.labels, point_V2, strict=True):
       axes.annotate(label, point_2, (4, 4), textcoords="offset points")

@@ -55,8 +55,8 @@ class Published:
 def content() -> dict[str, Any]:
   """Returns the content of published.json."""
   path = pathlib.Path(__file__).with_name("published.json")
-  found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-  return found
+  record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+  return record
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def for_average(benchmark: str, name: str) -> list[Published]:
 def best(benchmark: str, name: str) -> Published:
   """Returns the best of an average's published numbers, of which there must be some."""
   better = min if name.startswith(("error", "xsim")) else max
-  return better(for_average(benchmark, name), key=lambda each: each.value)
+  return better(for_average(benchmark, name), key=lambda number: number.value)
 
 
 def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Published]:

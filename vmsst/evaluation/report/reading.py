@@ -72,7 +72,7 @@ def _run(folder: storage.Path) -> Run:
 
 def _curves(path: storage.Path) -> dict[str, Curve]:
   """Reads the curves in a file with one object per line; of several values the last one counts."""
-  found: dict[str, Curve] = {}
+  curves: dict[str, Curve] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     try:
       row = json.loads(line)
@@ -83,5 +83,5 @@ def _curves(path: storage.Path) -> dict[str, Curve]:
         f"{path}:{number}: not an object of a step and numbers: give a file of `t5x train`"
       ) from None
     for name, value in values.items():
-      found.setdefault(name, {})[step] = value
-  return {name: dict(sorted(curve.items())) for name, curve in found.items()}
+      curves.setdefault(name, {})[step] = value
+  return {name: dict(sorted(curve.items())) for name, curve in curves.items()}

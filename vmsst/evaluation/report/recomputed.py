@@ -36,14 +36,14 @@ def seen_and_unseen(
   """
   numbers: dict[str, list[published.Published]] = {}
   done = set()
-  for encoder, found in of_encoder.items():
-    if name != tatoeba.BENCHMARK.name or found["seen"] is None:
+  for encoder, scored in of_encoder.items():
+    if name != tatoeba.BENCHMARK.name or scored["seen"] is None:
       continue
-    seen = suite.seen_test(map(languages.language, found["seen"]))
-    split = averages.split_by_seen(tatoeba.without_english(suite.results_of(found)), seen)
+    seen = suite.seen_test(map(languages.language, scored["seen"]))
+    split = averages.split_by_seen(tatoeba.without_english(suite.collect_results(scored)), seen)
     for part, results in zip(_PARTS, (split[True], split[False]), strict=True):
       codes = frozenset(x.name for x in results)
-      average = next((x for x in found["summary"] if x.startswith(f"average {part}")), "")
+      average = next((x for x in scored["summary"] if x.startswith(f"average {part}")), "")
       if not average or (average, codes) in done:
         continue
       done.add((average, codes))
@@ -54,14 +54,14 @@ def seen_and_unseen(
           of_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
       numbers.setdefault(average, []).extend(
         dataclasses.replace(
-          next(iter(each.values())),
+          next(iter(values.values())),
           system=f"{system} on the {part} languages of {encoder}",
-          table=", ".join(dict.fromkeys(number.table for number in each.values())),
+          table=", ".join(dict.fromkeys(number.table for number in values.values())),
           of=None,
-          value=statistics.fmean(number.value for number in each.values()),
+          value=statistics.fmean(number.value for number in values.values()),
           note="",
         )
-        for (_, system), each in of_system.items()
-        if len(each) == len(codes)
+        for (_, system), values in of_system.items()
+        if len(values) == len(codes)
       )
   return numbers

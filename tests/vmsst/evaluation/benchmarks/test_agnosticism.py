@@ -35,7 +35,7 @@ def sentences(language: str) -> list[str]:
   return [f"{language} {number}" for number in range(SENTENCES)]
 
 
-def results_of(found: dict) -> list[suite.Result]:
+def collect_results(found: dict) -> list[suite.Result]:
   return [suite.Result(**result) for result in found["results"]]
 
 
@@ -47,7 +47,7 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   line_files.write_lines(folder / "newstest2019-ref-2.spa.txt", sentences("es"))
   seen = [languages.language(code) for code in ("eng", "deu")]
   found = benchmark_trees.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
-  results = results_of(found)
+  results = collect_results(found)
   (matrix,) = agnosticism_results.matrices(results)
   assert matrix.labels == ("spa_2", "spa-MX", "eng", "deu")
   assert list(matrix.languages) == ["spa", "spa-MX", "eng", "deu"]
@@ -84,7 +84,7 @@ def test_translations_are_followed_along_their_paths(tmp_path):
   line_files.write_lines(folder / "alice.pol.a.txt", sentences("pl"))
   line_files.write_lines(folder / "alice.pol.b.txt.gz", sentences("Pl"))
   found = benchmark_trees.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
-  results = {result.name: result for result in results_of(found)}
+  results = {result.name: result for result in collect_results(found)}
   assert results["alice pol_a->pol_b"].metrics == {"error": 25}
   assert results["alice pol_b->pol_a"].metrics == {"error": 12.5}
   assert results["talk eng->eng+deu_a+zho"].languages == ["eng", "zho"]
@@ -120,20 +120,22 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 
 
 def test_the_papers_three_slavic_groups_are_told_apart():
-  errors_of = {
+  errors_by_text = {
     tuple(each.of.rpartition(" ")[2].split("->")): each.value
     for each in published.load()
     if (each.paper, each.table) == ("agnostic", "3") and each.of and "*" not in each.of
   }
-  results = [suite.Result("->".join(pair), pair, {"error": x}) for pair, x in errors_of.items()]
-  summary = agnosticism_results.averages_of(results, None, True)
+  results = [
+    suite.Result("->".join(pair), pair, {"error": x}) for pair, x in errors_by_text.items()
+  ]
+  summary = agnosticism_results.summarize(results, None, True)
   groups = ["cs sk", "ru uk", "bg hr mk sl sr", "fr"]
   group_of = {code: group for group in groups for code in group.split()}
-  within = [x for (a, b), x in errors_of.items() if group_of[a] == group_of[b]]
-  between = [x for (a, b), x in errors_of.items() if group_of[a] != group_of[b]]
+  within = [x for (a, b), x in errors_by_text.items() if group_of[a] == group_of[b]]
+  between = [x for (a, b), x in errors_by_text.items() if group_of[a] != group_of[b]]
   assert summary["error within branches"] == pytest.approx(statistics.fmean(within))
   assert summary["error between branches"] == pytest.approx(statistics.fmean(between))
-  slavic = [x for pair, x in errors_of.items() if "fr" not in pair]
+  slavic = [x for pair, x in errors_by_text.items() if "fr" not in pair]
   assert summary["error within families"] == pytest.approx(statistics.fmean(slavic))
   # French is near to all of them, as the original: families do not explain the errors, but branches
   # do.

@@ -142,11 +142,17 @@ def test_the_score_is_next_to_published_ones_if_no_part_is_missing(page):
 
 
 def test_errors_are_averaged_over_rows_columns_languages_and_texts(page):
-  errors_of = {"a en->uk": 10, "a uk->en": 30, "b en->pl_1": 1, "b en->pl_2": 2, "b pl_1->en": 3}
-  errors_of |= {"b pl_2->en": 4, "b pl_1->pl_2": 5, "b pl_2->pl_1": 6}
+  errors_by_text = {
+    "a en->uk": 10,
+    "a uk->en": 30,
+    "b en->pl_1": 1,
+    "b en->pl_2": 2,
+    "b pl_1->en": 3,
+  }
+  errors_by_text |= {"b pl_2->en": 4, "b pl_1->pl_2": 5, "b pl_2->pl_1": 6}
   results = [
     (name, ([x.split("_")[0] for x in name[2:].split("->")], {"error": error}))
-    for name, error in errors_of.items()
+    for name, error in errors_by_text.items()
   ]
   shown = page({"x": {"translations": found({"error": 1.0}, results)}}).tables["Title", "Results"]
   columns = ("x: error", "x: a", "x: b", "x: mean of texts")
@@ -168,9 +174,9 @@ def test_figures_show_errors_trees_sentences_and_curves_and_names_stay_text(tmp_
   own = {"agnosticism": found({"error": 1.0}, results, NASTY)}
   folder = write(train(tmp_path / "run"), NASTY, own, absent={"bucc": f"no folder {NASTY}"})
   shown = Page(report.write_report([folder], tmp_path / "out"))
-  errors_of = shown.figures[f"Errors: {NASTY}, {NASTY}"]
-  assert [errors_of.count(x) for x in ("10.0", "0.0", "6.7")] == [8, 4, 9]  # 6.7: the averages
-  assert all(errors_of.count(x) == 2 for x in [*codes, "average"])
+  errors_by_text = shown.figures[f"Errors: {NASTY}, {NASTY}"]
+  assert [errors_by_text.count(x) for x in ("10.0", "0.0", "6.7")] == [8, 4, 9]  # 6.7: the averages
+  assert all(errors_by_text.count(x) == 2 for x in [*codes, "average"])
   families = {"deu, West Germanic", "eng, West Germanic", "rus, East Slavic", "ukr, East Slavic"}
   assert families < set(shown.figures[f"Languages by error: {NASTY}, {NASTY}"])
   sentence = shown.figures[f"One sentence in all versions: {NASTY}, {NASTY}, line 3"]
