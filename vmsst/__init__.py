@@ -1,9 +1,13 @@
 """Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
 One key of letters names array axes throughout the library, written at the end of an array's name
-(`hidden_BTD`): `B` batch (pairs or sentences), `T` tokens, `D` encoder width, `S` semantic latent,
-`G` language latent, `V` vocabulary, `N`/`M` sentences of two pools, `K` neighbors, `H` attention
-heads.
+(`hidden_BTD`): `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E`
+width of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z`
+both, as a decoder gets them, `V` vocabulary, `N` and `M` sentences of two pools, `P` some of them,
+or pairs, `F` distinct ones, `C` a block of them, or of tokens, `Q` queries, `K` neighbors or
+negatives, `L` languages or labels, `R` rows or sides, `H` attention heads, `A`, `I` and `O` other
+inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in another sense says so at its
+top.
 
 Importing this package is fast: each name below is imported when it is first used, and only training
 imports TensorFlow and seqio.
