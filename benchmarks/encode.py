@@ -269,7 +269,7 @@ MAKERS: dict[str, Callable[[str, pathlib.Path, str, argparse.Namespace], Encode]
   "sentence_transformers": sentence_transformers,
   "transformers": transformers_mt5,
 }
-_OURS = tuple(("vmsst", backend) for backend in ("jax", "openvino"))
+_OURS = tuple(("vmsst", backend) for backend in ("jax", "onnx", "openvino"))
 _PEERS = tuple(("sentence_transformers", backend) for backend in ("torch", "onnx", "openvino"))
 _PEER_OF_MT5 = ("transformers", "torch")
 _INT8 = ("sentence_transformers", "onnx_int8")

@@ -81,10 +81,11 @@ class Backend:
   """How vectors are computed.
 
   Attributes:
-    backend: What computes vectors: jax; or, faster on CPUs and in float32, openvino.
+    backend: What computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX
+      Runtime).
   """
 
-  backend: Literal["jax", "openvino"] = "jax"
+  backend: Literal["jax", "onnx", "openvino"] = "jax"
 
   def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
     """Returns an encoder's name, the encoder, and what opens it in another process."""

@@ -1,4 +1,4 @@
-"""What computes the vectors of an encoder: JAX, or OpenVINO, which is faster on CPUs."""
+"""What computes the vectors of an encoder: JAX, or a runtime for CPUs, which is faster there."""
 
 import concurrent.futures
 import ctypes
@@ -21,9 +21,12 @@ from vmsst.checkpoints import layer_stacks
 from vmsst.encoder import batching, onnx_encoder, onnx_graph
 from vmsst.networks import sentence_encoder
 
-JAX, OPENVINO = "jax", "openvino"
-BACKENDS = (JAX, OPENVINO)
-"""Names of the backends, as in sentence-transformers."""
+JAX = "jax"
+BACKENDS = (JAX, "onnx", "openvino")
+"""Names of the backends, as in sentence-transformers; all but the first compute in float32."""
+
+Compute = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+"""Maps the inputs of a graph to vectors [B, S]; called by several threads at once."""
 
 # Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
 _BATCH_TOKENS = 1024
@@ -34,7 +37,7 @@ def new(
   network: sentence_encoder.SentenceEncoder,
   params: Any,
   devices: Sequence[jax.Device] | None,
-) -> "JaxBackend | OpenVinoBackend":
+) -> "JaxBackend | CpuBackend":
   """Returns a backend.
 
   Args:
@@ -51,7 +54,7 @@ def new(
     return JaxBackend(network, params, _default_devices() if devices is None else devices)
   if devices is not None:
     raise errors.InputError(f"backend is {name!r}, which computes on CPUs; omit devices")
-  return OpenVinoBackend(network, params)
+  return CpuBackend(name, network, params)
 
 
 class JaxBackend:
@@ -98,22 +101,24 @@ class JaxBackend:
     return functools.partial(np.asarray, self._embed(self.params, on_devices))
 
 
-class OpenVinoBackend:
-  """Computes vectors in float32 by OpenVINO, which runs the graph of `onnx_encoder`.
+class CpuBackend:
+  """Computes vectors in float32 by OpenVINO or ONNX Runtime, from the graph of `onnx_encoder`.
 
-  Nothing is written to disk: the graph is built in memory, and OpenVINO reads the token table where
-  it is, such as in a mapped file. Each core computes a batch of its own. Small batches stay in its
-  cache, and cores do not wait for each other, as they do if they share a batch.
+  Nothing is written to disk: the graph is built in memory, and the runtimes get the arrays of the
+  parameters. OpenVINO reads the token table where it is, such as in a mapped file. Each core
+  computes a batch of its own. Small batches stay in its cache, and cores do not wait for each
+  other, as they do if they share a batch.
 
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
   """
 
-  def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
+  def __init__(self, runtime: str, network: sentence_encoder.SentenceEncoder, params: Any):
     """Compiles the network.
 
     Args:
+      runtime: "onnx" or "openvino".
       network: The network.
       params: Its parameters, on the host.
 
@@ -123,14 +128,12 @@ class OpenVinoBackend:
     self.params = params
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
     graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
-    # OpenVINO uses the arrays of the weights, so that these must live as long.
+    # The runtimes use the arrays of the weights, so that these must live as long.
     model, self._weights = graph.without_weights()
     threads = _cores()
     self.in_flight = 2 * threads
-    compiled = _compiled(model, self._weights, threads)
-    self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for _ in range(threads):
-      self._requests.put(compiled.create_infer_request())
+    start = _openvino if runtime == "openvino" else _onnx_runtime
+    self._compute = start(model, self._weights, threads)
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
 
   def batches(
@@ -142,17 +145,9 @@ class OpenVinoBackend:
 
   def start(self, tokens_BT: np.ndarray) -> Callable[[], np.ndarray]:
     """Starts a batch; returns a function that waits for its vectors, float32 [B, S]."""
-    return self._pool.submit(self._compute, tokens_BT).result
-
-  def _compute(self, tokens_BT: np.ndarray) -> np.ndarray:
     mask_BT = (tokens_BT != padding.PAD_ID).astype(np.int64)
     feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
-    request = self._requests.get()
-    try:
-      request.infer(feeds, share_inputs=True)
-      return request.get_output_tensor(0).data.copy()
-    finally:
-      self._requests.put(request)
+    return self._pool.submit(self._compute, feeds).result
 
 
 def _default_devices() -> Sequence[jax.Device]:
@@ -169,8 +164,28 @@ def _cores() -> int:
   return max(1, min(cores, int(limit))) if limit.isdigit() else cores
 
 
-def _compiled(model: Any, weights: dict[str, np.ndarray], threads: int) -> Any:
-  """Returns a model that OpenVINO has compiled, whose inputs without values are `weights`."""
+def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
+  """Returns a function that computes a batch by ONNX Runtime, in the thread that calls it."""
+  del threads
+  with errors.requires("onnx", "the backend 'onnx'"):
+    import onnxruntime
+  onnx = onnx_graph.library()
+  for name, array in weights.items():
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="given")
+  options = onnxruntime.SessionOptions()
+  options.intra_op_num_threads = options.inter_op_num_threads = 1
+  values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+  options.add_external_initializers(list(weights), values)
+  content = model.SerializeToString()
+  session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+  return lambda feeds: session.run([onnx_encoder.OUTPUT], feeds)[0]
+
+
+def _openvino(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
+  """Returns a function that computes a batch by OpenVINO, in as many threads at a time."""
   openvino = _import_openvino()
   helper = onnx_graph.library().helper
   for name, array in weights.items():
@@ -190,7 +205,20 @@ def _compiled(model: Any, weights: dict[str, np.ndarray], threads: int) -> Any:
     "INFERENCE_NUM_THREADS": threads,
     "INFERENCE_PRECISION_HINT": "f32",
   }
-  return core.compile_model(graph, "CPU", settings)
+  compiled = core.compile_model(graph, "CPU", settings)
+  requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+  for _ in range(threads):
+    requests.put(compiled.create_infer_request())
+
+  def compute(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    request = requests.get()
+    try:
+      request.infer(feeds, share_inputs=True)
+      return request.get_output_tensor(0).data.copy()
+    finally:
+      requests.put(request)
+
+  return compute
 
 
 def _import_openvino() -> Any:

@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
-from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
+from vmsst.data import hugging_face_vocabulary, input_texts, length_limits, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends
 from vmsst.io import progress_bar
@@ -149,7 +149,7 @@ class Encoder:
     normalize: bool = False,
     precision: quantization.Precision | None = "float32",
     progress: bool | None = None,
-    on_cut: Callable[[int, int, int], None] | None = input_texts.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
     prompt: str | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool | None = None,
@@ -465,7 +465,7 @@ def _cut(
 ) -> tuple[list[list[int]], list[int]]:
   if prefix:
     texts = [prefix + text for text in texts]
-  return input_texts.cut(vocabulary, texts, max_length, language)
+  return length_limits.cut(vocabulary, texts, max_length, language)
 
 
 def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Encoders on CPUs by OpenVINO: the vectors of JAX, and which options apply."""
+"""Encoders on CPUs by OpenVINO and ONNX Runtime: the vectors of JAX, and which options apply."""
 
 import importlib.util
 import sys
@@ -16,7 +16,8 @@ from vmsst.networks import lstm, sentence_encoder
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
 # Not imported here: the backend imports OpenVINO without its telemetry.
 pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("openvino") is None, reason="needs OpenVINO"
+  any(importlib.util.find_spec(name) is None for name in ("onnxruntime", "openvino")),
+  reason="needs OpenVINO and ONNX Runtime",
 )
 
 # Empty, blank, longer than the maximum of all encoders here, and of many lengths.
@@ -29,10 +30,11 @@ def saved(name, folder):
   return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
 
 
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse"])
-def test_the_vectors_are_those_of_jax(name, tmp_path):
+def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   run = saved(name, tmp_path)
-  encoder = vmsst.load(run, backend="openvino")
+  encoder = vmsst.load(run, backend=backend)
   reference = vmsst.load(run, dtype="float32")
   expected_ND = reference.encode(TEXTS, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3
@@ -76,15 +78,16 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
   with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
     vmsst.load(laser, backend="openvino")
   run = saved("t5", tmp_path)
-  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, openvino"):
+  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, onnx, openvino"):
     vmsst.load(run, backend="torch")
   with pytest.raises(
     errors.InputError, match="'openvino' computes in float32; omit dtype 'bfloat16'"
   ):
     vmsst.load(run, backend="openvino", dtype="bfloat16")
-  monkeypatch.setitem(sys.modules, "openvino", None)
-  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[openvino\]'"):
-    vmsst.load(run, backend="openvino")
+  for backend, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(errors.InputError, match=rf"pip install 'vmsst\[{backend}\]'"):
+      vmsst.load(run, backend=backend)
 
 
 def test_tight_batches_have_every_sentence_once():
