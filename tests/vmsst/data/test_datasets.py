@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.data import datasets, vocabularies
+from vmsst.data import datasets, sources, vocabularies
 from vmsst.data.feature_converter import BitextFeatureConverter
 from vmsst.tasks import bitext, mixtures
 

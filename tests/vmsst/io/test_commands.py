@@ -19,7 +19,7 @@ def ready():
   sys.__stdout__.write("ready\\n")
   sys.__stdout__.flush()
   time.sleep(60)
-with commands.CommandProcess("it", own=True) as process:
+with commands.CommandProcess("it", owns_process=True) as process:
 {body}
 sys.exit(process.status)
 """
@@ -194,11 +194,11 @@ def test_a_caller_gets_its_streams_and_signal_handlers_back():
   from vmsst.io import commands
 
   before = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
-  with commands.CommandProcess("it", own=False) as process:
+  with commands.CommandProcess("it", owns_process=False) as process:
     assert sys.stdout is not before[0]
     raise OSError("no")
   assert process.status == 1
-  with pytest.raises(ZeroDivisionError), commands.CommandProcess("it", own=False):
+  with pytest.raises(ZeroDivisionError), commands.CommandProcess("it", owns_process=False):
     raise ZeroDivisionError
   after = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
   assert after == before

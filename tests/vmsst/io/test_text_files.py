@@ -147,7 +147,7 @@ def test_a_text_without_a_visible_character_is_blank():
 
 @pytest.mark.parametrize("count", [0, 1, 7, 500])
 def test_records_are_sorted_and_few_are_in_memory(tmp_path, monkeypatch, count):
-  monkeypatch.setattr(external_sort, "_RECORDS", 64)
+  monkeypatch.setattr(large_arrays, "_RECORDS", 64)
   rng = np.random.default_rng(count)
   record_N3 = rng.integers(0, 4, size=(count, 3)).astype(np.uint64)
   record_N3[:, 2] = rng.integers(0, 1 << 63, size=count)

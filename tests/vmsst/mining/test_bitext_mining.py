@@ -114,8 +114,7 @@ def same_places(source, target, forward, backward, /):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   sizes = {
-    external_sort: {"_RECORDS": 1 << 14},
-    large_arrays: {"_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
+    large_arrays: {"_RECORDS": 1 << 14, "_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
     text_files: {"_ENDS": 256},
   }
   for module, values in sizes.items():

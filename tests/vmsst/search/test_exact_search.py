@@ -38,7 +38,7 @@ def distinct(vectors_ND, wanted_N=None):
 @pytest.fixture
 def on_disk(monkeypatch):
   """Makes what is stored per vector large."""
-  monkeypatch.setattr(external_sort, "_RECORDS", 8)
+  monkeypatch.setattr(large_arrays, "_RECORDS", 8)
   monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
 
 

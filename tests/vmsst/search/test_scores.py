@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from naive_margins import MARGINS, Naive
 
+from vmsst.io import large_arrays
 from vmsst.search import exact_search, margins, quantization
 
 
@@ -45,7 +46,7 @@ def test_pairs_are_those_of_plain_loops(n, m, k):
 
 
 def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
-  monkeypatch.setattr(external_sort, "_RECORDS", 1000)
+  monkeypatch.setattr(large_arrays, "_RECORDS", 1000)
   rng, count = np.random.default_rng(0), exact_search.BLOCK_ROWS + 500
   sides = [exact_search.DistinctVectors(rng.normal(size=[count, 2])) for _ in range(2)]
   near = [(rng.integers(count, size=[count, 1]), rng.random([count, 1], "f4")) for _ in range(2)]

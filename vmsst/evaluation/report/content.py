@@ -18,6 +18,27 @@ _MOST_PANELS = 6
 _TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
 
 
+_MOST_ROWS = 400  # Of the longest readable table.
+
+Cells = dict[tuple[str, str], str]
+"""Texts by row and column."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table.
+
+  Attributes:
+    title: Its title.
+    header: What the rows are, then the columns.
+    rows: The texts of each row, by its name.
+  """
+
+  title: str
+  header: list[str]
+  rows: dict[str, list[str]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Section:
   """A section; `notes` say what its numbers are not comparable with."""
@@ -157,27 +178,6 @@ def _missing(evaluated: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{encoder}: {scored['title']} lacks {', '.join(scored['missing'])}"
     if results.get("seen") is None:
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
-
-
-_MOST_ROWS = 400  # Of the longest readable table.
-
-Cells = dict[tuple[str, str], str]
-"""Texts by row and column."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-  """A table.
-
-  Attributes:
-    title: Its title.
-    header: What the rows are, then the columns.
-    rows: The texts of each row, by its name.
-  """
-
-  title: str
-  header: list[str]
-  rows: dict[str, list[str]]
 
 
 def table(title: str, corner: str, cells: Cells) -> Table:

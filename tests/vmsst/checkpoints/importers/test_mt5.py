@@ -1,6 +1,7 @@
 """Imports of mT5 as the start of training, and of the released VMSST."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import mt5, vmsst_release, weight_tables
+from vmsst.data import sample
 from vmsst.io import storage
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
@@ -40,7 +42,7 @@ NETWORK = vmsst_networks.VmsstNetwork(
   latent_dim=4,
   num_languages=2,
 )
-VOCABULARY = vmsst.gin_dir().parent / "tasks" / "sample" / "vocabulary.model"
+VOCABULARY = pathlib.Path(sample.vocabulary_path())
 SENTENCES = ["Hello, world!", "Wie geht es dir heute?", "", "the weather " * 400]
 # Parameters that mT5 does not have.
 FRESH = (

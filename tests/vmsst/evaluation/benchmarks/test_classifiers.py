@@ -14,7 +14,7 @@ from vmsst.evaluation.metrics import classification
 
 
 def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
-  monkeypatch.setattr(document_vectors, "BLOCK_DOCUMENTS", 2)
+  monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 2)
   calls = []
 
   def embed(side):
