@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -59,11 +60,12 @@ class Encoder:
 
   Attributes:
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence, EOS included. Longer texts are cut, or split on request.
+    max_length: Tokens of a sentence, EOS included. Longer texts are cut.
     dimension: Dimensions of a sentence vector.
     languages: Codes of the training languages, or None if unknown.
     prompts: Prefixes by name, such as E5's of queries and passages.
     path: Path of the parameters, or None.
+    backend: What computes the vectors: "jax", "onnx" or "openvino".
     similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
     model_card_data: Ignores the metrics that they report for a model card.
   """
@@ -94,8 +96,8 @@ class Encoder:
       path: Path of the parameters.
       devices: Devices that share each batch. None: all devices of this process, or JAX's default
         device if one is set.
-      backend: "jax"; "openvino" computes in float32 on the CPU, with the parameters as NumPy arrays
-        or on it.
+      backend: "jax"; "onnx" and "openvino" compute in float32 on the CPU, with the parameters as
+        NumPy arrays or on it.
     """
     self.vocabulary = vocabulary
     self.max_length = max_length
@@ -105,7 +107,19 @@ class Encoder:
     self.path = path
     self._process = os.getpid()
     self._network = network
+    self.backend = backend
     self._backend = backends.new(backend, network, params, devices)
+
+  def __repr__(self) -> str:
+    config: Any = self._network.config
+    layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
+    numbers = sum(math.prod(np.shape(array)) for array in jax.tree.leaves(self._backend.params))
+    dtype = config.dtype if isinstance(self._backend, backends.JaxBackend) else "float32"
+    return (
+      f"Encoder({self.path!r}, {type(config).__name__.removesuffix('Config')}, layers={layers}, "
+      f"dimension={self.dimension}, parameters={numbers:,}, max_length={self.max_length}, "
+      f"prompts={dict(self.prompts)}, backend={self.backend!r}, dtype={dtype!r})"
+    )
 
   @property
   def digest(self) -> str:
@@ -158,16 +172,18 @@ class Encoder:
   ) -> Any:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
+    One string gives one vector, [D], as in sentence-transformers.
+
     Sentences are sorted by length and padded to few shapes, to save compute and compilation.
     Of a sentence with more than `max_length` tokens, the first are read. Vectors do not depend on
-    other inputs beyond rounding error. An empty sentence has the vector of
-    its EOS token alone, or zeros if the vocabulary has no EOS. Half of a surrogate pair, which is
-    not valid UTF-8, counts as U+FFFD.
+    other inputs beyond rounding error. An empty sentence has the vector of its EOS token alone, or
+    zeros if the vocabulary has no EOS. Half of a surrogate pair, which is not valid UTF-8, counts
+    as U+FFFD.
 
     Args:
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
-        lines. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped, with one sentence
-        per line. Or what `prepare` has returned for them.
+        lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
+        with one sentence per line. Or what `prepare` has returned for them.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -204,6 +220,9 @@ class Encoder:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.check_process()
+    one = isinstance(sentences, str)
+    if one:
+      sentences, progress = [str(sentences)], False
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
     errors.check_choice("precision", precision, get_args(quantization.Precision))
@@ -243,9 +262,11 @@ class Encoder:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     stored_NC = quantization.quantize(vectors_ND, precision)
-    if convert_to_tensor:
-      return _tensor(stored_NC)
-    return stored_NC if convert_to_numpy else list(_tensor(stored_NC))
+    as_tensor = convert_to_tensor or not convert_to_numpy
+    result = _tensor(stored_NC) if as_tensor else stored_NC
+    if one:
+      return result[0]
+    return result if convert_to_tensor or convert_to_numpy else list(result)
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""

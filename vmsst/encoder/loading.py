@@ -95,15 +95,17 @@ def load(
 
   Args:
     path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
-      imported encoder or an export; local, or in an object store (`gs://` needs gcsfs, `s3://`
-      s3fs). Parameters may have been saved from any number of devices.
+      or a folder of sentence-transformers, a training run (for its latest checkpoint), one of its
+      `checkpoint_<step>` folders, an imported encoder or an export; local, or in an object store
+      (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have been saved from any number of
+      devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
-    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`), which is faster there. It computes
-      in float32; its vectors are those of JAX, up to rounding error.
+    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`) or "onnx" (ONNX Runtime,
+      `vmsst[onnx]`), which are faster there. They compute in float32; their vectors are those of
+      JAX, up to rounding error.
 
   Raises:
     InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is

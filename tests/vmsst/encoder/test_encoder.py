@@ -269,7 +269,7 @@ def test_margins_are_those_of_a_loop(encoder, expected):
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
-    (lambda x: x.encode("hello"), TypeError, "list of one"),
+    (lambda x: x.encode(b"hello"), TypeError, "list of one"),
     (lambda x: x.encode(np.array([["a"]])), TypeError, "sentences are of type ndarray"),
     (lambda x: x.encode(["fine", b"bytes"]), TypeError, "sentence 1 is of type bytes"),
     (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
@@ -291,6 +291,12 @@ def test_margins_are_those_of_a_loop(encoder, expected):
 def test_wrong_arguments_are_named(encoder, call, error, message):
   with pytest.raises(error, match=message):
     call(encoder)
+
+
+def test_one_string_gives_one_vector(encoder):
+  (expected_D,) = encoder.encode(["hello"])
+  np.testing.assert_array_equal(encoder.encode("hello"), expected_D)
+  assert encoder.encode("hello", truncate_dim=2).shape == (2,)
 
 
 class Column(list):
