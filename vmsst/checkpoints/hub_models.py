@@ -1,8 +1,8 @@
 """Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE".
 
 huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE, HF_ENDPOINT). An encoder of another library is imported once per commit into
-HF_HOME/vmsst; nothing of it is run.
+HF_HUB_OFFLINE, HF_ENDPOINT). `vmsst.load` reads BERT and XLM-R as they are. T5, and what training
+starts from, is imported once per commit into HF_HOME/vmsst. Nothing of a model is run.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def check_repository(name: str) -> None:
 
 
 def find(name: str) -> HubModel:
-  """Downloads a model, or finds it in the cache, and imports it on first use.
+  """Downloads a model, or finds it in the cache, and imports it on first use if it must be.
 
   Args:
     name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
@@ -78,14 +78,21 @@ def find(name: str) -> HubModel:
       texts.
   """
   snapshot, repository = download(name)
-  is_export = (snapshot / encoder_json.ENCODER_FILE).is_file()
-  folder = snapshot if is_export else _imported(snapshot, repository)
+  if (snapshot / encoder_json.ENCODER_FILE).is_file() or is_released(snapshot):
+    return HubModel(f"{repository}@{snapshot.name}", snapshot)
+  folder = _imported(snapshot, repository)
   if not (folder / encoder_json.ENCODER_FILE).is_file():
     raise errors.InputError(
       f"{repository} has neither a {bert.TOKENIZER_FILE} nor a {mt5.VOCABULARY_FILE} to encode "
       "texts with; only training can start from it"
     )
   return HubModel(f"{repository}@{snapshot.name}", folder)
+
+
+def is_released(folder: pathlib.Path) -> bool:
+  """Returns whether a folder has a model of transformers that `vmsst.load` reads as it is."""
+  path = sentence_transformers_files.config_path(folder)
+  return path.is_file() and hugging_face.read_object(path).get("model_type") in bert.TYPES
 
 
 def checkpoint(path: str | os.PathLike[str]) -> str:
@@ -194,7 +201,8 @@ def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
   if (snapshot / encoder_json.ENCODER_FILE).is_file():
     importer: Callable[[pathlib.Path, pathlib.Path], Any] = _import_export
   else:
-    kind = sentence_transformers_files.read_config(snapshot).get("model_type")
+    config = hugging_face.read_object(sentence_transformers_files.config_path(snapshot))
+    kind = config.get("model_type")
     if kind not in _IMPORTERS:
       raise errors.InputError(
         f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: "

@@ -112,15 +112,14 @@ def read(folder: pathlib.Path) -> Released:
   )
 
 
-def read_config(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of the encoder's `config.json`.
+def config_path(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the encoder's `config.json`, which may be missing.
 
   Raises:
-    InputError: it or the list of modules is missing or damaged.
+    InputError: the list of modules is damaged.
   """
   listed = list_modules(folder) if (folder / MODULES_FILE).is_file() else []
-  transformer = folder / dict(listed).get("Transformer", "")
-  return hugging_face.read_object(transformer / hugging_face.CONFIG_FILE)
+  return folder / dict(listed).get("Transformer", "") / hugging_face.CONFIG_FILE
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ An encoder is one of
   for sentence-transformers, a dense module in its own folder may have the last parameters);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
   next to it;
-* a training run: the folder of its checkpoints, for the latest one.
+* a training run: the folder of its checkpoints, for the latest one;
+* a folder of transformers or sentence-transformers with a BERT or XLM-R, on this machine.
 
 The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
 "sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
@@ -47,11 +48,13 @@ class EncoderFolder:
     name: Unique name of the encoder: the original path of its parameters.
     parameters: A `checkpoint_<step>` folder or a `model.safetensors`.
     assets: The folder of `encoder.json`.
+    released: Whether it is a folder of transformers, and both paths are it.
   """
 
   name: str
   parameters: epath.Path
   assets: epath.Path
+  released: bool = False
 
 
 @contextlib.contextmanager
@@ -129,11 +132,13 @@ def _find(path: str | os.PathLike[str]) -> EncoderFolder:
   folder = epath.Path(location)
   if all((folder / name).is_file() for name in _EXPORT):
     return EncoderFolder(os.fspath(folder), folder / hugging_face.WEIGHTS_FILE, folder)
+  if hub_models.is_released(pathlib.Path(folder)):
+    return EncoderFolder(os.fspath(folder), folder, folder, released=True)
   for name in _MODULES:
     if (folder / name).is_file():
       raise errors.InputError(
         f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of another "
-        "library; `vmsst import --help` lists importable models"
+        "library, neither BERT nor XLM-R; `vmsst import --help` lists importable models"
       )
   checkpoint = t5x.find_checkpoint(folder)
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()

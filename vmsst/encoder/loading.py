@@ -11,9 +11,11 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import logging
 import operator
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +25,8 @@ import numpy as np
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, restoring, sentence_transformers_files
+from vmsst.checkpoints import encoder_json, hub_models, restoring, sentence_transformers_files
+from vmsst.checkpoints.importers import bert
 from vmsst.encoder import backends, encoder_folders
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
@@ -66,10 +69,32 @@ def read(
     InputError: as in `load`.
   """
   with encoder_folders.opened(path) as folder:
-    assets = encoder_json.load_encoder_assets(folder.assets)
-    network = select_network(assets)
-    params = restoring.restore_params(folder.parameters, network)
+    if folder.released:
+      assets, arrays = _read_released(pathlib.Path(folder.assets))
+      network, params = select_network(assets), traverse_util.unflatten_dict(arrays, sep="/")
+    else:
+      assets = encoder_json.load_encoder_assets(folder.assets)
+      network = select_network(assets)
+      params = restoring.restore_params(folder.parameters, network)
   return SavedEncoder(folder.name, assets, network, params)
+
+
+def _read_released(folder: pathlib.Path) -> tuple[encoder_json.EncoderAssets, dict[str, Any]]:
+  """Returns a model of transformers: what inference needs, and its parameters by name."""
+  converted = bert.convert(folder)
+  if converted.assets is None:
+    raise errors.InputError(
+      f"{folder} has no {bert.TOKENIZER_FILE} to encode texts with: save one with transformers' "
+      "AutoTokenizer"
+    )
+  # The vocabulary's file is read as long as the process lives.
+  assets = converted.assets(pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder())))
+  unused = () if assets.network.pooling == "pooler" else ("pooler/",)
+  return assets, {
+    name: jax.device_put(array, may_alias=True)
+    for name, array in converted.params.items()
+    if not name.startswith(unused)
+  }
 
 
 def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
@@ -95,10 +120,10 @@ def load(
 
   Args:
     path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a folder of sentence-transformers, a training run (for its latest checkpoint), one of its
-      `checkpoint_<step>` folders, an imported encoder or an export; local, or in an object store
-      (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have been saved from any number of
-      devices.
+      or a folder of sentence-transformers or transformers with a BERT or XLM-R, which is read as it
+      is; or a training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
+      imported encoder or an export. All but the second may be in an object store (`gs://` needs
+      gcsfs, `s3://` s3fs). Parameters may have been saved from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
@@ -204,6 +229,14 @@ def open_encoder(
   ):
     encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
     return str(encoder.path), encoder
+  if hub_models.is_released(folder):
+    try:
+      encoder = load(folder, dtype=dtype, max_length=max_length, backend=backend)
+      return str(encoder.path), encoder
+    except errors.InputError as error:
+      if dtype is not None or backend != backends.JAX:
+        raise
+      logging.warning("%s; sentence-transformers opens it instead", error)
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
   if backend != backends.JAX:

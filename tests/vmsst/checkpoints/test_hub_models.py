@@ -88,7 +88,7 @@ def load(hub, home, *names, code=_LOAD, **changes):
   return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
 
 
-def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e5, tmp_path):
+def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   folder, vectors = e5
   (folder / "onnx").mkdir(exist_ok=True)
   (folder / "onnx" / "model.safetensors").write_bytes(b"of another engine")
@@ -97,7 +97,12 @@ def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e
   assert path == f"{NAME}@{commit}"
   np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert not [path for _, path in hub.requests if "onnx/" in path]
+  # Only training needs a checkpoint.
   made = tmp_path / "hf" / "vmsst" / "2" / NAME.replace("/", "--") / commit
+  assert not made.exists()
+  checkpoint = str(made / "checkpoint_0")
+  expected = [checkpoint, str(made / "tokenizer.json"), "mean", "True", checkpoint]
+  assert load(hub, tmp_path, NAME, code=_START) == [expected]
   before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
   asked = len(hub.requests)
   offline = load(hub, tmp_path, NAME, f"{NAME}@{commit}", path, HF_HUB_OFFLINE="1")
@@ -105,10 +110,16 @@ def test_a_name_is_downloaded_and_imported_once_and_then_needs_no_network(hub, e
     assert path == f"{NAME}@{commit}"
     np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert len(hub.requests) == asked
-  (start,) = load(hub, tmp_path, NAME, code=_START, HF_HUB_OFFLINE="1")
-  checkpoint = str(made / "checkpoint_0")
-  assert start == [checkpoint, str(made / "tokenizer.json"), "mean", "True", checkpoint]
+  assert load(hub, tmp_path, NAME, code=_START, HF_HUB_OFFLINE="1") == [expected]
   assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_a_folder_of_sentence_transformers_is_opened_as_it_is(e5):
+  folder, vectors = e5
+  encoder = vmsst.load(folder)
+  np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
+  assert encoder.digest == vmsst.load(folder.parent / "imported").digest
+  assert repr(encoder).startswith(f"Encoder({str(folder)!r}, Bert, layers=")
 
 
 def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):

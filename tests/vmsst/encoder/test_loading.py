@@ -106,7 +106,9 @@ def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
   st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
-  folder = str(released_folders.write(tmp_path / "theirs", "bert", {}))
+  pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}  # not ours
+  changes = {"1_Pooling/config.json": pooling}
+  folder = str(released_folders.write(tmp_path / "theirs", "bert", changes))
   made = st.SentenceTransformer(folder, device="cpu")
   results = evaluate(folder, data, tmp_path / "out")
   assert results["encoder"]["name"] == folder

@@ -34,7 +34,9 @@ TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 POOLINGS = ("mean", "cls", "pooler")
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "swish", "swish": "swish"}
 
-_KINDS = ("model_type", None, ("bert", "xlm-roberta"))
+TYPES = ("bert", "xlm-roberta")
+"""The `model_type` of the models of transformers that can be imported."""
+_KINDS = ("model_type", None, TYPES)
 _WORDS = "embeddings.word_embeddings.weight"
 # Models with a pre-training head have a prefix before the encoder's names.
 _PREFIXES = ("", "bert.", "roberta.")
@@ -131,15 +133,18 @@ def import_bert(
   """
   target = output_folders.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
-    weight_tables.check_folder(local)
-    config_file = local / hugging_face.CONFIG_FILE
-    if config_file.is_file():
-      # Before the modules, whose errors would hide that it is another kind of model.
-      hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
-    return weight_tables.save(_convert(local, prefix, pooling), target)
+    return weight_tables.save(convert(local, prefix=prefix, pooling=pooling), target)
 
 
-def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Converted:
+def convert(
+  local: pathlib.Path, *, prefix: str | None = None, pooling: str | None = None
+) -> Converted:
+  """Returns an encoder without writing it; arguments and errors are those of `import_bert`."""
+  weight_tables.check_folder(local)
+  config_file = local / hugging_face.CONFIG_FILE
+  if config_file.is_file():
+    # Before the modules, whose errors would hide that it is another kind of model.
+    hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
   released = sentence_transformers_files.read(local)
   source, tokenizer = released.transformer, cast(Any, released.tokenizer)
   path = source / hugging_face.CONFIG_FILE
@@ -174,12 +179,11 @@ def _convert(local: pathlib.Path, prefix: str | None, pooling: str | None) -> Co
   table = rows(sizes, pooler=has_pooler)
   weight_tables.check(table, named, str(source))
   params = weight_tables.to_parameters(table, named)
-  order = np.arange(sizes["vocab_size"])
-  params[weight_tables.TOKEN_TABLE] = params[weight_tables.TOKEN_TABLE][
-    swap_padding(order, padding_id)
-  ]
   notes = []
   if padding_id:
+    table_VD = params[weight_tables.TOKEN_TABLE].copy()
+    table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
+    params[weight_tables.TOKEN_TABLE] = table_VD
     notes.append(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
