@@ -87,10 +87,17 @@ def on_files(files, config):
   """Adds the generated pages."""
   from mkdocs.structure.files import File
 
-  pages = {_page(name): f"# {name}\n\n::: {name}\n" for name in documented()}
+  paths = modules()
+  pages = {_page(name): f"# {name}\n\n::: {_in_repository(paths[name])}\n" for name in documented()}
   for path, content in {**pages, f"{_PAGES}/index.md": _overview()}.items():
     files.append(File.generated(config, path, content=content))
   return files
+
+
+def _in_repository(path: pathlib.Path) -> str:
+  """Returns the module name of a file in the repository, such as `launch.main`."""
+  relative = path.relative_to(pathlib.Path(vmsst.__path__[0]).parent)
+  return ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _overview() -> str:

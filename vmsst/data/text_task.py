@@ -46,7 +46,7 @@ class TextTask(seqio.Task):
     vocabulary: vocabularies.Vocabulary,
     max_length: int | None,
     keep_all: bool = False,
-    **options,
+    **options: Any,
   ):
     super().__init__(name, source, output_features, **options)
     self._vocabulary = vocabulary
