@@ -63,13 +63,15 @@ def opus(
     for split in (names if teacher else ())
     for file in datasets.DatasetSource(versioned, data_dir, names, pair).bitext_files(split)
   ]
-  of_rows = features.pair_features(vocabulary, teacher=(teacher, files))
+  output_features = features.pair_features(vocabulary, teacher=(teacher, files))
 
   def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
     del task_name
     return datasets.DatasetSource(versioned, data_dir, splits[pair], pair, teacher)
 
-  return pair_mixtures.add(mixture, list(splits), source, of_rows, vocabulary, max_length, power)
+  return pair_mixtures.add(
+    mixture, list(splits), source, output_features, vocabulary, max_length, power
+  )
 
 
 def opus_languages(

@@ -27,6 +27,13 @@ from vmsst.checkpoints import tensors
 from vmsst.io import checksums, input_files, storage
 
 PARAMETERS = "target"
+COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
+"""Orbax writes this file last: the marker of complete checkpoints in object stores."""
+
+TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
+"""Orbax's class for folders that COMMIT_FILE completes."""
+
+_ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -200,15 +207,6 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
       yield checkpointer
   finally:
     logging.set_verbosity(verbosity)
-
-
-COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
-"""Orbax writes this file last: the marker of complete checkpoints in object stores."""
-
-TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
-"""Orbax's class for folders that COMMIT_FILE completes."""
-
-_ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 
 
 def is_complete(checkpoint: epath.Path) -> bool:

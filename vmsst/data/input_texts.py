@@ -1,9 +1,9 @@
-"""Texts as callers pass them: lists, iterators or files."""
+"""Texts and their languages as callers pass them: lists, iterators or files."""
 
 import io
-import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from vmsst.io import input_files, text_files
 
@@ -57,4 +57,42 @@ def check(texts: Iterable[str]) -> None:
     )
 
 
-_log = logging.getLogger(__name__)
+def languages(value: Any, count: int) -> list[str]:
+  """Returns the language code of each of `count` sentences.
+
+  Args:
+    value: One code, or one for each sentence.
+    count: Number of sentences.
+
+  Raises:
+    TypeError: a code is not a string.
+    ValueError: there are more or fewer codes than sentences.
+  """
+  if isinstance(value, str):
+    return [value] * count
+  if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping, Set)):
+    raise TypeError(
+      f"language is {value!r}; it must be a language code, such as 'de', or a list of one code for "
+      "each sentence"
+    )
+  codes = list(value)
+  if len(codes) != count:
+    raise ValueError(f"{len(codes)} languages for {count} sentences")
+  for index, code in enumerate(codes):
+    if not isinstance(code, str):
+      raise TypeError(f"the language of sentence {index} is {code!r}, not a string")
+  return codes
+
+
+def languages_by_side(languages: Any) -> tuple[Any, Any]:
+  """Returns the languages of sources and of targets.
+
+  Raises:
+    ValueError: there are not two values.
+  """
+  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
+    raise ValueError(
+      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
+      "('de', 'en')"
+    )
+  return languages[0], languages[1]

@@ -72,8 +72,7 @@ class TextTask(seqio.Task):
     """Returns rows as seqio.Task, padded to given lengths, and without seqio's cache in memory.
 
     That cache would be part of every checkpoint of the iterator; shuffle buffers are the source's.
-    Features that not all data has
-    (`features.EXTRA_FEATURES`) are included if their length is given.
+    `features.EXTRA_FEATURES`, which not all data has, are included if their length is given.
 
     Raises:
       InputError: a cache is asked for, or the word splitter of a language is not installed.

@@ -148,7 +148,7 @@ class Encoder:
     """
     texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
-      language = backends.languages(language, len(texts))
+      language = input_texts.languages(language, len(texts))
     return PreparedTexts(texts, *self._tokenizer(prefix)(texts, language))
 
   def encode(
@@ -236,7 +236,7 @@ class Encoder:
     else:
       texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
-      language = backends.languages(language, len(texts))
+      language = input_texts.languages(language, len(texts))
     tokenize = self._tokenizer(prefix)
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
     window = max(batch_size, _WINDOW // batch_size * batch_size)
@@ -460,7 +460,7 @@ class Encoder:
     pairs: bool = False,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    of_source, of_target = backends.of_both_sides(languages)
+    of_source, of_target = input_texts.languages_by_side(languages)
     source = self._side("sources", sources)
     target = None if targets is None and not pairs else self._side("targets", targets)
     if pairs and target is not None and len(source) != len(target):

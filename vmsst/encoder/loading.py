@@ -154,11 +154,7 @@ def load(
 
   with on_host:
     saved = read(path, in_dtype)
-  encoder = _new_encoder(
-    saved,
-    saved.network,
-    backend=backend,
-  )
+  encoder = _new_encoder(saved, saved.network, backend=backend)
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
     encoder.max_length = errors.as_integer(f"max_length of {path}", max_length, maximum=most)
@@ -188,11 +184,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
 
   saved = read(path, generator)
   decoder_device = jnp.zeros(()).device
-  encoder = _new_encoder(
-    saved,
-    saved.assets.network,
-    devices=[decoder_device],
-  )
+  encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
   return Translator(saved.network, saved.params, encoder)
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
 from vmsst.data import input_texts, length_limits
-from vmsst.encoder import backends, batching, decoding
+from vmsst.encoder import batching, decoding
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import progress_bar
 from vmsst.networks import vmsst
@@ -230,7 +230,7 @@ class Translator:
     sides = [input_texts.as_list(side) for side in (sources, targets)]
     if len(sides[0]) != len(sides[1]):
       raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
-    codes = backends.of_both_sides(languages)
+    codes = input_texts.languages_by_side(languages)
     for side, language in zip(sides, codes, strict=True):
       self._language_rows(language, len(side))  # fail before encoding
     source_NS, target_NS = (
@@ -261,7 +261,7 @@ class Translator:
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
     """Returns the row of the language table for each of `count` sentences."""
-    codes = backends.languages(language, count)
+    codes = input_texts.languages(language, count)
     # A single code is checked even without sentences, to report mistakes.
     known = {language} if isinstance(language, str) else set(codes)
     rows = {code: languages.language(code).index for code in known}
