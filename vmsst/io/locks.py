@@ -54,9 +54,9 @@ class Lock:
 def held(path: str, wait: Callable[[str], None] = logging.warning) -> Iterator[Lock]:
   """Yields the lock with a path, and removes it at the end.
 
-  If another process owns a lock in an object store, waits up to STALE_SECONDS for a renewal, which
-  shows that the owner is alive. A lock of a process of this machine that has ended is taken over at
-  once. File systems without locks are not locked.
+  If another machine owns a lock in an object store, waits up to STALE_SECONDS for a renewal, which
+  shows that the owner is alive; of processes of this machine that is known at once. File systems
+  without locks are not locked.
 
   Args:
     path: A local file, or the start of a name in an object store.
@@ -207,8 +207,10 @@ def _wait_for_silence(path: str, number: int, wait: Callable[[str], None]) -> No
   """Returns when a lock has no owner any more; raises InUseError if it has one."""
   url = _url(path, number)
   first = _read(url)
-  if first is None or _has_ended(first):
+  if first is None or (running := _is_running(first)) is False:
     return
+  if running:
+    raise InUseError(_owner(path, number))
   wait(
     f"{path} is locked by {first.get('owner')}; waiting up to {STALE_SECONDS:.0f} s to see "
     "whether it is still running"
@@ -235,13 +237,13 @@ def _this_process() -> dict[str, Any]:
   }
 
 
-def _has_ended(record: dict[str, Any]) -> bool:
-  """Returns whether the owner is known to have ended: it was a process of this machine."""
-  machine = _machine()
-  if not machine or record.get("machine") != machine:
-    return False
-  process = record.get("process")
-  return isinstance(process, int) and _start_time(process) != record.get("started")
+def _is_running(record: dict[str, Any]) -> bool | None:
+  """Returns whether the owner is running; None if it is not another process of this machine."""
+  machine, process = _machine(), record.get("process")
+  known = machine and record.get("machine") == machine and isinstance(process, int)
+  if not known or process == os.getpid():  # its own lock may be one that it could not remove
+    return None
+  return _start_time(process) == record.get("started")
 
 
 def _machine() -> str | None:

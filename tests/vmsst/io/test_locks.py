@@ -60,11 +60,14 @@ def test_a_silent_lock_is_taken_over_after_a_while(record):
   assert names() == []
 
 
-def test_a_lock_of_an_ended_process_of_this_machine_is_taken_over_at_once(monkeypatch):
+def test_processes_of_this_machine_are_known_to_run_or_to_have_ended_at_once(monkeypatch):
   monkeypatch.setattr(locks, "STALE_SECONDS", 600)
-  ended = subprocess.Popen([sys.executable, "-c", "pass"])
-  ended.wait()
-  leave(machine=locks._machine(), process=ended.pid, started="1")
+  other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+  started = locks._start_time(other.pid)
+  leave(machine=locks._machine(), process=other.pid, started=started)
+  with pytest.raises(locks.InUseError, match="process 7 on elsewhere"), locks.held(PATH):
+    pass
+  other.communicate(b"\n")
   with locks.held(PATH):
     assert names() == [".lock-000002"]
 
