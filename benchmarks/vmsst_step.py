@@ -38,7 +38,7 @@ import measure
 import numpy as np
 from vocab_projection import matmul
 
-from vmsst.arrays import padding
+from vmsst import arrays
 from vmsst.data import vocabularies
 from vmsst.models import generation
 from vmsst.models import vmsst as vmsst_model
@@ -72,7 +72,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
   logits_MV = matmul(both_NTP.reshape(-1, both_NTP.shape[-1]), kernel_PV, network.config.dtype)
   target_M1 = jnp.take_along_axis(logits_MV, tokens_NT.reshape(-1, 1), axis=1)
   nll_M = jax.nn.logsumexp(logits_MV, axis=1) - target_M1[:, 0]
-  nll_BRT = jnp.where(tokens != padding.PAD_ID, nll_M.reshape(tokens.shape), 0.0)
+  nll_BRT = jnp.where(tokens != arrays.PAD_ID, nll_M.reshape(tokens.shape), 0.0)
   weighted = jnp.sum(weights_N.reshape(weights.shape)[..., None] * nll_BRT)
   return generation.Scores(weighted, jax.lax.stop_gradient(nll_BRT), jnp.zeros(tokens.shape, bool))
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst.arrays import padding
+from vmsst import arrays
 
 
 class TokenTargets(NamedTuple):
@@ -34,7 +34,7 @@ class TokenTargets(NamedTuple):
 
 def is_word(tokens: Int[Array, "... T"], special_ids: Sequence[int]) -> Bool[Array, "... T"]:
   """Returns True at tokens that are neither padding nor one of `special_ids`."""
-  return ~jnp.isin(tokens, jnp.array((padding.PAD_ID, *special_ids)))
+  return ~jnp.isin(tokens, jnp.array((arrays.PAD_ID, *special_ids)))
 
 
 def xtr_targets(
@@ -74,7 +74,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
     The targets, [B, T + 1].
   """
   masked_B1 = masked_B[:, None]
-  half_B1 = 0.5 * (masked_B1 != padding.PAD_ID)
+  half_B1 = 0.5 * (masked_B1 != arrays.PAD_ID)
   return TokenTargets(
     jnp.concatenate([targets.tokens_BT, masked_B1], axis=1),
     jnp.concatenate([(1.0 - half_B1) * targets.share_BT, half_B1], axis=1),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ems_jax.losses import negatives
-from vmsst.arrays import padding
+from vmsst import arrays
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
@@ -42,7 +42,7 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     negatives_per_example, embedding_norm, tokens_per_example (real tokens of both sides).
     """
     vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
-    given_BK = jnp.any(batch["negatives"] != padding.PAD_ID, axis=-1)
+    given_BK = jnp.any(batch["negatives"] != arrays.PAD_ID, axis=-1)
     same_BB = contrastive_model.duplicates(batch) if self.mask_duplicates else None
 
     def loss(vectors: tuple[jax.Array, jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ems_jax.networks import laser
-from vmsst import errors, languages
-from vmsst.arrays import padding
+from vmsst import arrays, errors, languages
 from vmsst.losses import vocabulary
 from vmsst.models import base, generation
 from vmsst.networks import sentence_encoder
@@ -37,7 +36,7 @@ class Translations(NamedTuple):
   @property
   def tokens(self) -> Int[Array, ""]:
     """Number of tokens to predict."""
-    return jnp.sum(self.targets_BT != padding.PAD_ID)
+    return jnp.sum(self.targets_BT != arrays.PAD_ID)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors, languages
-from vmsst.arrays import padding, sharding
+from vmsst import arrays, errors, languages
+from vmsst.arrays import sharding
 from vmsst.networks import bert, pooling, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -106,7 +106,7 @@ class EmsNetwork(nn.Module):
       tokens_BT: Token ids; padding must be at the end.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
-    mask_BT = tokens_BT != padding.PAD_ID
+    mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     vector_BS = sharding.constrain(pooling.masked_mean(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.checkpoints import (
   hugging_face,
   layer_stacks,
@@ -109,7 +108,7 @@ def _rows(config: Any) -> list[weight_tables.Row]:
 def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
   """Returns a token table in which the rows of both padding ids have changed places."""
   table_VD = table_VD.copy()
-  table_VD[[padding.PAD_ID, padding_id]] = table_VD[[padding_id, padding.PAD_ID]]
+  table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
   return table_VD
 
 

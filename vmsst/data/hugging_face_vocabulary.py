@@ -16,8 +16,7 @@ from typing import Any
 
 import tokenizers
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
 from vmsst.io import input_files, text_fields
@@ -241,7 +240,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
   if not vocabulary:
     raise errors.InputError(f"{path}: empty vocabulary")
   pad_id = padding_id(path, tokenizer)
-  swapped = {padding.PAD_ID: pad_id, pad_id: padding.PAD_ID}
+  swapped = {arrays.PAD_ID: pad_id, pad_id: arrays.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
   eos, unknown = (
     None if value is None else swapped.get(value, value)
@@ -249,7 +248,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
   )
   # A text contains no padding: text that spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
-  if spelled is None or padding.PAD_ID in (eos, unknown):
+  if spelled is None or arrays.PAD_ID in (eos, unknown):
     raise errors.InputError(f"{path}: no EOS or unknown token apart from padding")
   return _Loaded(
     tokenizer=tokenizer,

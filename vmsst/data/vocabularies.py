@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.data import word_splitting
 from vmsst.data.word_splitting import Languages
 from vmsst.io import input_files
@@ -86,7 +85,7 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
   for value in ids:
     if value == eos_id:
       break
-    if value != padding.PAD_ID:
+    if value != arrays.PAD_ID:
       if not 0 < value < size:
         raise ValueError(f"id {value} is not in a vocabulary of {size}")
       kept.append(int(value))
@@ -223,7 +222,7 @@ def _load_sentencepiece(path: str) -> Any:
       f"{path}: not a SentencePiece model ({len(data)} bytes); give the .model file, not .vocab, "
       "and check that it was copied completely"
     )
-  if processor.pad_id() != padding.PAD_ID:
+  if processor.pad_id() != arrays.PAD_ID:
     raise errors.InputError(
       f"{path}: id 0 must be padding but is {processor.id_to_piece(0)!r}; train one with `vmsst "
       "vocab train`, or with spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"

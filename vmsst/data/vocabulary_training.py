@@ -8,9 +8,8 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors
+from vmsst import arrays, errors
 from vmsst import languages as languages_lib
-from vmsst.arrays import padding
 from vmsst.data import vocabularies, word_splitting
 from vmsst.io import atomic_files, text_fields, text_files
 from vmsst.languages import Language
@@ -98,7 +97,7 @@ def train_vocabulary(
       model_type=model_type,
       character_coverage=character_coverage,
       byte_fallback=byte_fallback,
-      pad_id=padding.PAD_ID,
+      pad_id=arrays.PAD_ID,
       eos_id=1,
       unk_id=2,
       bos_id=-1,

@@ -15,8 +15,7 @@ import numpy as np
 from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks
 from vmsst.encoder import batching, onnx_encoder, onnx_graph
 from vmsst.networks import sentence_encoder
@@ -145,7 +144,7 @@ class CpuBackend:
 
   def start(self, tokens_BT: np.ndarray) -> Callable[[], np.ndarray]:
     """Starts a batch; returns a function that waits for its vectors, float32 [B, S]."""
-    mask_BT = (tokens_BT != padding.PAD_ID).astype(np.int64)
+    mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
     return self._pool.submit(self._compute, feeds).result
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst.arrays import padding
+from vmsst import arrays
 from vmsst.losses import vocabulary
 from vmsst.networks import decoder, vmsst
 
@@ -93,16 +93,16 @@ def generate_tokens(
   def step(state: _State) -> _State:
     logits_BV, cache = next_logits(state.last_B, state.position, state.cache)
     id_V = jnp.arange(logits_BV.shape[1])
-    possible_V = (id_V != padding.PAD_ID) & (id_V < pieces)
+    possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
     token_B = _first_best(jnp.where(possible_V, logits_BV, -jnp.inf)).astype(jnp.int32)
-    token_B = jnp.where(state.ended_B, padding.PAD_ID, token_B)
+    token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B)
     tokens_BT = jax.lax.dynamic_update_index_in_dim(
       state.tokens_BT, token_B, state.position, axis=1
     )
     ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
     return _State(state.position + 1, tokens_BT, token_B, ended_B, cache)
 
-  empty_BT = jnp.full((len(sentence_BZ), length), padding.PAD_ID, jnp.int32)
+  empty_BT = jnp.full((len(sentence_BZ), length), arrays.PAD_ID, jnp.int32)
   first = _State(jnp.zeros((), jnp.int32), empty_BT, empty_BT[:, 0], ~wanted_B, cache)
   last = jax.lax.while_loop(
     lambda state: (state.position < length) & ~jnp.all(state.ended_B), step, first

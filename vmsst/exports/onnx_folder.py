@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import tokenizers
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
@@ -88,9 +87,9 @@ def export_onnx(
     tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
   except errors.InputError as error:
     problem = str(error)
-  padding_id = padding.PAD_ID if tokenizer is None else tokenizer.padding_id
-  arrays = layer_stacks.separate(saved.arrays)
-  graph = onnx_encoder.build(_in_ids_of_tokenizer(arrays, padding_id), saved.network)
+  padding_id = arrays.PAD_ID if tokenizer is None else tokenizer.padding_id
+  params = layer_stacks.separate(saved.arrays)
+  graph = onnx_encoder.build(_in_ids_of_tokenizer(params, padding_id), saved.network)
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
@@ -152,10 +151,10 @@ def _in_ids_of_tokenizer(
   params: Mapping[str, np.ndarray], padding_id: int
 ) -> dict[str, np.ndarray]:
   """Returns parameters with the rows of the token table by the tokenizer's ids."""
-  if padding_id == padding.PAD_ID:
+  if padding_id == arrays.PAD_ID:
     return dict(params)
   table_VD = params[weight_tables.TOKEN_TABLE].copy()
-  table_VD[[padding.PAD_ID, padding_id]] = table_VD[[padding_id, padding.PAD_ID]]
+  table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
   return {**params, weight_tables.TOKEN_TABLE: table_VD}
 
 

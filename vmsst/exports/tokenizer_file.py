@@ -13,8 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.data import hugging_face_vocabulary, vocabularies
 
 # How SentencePiece writes a space.
@@ -87,8 +86,8 @@ def export_tokenizer(
   made.add_special_tokens([tokenizers.AddedToken(x, normalized=False) for x in special.values()])
   return ExportedTokenizer(
     content=made.to_str(pretty=False).encode(),
-    padding=special[padding.PAD_ID],
-    padding_id=padding.PAD_ID,
+    padding=special[arrays.PAD_ID],
+    padding_id=arrays.PAD_ID,
     unknown=None if vocabulary.unk_id is None else special[vocabulary.unk_id],
     eos=eos,
     splits_special_tokens=True,

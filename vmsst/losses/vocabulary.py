@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst.arrays import devices, padding, sharding
+from vmsst import arrays
+from vmsst.arrays import devices, sharding
 from vmsst.losses import fused_gradients
 
 
@@ -80,7 +81,7 @@ def weighted_nll(
   columns = sharding.local_size(vocab=hidden_kernel_DV.shape[1])
   chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
   plan = _Plan.make(*targets_BT.shape, chunk=chunk, dtype=dtype)
-  weights_BT = jnp.where(targets_BT == padding.PAD_ID, 0.0, weights_BT)
+  weights_BT = jnp.where(targets_BT == arrays.PAD_ID, 0.0, weights_BT)
   inputs = _Inputs(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, weights_BT)
   with jax.named_scope("projection"):
     return _weighted_nll(plan, inputs, targets_BT)
@@ -311,7 +312,7 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
   highest_M1 = jnp.maximum(rival_M1, target_M1)
   exp_MV = jnp.exp(logits_MV - highest_M1)
   total_M1 = jnp.sum(exp_MV, axis=-1, keepdims=True)
-  real_M1 = targets_M1 != padding.PAD_ID
+  real_M1 = targets_M1 != arrays.PAD_ID
   nll_M1 = jnp.where(real_M1, jnp.log(total_M1) + highest_M1 - target_M1, 0.0)
   # (softmax - one-hot) * total: callers divide by the total where rows are shorter.
   at_target_M1 = jnp.exp(target_M1 - highest_M1) - total_M1

@@ -11,8 +11,7 @@ from clu import metrics as clu_metrics
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors
-from vmsst.arrays import padding
+from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.networks import sentence_encoder
 
@@ -165,7 +164,7 @@ def vector_metrics(vector_B2S: Float[Array, "B 2 S"], batch: Batch) -> Metrics:
 def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
   """Returns the number of real tokens in both sides of each pair."""
   inputs_B, targets_B = (
-    jnp.sum(batch[name] != padding.PAD_ID, axis=1, dtype=jnp.float32)
+    jnp.sum(batch[name] != arrays.PAD_ID, axis=1, dtype=jnp.float32)
     for name in ("inputs", "targets")
   )
   return inputs_B + targets_B
@@ -181,7 +180,7 @@ def interleave_sides(
   """
   width = max(inputs_BT.shape[1], targets_BT.shape[1])
   sides = [
-    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=padding.PAD_ID)
+    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=arrays.PAD_ID)
     for x in (inputs_BT, targets_BT)
   ]
   return jnp.stack(sides, axis=1)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst.arrays import padding
+from vmsst import arrays
 from vmsst.losses import vocabulary
 from vmsst.models import base
 from vmsst.networks import vmsst
@@ -28,7 +28,7 @@ def pairs_in_batch(batch: base.Batch) -> Pairs:
   """Returns the sides of the batch's pairs, the shorter padded to the longer."""
   tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
   languages_B2 = jnp.concatenate([batch["input_language"], batch["target_language"]], axis=1)
-  return Pairs(tokens_B2T, tokens_B2T != padding.PAD_ID, languages_B2)
+  return Pairs(tokens_B2T, tokens_B2T != arrays.PAD_ID, languages_B2)
 
 
 def embed(
@@ -101,7 +101,7 @@ def score(
   )
   projected = network.apply({"params": params}, hidden_NTD, rows(sentence_BRZ), method="project")
   projection = cast(vmsst.Projection, projected)
-  weights_BRT = weights_BR[..., None] * (tokens_BRT != padding.PAD_ID)
+  weights_BRT = weights_BR[..., None] * (tokens_BRT != arrays.PAD_ID)
   weighted, aux = vocabulary.weighted_nll(
     *projection,
     rows(tokens_BRT),

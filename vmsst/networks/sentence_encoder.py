@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst import errors
-from vmsst.arrays import padding, sharding
+from vmsst import arrays, errors
+from vmsst.arrays import sharding
 from vmsst.networks import bert, lstm, pooling, t5
 
 POOLINGS = ("mean", "max", "cls", "pooler")
@@ -103,7 +103,7 @@ class SentenceEncoder(nn.Module):
 
     With "mean" or "max" pooling, rows with only padding give zeros.
     """
-    mask_BT = tokens_BT != padding.PAD_ID
+    mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     if self.pooling == "mean":
       vector_BS = pooling.masked_mean(hidden_BTD, mask_BT)

@@ -22,8 +22,8 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from vmsst import errors, languages
-from vmsst.arrays import padding, sharding
+from vmsst import arrays, errors, languages
+from vmsst.arrays import sharding
 from vmsst.networks import decoder, pooling, t5
 
 
@@ -169,7 +169,7 @@ class BitranslationNetwork(nn.Module):
 
     Runs every submodule, so that `init` creates all parameters. Languages are unknown: index 0.
     """
-    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != padding.PAD_ID
+    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != arrays.PAD_ID
     languages_B = jnp.zeros_like(tokens_BT[:, 0])
     sentence_BZ = self._own_sentence(embedded_BTD, mask_BT, languages_B)
     return self.project(self.decode(embedded_BTD, languages_B, sentence_BZ), sentence_BZ)

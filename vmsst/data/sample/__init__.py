@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import sentencepiece
 
-from vmsst import errors, languages
-from vmsst.arrays import padding
+from vmsst import arrays, errors, languages
 
 LANGUAGES = ("en", "es", "de", "fr", "ru", "tr", "zh", "ar")
 _PHRASES = pathlib.Path(__file__).with_name("phrases.json")  # by language
@@ -351,7 +350,7 @@ def train_vocabulary(path: str) -> None:
     character_coverage=1.0,
     byte_fallback=True,
     pretokenization_delimiter=_BOUNDARY,
-    pad_id=padding.PAD_ID,
+    pad_id=arrays.PAD_ID,
     eos_id=1,
     unk_id=2,
     bos_id=-1,

@@ -1,3 +1,0 @@
-"""The token id of padding."""
-
-PAD_ID = 0
