@@ -12,6 +12,7 @@ argument with its own sharding. So the parameters are stored in refs, which are 
 import concurrent.futures
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -22,8 +23,7 @@ from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from ems_jax import prefixes
-from vmsst import errors
+from vmsst import arrays, errors
 from vmsst.checkpoints import encoder_json, hub_models, restoring
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import vocabularies
@@ -87,7 +87,7 @@ class Teacher:
       vocabulary: Their vocabulary, perhaps with another prefix, which the teacher's own replaces.
       count: Number of slices to encode one after the other, to save memory.
     """
-    tokens_NT = prefixes.replace(
+    tokens_NT = replace_prefix(
       tokens_NT,
       vocabulary.leading_ids,
       self.vocabulary.leading_ids,
@@ -252,3 +252,32 @@ def _identity(vocabulary: vocabularies.Vocabulary) -> Any:
 def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
   """Returns an array that every process has, placed on a mesh of all their devices."""
   return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def replace_prefix(
+  tokens_NT: Int[Array, "N T"],
+  old: Sequence[int],
+  new: Sequence[int],
+  *,
+  eos_id: int | None,
+  max_length: int,
+) -> Int[Array, "N U"]:
+  """Returns the ids of the same texts after other leading ids; rows of padding stay so.
+
+  Args:
+    tokens_NT: Ids of texts, with EOS tokens if the vocabulary has one; 0 is padding.
+    old: The leading ids of every text.
+    new: The ids to put in their place.
+    eos_id: The EOS token, or None.
+    max_length: Texts with more ids are cut, but keep the EOS token.
+  """
+  text_NU = tokens_NT[:, len(old) :]
+  is_text_N1 = jnp.any(tokens_NT != arrays.PAD_ID, axis=1, keepdims=True)
+  start_NP = jnp.where(is_text_N1, jnp.array(new, jnp.int32).reshape(1, -1), arrays.PAD_ID)
+  found_NT = jnp.concatenate([start_NP, text_NU], axis=1)
+  cut_NU = found_NT[:, :max_length]
+  if eos_id is None or found_NT.shape[1] <= max_length:
+    return cut_NU
+  is_cut_N = found_NT[:, max_length] != arrays.PAD_ID
+  last_N = jnp.where(is_cut_N, eos_id, cut_NU[:, -1])
+  return cut_NU.at[:, -1].set(last_N)

@@ -1,7 +1,18 @@
-"""Distillation of sentence vectors: a student learns to reproduce the teacher's vectors.
+"""Distillation of sentence vectors: a student learns the vectors or the similarities of a teacher.
 
-Reference: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual.
+Scores of teacher and student are cosines divided by the same temperature tau, computed by
+`vmsst.losses.contrastive.similarity` with `cosine=True` and `scale` 1 / tau.
+
+The soft contrastive paper's equations 2, 4 and 6 normalize a label over the second of its sentences
+(`n` in w(i, n)) and use the same number if the softmax runs over the first. The labels of a query
+in the second direction then need not sum to 1. The released code normalizes them for each query,
+which is the default here; `row_normalized` selects the paper's form.
+
+References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
+(`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,3 +39,86 @@ def mse(
 
 def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B"]:
   return jnp.mean(jnp.square(x_BS.astype(jnp.float32) - y_BS), axis=-1)
+
+
+class Labels(NamedTuple):
+  """Weight of pair j as the answer to pair i.
+
+  Attributes:
+    row_BB: Weights if rows (sources) are the queries.
+    column_BB: Weights if columns (targets) are the queries.
+  """
+
+  row_BB: Float[Array, "B B"]
+  column_BB: Float[Array, "B B"]
+
+
+def hard_labels(batch: int) -> Labels:
+  """Returns labels with translations as the only answers (equation 3)."""
+  return Labels(jnp.eye(batch), jnp.eye(batch))
+
+
+def priority_labels(anchor_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
+  """Returns labels from one side of the pairs (equation 4), without gradient.
+
+  Args:
+    anchor_BB: The teacher's score of every two sentences of the side whose language has the higher
+      priority.
+    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
+  """
+  anchor_BB = jax.lax.stop_gradient(anchor_BB.astype(jnp.float32))
+  row_BB = jax.nn.softmax(anchor_BB, axis=1)
+  if row_normalized:
+    return Labels(row_BB, row_BB)
+  return Labels(row_BB, jax.nn.softmax(anchor_BB, axis=0))
+
+
+def average_labels(
+  source_BB: Float[Array, "B B"],
+  target_BB: Float[Array, "B B"],
+  *,
+  row_normalized: bool = False,
+) -> Labels:
+  """Returns labels from both sides of the pairs (equation 5), without gradient.
+
+  Args:
+    source_BB: The teacher's score of every two sources.
+    target_BB: The teacher's score of every two targets.
+    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
+  """
+  return priority_labels(0.5 * (source_BB + target_BB), row_normalized=row_normalized)
+
+
+def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
+  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is its mean).
+
+  loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
+
+  Args:
+    score_BB: The student's score of every source (rows) with every target (columns).
+    labels: The target distributions.
+  """
+  row_B = -jnp.sum(labels.row_BB * jax.nn.log_softmax(score_BB, axis=1), axis=1)
+  return row_B + _column_loss(score_BB, labels)
+
+
+def monolingual_loss(
+  source_BB: Float[Array, "B B"], target_BB: Float[Array, "B B"], labels: Labels
+) -> Float[Array, "B"]:
+  """Returns the loss of each pair within each of its two languages, in nats (equation 6).
+
+  loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
+
+  As in the equation, each side has one direction, and a sentence is one of its own candidates. TCM
+  is lambda times `cross_lingual_loss` plus this loss (equation 7).
+
+  Args:
+    source_BB: The student's score of every two sources.
+    target_BB: The student's score of every two targets.
+    labels: The target distributions.
+  """
+  return _column_loss(source_BB, labels) + _column_loss(target_BB, labels)
+
+
+def _column_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
+  return -jnp.sum(labels.column_BB * jax.nn.log_softmax(score_BB, axis=0), axis=0)

@@ -1,22 +1,132 @@
-"""Distillation of sentence vectors: both sides of a pair learn the teacher's vector of one side.
+"""Distillation of sentence vectors, and the base of models that learn from a teacher.
+
+In `DistillationModel`, both sides of a pair learn the teacher's vector of one side.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual; the
 baseline "MSE" of Park et al. 2024, section 5.2.
 """
 
+import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
+from ems_jax import teachers
 from ems_jax.losses import distillation
-from ems_jax.models import student
-from vmsst import errors
+from vmsst import errors, languages
 from vmsst.losses import contrastive
-from vmsst.models import base
+from vmsst.models import base, gradient_caching
+from vmsst.models import contrastive as contrastive_model
+from vmsst.networks import sentence_encoder
+
+# Languages by decreasing corpus size (soft contrastive paper, section 4.1).
+PRIORITY = ("en", "ru", "ja", "fr", "ko")
 
 
-class DistillationModel(student.StudentModel):
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StudentModel(base.BitextModel):
+  """A sentence encoder that learns from the vectors of a frozen teacher (`ems_jax.teachers`).
+
+  Attributes:
+    network: The student, which encodes both sides.
+    teacher: Computes vectors in the training step; None: the batch contains them.
+    priority: Language codes by decreasing priority. The side of a pair with the higher priority is
+      its anchor, the side that the teacher encodes if it encodes only one. Other languages follow
+      in the order of `vmsst.languages`.
+    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
+      one slice, which the backward pass encodes again.
+
+  The other options are those of `base.BitextModel`.
+  """
+
+  network: sentence_encoder.SentenceEncoder
+  max_length: int = 512
+  teacher: teachers.Teacher | None = None
+  priority: Sequence[str] = PRIORITY
+  embedding_slices: int = 1
+
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_integer("embedding_slices", self.embedding_slices)
+    if self.teacher is not None:
+      self.teacher.check_vocabulary(self.vocabulary)
+    _ = self._rank_L  # raises an error if a language is unknown
+
+  @functools.cached_property
+  def _rank_L(self) -> np.ndarray:
+    """The rank of each language: a language pair has the same anchor in either direction."""
+    rank_L = len(self.priority) + np.arange(languages.NUM_LANGUAGES, dtype=np.int32)
+    for rank, code in reversed(list(enumerate(self.priority))):
+      rank_L[languages.language(code).index] = rank
+    return rank_L
+
+  @property
+  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
+    """The network itself."""
+    return self.network
+
+  def _student_vectors(
+    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  ) -> Float[Array, "B 2 S"]:
+    """Returns the student's vectors of both sides."""
+    return gradient_caching.embed_pairs(
+      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    )
+
+  def _anchor_vectors(self, batch: base.Batch) -> Float[Array, "B S"]:
+    """Returns the teacher's vectors of the anchors."""
+    return teachers.anchor_vectors(
+      self.teacher,
+      batch,
+      self.vocabulary,
+      self._anchor_is_input(batch),
+      count=self.embedding_slices,
+    )
+
+  def _pair_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
+    """Returns the teacher's vectors of both sides."""
+    return teachers.pair_vectors(self.teacher, batch, self.vocabulary, count=self.embedding_slices)
+
+  def _anchors_first(
+    self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
+  ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """Returns the vectors of the anchors, and those of the other sides."""
+    is_input_B1 = self._anchor_is_input(batch)[:, None]
+    input_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
+    anchor_BS = jnp.where(is_input_B1, input_BS, target_BS)
+    return anchor_BS, jnp.where(is_input_B1, target_BS, input_BS)
+
+  def _anchor_is_input(self, batch: base.Batch) -> Bool[Array, "B"]:
+    rank_L = jnp.asarray(self._rank_L)
+    input_B, target_B = (
+      rank_L[batch[name][:, 0]] for name in ("input_language", "target_language")
+    )
+    return input_B <= target_B
+
+
+def common_metrics(
+  loss_B: Float[Array, "B"], vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
+) -> base.Metrics:
+  """Returns the metrics of a student's vectors.
+
+  They are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to 1,
+  within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
+  """
+  cosine_BB = contrastive.similarity(vector_B2S[:, 0], vector_B2S[:, 1], cosine=True)
+  return {
+    "loss": base.average(loss_B),
+    **contrastive_model.accuracy_metrics(*contrastive.in_batch_accuracy(cosine_BB)),
+    **base.vector_metrics(vector_B2S, batch),
+  }
+
+
+class DistillationModel(StudentModel):
   """Trains the vectors of both sides to equal the teacher's vector of the anchor.
 
   The loss of a pair is the sum over its sides of the mean squared error of the student's vector
@@ -29,8 +139,8 @@ class DistillationModel(student.StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `student.common_metrics`, cosine/inputs and cosine/targets (between the
-    student's vector of a side and the teacher's vector, -1 to 1).
+    Metrics: those of `common_metrics`, cosine/inputs and cosine/targets (between the student's
+    vector of a side and the teacher's vector, -1 to 1).
 
     Raises:
       InputError: teacher and student vectors differ in width.
@@ -46,7 +156,7 @@ class DistillationModel(student.StudentModel):
     anchor_B1S = contrastive.unit_rows(anchor_BS)[:, None]
     cosine_B2 = jnp.sum(contrastive.unit_rows(vector_B2S) * anchor_B1S, axis=-1)
     return jnp.mean(loss_B), {
-      **student.common_metrics(loss_B, vector_B2S, batch),
+      **common_metrics(loss_B, vector_B2S, batch),
       "cosine/inputs": base.average(cosine_B2[:, 0]),
       "cosine/targets": base.average(cosine_B2[:, 1]),
     }

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ems_jax.losses import margin as margin_losses
-from ems_jax.losses import token_targets, xtr
+from ems_jax.losses import ranking, token_targets, xtr
 from ems_jax.networks import ems
 from vmsst import errors
 from vmsst.losses import contrastive
@@ -194,7 +193,7 @@ class EmsModel(base.BitextModel):
       compared[:, :, 0], compared[:, :, 1]
     )
     loss = jax.vmap(
-      functools.partial(margin_losses.additive_margin_softmax, margin=self.margin, scale=self.scale)
+      functools.partial(ranking.additive_margin_softmax, margin=self.margin, scale=self.scale)
     )(cosine)
     accuracies = jax.vmap(contrastive.in_batch_accuracy)(cosine)
     return _Term(jnp.mean(loss), contrastive_model.accuracy_metrics(*accuracies))

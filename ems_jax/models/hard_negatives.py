@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ems_jax.losses import negatives
+from ems_jax.losses import ranking
 from vmsst import arrays
 from vmsst.losses import contrastive
 from vmsst.models import base, generation, gradient_caching, matryoshka
@@ -50,11 +50,9 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
       source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
       options: dict[str, Any] = {"cosine": self.similarity == "cosine", "scale": self.scale}
       score_BB = contrastive.similarity(source_BS, target_BS, **options)
-      negative_BK = negatives.negative_scores(source_BS, negative_BKS, **options)
-      to_target_B = negatives.ranking_loss(
-        score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB
-      )
-      to_source_B = negatives.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
+      negative_BK = ranking.negative_scores(source_BS, negative_BKS, **options)
+      to_target_B = ranking.ranking_loss(score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB)
+      to_source_B = ranking.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
       accuracies = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
       below_BK = given_BK & (negative_BK < jnp.diagonal(score_BB)[:, None])
       return 0.5 * (to_target_B + to_source_B), {

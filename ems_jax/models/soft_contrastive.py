@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ems_jax.losses import soft
-from ems_jax.models import student
+from ems_jax.losses import distillation as distillation_loss
+from ems_jax.models import distillation
 from vmsst import errors
 from vmsst.losses import contrastive
 from vmsst.models import base, matryoshka
@@ -22,7 +22,7 @@ LABELS = ("priority", "average", "hard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SoftContrastiveModel(student.StudentModel):
+class SoftContrastiveModel(distillation.StudentModel):
   """Trains cross-lingual similarities to match those of the teacher.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
@@ -44,10 +44,10 @@ class SoftContrastiveModel(student.StudentModel):
     monolingual: Whether to add L_mono to the loss (TCM).
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
-      `ems_jax.losses.soft`).
+      `ems_jax.losses.distillation`).
     matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  The other options are those of `student.StudentModel`.
+  The other options are those of `distillation.StudentModel`.
   """
 
   labels: str = "priority"
@@ -77,21 +77,21 @@ class SoftContrastiveModel(student.StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `student.common_metrics`, loss/cross and loss/mono (nats per pair, without
-    lambda; the second if it is part of the loss), label/entropy (nats per label, the lower bound of
-    each direction of either loss) and label/translation (0 to 1, weight of the translation in its
-    label).
+    Metrics: those of `distillation.common_metrics`, loss/cross and loss/mono (nats per pair,
+    without lambda; the second if it is part of the loss), label/entropy (nats per label, the lower
+    bound of each direction of either loss) and label/translation (0 to 1, weight of the translation
+    in its label).
     """
     labels = self._labels(batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
       source_BS, target_BS = self._anchors_first(vector_B2S, batch)
-      cross_B = soft.cross_lingual_loss(self._score(source_BS, target_BS), labels)
+      cross_B = distillation_loss.cross_lingual_loss(self._score(source_BS, target_BS), labels)
       terms = {"loss/cross": base.average(cross_B)}
       if not self.monolingual:
         return cross_B, terms
-      mono_B = soft.monolingual_loss(
+      mono_B = distillation_loss.monolingual_loss(
         self._score(source_BS, source_BS), self._score(target_BS, target_BS), labels
       )
       return self.cross_weight * cross_B + mono_B, {**terms, "loss/mono": base.average(mono_B)}
@@ -99,23 +99,25 @@ class SoftContrastiveModel(student.StudentModel):
     loss_B, terms = matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
     entropy_B = jnp.sum(jax.scipy.special.entr(labels.row_BB), axis=1)
     return jnp.mean(loss_B), {
-      **student.common_metrics(loss_B, vector_B2S, batch),
+      **distillation.common_metrics(loss_B, vector_B2S, batch),
       **terms,
       "label/entropy": base.average(entropy_B),
       "label/translation": base.average(jnp.diag(labels.row_BB)),
     }
 
-  def _labels(self, batch: base.Batch) -> soft.Labels:
+  def _labels(self, batch: base.Batch) -> distillation_loss.Labels:
     if self.labels == "hard":
-      return soft.hard_labels(len(batch["inputs"]))
+      return distillation_loss.hard_labels(len(batch["inputs"]))
     if self.labels == "priority":
       anchor_BS = self._anchor_vectors(batch)
-      return soft.priority_labels(
+      return distillation_loss.priority_labels(
         self._score(anchor_BS, anchor_BS), row_normalized=self.row_normalized
       )
     sides = self._anchors_first(self._pair_vectors(batch), batch)
     source_BB, target_BB = (self._score(side_BS, side_BS) for side_BS in sides)
-    return soft.average_labels(source_BB, target_BB, row_normalized=self.row_normalized)
+    return distillation_loss.average_labels(
+      source_BB, target_BB, row_normalized=self.row_normalized
+    )
 
   def _score(self, x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:
     return contrastive.similarity(x_BS, y_BS, cosine=True, scale=self.scale)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
 from vmsst.arrays import sharding
-from vmsst.networks import bert, pooling, sentence_encoder, t5
+from vmsst.networks import bert, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
 _LAYER_NORM_EPS = 1e-12
@@ -108,7 +108,9 @@ class EmsNetwork(nn.Module):
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    vector_BS = sharding.constrain(pooling.masked_mean(hidden_BTD, mask_BT), ("batch", "kv"))
+    vector_BS = sharding.constrain(
+      sentence_encoder.masked_mean(hidden_BTD, mask_BT), ("batch", "kv")
+    )
     if self.is_initializing():
       # Initialization calls this method only; it must create the heads' parameters too.
       if self.xtr:

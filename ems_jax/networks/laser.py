@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
 from vmsst.arrays import sharding
-from vmsst.networks import bert, dropout, lstm, pooling, sentence_encoder, t5
+from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5
 from vmsst.networks import vmsst as vmsst_networks
 
 
@@ -209,7 +209,9 @@ class LaserNetwork(nn.Module):
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    vector_BS = sharding.constrain(pooling.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
+    vector_BS = sharding.constrain(
+      sentence_encoder.masked_max(hidden_BTD, mask_BT), ("batch", "kv")
+    )
     if self.is_initializing():
       # Initialization calls this method only; it must create the decoder's parameters too.
       self.decode(tokens_BT, jnp.zeros_like(tokens_BT[:, 0]), vector_BS)

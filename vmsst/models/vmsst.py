@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.losses import gaussian, likelihood_bounds
+from vmsst.losses import gaussian
 from vmsst.models import base, contrastive, generation, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
@@ -32,7 +32,7 @@ class _Terms(NamedTuple):
   total: Float[Array, ""]  # sum over pairs
   metrics: base.Metrics
   semantic_mean_B2S: Float[Array, "B 2 S"]
-  latents: dict[str, likelihood_bounds.Latent]  # posteriors of each pair
+  latents: dict[str, gaussian.Latent]  # posteriors of each pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -220,7 +220,7 @@ class VmsstModel(base.BitextModel):
       )
       return -jnp.sum(jnp.where(pairs.mask_B2T, scores.nll_BRT, 0.0), axis=(1, 2))
 
-    bounds = likelihood_bounds.likelihood_bounds(
+    bounds = gaussian.likelihood_bounds(
       log_likelihood, latents, samples=self.evaluation_samples, rng=rng
     )
     return {
@@ -252,9 +252,7 @@ class VmsstModel(base.BitextModel):
     return self.kl_weight * risen
 
 
-def latent_metrics(
-  latents: Mapping[str, likelihood_bounds.Latent], rng: jax.Array | None
-) -> base.Metrics:
+def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None) -> base.Metrics:
   """Returns what the posteriors of a batch tell about its latents; see `VmsstModel.loss_fn`.
 
   Args:
@@ -278,7 +276,7 @@ def latent_metrics(
 
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
-) -> dict[str, likelihood_bounds.Latent]:
+) -> dict[str, gaussian.Latent]:
   """Returns mean and log-variance of each latent of a pair, [B, K]; z_sem from the given sides."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)

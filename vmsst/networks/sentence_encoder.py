@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Protocol, cast
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import sharding
-from vmsst.networks import bert, lstm, pooling, t5
+from vmsst.networks import bert, lstm, t5
 
 POOLINGS = ("mean", "max", "cls", "pooler")
 CONFIGS: dict[str, type] = {
@@ -106,9 +106,9 @@ class SentenceEncoder(nn.Module):
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     if self.pooling == "mean":
-      vector_BS = pooling.masked_mean(hidden_BTD, mask_BT)
+      vector_BS = masked_mean(hidden_BTD, mask_BT)
     elif self.pooling == "max":
-      vector_BS = pooling.masked_max(hidden_BTD, mask_BT)
+      vector_BS = masked_max(hidden_BTD, mask_BT)
     elif self.pooling == "cls":
       vector_BS = hidden_BTD[:, 0].astype(jnp.float32)
     else:
@@ -142,3 +142,32 @@ def embed(
     {"params": params}, tokens_BT, deterministic=dropout_rng is None, rngs=rngs
   )
   return cast(jax.Array, vector_BS)
+
+
+def masked_mean(
+  hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+  """Returns the mean of the real tokens' vectors, float32 for any input dtype.
+
+  Padding never affects the mean, not even as NaN. A row without real tokens gives zeros.
+  """
+  hidden_BTD = jnp.where(mask_BT[..., None], hidden_BTD.astype(jnp.float32), 0.0)
+  count_B1 = jnp.sum(mask_BT, axis=1, keepdims=True, dtype=jnp.float32)
+  return jnp.sum(hidden_BTD, axis=1) / jnp.maximum(count_B1, 1.0)
+
+
+def masked_max(
+  hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+  """Returns the largest of the real tokens' values in each dimension, float32 for any input dtype.
+
+  Padding never affects the maximum, not even as NaN. A row without real tokens gives zeros.
+
+  The gradient goes to the first of equal values. The gradient of `jnp.max` compares values with the
+  maximum: if the compiler computes them twice with different rounding, none is equal, and the
+  gradient is NaN.
+  """
+  hidden_BTD = hidden_BTD.astype(jnp.float32)
+  place_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
+  chosen_BTD = jnp.arange(hidden_BTD.shape[1])[:, None] == place_BD[:, None]
+  return jnp.sum(jnp.where(chosen_BTD & mask_BT[..., None], hidden_BTD, 0.0), axis=1)

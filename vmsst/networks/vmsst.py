@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors, languages
 from vmsst.arrays import sharding
-from vmsst.networks import decoder, pooling, t5
+from vmsst.networks import decoder, sentence_encoder, t5
 
 
 class Posteriors(NamedTuple):
@@ -375,7 +375,7 @@ def _pooled(
   deterministic: bool,
 ) -> Float[Array, "B D"]:
   hidden_BTD = encoder(embedded_BTD, mask_BT, deterministic=deterministic)
-  return pooling.masked_mean(hidden_BTD, mask_BT)
+  return sentence_encoder.masked_mean(hidden_BTD, mask_BT)
 
 
 def run(

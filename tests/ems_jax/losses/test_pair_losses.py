@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import test_util  # noqa: F401 (makes jax.test_util an attribute)
 
-from ems_jax.losses import distillation, margin, negatives, soft
+from ems_jax.losses import distillation, ranking
 from vmsst.losses import contrastive
 
 B, S, K = 5, 3, 2
@@ -33,23 +33,23 @@ def contrastive_loss(source_BS, target_BS, *, same_BB=None, **options):
 
 
 def margin_loss(source_BS, target_BS):
-  return margin.additive_margin_softmax(cosines(source_BS, target_BS), margin=0.3, scale=10.0)
+  return ranking.additive_margin_softmax(cosines(source_BS, target_BS), margin=0.3, scale=10.0)
 
 
 def hard_negatives_loss(source_BS, target_BS, negative_BKS):
   score_BB = contrastive.similarity(source_BS, target_BS)
-  negative_BK = negatives.negative_scores(source_BS, negative_BKS)
-  return negatives.ranking_loss(score_BB, negative_BK, given_BK=GIVEN_BK, same_BB=SAME_BB)
+  negative_BK = ranking.negative_scores(source_BS, negative_BKS)
+  return ranking.ranking_loss(score_BB, negative_BK, given_BK=GIVEN_BK, same_BB=SAME_BB)
 
 
 def soft_loss(source_BS, target_BS, teacher_source_BS, teacher_target_BS):
-  labels = soft.average_labels(
+  labels = distillation.average_labels(
     2 * cosines(teacher_source_BS, teacher_source_BS),
     2 * cosines(teacher_target_BS, teacher_target_BS),
   )
   source_BB, target_BB = (2 * cosines(x, x) for x in (source_BS, target_BS))
-  cross_B = soft.cross_lingual_loss(2 * cosines(source_BS, target_BS), labels)
-  return 0.1 * cross_B + soft.monolingual_loss(source_BB, target_BB, labels)
+  cross_B = distillation.cross_lingual_loss(2 * cosines(source_BS, target_BS), labels)
+  return 0.1 * cross_B + distillation.monolingual_loss(source_BB, target_BB, labels)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_huge_scores_have_the_exact_loss_and_finite_gradients():
   with_margin_BB = 100.0 * (np.float64(score_BB) - 0.3 * np.eye(B))
   for loss, expected_B in (
     (
-      lambda x: margin.additive_margin_softmax(x, margin=0.3, scale=100.0),
+      lambda x: ranking.additive_margin_softmax(x, margin=0.3, scale=100.0),
       exact_ranking(with_margin_BB) + exact_ranking(with_margin_BB.T),
     ),
-    (lambda x: negatives.ranking_loss(x, negative_BK), exact_ranking(score_BB, negative_BK)),
+    (lambda x: ranking.ranking_loss(x, negative_BK), exact_ranking(score_BB, negative_BK)),
   ):
     value, gradient_BB = jax.value_and_grad(lambda x, loss=loss: loss(x).mean())(score_BB)
     assert value == pytest.approx(expected_B.mean(), rel=1e-5)

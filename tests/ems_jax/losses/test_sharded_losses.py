@@ -10,7 +10,7 @@ import tiny_models
 from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ems_jax.losses import margin, token_targets, xtr
+from ems_jax.losses import ranking, token_targets, xtr
 from vmsst.losses import contrastive, vocabulary
 
 MESHES = ((4, 2), (8, 1), (1, 8))
@@ -50,7 +50,7 @@ def vocabulary_loss(arrays, tokens_BT, weights_BT):
 
 def pair_loss(pair):
   cosine_BB = contrastive.similarity(*pair, cosine=True)
-  loss_B = margin.additive_margin_softmax(cosine_BB, margin=0.3, scale=10.0)
+  loss_B = ranking.additive_margin_softmax(cosine_BB, margin=0.3, scale=10.0)
   return loss_B.mean(), loss_B
 
 

@@ -17,7 +17,7 @@ from flax.linen import partitioning as flax_partitioning
 from tiny_models import jit
 
 import vmsst
-from ems_jax import prefixes, teachers
+from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, t5x
@@ -369,7 +369,7 @@ def test_ids_are_those_of_texts_with_the_other_prefix(tokenizer_files, kind, old
   whole = padded(first.encode([*TEXTS, ""], 99), 99)
   whole[-1] = 0  # a row of padding
   for length in (LENGTH, 99):
-    found = prefixes.replace(
+    found = teachers.replace_prefix(
       whole, first.leading_ids, second.leading_ids, eos_id=first.eos_id, max_length=length
     )
     expected = padded([*second.encode(TEXTS, length), []], length)
@@ -380,7 +380,7 @@ def test_ids_are_those_of_texts_with_the_other_prefix(tokenizer_files, kind, old
 
 def test_ids_without_eos_token_are_cut():
   tokens_NT = np.array([[7, 5, 6, 8], [7, 5, 0, 0]], np.int32)
-  found = prefixes.replace(tokens_NT, (7,), (1, 2), eos_id=None, max_length=4)
+  found = teachers.replace_prefix(tokens_NT, (7,), (1, 2), eos_id=None, max_length=4)
   np.testing.assert_array_equal(found, [[1, 2, 5, 6], [1, 2, 5, 0]])
 
 

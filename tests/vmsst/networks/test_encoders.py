@@ -13,7 +13,7 @@ from flax import traverse_util
 from tiny_models import assert_trees_close, jit
 
 from vmsst import errors
-from vmsst.networks import bert, dropout, lstm, pooling, sentence_encoder, t5
+from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5
 
 V = 50
 T5 = t5.T5Config(
@@ -230,7 +230,7 @@ def test_initial_distributions_of_t5():
 
 def test_bfloat16_is_summed_in_float32():
   hidden_BTD = jnp.ones((1, 1000, 1), jnp.bfloat16)  # a bfloat16 sum would stop at 256
-  mean_BD = pooling.masked_mean(hidden_BTD, jnp.ones((1, 1000), bool))
+  mean_BD = sentence_encoder.masked_mean(hidden_BTD, jnp.ones((1, 1000), bool))
   assert mean_BD.dtype == jnp.float32
   assert mean_BD[0, 0] == 1
 
@@ -241,8 +241,8 @@ def test_pooled_values_and_gradients_ignore_padding(padding):
   counts = (6, 2, 0)
   noisy_BTD = np.where(np.arange(6)[:, None] < np.array(counts)[:, None, None], hidden_BTD, padding)
   mask_BT = np.arange(6) < np.array(counts)[:, None]
-  largest_BD, of_largest = jax.vjp(lambda x: pooling.masked_max(x, mask_BT), noisy_BTD)
-  mean_BD, of_mean = jax.vjp(lambda x: pooling.masked_mean(x, mask_BT), noisy_BTD)
+  largest_BD, of_largest = jax.vjp(lambda x: sentence_encoder.masked_max(x, mask_BT), noisy_BTD)
+  mean_BD, of_mean = jax.vjp(lambda x: sentence_encoder.masked_mean(x, mask_BT), noisy_BTD)
   slope_BD = np.full((3, 40), 2.0, np.float32)
   for b, count in enumerate(counts[:2]):
     real_TD = hidden_BTD[b, :count]

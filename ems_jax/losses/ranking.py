@@ -1,8 +1,14 @@
-"""Translation ranking with hard negatives in addition to in-batch ones.
+"""Translation ranking: additive margin softmax (AMS), and hard negatives beside in-batch ones.
+
+With AMS, translations must outscore other sentences by a margin. Without a margin it is the
+contrastive loss of EMS (EMS paper, section III-C, equation 8), on the cosines of the outputs of the
+projection head. The denominators include sentences of the other side only: those of the same side
+are not negatives.
 
 Axes: `K` hard negatives of a sentence.
 
-References: Guo et al. 2018; Chidambaram et al. 2019; Yang et al. 2019 (mUSE).
+References: Guo et al. 2018; Chidambaram et al. 2019; Yang et al. 2019 (AMS, mUSE); Feng et al. 2022
+(LaBSE, margin 0.3, scale 100); the EMS paper, section V (LaBSE-EMS, margin 0.3, scale 10).
 """
 
 import functools
@@ -12,6 +18,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from vmsst.losses import contrastive
+
+
+def additive_margin_softmax(
+  cosine_BB: Float[Array, "B B"], *, margin: float, scale: float
+) -> Float[Array, "B"]:
+  """Returns the loss of each pair, summed over both directions, in nats.
+
+  loss_i = -log softmax_j(x_ij)_i - log softmax_j(x_ji)_i
+  x_ij = scale * (cos_ij - margin * [i = j])
+
+  Args:
+    cosine_BB: Cosines of every source (rows) with every target (columns), translations on the
+      diagonal.
+    margin: Subtracted from the cosine of a pair.
+    scale: Factor on every score, the inverse of a temperature.
+
+  Examples:
+    >>> loss_B = additive_margin_softmax(jnp.eye(2), margin=0.3, scale=10.0)
+    >>> [round(float(loss), 5) for loss in loss_B]  # 2 log(1 + exp(10 (0 - 0.7)))
+    [0.00182, 0.00182]
+  """
+  score_BB = scale * (cosine_BB - margin * jnp.eye(len(cosine_BB), dtype=cosine_BB.dtype))
+  return 2.0 * contrastive.contrastive_loss(score_BB)
 
 
 def negative_scores(
