@@ -13,14 +13,7 @@ from collections.abc import Sequence
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.data import (
-  bitext_sources,
-  features,
-  pair_mixtures,
-  readers,
-  sources,
-  vocabularies,
-)
+from vmsst.data import features, readers, seqio_tasks, sources, vocabularies
 from vmsst.io import storage
 from vmsst.languages import Language
 
@@ -68,7 +61,7 @@ def files(
     InputError: a pattern matches nothing, or a file name does not show format or languages; vectors
       of a file are missing, or have several dimensions.
   """
-  power = pair_mixtures.weight_power(weighting, temperature)
+  power = seqio_tasks.weight_power(weighting, temperature)
   if negatives < 0:
     raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
   by_split = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
@@ -79,7 +72,7 @@ def files(
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=(teacher, bitexts))
-  name = pair_mixtures.unique_name(
+  name = seqio_tasks.unique_name(
     "bitext",
     by_split,
     vocabulary,
@@ -95,11 +88,11 @@ def files(
       groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
 
   def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
-    return bitext_sources.open_files(
+    return sources.open_files(
       task_name, groups[pair], vocabulary, max_length, negatives, teacher, memory_limit
     )
 
-  return pair_mixtures.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
+  return seqio_tasks.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
 
 
 def file_languages(
@@ -145,7 +138,7 @@ def sample(
   from vmsst.data import sample as corpus
 
   codes = {languages_lib.language(code): code for code in corpus.other_codes(languages)}
-  name = pair_mixtures.unique_name(
+  name = seqio_tasks.unique_name(
     "sample", list(codes.values()), vocabulary, num_meanings, max_length
   )
   english = languages_lib.language("en")
@@ -157,7 +150,7 @@ def sample(
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
     name = f"{task_name} {split}"
-    return bitext_sources.pair_columns(name, texts, pair, vocabulary, max_length)[0]
+    return sources.pair_columns(name, texts, pair, vocabulary, max_length)[0]
 
   def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
     splits = ("train", "validation")
@@ -167,7 +160,7 @@ def sample(
 
   pairs = [(language, english) for language in codes]
   of_rows = features.pair_features(vocabulary)
-  return pair_mixtures.add(name, pairs, source, of_rows, vocabulary, max_length, power=1.0)
+  return seqio_tasks.add(name, pairs, source, of_rows, vocabulary, max_length, power=1.0)
 
 
 def sample_languages(languages: Sequence[str] | None = None) -> list[str]:

@@ -18,15 +18,7 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.data import (
-  features,
-  pair_mixtures,
-  readers,
-  sources,
-  text_task,
-  vocabularies,
-  word_splitting,
-)
+from vmsst.data import features, readers, seqio_tasks, sources, vocabularies, word_splitting
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
@@ -233,7 +225,7 @@ def suite(
       f"{folder} has none of the benchmarks {', '.join(IN_TRAINING)}; download one with "
       "`vmsst data download`"
     )
-  name = pair_mixtures.unique_name("vmsst_eval", *names)
+  name = seqio_tasks.unique_name("vmsst_eval", *names)
   if name not in seqio.MixtureRegistry.names():
     seqio.MixtureRegistry.add(name, names, default_rate=1.0)
   return name
@@ -364,7 +356,7 @@ def _register(
     max_length: Longer texts are cut to this many tokens; None: no limit.
     metrics: Turns the results of the tasks into the metrics.
   """
-  name = pair_mixtures.unique_name(kind, *key, vocabulary, max_length)
+  name = seqio_tasks.unique_name(kind, *key, vocabulary, max_length)
   if name in seqio.TaskRegistry.names():
     return name
   load = functools.cache(load)
@@ -372,7 +364,7 @@ def _register(
   def metric(targets, scores):  # seqio requires these two names.
     return metrics(collect_results(load(), targets, scores))
 
-  task = text_task.TextTask(
+  task = seqio_tasks.TextTask(
     name,
     sources.MemorySource({split: functools.partial(_text_columns, load, vocabulary)}),
     {"inputs": features.text_feature(vocabulary)},

@@ -12,7 +12,7 @@ If your own module must register a name, as for T5X's `DatasetConfig.module`, th
 
 from collections.abc import Sequence
 
-from vmsst.data import features, pair_mixtures, readers, sources, vocabularies
+from vmsst.data import features, readers, seqio_tasks, sources, vocabularies
 from vmsst.languages import Language
 from vmsst.opus import datasets
 
@@ -51,10 +51,10 @@ def opus(
     InputError: the dataset does not exist, or it has no pair of these languages; vectors of a file
       are missing, or have several dimensions.
   """
-  power = pair_mixtures.weight_power(weighting, temperature)
+  power = seqio_tasks.weight_power(weighting, temperature)
   name, folder, versioned = datasets.find(config, data_dir)
   splits = datasets.language_pairs(folder, languages, pivots)
-  mixture = pair_mixtures.unique_name(
+  mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
   files = [
@@ -69,7 +69,7 @@ def opus(
     del task_name
     return datasets.DatasetSource(versioned, data_dir, splits[pair], pair, teacher)
 
-  return pair_mixtures.add(
+  return seqio_tasks.add(
     mixture, list(splits), source, output_features, vocabulary, max_length, power
   )
 

@@ -46,14 +46,10 @@ TRAINING = (
   "vmsst.launch",
   "vmsst.train",
   "vmsst.models",
-  "vmsst.data.bitext_sources",
   "vmsst.data.datasets",
-  "vmsst.data.feature_converter",
   "vmsst.data.features",
-  "vmsst.data.pair_mixtures",
-  "vmsst.data.seqio_vocabulary",
+  "vmsst.data.seqio_tasks",
   "vmsst.data.sources",
-  "vmsst.data.text_task",
 )
 
 

@@ -1,14 +1,23 @@
-"""The features of pairs and texts: texts, language ids, hard negatives and teacher vectors."""
+"""SeqIO features of pairs and texts: texts, language ids, hard negatives and teacher vectors.
 
+`SeqioVocabulary` makes a vocabulary of `vmsst.data` a seqio vocabulary with the same ids;
+`BitextFeatureConverter` converts task examples to the inputs of a sentence encoder in training and
+evaluation.
+"""
+
+import copy
+import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
+import tensorflow_text as tf_text
 
 from vmsst import errors, languages
-from vmsst.data import readers, seqio_vocabulary, teacher_vectors, vocabularies, word_splitting
+from vmsst.data import readers, teacher_vectors, vocabularies, word_splitting
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
@@ -20,12 +29,97 @@ of a pair's source, and a teacher's vectors of its sides."""
 # Rows whose words are split together: Juman++ starts once for each batch.
 SPLIT_ROWS = 256
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
+_TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
+# The argument of `bitext.files` for each feature that not all data has.
+_ARGUMENTS = {"negatives": "negatives", **dict.fromkeys(TEACHER_SIDES, "teacher")}
+_VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
+
+
+class SeqioVocabulary(seqio.Vocabulary):
+  """A `vmsst.data.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
+
+  It does not know languages: text for a vocabulary that splits words must be split already, by
+  `split_columns`.
+
+  The EOS token of a model without one is None; in seqio's class it is -1, which its preprocessors
+  would append.
+  """
+
+  def __init__(self, vocabulary: vocabularies.Vocabulary):
+    super().__init__()
+    self.wrapped = vocabulary
+    self._of_words = vocabulary
+    if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
+      self._of_words = dataclasses.replace(vocabulary, pretokenize=False)
+
+  @property
+  def bos_id(self) -> None:
+    """None: there is no BOS token."""
+
+  @property
+  def eos_id(self) -> int | None:
+    """Id of the EOS token, or None."""
+    return self.wrapped.eos_id
+
+  @property
+  def unk_id(self) -> int | None:
+    """Id of unknown pieces."""
+    return self.wrapped.unk_id
+
+  @property
+  def _base_vocab_size(self) -> int:
+    return self.wrapped.size
+
+  def _encode(self, s: str) -> Sequence[int]:
+    return self._of_words.tokenize([s])[0]
+
+  def _decode(self, ids: Iterable[int]) -> str:
+    return self.wrapped.decode(ids)
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    return self.encode_rows(s[None]).values
+
+  def encode_rows(self, text_N: tf.Tensor) -> tf.RaggedTensor:
+    """Returns the ids of many texts at once, int32 [N, T], without EOS tokens."""
+    wrapped = self.wrapped
+    if not isinstance(wrapped, (vocabularies.SentencePieceVocabulary, vocabularies.ByteVocabulary)):
+      return self._encode_by_python(text_N)
+    if wrapped.lowercase:
+      text_N = tf.strings.lower(text_N, encoding="utf-8")
+    if isinstance(wrapped, vocabularies.ByteVocabulary):
+      ids = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(text_N), tf.uint8), tf.int32) + 3
+      return tf.RaggedTensor.from_row_lengths(ids, tf.strings.length(text_N))
+    return tf_text.SentencepieceTokenizer(model=wrapped.model_bytes).tokenize(text_N)
+
+  def _encode_by_python(self, text_N: tf.Tensor) -> tf.RaggedTensor:
+    def tokenize(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      rows = self.wrapped.tokenize([text.decode("utf-8") for text in texts])
+      total = sum(map(len, rows))
+      ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32, total)
+      return ids, np.fromiter(map(len, rows), np.int32, len(rows))
+
+    ids, sizes_N = tf.numpy_function(tokenize, [text_N], (tf.int32, tf.int32), stateful=False)
+    return tf.RaggedTensor.from_row_lengths(
+      tf.ensure_shape(ids, [None]), tf.ensure_shape(sizes_N, [None])
+    )
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    return tf.py_function(lambda x: self.wrapped.decode(x.numpy().tolist()), [ids], tf.string)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, SeqioVocabulary) and self.wrapped == other.wrapped
+
+  def __hash__(self) -> int:
+    return hash(self.wrapped)
+
+  def __str__(self) -> str:
+    return f"SeqioVocabulary({self.wrapped})"
 
 
 def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
   """Returns the seqio feature of token ids, with an EOS token if the vocabulary has one."""
   return seqio.Feature(
-    seqio_vocabulary.SeqioVocabulary(vocabulary),
+    SeqioVocabulary(vocabulary),
     add_eos=vocabulary.eos_id is not None,
     dtype=tf.int32,
   )
@@ -116,3 +210,118 @@ def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       words = tf.numpy_function(split, sides, tf.string, stateful=False)
       split_texts[name] = tf.ensure_shape(words, columns[name].shape)
   return split_texts
+
+
+class BitextFeatureConverter(seqio.FeatureConverter):
+  """Pads every feature to its length; model features have the names of task features.
+
+  The length of `negatives`, a matrix, is (number of texts, length of each text). The length of
+  `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
+
+  Works for pairs and single texts: the features of a call are the keys of its
+  `task_feature_lengths`, e.g. only `inputs` in evaluation.
+  """
+
+  TASK_FEATURES: Mapping[str, seqio.FeatureConverter.FeatureSpec] = {
+    "inputs": _TOKENS,
+    "targets": _TOKENS,
+    "input_language": _TOKENS,
+    "target_language": _TOKENS,
+    "negatives": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32, rank=2, sequence_dim=1),
+    **dict.fromkeys(TEACHER_SIDES, _VECTOR),
+  }
+  MODEL_FEATURES = TASK_FEATURES
+  PACKING_FEATURE_DTYPES = None
+
+  def __init__(self, pack: bool = False, use_custom_packing_ops: bool = False, **options):
+    """Takes the arguments of seqio.FeatureConverter.
+
+    Raises:
+      InputError: `pack` is set.
+    """
+    if pack:
+      raise errors.InputError(
+        "sentences cannot be packed, because every row has one embedding; bind "
+        "`train/utils.DatasetConfig.pack = False` and `train_eval/utils.DatasetConfig.pack = False`"
+      )
+    # Padding gives every row its length; checking it again would cost as much.
+    super().__init__(
+      pack=False,
+      use_custom_packing_ops=use_custom_packing_ops,
+      **{"apply_length_check": False, **options},
+    )
+
+  def __call__(
+    self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
+  ) -> tf.data.Dataset:
+    """Returns the features that have a length, padded to it, and drops all others.
+
+    Raises:
+      InputError: a length is given for an unknown or missing feature, or is wrong, or `inputs` has
+        no length.
+    """
+    unknown = set(task_feature_lengths) - set(self.TASK_FEATURES) - set(self._passthrough_features)
+    if unknown or "inputs" not in task_feature_lengths:
+      raise errors.InputError(
+        f"task_feature_lengths has {sorted(task_feature_lengths)}; it needs 'inputs' and may have "
+        f"{sorted(set(self.TASK_FEATURES) - {'inputs'})}"
+      )
+    for name in task_feature_lengths:
+      if name in self.TASK_FEATURES:
+        self._check(ds, name, task_feature_lengths[name])
+    narrowed = copy.copy(self)
+    narrowed.TASK_FEATURES = {
+      name: spec for name, spec in self.TASK_FEATURES.items() if name in task_feature_lengths
+    }
+    narrowed.MODEL_FEATURES = narrowed.TASK_FEATURES
+    return super(BitextFeatureConverter, narrowed).__call__(ds, task_feature_lengths)
+
+  def _check(self, ds: tf.data.Dataset, name: str, length: Any) -> None:
+    """Raises InputError if the data does not have a feature, or its length is wrong."""
+    shape = ds.element_spec[name].shape if name in ds.element_spec else None
+    if shape is None:
+      argument = _ARGUMENTS.get(name)
+      raise errors.InputError(
+        f"task_feature_lengths has {name!r}, but the data only has {sorted(ds.element_spec)}; "
+        + (f"bind bitext.files.{argument}" if argument else "remove it")
+      )
+    rank = self.TASK_FEATURES[name].rank
+    if np.size(length) != rank:
+      wanted = "(number of texts, length of each)" if rank == 2 else "one number"
+      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
+    if name in TEACHER_SIDES and shape[0] != length:
+      raise errors.InputError(
+        f"task_feature_lengths[{name!r}] is {length}; set it to {shape[0]}, the dimension of the "
+        "teacher's vectors"
+      )
+
+  def _convert_features(
+    self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
+  ) -> tf.data.Dataset:
+    kept = {**self.TASK_FEATURES, **self._passthrough_features}
+    spec = ds.element_spec
+
+    def is_padded(name: str) -> bool:
+      lengths = np.atleast_1d(task_feature_lengths[name]).tolist()
+      return spec[name].shape[: len(lengths)].as_list() == lengths
+
+    if set(spec) == set(kept) and all(map(is_padded, kept)):
+      return ds  # Padded already; another step per row would cost more than all steps so far.
+
+    def pad(row: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+      return {name: _padded(row[name], task_feature_lengths[name]) for name in kept}
+
+    return ds.map(pad)
+
+  def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the lengths of the task, unchanged."""
+    return task_feature_lengths
+
+
+def _padded(values: tf.Tensor, length: Any) -> tf.Tensor:
+  lengths = np.atleast_1d(length).tolist()
+  values = values[tuple(slice(0, length) for length in lengths)]
+  rest = values.shape.rank - len(lengths)
+  missing = tf.constant(lengths) - tf.shape(values)[: len(lengths)]
+  paddings = tf.pad(missing[:, None], [[0, rest], [1, 0]])
+  return tf.ensure_shape(tf.pad(values, paddings), [*lengths, *values.shape[len(lengths) :]])

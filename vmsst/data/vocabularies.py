@@ -1,7 +1,7 @@
 """Vocabularies: text to token ids and back, the same for training and inference.
 
-Nothing here needs TensorFlow. Training tokenizes through `vmsst.data.seqio_vocabulary`, which
-gives the same ids. Padding is id 0 in every vocabulary.
+Nothing here needs TensorFlow. Training tokenizes through `vmsst.data.features`, which gives
+the same ids. Padding is id 0 in every vocabulary.
 """
 
 import dataclasses

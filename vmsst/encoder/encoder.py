@@ -17,9 +17,9 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
-from vmsst.data import hugging_face_vocabulary, input_texts, length_limits, vocabularies
+from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
-from vmsst.encoder import backends
+from vmsst.encoder import backends, batching
 from vmsst.io import progress_bar
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
@@ -163,7 +163,7 @@ class Encoder:
     normalize: bool = False,
     precision: quantization.Precision | None = "float32",
     progress: bool | None = None,
-    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = batching.log_cut,
     prompt: str | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool | None = None,
@@ -486,7 +486,7 @@ def _cut(
 ) -> tuple[list[list[int]], list[int]]:
   if prefix:
     texts = [prefix + text for text in texts]
-  return length_limits.cut(vocabulary, texts, max_length, language)
+  return batching.cut(vocabulary, texts, max_length, language)
 
 
 def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:

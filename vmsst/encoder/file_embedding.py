@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.data import length_limits
-from vmsst.encoder import encoder_sources, encoding
+from vmsst.encoder import batching, encoder_sources, encoding
 from vmsst.io import line_spans, npy_files, storage, text_fields, work_folders
 from vmsst.search import embedded_text, vector_store
 from vmsst.units import base, engines, local
@@ -187,7 +186,7 @@ def embed_file(
     except BaseException:
       vector_store.abandon(target)
       raise
-    length_limits.log_all_cut([count for result in made for count in result["cut"]], cut.lines)
+    batching.log_all_cut([count for result in made for count in result["cut"]], cut.lines)
     vector_store.finish(target, [result["sha256"] for result in made])
   return cut.lines
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.data import length_limits
-from vmsst.encoder import encoder_sources, encoding
+from vmsst.encoder import batching, encoder_sources, encoding
 from vmsst.io import atomic_files, input_files, npy_files, progress_bar
 from vmsst.units import base, engines
 
@@ -129,7 +128,7 @@ def embed(
     # The first call has warned of cut texts.
     cuts = [] if known else [made["cut"] for made in engines.run("embed", units, engine)]
     vectors = [npy_files.read_array(unit.path) for unit in units]
-  length_limits.log_all_cut([count for cut in cuts for count in cut], len(texts))
+  batching.log_all_cut([count for cut in cuts for count in cut], len(texts))
   return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
-from vmsst.data import input_texts, length_limits
+from vmsst.data import input_texts
 from vmsst.encoder import batching, decoding
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import progress_bar
@@ -206,7 +206,7 @@ class Translator:
     languages: tuple[str | Sequence[str], str | Sequence[str]],
     per_token: bool = False,
     batch_size: int = 64,
-    on_cut: Callable[[int, int, int], None] | None = length_limits.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = batching.log_cut,
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmsst import errors
-from vmsst.data import length_limits
-from vmsst.encoder import encoding, translation
+from vmsst.encoder import batching, encoding, translation
 from vmsst.io import atomic_files, progress_bar, storage, text_fields, work_folders
 from vmsst.search import embedded_text, exact_search
 from vmsst.units import resumable_lines
@@ -194,7 +193,7 @@ def pair_scores(
       yield score_BC
       start += len(score_BC)
       bar.update(len(score_BC))
-  length_limits.log_all_cut(cut, left)
+  batching.log_all_cut(cut, left)
 
 
 def score_file(

@@ -53,16 +53,16 @@ class BitextModel(abc.ABC):
   @property
   def FEATURE_CONVERTER_CLS(self) -> Any:
     """Class that converts task examples to batches; imported lazily because it needs seqio."""
-    from vmsst.data import feature_converter
+    from vmsst.data import features
 
-    return feature_converter.BitextFeatureConverter
+    return features.BitextFeatureConverter
 
   @property
   def input_vocabulary(self) -> Any:
     """The vocabulary of `inputs` as a seqio object."""
-    from vmsst.data import seqio_vocabulary
+    from vmsst.data import features
 
-    return seqio_vocabulary.SeqioVocabulary(self.vocabulary)
+    return features.SeqioVocabulary(self.vocabulary)
 
   @property
   def output_vocabulary(self) -> Any:

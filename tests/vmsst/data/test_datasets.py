@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from vmsst import errors
 from vmsst.data import datasets, sources, vocabularies
-from vmsst.data.feature_converter import BitextFeatureConverter
+from vmsst.data.features import BitextFeatureConverter
 from vmsst.tasks import bitext, mixtures
 
 BYTES = vocabularies.ByteVocabulary()

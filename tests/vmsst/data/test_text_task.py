@@ -7,8 +7,16 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.data import features, readers, sample, sources, teacher_vectors, text_task, vocabularies
-from vmsst.data.feature_converter import BitextFeatureConverter
+from vmsst.data import (
+  features,
+  readers,
+  sample,
+  seqio_tasks,
+  sources,
+  teacher_vectors,
+  vocabularies,
+)
+from vmsst.data.features import BitextFeatureConverter
 from vmsst.languages import language
 from vmsst.tasks import bitext
 
@@ -30,7 +38,7 @@ def make_task(vocabulary, **options):
     "input_language": np.full([len(TEXTS), 1], PAIR[0].index, np.int32),
     "target_language": np.full([len(TEXTS), 1], PAIR[1].index, np.int32),
   }
-  return text_task.TextTask(
+  return seqio_tasks.TextTask(
     "texts",
     sources.MemorySource({"train": lambda: columns}),
     features.pair_features(vocabulary),

@@ -54,7 +54,7 @@ def _train(path, **ids):
 def _ids_in_tensorflow(vocabulary, texts):
   import tensorflow as tf
 
-  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+  from vmsst.data.features import SeqioVocabulary
 
   encoder = SeqioVocabulary(vocabulary)
   dataset = tf.data.Dataset.from_tensor_slices(texts).map(encoder.encode_tf)
@@ -78,7 +78,7 @@ def test_ems_model_gives_the_same_ids_in_python_and_tensorflow(data_root):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tiny_model_and_bytes_give_the_same_ids_in_python_and_tensorflow(model_with_eos, lowercase):
-  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+  from vmsst.data.features import SeqioVocabulary
 
   for vocabulary in (
     vocabularies.SentencePieceVocabulary(model_with_eos, lowercase),
@@ -122,7 +122,7 @@ def test_decode_undoes_encode_and_stops_at_the_eos_token(model_with_eos):
 
 
 def test_vocabularies_are_equal_by_what_they_are(model_with_eos):
-  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+  from vmsst.data.features import SeqioVocabulary
 
   a = vocabularies.SentencePieceVocabulary(model_with_eos)
   b = vocabularies.SentencePieceVocabulary(model_with_eos)
@@ -232,7 +232,7 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
 
 def test_tensorflow_gives_the_same_ids(tokenizer_files):
   tf = pytest.importorskip("tensorflow")
-  from vmsst.data.seqio_vocabulary import SeqioVocabulary
+  from vmsst.data.features import SeqioVocabulary
 
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), "query: ")
   wrapped = SeqioVocabulary(vocabulary)
