@@ -187,7 +187,7 @@ JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
 import vmsst.encoder.encoder, vmsst.encoder.loading, vmsst.encoder.translation
-import vmsst.search.device_search, vmsst.encoder.bitext_vectors, vmsst.encoder.file_embedding
+import vmsst.search.device_search, vmsst.encoder.file_embedding
 from vmsst import cli
 from vmsst.io import storage
 import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search

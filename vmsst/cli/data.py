@@ -100,9 +100,9 @@ def embed_bitext(
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
   """
-  from vmsst.encoder import bitext_vectors
+  from vmsst.encoder import file_embedding
 
-  made = bitext_vectors.embed_files(encoder, patterns, output, **vars(bitext))
+  made = file_embedding.embed_files(encoder, patterns, output, **vars(bitext))
   for path, counts in made.items():
     print(f"{path}: {counts['lines']:,} pairs of vectors of dimension {counts['dimension']}")
 

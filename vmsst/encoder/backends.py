@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks
-from vmsst.encoder import batching, onnx_encoder, onnx_graph
+from vmsst.encoder import batching, onnx_encoder
 from vmsst.networks import sentence_encoder
 
 JAX = "jax"
@@ -168,7 +168,7 @@ def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> C
   del threads
   with errors.requires("onnx", "the backend 'onnx'"):
     import onnxruntime
-  onnx = onnx_graph.library()
+  onnx = onnx_encoder.library()
   for name, array in weights.items():
     kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
@@ -186,7 +186,7 @@ def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> C
 def _openvino(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
   """Returns a function that computes a batch by OpenVINO, in as many threads at a time."""
   openvino = _import_openvino()
-  helper = onnx_graph.library().helper
+  helper = onnx_encoder.library().helper
   for name, array in weights.items():
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))

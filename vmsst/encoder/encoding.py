@@ -1,14 +1,25 @@
-"""Calls any encoder: one of this library, or another object with `encode(texts)`."""
+"""Calls any encoder: one of this library, or another object with `encode(texts)`.
 
+Units of work compute the vectors of texts in memory, in any process: an `EncoderSource` says what
+identifies an encoder, and how a process gets it.
+"""
+
+import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst.io import progress_bar
+from vmsst import errors
+from vmsst.encoder import batching
+from vmsst.io import atomic_files, input_files, npy_files, progress_bar
+from vmsst.units import base, engines
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
@@ -120,3 +131,207 @@ def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
   iterator = iter(texts)
   while window := list(itertools.islice(iterator, size)):
     yield window
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSource:
+  """Opens an encoder in any process, which keeps it until it opens another.
+
+  Attributes:
+    name: Name or path of the encoder.
+    digest: Hash of its content; "": its name identifies it.
+    load: Returns name and encoder, as `loading.open_encoder` does; must be picklable. None: only
+      processes that are `using` the encoder have it.
+  """
+
+  name: str
+  digest: str
+  load: Callable[[], tuple[str, Any]] | None = dataclasses.field(default=None, compare=False)
+
+  @property
+  def identity(self) -> str:
+    """What identifies the encoder, for the keys of units."""
+    return self.digest or self.name
+
+  def open(self) -> Any:
+    """Returns the encoder.
+
+    Raises:
+      InputError: it cannot be loaded in this process, or has changed.
+    """
+    with _lock:
+      if self not in _opened:
+        _opened.clear()  # before the next encoder takes memory
+        _opened[self] = self._load()
+      return _opened[self]
+
+  def _load(self) -> Any:
+    if self.load is None:
+      raise errors.InputError(
+        f"{self.name} cannot be loaded in other processes; use one local process"
+      )
+    _, encoder = self.load()
+    if source_of(encoder, self.name) != self:
+      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+    return encoder
+
+
+_lock = threading.Lock()
+_opened: dict[EncoderSource, Any] = {}  # The one that was opened last.
+
+
+def source_of(
+  encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None
+) -> EncoderSource:
+  """Returns the source of an encoder; see `EncoderSource`."""
+  return EncoderSource(name, identity(encoder, name).get("digest", ""), load)
+
+
+@contextlib.contextmanager
+def using(source: EncoderSource, encoder: Any) -> Iterator[None]:
+  """Lets `source.open()` return this encoder in this process while the context lasts."""
+  with _lock:
+    _opened.clear()
+    _opened[source] = encoder
+  try:
+    yield
+  finally:
+    with _lock:
+      _opened.clear()
+
+
+WINDOW = 1 << 14
+"""Texts of a unit."""
+_FORMAT = 1
+"""Version of the files; increase it if the same texts get other vectors."""
+
+
+class NotFiniteError(errors.InputError):
+  """An encoder's vectors contain a value that is not finite or too large.
+
+  Attributes:
+    every: Whether this holds for the vectors of all texts.
+  """
+
+  def __init__(self, text: str, every: bool):
+    super().__init__(
+      f"the encoder's vector of {input_files.shown(text)} contains a value that is not finite or "
+      "is too large"
+    )
+    self.text, self.every = text, every
+
+  def __reduce__(self) -> Any:
+    return type(self), (self.text, self.every)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedTexts(base.StagedUnit):
+  """Writes the vectors of texts, float32 [N, D].
+
+  Attributes:
+    encoder: The encoder.
+    texts: The texts.
+    languages: Code of each text's language.
+    path: Output file; "": the vectors are not written.
+  """
+
+  encoder: EncoderSource
+  texts: tuple[str, ...]
+  languages: tuple[str, ...]
+  path: str = ""
+
+  @functools.cached_property
+  def key(self) -> str:
+    """Hash of everything that the output depends on."""
+    return base.digest("texts", _FORMAT, self.encoder.identity, self.texts, self.languages)
+
+  def __str__(self) -> str:
+    return f"{len(self.texts):,} texts"
+
+  def read(self) -> Any:
+    """Returns the texts, tokenized if the encoder supports it."""
+    return prepare(self.encoder.open(), list(self.texts), list(self.languages))
+
+  def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Returns the vectors, and how many texts were cut."""
+    cut: list[tuple[int, int, int]] = []
+    with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
+      vectors_ND = encode(
+        self.encoder.open(),
+        prepared,
+        language=list(self.languages),
+        progress=False,
+        on_cut=lambda *counts: cut.append(counts),
+      )
+    check_finite(vectors_ND, self.texts)
+    return vectors_ND, cut
+
+  def write(self, computed: Any) -> dict[str, Any]:
+    """Writes the file; returns how many texts were cut."""
+    vectors_ND, cut = computed
+    with atomic_files.atomic_file(self.path) as stream:
+      np.save(stream, vectors_ND)
+    return {"cut": cut}
+
+
+def embed(
+  encoder: EncoderSource,
+  texts: Sequence[str],
+  languages: Sequence[str],
+  folder: str | os.PathLike[str],
+  engine: engines.Engine,
+  *,
+  keep: bool = False,
+) -> np.ndarray:
+  """Returns the vectors of texts, float32 [N, D]; the same for every engine.
+
+  Args:
+    encoder: The encoder.
+    texts: N texts.
+    languages: Code of each text's language.
+    folder: Folder for the vectors that other processes compute, which they must see too. Finished
+      ones are kept in it; rerun to resume. Unused if the engine has no other processes, unless
+      vectors are kept.
+    engine: Where to compute.
+    keep: Keep the vectors in the folder, from which later calls with the same texts read them.
+
+  Raises:
+    NotFiniteError: a value is not finite, or too large for a norm in float32.
+    InputError: a unit failed.
+    ValueError: the encoder returns arrays of another shape.
+  """
+  units = [
+    EmbedTexts(
+      encoder, tuple(texts[start : start + WINDOW]), tuple(languages[start : start + WINDOW])
+    )
+    for start in range(0, max(1, len(texts)), WINDOW)
+  ]
+  if engine.in_process and not keep:
+    computed = list(_computed(units))
+    vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
+  else:
+    units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
+    known = keep and all(base.result(unit, verify=True) is not None for unit in units)
+    # The first call has warned of cut texts.
+    cuts = [] if known else [made["cut"] for made in engines.run("embed", units, engine)]
+    vectors = [npy_files.read_array(unit.path) for unit in units]
+  batching.log_all_cut([count for cut in cuts for count in cut], len(texts))
+  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
+def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
+  """Raises NotFiniteError if a vector or its norm is not finite in float32."""
+  # Up to here the norm is finite in float32.
+  most = np.finfo(np.float32).max / max(1, vectors_ND.shape[1]) ** 0.5
+  finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
+  if not finite_N.all():
+    raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
+
+
+def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[Any]]]:
+  """Yields what units compute in this process, which is not written; shows a progress bar."""
+  total = sum(len(unit.texts) for unit in units)
+  with progress_bar.Bar(total=total, unit=" texts", desc="embed", disable=None) as bar:
+    for unit in units:
+      yield unit.compute(unit.read())
+      bar.update(len(unit.texts))

@@ -1,4 +1,8 @@
-"""Computes the vectors of the lines of text files of any length, with any encoder."""
+"""Computes the vectors of the lines of text files of any length, with any encoder.
+
+`embed_file` writes those of one text, `embed_files` those of bitexts, for distillation into a
+student.
+"""
 
 import contextlib
 import dataclasses
@@ -10,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.encoder import batching, encoder_sources, encoding
+from vmsst.data import derived_files, readers, teacher_vectors
+from vmsst.data.readers import BitextFile
+from vmsst.encoder import batching, encoding
 from vmsst.io import line_spans, npy_files, storage, text_fields, work_folders
 from vmsst.search import embedded_text, vector_store
 from vmsst.units import base, engines, local
@@ -19,6 +25,8 @@ from vmsst.units import base, engines, local
 _SHARD_LINES = 1 << 14
 _FORMAT = 3
 """Version of the shards; increase it if the same lines get other vectors or facts."""
+# Texts whose vectors are in memory at once; even, so that windows contain whole pairs.
+_WINDOW = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +45,7 @@ class EmbedShard(base.StagedUnit):
     path: Output file.
   """
 
-  encoder: encoder_sources.EncoderSource
+  encoder: encoding.EncoderSource
   span: line_spans.Span
   field: str | None
   language: str | None
@@ -144,7 +152,7 @@ def embed_file(
     raise errors.InputError(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
-  source = encoder_sources.of(encoder, name, load)
+  source = encoding.source_of(encoder, name, load)
   special = {
     "field": field,
     "dimensions": dimensions,
@@ -180,7 +188,7 @@ def embed_file(
       for number, span in enumerate(cut.spans)
     ]
     if engine.in_process:
-      stack.enter_context(encoder_sources.using(source, encoder))
+      stack.enter_context(encoding.using(source, encoder))
     try:
       made = engines.run("embed", units, engine, progress=progress)
     except BaseException:
@@ -194,3 +202,64 @@ def embed_file(
 def _remove_copies(work: str) -> None:
   line_spans.remove_copies(work)
   work_folders.remove_if_empty(work)
+
+
+def embed_files(
+  run: str,
+  patterns: str | Sequence[str],
+  folder: str,
+  *,
+  languages: tuple[str, str] | None = None,
+  fields: tuple[str, str] | None = None,
+  batch_size: int = 128,
+  refresh: bool = False,
+  progress: bool | None = None,
+) -> dict[str, derived_files.Counts]:
+  """Writes the vectors of every bitext that has none in the folder yet.
+
+  Args:
+    run: Path of an encoder, as in `vmsst.load`.
+    patterns: Bitext files or shell patterns, as in training.
+    folder: Output folder, local or in an object store; pass it to `bitext.files` as `teacher`.
+    languages: Codes of both sides, if file names do not contain them.
+    fields: Names of both fields of JSONL files, if they are not language codes.
+    batch_size: Sentences per batch.
+    refresh: Recompute all files, as after a change of the encoder or the bitexts.
+    progress: Show a progress bar; None: on a terminal only.
+
+  Returns:
+    For each file, new or existing, `lines` and `dimension`.
+
+  Raises:
+    InputError: a checkpoint or file is missing or broken, or the folder has vectors by another
+      encoder.
+  """
+  from vmsst.encoder import loading  # Here: the encoder of `embed_file` may not need JAX.
+
+  bitexts = readers.find_bitext(patterns, languages, fields)
+  encoder = loading.load(run)
+
+  def make(bitext: BitextFile, path: str) -> derived_files.Counts:
+    lines = sum(1 for _ in readers.read_pairs(bitext))
+    codes = [readers.language_code(bitext.source), readers.language_code(bitext.target)]
+    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=None)
+    windows = encoding.encode_windows(
+      lambda texts: embed(texts, language=codes * (len(texts) // 2)),
+      (side for pair in readers.read_pairs(bitext) for side in pair),
+      _WINDOW,
+      total=2 * lines,
+      unit=" sentences",
+      title=str(bitext),
+      progress=progress,
+    )
+    npy_files.write(path, (lines, 2, encoder.dimension), windows)
+    return {"lines": lines, "dimension": encoder.dimension}
+
+  return derived_files.make_files(
+    bitexts,
+    folder,
+    settings={"encoder": encoding.identity(encoder, str(encoder.path))},
+    relative_path=teacher_vectors.relative_path,
+    make=make,
+    refresh=refresh,
+  )

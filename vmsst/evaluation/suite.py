@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.encoder import encoder_sources, encoding, text_embedding
+from vmsst.encoder import encoding
 from vmsst.evaluation import data_digests, results_files
 from vmsst.io import storage, work_folders
 from vmsst.search import exact_search
@@ -512,7 +512,7 @@ class Embedder:
     folder: str | os.PathLike[str] = "",
     dimensions: Sequence[int] = (),
   ):
-    self.source = encoder_sources.of(encoder, name, load)
+    self.source = encoding.source_of(encoder, name, load)
     self.engine = engine or local.Local()
     self.seconds = 0.0
     self._encoder = encoder
@@ -524,7 +524,7 @@ class Embedder:
     """Lets units use the encoder if they are made in this process."""
     if not self.engine.in_process:
       return contextlib.nullcontext()
-    return encoder_sources.using(self.source, self._encoder)
+    return encoding.using(self.source, self._encoder)
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, [N, D].
@@ -546,10 +546,8 @@ class Embedder:
     start = time.perf_counter()
     try:
       with self.opened():
-        vectors_ND = text_embedding.embed(
-          self.source, texts, codes, self._folder, self.engine, keep=keep
-        )
-    except text_embedding.NotFiniteError as error:
+        vectors_ND = encoding.embed(self.source, texts, codes, self._folder, self.engine, keep=keep)
+    except encoding.NotFiniteError as error:
       if self.width or not error.every:
         raise
       raise UnusableEncoderError(f"{error}, as do all others: its training has diverged?") from None

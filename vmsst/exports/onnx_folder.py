@@ -16,7 +16,7 @@ from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, output_folders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder, loading, onnx_encoder, onnx_graph
+from vmsst.encoder import encoder, loading, onnx_encoder
 from vmsst.exports import tokenizer_file
 from vmsst.io import storage, work_folders
 
@@ -79,7 +79,7 @@ def export_onnx(
       is written then.
   """
   target = output_folders.new_folder(output)
-  onnx_graph.library()
+  onnx_encoder.library()
   saved = loading.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   tokenizer, problem = None, ""
@@ -115,7 +115,7 @@ def describe(exported: Exported) -> str:
     f"{folder}: {exported.dimension}-dimensional vectors of at most {exported.max_length} tokens",
     *output_folders.local_only(folder),
   ]
-  session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_graph.MODEL_FILE}'!r})"
+  session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_encoder.MODEL_FILE}'!r})"
   run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
   if tokenizer is None:
     lines += ["  import onnxruntime", session, run, _OPENVINO]

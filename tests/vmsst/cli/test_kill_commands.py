@@ -99,7 +99,7 @@ IMPORTS = [
   "vmsst.mining.pair_scoring",
   "vmsst.mining.text_search",
   "vmsst.search.device_search",
-  "vmsst.encoder.bitext_vectors",
+  "vmsst.encoder.file_embedding",
   "vmsst.search.index_folder",
 ]
 # Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.

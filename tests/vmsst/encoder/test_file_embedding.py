@@ -12,7 +12,7 @@ import vector_folders
 import vmsst
 from vmsst import cli, errors
 from vmsst.data import readers, teacher_vectors
-from vmsst.encoder import bitext_vectors, encoder_sources, encoding, file_embedding
+from vmsst.encoder import encoding, file_embedding
 from vmsst.networks import sentence_encoder
 from vmsst.search import embedded_text, vector_store
 
@@ -196,7 +196,7 @@ def test_a_process_loads_an_encoder_once_and_keeps_one_and_notices_another():
     return "name", encoder
 
   first, second, changed = (
-    encoder_sources.EncoderSource("name", digest, lambda found=found: load(found))
+    encoding.EncoderSource("name", digest, lambda found=found: load(found))
     for digest, found in (("a", "a"), ("b", "b"), ("before", "after"))
   )
   assert first.open() is first.open()
@@ -210,9 +210,9 @@ def test_a_process_loads_an_encoder_once_and_keeps_one_and_notices_another():
 def test_an_encoder_in_memory_is_for_this_process_and_this_time():
   encoder = make_encoder()
   encoder.digest = "a"
-  source = encoder_sources.of(encoder, "name")
+  source = encoding.source_of(encoder, "name")
   assert (source.name, source.digest) == ("name", "a")
-  with encoder_sources.using(source, encoder):
+  with encoding.using(source, encoder):
     assert source.open() is encoder
   with pytest.raises(errors.InputError, match="name cannot be loaded in other processes"):
     source.open()
@@ -229,7 +229,7 @@ def run(tmp_path_factory):
 
 
 def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(bitext_vectors, "_WINDOW", 4)
+  monkeypatch.setattr(file_embedding, "_WINDOW", 4)
   path = line_files.write_tsv(tmp_path / "data" / "x.de-en.tsv", PAIRS)
   out = str(tmp_path / "out")
   assert cli.main(["data", "embed", str(run), out, str(path)]) == 0

@@ -14,7 +14,7 @@ import pytest
 import toy_units
 
 from vmsst import errors
-from vmsst.encoder import text_embedding
+from vmsst.encoder import encoding
 from vmsst.evaluation import benchmarks, suite
 from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.io import input_files, storage
@@ -426,7 +426,7 @@ def load_encoder():
 
 def test_other_processes_find_the_same(data, tmp_path, monkeypatch):
   monkeypatch.setattr(knowledge_search, "SHARD", 2)
-  monkeypatch.setattr(text_embedding, "WINDOW", 3)
+  monkeypatch.setattr(encoding, "WINDOW", 3)
   expected = evaluate(random_encoder(), data, tmp_path / "here", LARGE, dimensions=[2, 4])
   engine, encoder = toy_units.Pickling(), random_encoder()
   options = {"dimensions": [2, 4], "engine": engine, "load": load_encoder}

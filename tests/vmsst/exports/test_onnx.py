@@ -12,7 +12,7 @@ from tiny_encoders import NETWORKS
 import vmsst
 from vmsst.checkpoints.importers import bert as bert_import
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
-from vmsst.encoder import onnx_graph
+from vmsst.encoder import onnx_encoder
 from vmsst.exports import onnx_folder
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
@@ -72,7 +72,7 @@ def test_the_model_is_named_as_in_optimum_and_reads_the_mask(tmp_path, monkeypat
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
   onnx_folder.export_onnx(run, tmp_path / "one")
   # As for an encoder with more than 2 GB.
-  monkeypatch.setattr(onnx_graph, "_MOST_BYTES_IN_ONE_FILE", 0)
+  monkeypatch.setattr(onnx_encoder, "_MOST_BYTES_IN_ONE_FILE", 0)
   onnx_folder.export_onnx(run, tmp_path / "two")
   assert (tmp_path / "two" / "model.onnx_data").stat().st_size >= 3700 * 16 * 4
   one, two = (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.encoder import encoder_sources, encoding, text_embedding
+from vmsst.encoder import encoding
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
@@ -69,7 +69,7 @@ class SearchSpan(base.StagedUnit):
     path: Output file.
   """
 
-  encoder: encoder_sources.EncoderSource
+  encoder: encoding.EncoderSource
   queries: Queries
   span: line_spans.Span
   compare: exact_search.Compare
@@ -97,7 +97,7 @@ class SearchSpan(base.StagedUnit):
     queries, gold = _opened(self.queries)
     codes = [_LANGUAGE] * len(texts)
     vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
-    text_embedding.check_finite(vectors_MD, texts)
+    encoding.check_finite(vectors_MD, texts)
     score_WQ = np.empty((len(queries), len(gold)), np.float32)
     right_WQ = np.empty(score_WQ.shape, bool)
     for number, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
