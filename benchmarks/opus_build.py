@@ -82,13 +82,13 @@ def cpu_seconds() -> float:
 def measure_build(root: str, workers: int) -> dict[str, Any]:
   """Builds from the releases in a folder and returns times and memory."""
   from vmsst.opus import cleaning, decontamination, pipeline, recipes
-  from vmsst.units import local
+  from vmsst.units import engines
 
   texts = pathlib.Path(root, "held_out.txt").read_text(encoding="utf-8").splitlines()
   held = decontamination.EvaluationSentences.of(("made-up", text) for text in texts)
   stages = {}
 
-  class Timed(local.Local):
+  class Timed(engines.Local):
     def work(self, title: str, units: Any) -> Any:
       start, cpu_start = time.perf_counter(), cpu_seconds()
       yield from super().work(title, units)

@@ -193,12 +193,12 @@ from vmsst.io import storage
 import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
 from vmsst.mining import pair_scoring
 from vmsst.search import sharded_search
-from vmsst.units import local
+from vmsst.units import engines
 from vmsst.search import index_folder
 pair_scoring._WINDOW = 16
 index_folder._SHARD_ROWS = 30
 sharded_search._LEAST_SOURCES = 16
-filesystem, work = storage.filesystem, local.Local.work
+filesystem, work = storage.filesystem, engines.Local.work
 
 def kill_at(kind, left):
   def count():
@@ -225,7 +225,7 @@ def kill_at(kind, left):
         count()
       yield unit
 
-  storage.filesystem, local.Local.work = counted_filesystem, counted_work
+  storage.filesystem, engines.Local.work = counted_filesystem, counted_work
 
 statuses = []
 for kill, argv in json.loads(sys.argv[1]):

@@ -42,7 +42,7 @@ class Workers:
     Raises:
       InputError: an option does not apply to the engine.
     """
-    from vmsst.units import local, ray_cluster
+    from vmsst.units import engines, ray_cluster
 
     name = self.engine or ("ray" if self.ray_address else "local")
     if name == "local" and self.ray_address:
@@ -50,7 +50,7 @@ class Workers:
     if name == "ray":
       return ray_cluster.Ray(self.ray_address, self.workers, gpus_per_worker)
     workers = self.workers or local_workers or os.cpu_count() or 1
-    return local.Local(workers, gpus_per_worker)
+    return engines.Local(workers, gpus_per_worker)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

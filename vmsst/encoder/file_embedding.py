@@ -19,7 +19,7 @@ from vmsst.data.readers import BitextFile
 from vmsst.encoder import batching, encoding
 from vmsst.io import line_spans, npy_files, storage, text_fields, work_folders
 from vmsst.search import embedded_text, vector_store
-from vmsst.units import base, engines, local
+from vmsst.units import base, engines
 
 # Lines of a shard. An interruption costs at most the shards in work, which are in memory.
 _SHARD_LINES = 1 << 14
@@ -143,7 +143,7 @@ def embed_file(
     ValueError: the encoder returns arrays of another shape.
   """
   paths = [path] if isinstance(path, str) else list(path)
-  engine = engine or local.Local()
+  engine = engine or engines.Local()
   target = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language)
   vector_store.check_dtype(dtype)

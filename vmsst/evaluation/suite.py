@@ -22,7 +22,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import data_digests, results_files
 from vmsst.io import storage, work_folders
 from vmsst.search import exact_search
-from vmsst.units import engines, local
+from vmsst.units import engines
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
@@ -513,7 +513,7 @@ class Embedder:
     dimensions: Sequence[int] = (),
   ):
     self.source = encoding.source_of(encoder, name, load)
-    self.engine = engine or local.Local()
+    self.engine = engine or engines.Local()
     self.seconds = 0.0
     self._encoder = encoder
     self._folder = os.fspath(folder)

@@ -18,7 +18,7 @@ from vmsst.io import (
 )
 from vmsst.search import exact_search, faiss_index, margins, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
-from vmsst.units import engines, local
+from vmsst.units import engines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def mine(
   work = work_folders.work_path(output)
   search = (
     sharded_search.compare(
-      work, compare=compare, engine=engine or local.Local(), block=block, progress=progress
+      work, compare=compare, engine=engine or engines.Local(), block=block, progress=progress
     )
     if indexes is None or all(index.exact for index in indexes)
     else faiss_index.compare(*indexes, progress=progress)

@@ -12,7 +12,7 @@ from vmsst import errors
 from vmsst.encoder import batching, encoding, translation
 from vmsst.io import atomic_files, progress_bar, storage, text_fields, work_folders
 from vmsst.search import embedded_text, exact_search
-from vmsst.units import resumable_lines
+from vmsst.units import base
 
 # Pairs in memory at once; an interruption costs at most these.
 _WINDOW = 1 << 13
@@ -234,7 +234,7 @@ def score_file(
         for score_BC in pair_scores(scorer, source, target, texts=texts, progress=progress):
           stream.writelines(f"{as_line(scores)}\n".encode() for scores in score_BC)
       return count
-    writer = resumable_lines.LineWriter(output, [settings, _WINDOW])
+    writer = base.LineWriter(output, [settings, _WINDOW])
     start = min(writer.parts * _WINDOW, count)
     for score_BC in pair_scores(
       scorer, source, target, texts=texts, start=start, progress=progress

@@ -14,7 +14,7 @@ from vmsst.encoder import encoding, file_embedding
 from vmsst.io import atomic_files, work_folders
 from vmsst.search import embedded_text, exact_search, faiss_index, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
-from vmsst.units import base, engines, local
+from vmsst.units import base, engines
 
 _WINDOW = 1 << 15
 
@@ -166,7 +166,7 @@ def search_file(
   Raises:
     InputError: as in `Searcher`, `Searcher.search` and `file_embedding.embed_file`.
   """
-  count, engine = errors.as_integer("count", count), engine or local.Local()
+  count, engine = errors.as_integer("count", count), engine or engines.Local()
   with work_folders.owned(output):
     work = work_folders.work_path(output)
     visible_N = corpus.visible_rows()

@@ -18,7 +18,7 @@ from vmsst import errors
 from vmsst.data import dataset_shards
 from vmsst.io import atomic_files, storage, work_folders
 from vmsst.opus import card, decontamination, pipeline, recipes
-from vmsst.units import engines, local
+from vmsst.units import engines
 
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
@@ -72,7 +72,7 @@ def build(
         storage.absolute(releases),  # Workers may have another working directory.
         _evaluation_sentences(evaluation),
         own_work,
-        engine or local.Local(os.cpu_count() or 1),
+        engine or engines.Local(os.cpu_count() or 1),
       )
       with work_folders.atomic_folder(folder) as partial:
         _write(report, partial)

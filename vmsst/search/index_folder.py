@@ -16,7 +16,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings, work_folders
 from vmsst.search import exact_search, faiss_index, vector_store
-from vmsst.units import base, engines, local
+from vmsst.units import base, engines
 
 _SHARD_ROWS = 1 << 20
 _SEED = 0
@@ -92,7 +92,7 @@ def build_index(
   elif storage.exists(folder / _INDEX):
     raise errors.InputError(f"{folder / _INDEX} is not by `vmsst index`; give another folder")
   _write_state(folder, settings, None)
-  engine = engine or local.Local()
+  engine = engine or engines.Local()
   trained = TrainIndex(settings, rows, f"{work}/trained.faiss")
   (made,) = engines.run("train", [trained], engine, progress=False)
   first = Part(trained.path, made["sha256"])

@@ -22,7 +22,7 @@ from vmsst.io import progress_bar, storage, work_folders
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
-from vmsst.units import resumable_lines
+from vmsst.units import base
 
 MODES = {
   "predict": "predict_batch",
@@ -131,7 +131,7 @@ def infer(
         work_folders.owned(output) if jax.process_index() == 0 else contextlib.nullcontext(),
         progress_bar.Bar(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar,
       ):
-        writer = resumable_lines.LineWriter(output, settings)
+        writer = base.LineWriter(output, settings)
         first = writer.parts
         if jax.process_count() > 1:
           first = int(multihost_utils.broadcast_one_to_all(np.int64(first)))

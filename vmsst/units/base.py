@@ -14,8 +14,9 @@
         atomic_files.write_text(self.path, str(lines))
         return {"lines": lines}
 
-`engines.run("count", [Count(...), ...], local.Local(workers=4))` makes the files that are missing.
-What `make` returns is stored next to the file, with the key; `result` reads it.
+`engines.run("count", [Count(...), ...], engines.Local(workers=4))` makes the files that are
+missing. What `make` returns is stored next to the file, with the key; `result` reads it. A
+`LineWriter` writes a file of lines in parts, and resumes after interruption.
 """
 
 import abc
@@ -23,12 +24,14 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, interrupts, storage
+from vmsst.io import atomic_files, checksums, input_files, interrupts, storage, work_folders
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -202,3 +205,44 @@ def naming(title: str, unit: Unit) -> Iterator[None]:
     raise errors.InputError(
       f"{title} of {unit}: out of memory (use fewer workers); {RESUME}"
     ) from None
+
+
+class LineWriter:
+  """Writes lines that become FILE when it is complete.
+
+  Until then, parts of it are in the work folder of FILE, which the caller owns
+  (`work_folders.owned`). An equal writer resumes after them.
+
+  Attributes:
+    parts: Number of parts written so far.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], settings: Any):
+    """Opens an output.
+
+    Args:
+      path: Output file.
+      settings: All that the lines depend on, as JSON. Parts of other settings are not used.
+    """
+    self._path = path
+    self._work = work_folders.work_path(path)
+    self._stem = f"lines-{digest(settings)}-"
+    names = set(storage.names(self._work))
+    # Up to the first gap: the parts may have been removed in another order.
+    self.parts = next(n for n in itertools.count() if f"{self._stem}{n:06d}" not in names)
+
+  def append(self, lines: Iterable[str]) -> None:
+    """Writes a part, atomically."""
+    content = "".join(f"{line}\n" for line in lines).encode()
+    atomic_files.write_bytes(self._part(self.parts), content)
+    self.parts += 1
+
+  def finish(self) -> None:
+    """Makes the file of all parts."""
+    with atomic_files.atomic_file(self._path) as stream:
+      for number in range(self.parts):
+        stream.write(input_files.read_bytes(self._part(number)))
+    work_folders.clear(self._work)
+
+  def _part(self, number: int) -> str:
+    return f"{self._work}/{self._stem}{number:06d}"

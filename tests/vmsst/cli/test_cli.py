@@ -26,7 +26,7 @@ from vmsst.mining import pair_scoring
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import embedded_text, vector_store
-from vmsst.units import local, ray_cluster
+from vmsst.units import engines, ray_cluster
 
 SENTENCES = [
   f"the {a} {b} sees a {c}"
@@ -84,8 +84,8 @@ def test_usage_errors_suggest_what_was_meant(capsys):
 @pytest.mark.parametrize(
   ("argv", "engine"),
   [
-    ("", local.Local(1)),
-    ("--engine local --gpus-per-worker 2 --workers 4", local.Local(4, 2)),
+    ("", engines.Local(1)),
+    ("--engine local --gpus-per-worker 2 --workers 4", engines.Local(4, 2)),
     ("--engine ray", ray_cluster.Ray()),
     (
       "--engine ray --workers 64 --gpus-per-worker 1 --ray-address ray://head:10001",
@@ -102,8 +102,8 @@ def test_arguments_name_an_engine(argv, engine, monkeypatch):
 
 def test_a_build_has_a_process_per_core(monkeypatch):
   monkeypatch.setattr("os.cpu_count", lambda: 5)
-  assert shared_options.Workers().chosen() == local.Local(5)
-  assert shared_options.Workers(workers=2).chosen() == local.Local(2)
+  assert shared_options.Workers().chosen() == engines.Local(5)
+  assert shared_options.Workers(workers=2).chosen() == engines.Local(2)
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):

@@ -12,7 +12,7 @@ from vmsst import cli, errors
 from vmsst.data import dataset_shards, vocabularies
 from vmsst.opus import builder, pipeline, releases
 from vmsst.tasks import mixtures
-from vmsst.units import local
+from vmsst.units import engines
 
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
   "ignore:label.. is deprecated:DeprecationWarning"
@@ -40,7 +40,7 @@ def tree(tmp_path):
 
 
 def _build(tree, recipe=None, output="tfds", **options):
-  options = {"engine": local.Local(), **options}
+  options = {"engine": engines.Local(), **options}
   folders = [str(tree / name) for name in ("opus", "evaluation", output)]
   return builder.build(recipe or str(tree / "mine.yaml"), *folders, **options)
 
@@ -150,7 +150,7 @@ def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):
     builder.build(*arguments)
 
   def build():
-    return builder.build(*arguments, work=str(tree / "work"), engine=local.Local())
+    return builder.build(*arguments, work=str(tree / "work"), engine=engines.Local())
 
   url = build()
   assert url == "gs://data/tfds/opus_bitext/mine/1.0.0"

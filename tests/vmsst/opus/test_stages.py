@@ -11,7 +11,7 @@ from vmsst import errors
 from vmsst.data import dataset_shards
 from vmsst.io import atomic_files
 from vmsst.opus import buckets, card, cleaning, decontamination, pipeline, recipes, stages
-from vmsst.units import local
+from vmsst.units import engines
 
 RECIPE = recipes.Recipe(
   "mine",
@@ -65,7 +65,7 @@ def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT, **optio
   # So little text in a bucket that there are several.
   options.setdefault("bucket_bytes", 2000)
   return pipeline.build(
-    recipe, str(tree / "opus"), held, str(tree / work), engine or local.Local(), **options
+    recipe, str(tree / "opus"), held, str(tree / work), engine or engines.Local(), **options
   )
 
 
@@ -97,7 +97,7 @@ def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentence
 
 def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
   one = _build(tree)
-  two = _build(tree, local.Local(2), "other")
+  two = _build(tree, engines.Local(2), "other")
   assert two.content == one.content
   assert two.configuration == one.configuration
   assert card.text(two) == card.text(one)

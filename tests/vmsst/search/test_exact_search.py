@@ -10,7 +10,7 @@ import vector_folders
 
 from vmsst.io import large_arrays
 from vmsst.search import device_search, exact_search, sharded_search
-from vmsst.units import local
+from vmsst.units import engines
 
 SMALL = functools.partial(exact_search.compare, held_rows=10, block_rows=5)
 DEVICES = functools.partial(device_search.compare_on_devices, sources=16, targets=24)
@@ -245,7 +245,7 @@ def test_units_give_what_one_search_gives_to_the_bit(tmp_path, monkeypatch, coun
   compare = functools.partial(exact_search.compare, held_rows=8, block_rows=4)
   for folder, search in (("one", exact_search.top_k), ("both", exact_search.mutual_top_k)):
     units = sharded_search.compare(
-      tmp_path / folder, compare=compare, engine=local.Local(), block=(8, 16), progress=False
+      tmp_path / folder, compare=compare, engine=engines.Local(), block=(8, 16), progress=False
     )
     found, expected = (search(*sides, 3, compare=each) for each in (units, compare))
     if search is exact_search.top_k:

@@ -16,7 +16,7 @@ from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import checkpoints, data, infer, partitioning, train_state, trainer
 from vmsst.train import eval as eval_lib
-from vmsst.units import resumable_lines
+from vmsst.units import base
 
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
@@ -104,7 +104,7 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
       checkpoint_period=3,
     )
 
-  append, written = resumable_lines.LineWriter.append, []
+  append, written = base.LineWriter.append, []
 
   def failing(self, lines):
     if len(written) == 2:
@@ -113,7 +113,7 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
     written.append(self.parts)
     append(self, lines)
 
-  monkeypatch.setattr(resumable_lines.LineWriter, "append", failing)
+  monkeypatch.setattr(base.LineWriter, "append", failing)
   with pytest.raises(OSError, match="disk full"):
     run()
   run()

@@ -14,7 +14,7 @@ import toy_units
 
 from vmsst import errors
 from vmsst.io import work_folders
-from vmsst.units import base, engines, local, ray_cluster, resumable_lines
+from vmsst.units import base, engines, ray_cluster
 
 
 def do(units):
@@ -114,11 +114,11 @@ class Elsewhere(engines.Engine):
 
 def test_only_missing_results_are_made(tmp_path):
   units = toy_units.squares(tmp_path, 4)
-  engines.run("squares", units[:2], local.Local())
+  engines.run("squares", units[:2], engines.Local())
   stamps = [base.result(unit) for unit in units[:2]]
   made = []
 
-  class Noting(local.Local):
+  class Noting(engines.Local):
     def work(self, title, units):
       made.extend(units)
       return super().work(title, units)
@@ -146,10 +146,10 @@ def test_results_that_a_network_file_system_shows_late_are_awaited(tmp_path):
 def test_several_processes_make_the_same_files_as_this_one(tmp_path, monkeypatch):
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
   whole = toy_units.squares(tmp_path / "one", 5)
-  engines.run("squares", whole, local.Local())
+  engines.run("squares", whole, engines.Local())
   assert {base.result(unit)["process"] for unit in whole} == {os.getpid()}
   units = toy_units.squares(tmp_path / "two", 5)
-  engines.run("squares", units, local.Local(2, gpus_per_worker=1))
+  engines.run("squares", units, engines.Local(2, gpus_per_worker=1))
   assert toy_units.contents(tmp_path / "two") == toy_units.contents(tmp_path / "one")
   made = [base.result(unit) for unit in units]
   assert os.getpid() not in {each["process"] for each in made}
@@ -161,7 +161,7 @@ def test_several_processes_make_the_same_files_as_this_one(tmp_path, monkeypatch
 def test_gpus_that_do_not_exist_are_an_error(tmp_path, monkeypatch):
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
   with pytest.raises(errors.InputError, match=r"3 workers .* CUDA_VISIBLE_DEVICES=5,6"):
-    engines.run("squares", toy_units.squares(tmp_path, 5), local.Local(3, gpus_per_worker=1))
+    engines.run("squares", toy_units.squares(tmp_path, 5), engines.Local(3, gpus_per_worker=1))
 
 
 def test_a_killed_or_failing_worker_is_one_error_that_names_the_unit(tmp_path):
@@ -172,22 +172,22 @@ def test_a_killed_or_failing_worker_is_one_error_that_names_the_unit(tmp_path):
   ):
     broken = [*units[:2], kind(2, units[2].path)]
     with pytest.raises(errors.InputError, match=f"{problem}.*to resume"):
-      engines.run("squares", broken[2:], local.Local(2))
-  engines.run("squares", units, local.Local(2))
+      engines.run("squares", broken[2:], engines.Local(2))
+  engines.run("squares", units, engines.Local(2))
   assert len(toy_units.contents(tmp_path)) == 3
 
 
 def test_a_writer_resumes_after_the_parts_before_the_first_gap(tmp_path):
   output = tmp_path / "lines.txt"
   with work_folders.owned(output):
-    writer = resumable_lines.LineWriter(output, ["a"])
+    writer = base.LineWriter(output, ["a"])
     for number in range(3):
       writer.append([str(number)])
     # A writer that was killed while it removed its parts.
     (part,) = pathlib.Path(work_folders.work_path(output)).glob("*1")
     part.unlink()
-    assert resumable_lines.LineWriter(output, ["b"]).parts == 0
-    again = resumable_lines.LineWriter(output, ["a"])
+    assert base.LineWriter(output, ["b"]).parts == 0
+    again = base.LineWriter(output, ["a"])
     assert again.parts == 1
     for number in (1, 2):
       again.append([str(number)])
