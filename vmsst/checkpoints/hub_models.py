@@ -19,14 +19,9 @@ from etils import epath
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import (
-  encoder_json,
-  hugging_face,
-  output_folders,
-  restoring,
-  sentence_transformers_files,
-)
+from vmsst.checkpoints import encoder_json, hugging_face, restoring, sentence_transformers_files
 from vmsst.checkpoints.importers import bert, mt5, vmsst_release, weight_tables
+from vmsst.io import outputs
 
 # Increase it if an import of the same files gives another encoder.
 _IMPORT_FORMAT = 2
@@ -229,7 +224,7 @@ def _import_export(snapshot: pathlib.Path, target: pathlib.Path) -> None:
     left_out={},
     assets=lambda _: assets,
   )
-  weight_tables.save(converted, output_folders.new_folder(target))
+  weight_tables.save(converted, outputs.new_folder(target))
 
 
 def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:

@@ -314,7 +314,7 @@ def search(
     language: Language of the queries, for encoders that require it.
   """
   from vmsst.encoder import encoding
-  from vmsst.io import stored_settings
+  from vmsst.io import work_folders
   from vmsst.mining import text_search
   from vmsst.search import device_search, embedded_text
 
@@ -328,7 +328,7 @@ def search(
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   name, model, load = computing.open(path)
-  differences = searched.encoder and stored_settings.differences(
+  differences = searched.encoder and work_folders.setting_differences(
     {"encoder": searched.encoder}, {"encoder": encoding.identity(model, name)}
   )
   if differences and not encoder:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, input_files, outputs, storage, stored_settings
+from vmsst.io import atomic_files, input_files, outputs, storage, work_folders
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
@@ -110,7 +110,7 @@ class Folder:
     outputs.check([], folder=str(self._benchmark("").parent))
     if storage.exists(self._path("settings")):
       before = _read(self._path("settings"), {}, _DELETE_IT)
-      if differences := stored_settings.differences(before, self._settings):
+      if differences := work_folders.setting_differences(before, self._settings):
         raise errors.InputError(
           f"{self._folder} has other results: {differences}; give another folder, or delete it"
         )
@@ -130,7 +130,7 @@ class Folder:
     if not storage.exists(path):
       return None
     record = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
-    differences = stored_settings.differences(record.pop(_SETTINGS), self._settings)
+    differences = work_folders.setting_differences(record.pop(_SETTINGS), self._settings)
     return None if differences else record
 
   def names(self) -> list[str]:

@@ -13,12 +13,12 @@ import numpy as np
 import tokenizers
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import layer_stacks, output_folders
+from vmsst.checkpoints import layer_stacks
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
 from vmsst.encoder import encoder, loading, onnx_encoder
 from vmsst.exports import tokenizer_file
-from vmsst.io import storage, work_folders
+from vmsst.io import outputs, storage, work_folders
 
 _OPENVINO = (
   "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
@@ -78,7 +78,7 @@ def export_onnx(
     InputError: there is no encoder, `output` exists, or the package onnx is not installed. Nothing
       is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   onnx_encoder.library()
   saved = loading.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
@@ -113,7 +113,7 @@ def describe(exported: Exported) -> str:
   folder, tokenizer = exported.folder, exported.tokenizer
   lines = [
     f"{folder}: {exported.dimension}-dimensional vectors of at most {exported.max_length} tokens",
-    *output_folders.local_only(folder),
+    *outputs.local_only(folder),
   ]
   session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_encoder.MODEL_FILE}'!r})"
   run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"

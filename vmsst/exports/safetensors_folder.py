@@ -3,9 +3,9 @@
 import os
 import pathlib
 
-from vmsst.checkpoints import encoder_json, hugging_face, output_folders, tensors
+from vmsst.checkpoints import encoder_json, hugging_face, tensors
 from vmsst.encoder import loading
-from vmsst.io import storage, work_folders
+from vmsst.io import outputs, storage, work_folders
 
 
 def export_safetensors(
@@ -28,7 +28,7 @@ def export_safetensors(
   Raises:
     InputError: there is no encoder, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   saved = loading.read(path)
   with work_folders.atomic_folder(target) as partial:
     write(saved, partial)

@@ -20,7 +20,6 @@ from vmsst import errors
 from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
-  output_folders,
   sentence_transformers_files,
   tensors,
   transformers_weights,
@@ -31,7 +30,7 @@ from vmsst.encoder import encoder, loading
 from vmsst.encoder.loading import SavedEncoder
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
-from vmsst.io import storage, work_folders
+from vmsst.io import outputs, storage, work_folders
 from vmsst.networks import bert, lstm, t5
 
 # The classes' original package: all versions of sentence-transformers accept these names.
@@ -100,7 +99,7 @@ def export_sentence_transformers(
     InputError: the folder cannot express the encoder (a BiLSTM, a vocabulary that splits text by
       the rules of its language), there is no encoder, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   saved = loading.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
@@ -155,7 +154,7 @@ def describe(exported: Exported) -> str:
   return "\n".join(
     [
       f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
-      *output_folders.local_only(exported.folder),
+      *outputs.local_only(exported.folder),
       f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it, and so does "
       f"vmsst.load({str(exported.folder)!r})",
       *limits(exported),

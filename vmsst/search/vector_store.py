@@ -25,7 +25,6 @@ from vmsst.io import (
   interrupts,
   npy_files,
   storage,
-  stored_settings,
   work_folders,
 )
 
@@ -58,7 +57,7 @@ class State:
   def differences(self, given: "State") -> str:
     """Returns how these vectors differ from others, for messages; "" if they are the same."""
     keys = ("dimension", "dtype")
-    return stored_settings.differences(
+    return work_folders.setting_differences(
       *({**{key: getattr(store, key) for key in keys}, **store.settings} for store in (self, given))
     )
 

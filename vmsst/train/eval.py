@@ -10,8 +10,16 @@ import seqio
 
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import log_folders, storage
-from vmsst.train import checkpoints, distributed, gin_utils, partitioning, progress, utils
+from vmsst.io import storage
+from vmsst.train import (
+  checkpoints,
+  distributed,
+  gin_utils,
+  partitioning,
+  progress,
+  summaries,
+  utils,
+)
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
 
@@ -45,7 +53,7 @@ class InferenceEvaluator:
     self._logs = None
     logging_arguments: dict[str, Any] = {"logger_cls": ()}
     if log_dir:
-      self._logs = log_folders.LogFolder(storage.path(log_dir) / "inference_eval")
+      self._logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval")
       logging_arguments = {"log_dir": os.fspath(self._logs.local)}
     self._evaluator = inference_evaluator_cls(
       mixture_or_task_name=self._cfg.mixture_or_task_name,

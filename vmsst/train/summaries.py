@@ -1,7 +1,16 @@
-"""Writes metrics to TensorBoard event files and to `metrics.jsonl`."""
+"""Writes metrics to TensorBoard event files and to `metrics.jsonl`, files that grow.
+
+Objects of a store cannot grow, and TensorFlow, which writes events, does not support all stores. So
+the files are local, and uploaded as a whole when they have changed.
+"""
 
 import json
 import os
+import pathlib
+import shutil
+import tempfile
+import time
+import weakref
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -9,7 +18,56 @@ import clu.metrics
 import jax
 import numpy as np
 
-from vmsst.io import log_folders, storage
+from vmsst.io import storage
+
+
+class LogFolder:
+  """A folder to append to, as one on this machine.
+
+  Attributes:
+    local: The folder itself, or a local one whose files `upload` copies to the object store; it
+      lasts as long as this object.
+  """
+
+  def __init__(self, folder: str | os.PathLike[str]):
+    """Makes the folder; downloads the JSON lines of a store, which may be appended to."""
+    self._url = os.fspath(folder).rstrip("/") if storage.is_url(folder) else None
+    self._uploaded: dict[str, tuple[int, int]] = {}
+    self._when = time.monotonic()
+    if self._url is None:
+      self.local = pathlib.Path(folder)
+      self.local.mkdir(parents=True, exist_ok=True)
+      return
+    self.local = pathlib.Path(tempfile.mkdtemp(prefix="vmsst-logs-"))
+    weakref.finalize(self, shutil.rmtree, self.local, ignore_errors=True)
+    for name in sorted(storage.names(self._url)):
+      if name.endswith(".jsonl"):
+        storage.download(f"{self._url}/{name}", self.local / name)
+        self._uploaded[name] = _version(self.local / name)
+
+  def upload(self, *, after_seconds: float = 0) -> None:
+    """Uploads the files that have changed since the last time, if the folder is in a store.
+
+    Args:
+      after_seconds: Does nothing if the last time was less long ago.
+
+    Raises:
+      InputError: the object store refuses them.
+    """
+    if self._url is None or time.monotonic() - self._when < after_seconds:
+      return
+    self._when = time.monotonic()
+    for path in sorted(self.local.rglob("*")):
+      name = path.relative_to(self.local).as_posix()
+      if path.is_file() and self._uploaded.get(name) != (version := _version(path)):
+        storage.upload(path, f"{self._url}/{name}")
+        self._uploaded[name] = version
+
+
+def _version(path: pathlib.Path) -> tuple[int, int]:
+  status = path.stat()
+  return status.st_size, status.st_mtime_ns
+
 
 _UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
 
@@ -49,7 +107,7 @@ class SummaryWriter:
     self._folder: storage.Path | None = None
     if folder is not None and jax.process_index() == 0:
       self._folder = storage.path(folder) / kind
-    self._logs: log_folders.LogFolder | None = None
+    self._logs: LogFolder | None = None
     self._events: Any = None
     self._lines: TextIO | None = None
 
@@ -57,7 +115,7 @@ class SummaryWriter:
     if self._folder is not None and self._events is None:
       from clu.metric_writers import summary_writer  # imports TensorFlow
 
-      self._logs = log_folders.LogFolder(self._folder)
+      self._logs = LogFolder(self._folder)
       self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
       self._lines = (self._logs.local / "metrics.jsonl").open("a", encoding="utf-8")
 

@@ -24,7 +24,7 @@ from absl import logging
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
-from vmsst.io import atomic_files, log_folders, storage, watchdog
+from vmsst.io import atomic_files, storage, watchdog
 from vmsst.train import data as data_lib
 from vmsst.train import partitioning, progress, summaries
 
@@ -250,7 +250,7 @@ class Trainer:
     }
     self.first_not_finite: int | None = None
     self.profile_steps: Sequence[int] | None = None
-    self._trace: log_folders.LogFolder | None = None
+    self._trace: summaries.LogFolder | None = None
     self._summary_dir = summary_dir
     self._in_flight: collections.deque[_Step] = collections.deque()
     self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
@@ -384,7 +384,7 @@ class Trainer:
     if self.profile_steps and self._summary_dir and jax.process_index() == 0:
       first, last = self.profile_steps
       if self._trace is None and first <= step <= last:
-        self._trace = log_folders.LogFolder(os.path.join(self._summary_dir, "profile"))
+        self._trace = summaries.LogFolder(os.path.join(self._summary_dir, "profile"))
         jax.profiler.start_trace(self._trace.local)
       elif step > last:
         self._end_trace()

@@ -10,7 +10,8 @@ from etils import epath
 
 from vmsst import errors
 from vmsst.data import readers
-from vmsst.io import atomic_files, checksums, input_files, log_folders, storage, text_files
+from vmsst.io import atomic_files, checksums, input_files, storage, text_files
+from vmsst.train import summaries
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_urls_and_local_paths_are_told_apart(tmp_path):
   storage.check_local(tmp_path, "the output")
   with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
     storage.check_local("gs://b/a", "the output")
-  logs = log_folders.LogFolder(tmp_path / "a" / "b")
+  logs = summaries.LogFolder(tmp_path / "a" / "b")
   assert logs.local == tmp_path / "a" / "b"
   assert logs.local.is_dir()
   logs.upload()
@@ -185,7 +186,7 @@ def test_epath_sees_the_same_objects(store):
 def test_lines_in_a_store_are_appended_to(store):
   url = "gs://bucket/run/train"
   for text in ("one\n", "two\n"):
-    logs = log_folders.LogFolder(url)
+    logs = summaries.LogFolder(url)
     with (logs.local / "metrics.jsonl").open("a") as file:
       file.write(text)
     (logs.local / "inner").mkdir()

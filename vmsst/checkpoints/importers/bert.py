@@ -17,17 +17,11 @@ from typing import Any, cast
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import (
-  encoder_json,
-  hugging_face,
-  output_folders,
-  sentence_transformers_files,
-  tensors,
-)
+from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, tensors
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
 from vmsst.data import hugging_face_vocabulary
-from vmsst.io import storage
+from vmsst.io import outputs, storage
 from vmsst.networks import bert, sentence_encoder
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
@@ -131,7 +125,7 @@ def import_bert(
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
     return weight_tables.save(convert(local, prefix=prefix, pooling=pooling), target)
 

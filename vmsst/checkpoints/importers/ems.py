@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json, output_folders, tensors
+from vmsst.checkpoints import encoder_json, tensors
 from vmsst.checkpoints.importers import bert, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
 from vmsst.data import vocabularies
-from vmsst.io import storage
+from vmsst.io import outputs, storage
 from vmsst.networks import bert as bert_networks
 from vmsst.networks import sentence_encoder
 
@@ -85,7 +85,7 @@ def import_ems(
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(file)) as path:
     stored = _open(path)
     sizes = _sizes(path, stored, num_heads)

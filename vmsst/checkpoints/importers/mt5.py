@@ -19,17 +19,11 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import (
-  encoder_json,
-  hugging_face,
-  output_folders,
-  tensors,
-  transformers_tokenizers,
-)
+from vmsst.checkpoints import encoder_json, hugging_face, tensors, transformers_tokenizers
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule
 from vmsst.data import vocabularies
-from vmsst.io import storage
+from vmsst.io import outputs, storage
 from vmsst.networks import sentence_encoder, t5
 
 VOCABULARY_FILE = "spiece.model"
@@ -121,7 +115,7 @@ def import_mt5(folder: str | os.PathLike[str], output: str | os.PathLike[str]) -
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as source:
     weight_tables.check_folder(source)
     sizes, stored = read_config(source), hugging_face.open_tensors(source)

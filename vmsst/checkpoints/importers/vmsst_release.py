@@ -8,11 +8,11 @@ are not published.
 import os
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, output_folders, tensors
+from vmsst.checkpoints import hugging_face, tensors
 from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row
 from vmsst.data import vocabularies
-from vmsst.io import storage
+from vmsst.io import outputs, storage
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
@@ -40,7 +40,7 @@ def import_vmsst(
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
-  target = output_folders.new_folder(output)
+  target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as source:
     weight_tables.check_folder(source)
     sizes = mt5.read_config(source) | {"num_decoder_layers": 0}

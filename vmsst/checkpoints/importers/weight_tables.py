@@ -117,7 +117,7 @@ def save(converted: Converted, target: storage.Path) -> Imported:
 
   Args:
     converted: The model.
-    target: Folder to make: `output_folders.new_folder` has checked it.
+    target: Folder to make: `outputs.new_folder` has checked it.
 
   Raises:
     InputError: the folder cannot be written, or another command has written it.

@@ -1,13 +1,18 @@
 """The content of a report: sections with notes, tables and figures, and tables as text."""
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism as benchmarks
-from vmsst.evaluation.metrics import scores
-from vmsst.evaluation.report import agnosticism, plots, published, recomputed
+from vmsst.evaluation.benchmarks import agnosticism_results
+from vmsst.evaluation.metrics import agnosticism, clustering, scores
+from vmsst.evaluation.report import plots, published
 from vmsst.evaluation.report.reading import Run
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -111,7 +116,7 @@ def _benchmark(name: str, of_encoder: Found) -> Section:
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
   numbers = {key: published.for_average(name, key) for _, key in cells}
-  numbers |= recomputed.seen_and_unseen(name, of_encoder)
+  numbers |= published.seen_and_unseen(name, of_encoder)
   section.tables.append(table("Averages", "System", cells | published_cells(numbers)))
   section.notes.extend(_notes(name, of_encoder))
   section.notes.extend(
@@ -119,8 +124,8 @@ def _benchmark(name: str, of_encoder: Found) -> Section:
   )
   results = {encoder: suite.collect_results(scored) for encoder, scored in of_encoder.items()}
   if name in benchmarks.NAMES:
-    section.figures.extend(agnosticism.figures(section.title, results))
-    results = {x: [*agnosticism.averages(scored), *scored] for x, scored in results.items()}
+    section.figures.extend(_error_figures(section.title, results))
+    results = {x: [*_error_averages(scored), *scored] for x, scored in results.items()}
   section.tables.append(_results(name, results))
   return section
 
@@ -153,6 +158,52 @@ def _results(name: str, of_encoder: Mapping[str, Sequence[suite.Result]]) -> Tab
     for (system, row), text in published_cells(numbers).items():
       cells[row, f"{system}: {metric}"] = text
   return table("Results", "Set", cells)
+
+
+def _error_averages(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
+  """Yields the averages of rows ("de->*") and columns ("*->de") of error matrices, as results.
+
+  With several texts, also the errors of each language on each text, as in the paper's Table 5.
+  """
+  matrices = agnosticism_results.matrices(results)
+  for matrix in matrices:
+    edges = agnosticism.averages(matrix.error_LL)
+    for index, (label, code) in enumerate(zip(matrix.labels, matrix.languages, strict=True)):
+      for pair, codes, edge_L in (
+        (f"{label}->*", (code, "*"), edges.source_L),
+        (f"*->{label}", ("*", code), edges.target_L),
+      ):
+        name = f"{matrix.text} {pair}".strip()
+        yield suite.Result(name, codes, {"error": float(edge_L[index])})
+  if len(matrices) > 1:
+    for code, of_text in agnosticism_results.language_errors(matrices).items():
+      mean = {"mean of texts": statistics.fmean(of_text.values())}
+      yield suite.Result(code, (code,), of_text | mean)
+
+
+def _error_figures(
+  title: str, of_encoder: Mapping[str, Sequence[suite.Result]]
+) -> Iterator[plots.Figure]:
+  """Yields a heat map of the errors on each text, a tree of the languages, and one sentence."""
+  for encoder, results in of_encoder.items():
+    for matrix in agnosticism_results.matrices(results):
+      if len(matrix.labels) > 2:  # Two make no tree.
+        tree_M4 = clustering.tree(clustering.distances(matrix.error_LL))
+        order = clustering.leaf_order(tree_M4)
+        labels = [matrix.labels[row] for row in order]
+        error_LL = matrix.error_LL[np.ix_(order, order)]
+        where = f"{encoder}, {matrix.text or title}"
+        yield plots.heat_map(f"Errors: {where}", error_LL, labels)
+        families = _branches(matrix.languages)
+        yield plots.dendrogram(f"Languages by error: {where}", tree_M4, matrix.labels, families)
+    for sentence in agnosticism_results.sentence_figures(results):
+      where = f"{encoder}, {sentence.text or title}, line {sentence.line}"
+      families = _branches(sentence.languages)
+      yield plots.sentence(f"One sentence in all versions: {where}", sentence, families)
+
+
+def _branches(codes: tuple[str, ...]) -> list[str]:
+  return [languages.language(code).branch for code in codes]
 
 
 def _training(runs: Sequence[Run]) -> list[plots.Figure]:
