@@ -19,7 +19,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.encoder import encoding
-from vmsst.evaluation import data_digests, results_files
+from vmsst.evaluation import results_files
 from vmsst.io import storage, work_folders
 from vmsst.search import exact_search
 from vmsst.units import engines
@@ -310,7 +310,7 @@ def evaluate(
   folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
-  digests = data_digests.DataDigests(root, leave_out=output)
+  digests = results_files.DataDigests(root, leave_out=output)
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
   done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
 from vmsst.train import adafactor, optimizers, train_state
-from vmsst.train.schedules import create_learning_rate_scheduler
+from vmsst.train.utils import create_learning_rate_scheduler
 
 # --------------------------------------------------------------------------------------------
 # Adafactor

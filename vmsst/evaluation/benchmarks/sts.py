@@ -15,7 +15,6 @@ import numpy as np
 from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.evaluation.metrics import sts
 from vmsst.io import storage
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -92,7 +91,7 @@ def _official(name: str, path: storage.Path) -> str:
 def _score(
   name: str, sets: Sequence[similarity.ScoredPairs], *vectors: np.ndarray
 ) -> list[suite.Result]:
-  cosines = [sts.cosines(*sides) for sides in zip(vectors[::2], vectors[1::2], strict=True)]
+  cosines = [similarity.cosines(*sides) for sides in zip(vectors[::2], vectors[1::2], strict=True)]
   results = [
     similarity.correlations(pairs.name, ("en",), cosine_N, pairs.gold_N)
     for pairs, cosine_N in zip(sets, cosines, strict=True)

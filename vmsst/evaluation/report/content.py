@@ -10,8 +10,8 @@ import numpy as np
 from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism as benchmarks
-from vmsst.evaluation.benchmarks import agnosticism_results
-from vmsst.evaluation.metrics import agnosticism, clustering, scores
+from vmsst.evaluation.benchmarks import agnosticism_results, averages
+from vmsst.evaluation.metrics import agnosticism, clustering
 from vmsst.evaluation.report import plots, published
 from vmsst.evaluation.report.reading import Run
 
@@ -82,10 +82,10 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 def _with_score(results: Mapping[str, Any]) -> dict[str, Any]:
   """Returns results with the overall Score as the first benchmark."""
-  average = scores.overall(results)
+  average = averages.overall_score(results)
   score = {
     "title": "Overall Score of the VMSST paper",
-    "summary": average.parts | ({} if average.value is None else {scores.TOTAL: average.value}),
+    "summary": average.parts | ({} if average.value is None else {averages.SCORE: average.value}),
     "missing": list(dict.fromkeys(average.missing.values())),
     "options": {},
     "results": [],

@@ -10,7 +10,7 @@ import pytest
 from vmsst import errors
 from vmsst.evaluation import evaluation_texts, suite
 from vmsst.evaluation.benchmarks import BENCHMARKS
-from vmsst.evaluation.data_digests import DataDigests
+from vmsst.evaluation.results_files import DataDigests
 
 
 @pytest.fixture(scope="module")

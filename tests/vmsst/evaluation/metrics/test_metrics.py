@@ -7,15 +7,8 @@ import pytest
 from scipy import stats
 
 from vmsst import errors
-from vmsst.evaluation.metrics import (
-  agnosticism,
-  classification,
-  clustering,
-  retrieval,
-  scores,
-  sts,
-  xsim,
-)
+from vmsst.evaluation.benchmarks import averages, similarity
+from vmsst.evaluation.metrics import agnosticism, classification, clustering, retrieval, xsim
 from vmsst.evaluation.report import published
 from vmsst.search import exact_search
 
@@ -128,7 +121,7 @@ def test_recall_looks_at_the_k_nearest_and_no_further():
 
 def printed_rows():
   """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
-  keys = [key for part in scores.PARTS.values() for key in part]
+  keys = [key for part in averages.SCORE_PARTS.values() for key in part]
   rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
   for number in published.load():
     if number.paper == "vmsst" and number.table in ("1", "4", "7"):
@@ -145,7 +138,7 @@ def test_printed_parts_give_the_printed_score():
   rows = printed_rows()
   assert len(rows) == 12 + 9 + 12
   for results, (score,) in rows.values():
-    found = scores.overall(results)
+    found = averages.overall_score(results)
     assert not found.missing
     assert found.value == pytest.approx(score, abs=0.06)
 
@@ -157,7 +150,7 @@ def test_no_score_where_a_part_is_missing():
   for benchmark, key in (("bucc", "margin_f1"), ("tatoeba", "average"), ("questions", "mkqa")):
     summary = results["benchmarks"][benchmark]["summary"]
     summary[f"{key} (incomplete)"] = summary.pop(key)
-  found = scores.overall(results)
+  found = averages.overall_score(results)
   assert found.value is None
   assert found.parts == {"XL STS": 67.4, "NQ": 37.3}
   assert list(found.missing) == ["English STS", "Tatoeba", "BUCC", "MKQA"]
@@ -174,18 +167,22 @@ def test_correlations_are_those_of_scipy_with_ties():
   gold = rng.integers(0, 6, 40)  # many equal scores
   cosine = [x @ y / np.sqrt((x @ x) * (y @ y)) for x, y in zip(first, second, strict=True)]
   cosine[3] = cosine[5]
-  found = sts.cosines(first, second)
+  found = similarity.cosines(first, second)
   np.testing.assert_allclose(found, cosine, atol=1e-6)
-  np.testing.assert_allclose(sts.cosines(first * 7, second * 0.1), found, atol=1e-6)
-  assert sts.pearson(found, gold) == pytest.approx(stats.pearsonr(cosine, gold).statistic, abs=1e-6)
+  np.testing.assert_allclose(similarity.cosines(first * 7, second * 0.1), found, atol=1e-6)
+  assert similarity.pearson(found, gold) == pytest.approx(
+    stats.pearsonr(cosine, gold).statistic, abs=1e-6
+  )
   expected = stats.spearmanr(cosine, gold).statistic
-  assert sts.spearman(found, gold) == pytest.approx(expected, abs=1e-12)
+  assert similarity.spearman(found, gold) == pytest.approx(expected, abs=1e-12)
 
 
 def test_tiny_numbers_and_vectors_of_zeros():
   rising = np.array([1.0, 2.0, 4.0])
-  assert sts.pearson(1e-200 * rising, rising) == pytest.approx(1)
-  np.testing.assert_allclose(sts.cosines([[0, 0], [1, 1]], [[1, 0], [1, 0]]), [0, np.sqrt(0.5)])
+  assert similarity.pearson(1e-200 * rising, rising) == pytest.approx(1)
+  np.testing.assert_allclose(
+    similarity.cosines([[0, 0], [1, 1]], [[1, 0], [1, 0]]), [0, np.sqrt(0.5)]
+  )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,7 @@ def test_what_has_no_correlation_is_an_error_and_not_a_number(x, message):
   good = np.array([1.0, 2.0, 3.0])
   with warnings.catch_warnings():
     warnings.simplefilter("error")
-    for correlation in (sts.pearson, sts.spearman):
+    for correlation in (similarity.pearson, similarity.spearman):
       with pytest.raises(ValueError, match=message):
         correlation(good, x)
 
@@ -211,9 +208,9 @@ def test_what_has_no_correlation_is_an_error_and_not_a_number(x, message):
 def test_vectors_have_to_fit_and_to_be_finite():
   vectors = np.eye(3)
   with pytest.raises(ValueError, match="one shape"):
-    sts.cosines(vectors, vectors[:2])
+    similarity.cosines(vectors, vectors[:2])
   with pytest.raises(ValueError, match="vector 1 contains"):
-    sts.cosines(vectors, np.where(np.arange(3)[:, None] == 1, np.nan, vectors))
+    similarity.cosines(vectors, np.where(np.arange(3)[:, None] == 1, np.nan, vectors))
 
 
 def naive(source, target, margin, k):

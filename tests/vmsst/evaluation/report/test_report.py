@@ -10,8 +10,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.evaluation import benchmarks, report
-from vmsst.evaluation.benchmarks import parallel, tatoeba
-from vmsst.evaluation.metrics import scores
+from vmsst.evaluation.benchmarks import averages, parallel, tatoeba
 from vmsst.evaluation.report import published
 
 pytest.importorskip("matplotlib")
@@ -277,7 +276,7 @@ def test_numbers_of_results_are_found_by_their_names_and_languages():
 def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
   keys = [
     *published.content()["main"],
-    *(key for part in scores.PARTS.values() for key in part),
+    *(key for part in averages.SCORE_PARTS.values() for key in part),
     *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
     *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
     *(("tatoeba", name) for name in tatoeba.GROUPS),
