@@ -1,4 +1,7 @@
-"""Settings and fixtures shared by all tests."""
+"""Settings and fixtures shared by all tests.
+
+With `--only-allowed-skips`, tests that skip for other reasons than _ALLOWED fail.
+"""
 
 import contextlib
 import importlib.metadata
@@ -11,8 +14,6 @@ import pytest
 # TensorFlow and Triton (of torch) each have an LLVM. The process aborts if Triton's is the second.
 with contextlib.suppress(ImportError):
   import triton.knobs  # noqa: F401
-
-pytest_plugins = ["skips"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DEFAULT_DATA = _ROOT.parent / "shared" / "data"
@@ -35,6 +36,47 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # These take longest. They run first, so that all processes of a run end at about the same time.
 _LONG = ("runs", "launch", "train", "test_readme.py", "test_notebooks.py")
+
+# What CI does not have. Parts of the reasons that the tests give.
+_ALLOWED = (
+  "upstream T5X is not installed",
+  "needs root",
+  "needs an accelerator",
+  "needs a server of an object store",
+  "no real data at none:",  # only with VMSST_TEST_DATA=none
+)
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    "--only-allowed-skips", action="store_true", help="fail tests that skip for other reasons"
+  )
+
+
+def pytest_configure(config):
+  if config.getoption("--only-allowed-skips"):
+    config.pluginmanager.register(_Strict())
+
+
+class _Strict:
+  """Turns skips for other reasons than the allowed ones into failures."""
+
+  @pytest.hookimpl(wrapper=True)
+  def pytest_runtest_makereport(self):
+    return _checked((yield))
+
+  @pytest.hookimpl(wrapper=True)
+  def pytest_make_collect_report(self):
+    return _checked((yield))
+
+
+def _checked(report):
+  if report.skipped and not hasattr(report, "wasxfail"):
+    *_, reason = report.longrepr
+    if not any(part in reason for part in _ALLOWED):
+      report.outcome = "failed"
+      report.longrepr = f"{report.nodeid}: {reason}: CI must not skip this test"
+  return report
 
 
 def pytest_collection_modifyitems(items):

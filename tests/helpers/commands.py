@@ -1,13 +1,21 @@
-"""Runs the `t5x` command or a script in a separate process, new or forked from a prepared one."""
+"""Runs the `t5x` command, a script or a function in a separate process, new or forked.
+
+Scripts run in forks of a prepared process. Part of a test module runs in a process with eight
+devices, whose compiled programs are read.
+"""
 
 import multiprocessing
 import os
 import pathlib
+import re
+import select
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import types
+import warnings
 from unittest import mock
 
 import jax
@@ -133,3 +141,56 @@ def download_data(*arguments):
   """Runs `vmsst data download arguments`, without a lock; raises its errors."""
   args = cli.build_parser().parse_args(["data", "download", *map(str, arguments)])
   args.command.function(**args.command.values(args))
+
+
+_COLLECTIVE = re.compile(
+  r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def on_eight_devices(test_file, folder):
+  """Calls `run_on_eight_devices(folder)` of a test module; returns what it printed."""
+  path = pathlib.Path(test_file)
+  code = (
+    f"import pathlib, sys, {path.stem} as module\n"
+    "module.run_on_eight_devices(pathlib.Path(sys.argv[1]))"
+  )
+  return script(code, folder, cwd=path.parent, devices=8).stdout
+
+
+def dimensions(program):
+  """Returns all shapes in the text of a compiled program."""
+  return [tuple(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", program)]
+
+
+def exchanged(program):
+  """Returns (name, shape) of all arrays that the devices of a compiled program exchange."""
+  return [(name, size) for what, name in _COLLECTIVE.findall(program) for size in dimensions(what)]
+
+
+def error_in_fork(function, *, seconds=30):
+  """Returns type and message of the error that `function` raises in a forked child.
+
+  Returns "" if there is no error; kills the child and fails if it does not end in time.
+  """
+  reading, writing = os.pipe()
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # JAX warns of every fork
+    child = os.fork()
+  if not child:
+    try:
+      function()
+      message = "none"
+    except BaseException as error:
+      message = f"{type(error).__name__}: {error}"
+    os.write(writing, message.encode())
+    os._exit(0)  # without the cleanup of the tests' process
+  ready, _, _ = select.select([reading], [], [], seconds)
+  if not ready:
+    os.kill(child, signal.SIGKILL)
+  os.waitpid(child, 0)
+  assert ready, f"the child did not end within {seconds} seconds"
+  message = os.read(reading, 1 << 16).decode()
+  os.close(reading)
+  os.close(writing)
+  return "" if message == "none" else message

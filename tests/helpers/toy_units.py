@@ -14,9 +14,9 @@ import time
 
 import fake_encoders
 import line_files
+import naive_search
 import numpy as np
 import opus_tree
-import vector_folders
 
 from vmsst import errors
 from vmsst.io import atomic_files
@@ -166,7 +166,7 @@ def embed(folder):
 
 def index(folder):
   """Writes vectors; returns the arguments that index them."""
-  vector_folders.write(folder / "a.vectors", _vectors(0))
+  naive_search.write_vectors(folder / "a.vectors", _vectors(0))
   return ["index", "a.vectors", "out/index", "--factory=IVF256,PQ8"]
 
 
@@ -175,7 +175,7 @@ def mine(folder):
   for number, side in enumerate("ab", 1):
     vectors_ND = _vectors(0) + _vectors(number)
     line_files.write_lines(folder / f"{side}.txt", [f"{side} {n}" for n in range(len(vectors_ND))])
-    vector_folders.write(folder / f"{side}.vectors", vectors_ND)
+    naive_search.write_vectors(folder / f"{side}.vectors", vectors_ND)
   return ["mine", "a.txt", "b.txt", "out/pairs.tsv", "--vectors", "a.vectors", "b.vectors"]
 
 
@@ -197,7 +197,7 @@ def search_spans(folder):
   vectors_ND = np.concatenate([vectors_ND, vectors_ND[:200_000]])  # In the first and last block.
   line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
   line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
-  vector_folders.write(folder / "vectors", vectors_ND)
+  naive_search.write_vectors(folder / "vectors", vectors_ND)
   command = ["search", "queries.txt", "corpus.txt", "vectors", "--encoder=encoder"]
   return [*command, "--output=out/found"]
 

@@ -18,7 +18,7 @@ from concurrent import futures
 
 import every_command
 import fake_encoders
-import full_disks
+import line_files
 import pytest
 import trials
 from every_command import COMMANDS, WORK
@@ -110,7 +110,7 @@ _INTERRUPTS = {
   for count in counts
 }
 EVENTS = {
-  "the disk is full": lambda: full_disks.largest_file(4),
+  "the disk is full": lambda: line_files.largest_file(4),
   **_INTERRUPTS,
   **dict.fromkeys(_CHANGES, lambda: _signal(signal.SIGINT, 6)),
 }

@@ -17,11 +17,11 @@ import fake_encoders
 import killed_commands
 import killed_runs
 import line_files
+import naive_search
 import numpy as np
 import pytest
-import store_servers
+import servers
 import tiny_encoders
-import vector_folders
 
 from vmsst.errors import InputError
 from vmsst.io import storage
@@ -33,7 +33,7 @@ from vmsst.train import model_dir
 @pytest.fixture(scope="module", params=["gs", "s3"])
 def bucket(request):
   """URL of the bucket of a server, which all processes find."""
-  with store_servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
+  with servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
     for name, value in variables.items():
       patch.setenv(name, value)
     yield f"{request.param}://bucket"
@@ -249,7 +249,7 @@ def write_texts(folder):
   line_files.write_lines(folder / "a.txt", lines)
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
   vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
-  vector_folders.write(folder / "vectors", vectors_ND, shard_rows=30)
+  naive_search.write_vectors(folder / "vectors", vectors_ND, shard_rows=30)
   for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
     line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
 

@@ -2,7 +2,7 @@
 
 import json
 
-import eight_devices
+import commands
 import jax
 import numpy as np
 import pytest
@@ -83,9 +83,9 @@ def run_on_eight_devices(folder):
         results.append(compiled(*jax.device_put((arrays, *others), layouts)))
         # Loop bodies come before the entry computation.
         body, entry = compiled.as_text().split("\nENTRY ")
-        programs[name] = {"shapes": eight_devices.dimensions(body + entry)}
-        programs[name] |= {"body": eight_devices.exchanged(body)}
-        programs[name] |= {"all": eight_devices.exchanged(body + entry)}
+        programs[name] = {"shapes": commands.dimensions(body + entry)}
+        programs[name] |= {"body": commands.exchanged(body)}
+        programs[name] |= {"all": commands.exchanged(body + entry)}
       # Sizes that the mesh does not divide stay whole.
       results.append(jax.jit(value_and_gradients("xtr"))(*make_inputs(batch=5, size=35)["xtr"]))
     tiny_models.save(folder / f"{shape[0]}.npz", jax.tree.leaves(results))
@@ -96,7 +96,7 @@ def run_on_eight_devices(folder):
 def on_eight(tmp_path_factory):
   """Returns the folder of the results on eight devices, and the programs of each mesh."""
   folder = tmp_path_factory.mktemp("eight")
-  lines = eight_devices.run(__file__, folder).splitlines()
+  lines = commands.on_eight_devices(__file__, folder).splitlines()
   found = [json.loads(x.removeprefix("programs: ")) for x in lines if x.startswith("programs: ")]
   return folder, dict(zip(MESHES, found, strict=True))
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 
-import eight_devices
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,7 +191,7 @@ def run_on_eight_devices(folder):
 
 @pytest.mark.slow
 def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
-  assert "moved: []" in eight_devices.run(__file__, tmp_path)
+  assert "moved: []" in commands.on_eight_devices(__file__, tmp_path)
   monkeypatch.setattr(gaussian, "sample", above_the_mean)
   for name in TRAINED:
     expected = tiny_models.leaves(*make_sharded(name)[1:])

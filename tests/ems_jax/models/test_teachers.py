@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-import eight_devices
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -348,7 +348,7 @@ def run_on_eight_devices(folder):
 def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_given_vectors(
   run, params, precomputed
 ):
-  eight_devices.run(__file__, run)
+  commands.on_eight_devices(__file__, run)
   expected = jax.tree.leaves(jit(step_of(None))(params, precomputed))
   tiny_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)
 

@@ -6,7 +6,7 @@ import sys
 
 import killed_commands
 import pytest
-import ray_clusters
+import servers
 import toy_units
 
 # By command: files of finished units, and how many there are when a part is killed.
@@ -25,7 +25,7 @@ COMMANDS = [*KILLED, toy_units.index]
 @pytest.fixture(scope="module")
 def nodes():
   pytest.importorskip("ray")
-  with ray_clusters.cluster() as found:
+  with servers.cluster() as found:
     yield found
 
 
@@ -73,7 +73,7 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
     return nodes.driver(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
 
   process = start()
-  ray_clusters.wait_for_files(process, tmp_path, *KILLED[make])
+  servers.wait_for_files(process, tmp_path, *KILLED[make])
   if fault == "driver":
     process.kill()
     assert process.wait() < 0

@@ -5,11 +5,11 @@ import re
 import every_command
 import killed_commands
 import line_files
+import naive_search
 import numpy as np
 import opus_tree
 import pytest
 import tiny_encoders
-import vector_folders
 from every_command import COMMANDS
 
 _RANDOM = "/checkpoint_0/"  # their files have random names
@@ -56,7 +56,7 @@ def write_texts(start, count):
     line_files.write_lines(start / f"{side}.txt", [f"{side} {i}" for i in range(count)])
     near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
     settings = {"lines": count, "encoder": "x", "language": None}
-    vector_folders.write(start / f"{side}.vectors", near_ND, settings=settings)
+    naive_search.write_vectors(start / f"{side}.vectors", near_ND, settings=settings)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import zipfile
 import zlib
 
 import commands
-import full_disks
+import line_files
 import memory_store
 import pytest
 
@@ -346,6 +346,6 @@ def test_hostile_archives_are_refused_as_a_whole(tmp_path, name):
 def test_a_disk_that_is_full(tmp_path):
   archive = write(tmp_path / "a.zip", [("x", bytes(900_000))])
   message = r"\(File too large\); fix this"
-  with full_disks.largest_file(400_000), pytest.raises(errors.InputError, match=message):
+  with line_files.largest_file(400_000), pytest.raises(errors.InputError, match=message):
     archives.unpack(archive, tmp_path / "out", str, MOST)
   assert everything(tmp_path / "out") == ["../a.zip"]

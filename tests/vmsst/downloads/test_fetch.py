@@ -3,7 +3,7 @@
 import hashlib
 import random
 
-import full_disks
+import line_files
 import pytest
 
 from vmsst import errors
@@ -212,7 +212,7 @@ def test_a_link_in_place_of_a_part_is_not_followed(server, fetcher, tmp_path):
 def test_a_full_disk_is_one_clear_error(server, fetcher, tmp_path, monkeypatch):
   url = server.put("/a", CONTENT)
   with (
-    full_disks.largest_file(400_000),
+    line_files.largest_file(400_000),
     pytest.raises(errors.InputError, match=r"\.vmsst-part: no room on the disk.*make room"),
   ):
     fetcher.fetch(fetch.File(url), tmp_path / "a")

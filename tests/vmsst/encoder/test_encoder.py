@@ -8,11 +8,10 @@ import subprocess
 import sys
 
 import commands
-import forks
 import jax
 import jax.numpy as jnp
 import memory_store
-import naive_margins
+import naive_search
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -259,7 +258,7 @@ def test_similarity_and_pairs_are_cosines(encoder, expected):
 
 def test_margins_are_those_of_a_loop(encoder, expected):
   order = [3, 1, 0, 4, 2]
-  naive = naive_margins.Naive(expected[:5], expected[order], 2, "distance")
+  naive = naive_search.Naive(expected[:5], expected[order], 2, "distance")
   found = encoder.margin_scores(
     SENTENCES[:5], [SENTENCES[j] for j in order], neighbors=2, margin="distance"
   )
@@ -371,7 +370,7 @@ def test_a_forked_child_reports_the_fork(encoder):
     lambda: encoder.encode(["a"]),
     lambda: encoder.margin_scores(np.ones((2, 6)), np.ones((2, 6))),
   ):
-    message = forks.error_in_fork(use)
+    message = commands.error_in_fork(use)
     assert message.startswith("RuntimeError: this encoder was loaded in process")
     assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
 

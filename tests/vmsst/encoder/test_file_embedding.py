@@ -4,10 +4,10 @@ import json
 import fake_encoders
 import line_files
 import memory_store
+import naive_search
 import numpy as np
 import pytest
 import tiny_encoders
-import vector_folders
 
 import vmsst
 from vmsst import cli, errors
@@ -140,7 +140,7 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
     stream.writelines(f"{line}\n" for line in reversed(LINES))
   with pytest.raises(errors.InputError, match="vectors of another text than"):
     embedded_text.open_text(text, folder)
-  vector_folders.write(tmp_path / "foreign", np.ones([23, 3]))
+  naive_search.write_vectors(tmp_path / "foreign", np.ones([23, 3]))
   assert len(embedded_text.open_text(text, tmp_path / "foreign")) == 23
 
 

@@ -3,7 +3,7 @@ import functools
 import itertools
 import re
 
-import forks
+import commands
 import jax
 import line_files
 import numpy as np
@@ -265,7 +265,7 @@ def test_options_out_of_range_are_named(translator, option, values):
 
 
 def test_a_forked_child_reports_the_fork(translator):
-  message = forks.error_in_fork(lambda: translator.generate(np.zeros((2, 16)), "de"))
+  message = commands.error_in_fork(lambda: translator.generate(np.zeros((2, 16)), "de"))
   assert message.startswith("RuntimeError: this encoder was loaded in process")
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent import futures
 
-import full_disks
+import line_files
 import memory_store
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_full_disk_or_an_unusable_place_is_named_and_leaves_what_was_there(tmp
   path = tmp_path / "x"
   path.write_bytes(b"old")
   with (
-    full_disks.largest_file(100_000),
+    line_files.largest_file(100_000),
     pytest.raises(OSError, match=r"\[Errno \d+\] .*/x'$") as caught,
     atomic_files.atomic_file(path) as stream,
   ):
@@ -60,7 +60,7 @@ def test_a_full_disk_or_an_unusable_place_is_named_and_leaves_what_was_there(tmp
   assert caught.value.errno == errno.EFBIG
   assert path.read_bytes() == b"old"
   with (  # noqa: PT012
-    full_disks.largest_file(100_000),
+    line_files.largest_file(100_000),
     pytest.raises(errors.InputError, match=r"folder cannot be written: .*File too large"),
     work_folders.atomic_folder(tmp_path / "folder") as folder,
   ):

@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 
-import full_disks
+import line_files
 import memory_store
 import numpy as np
 import pytest
@@ -199,7 +199,7 @@ def test_large_arrays_take_no_memory_of_their_own(monkeypatch):
 
 
 def test_a_full_disk_is_an_error_before_the_array_is_used():
-  with full_disks.largest_file(1 << 21), pytest.raises(OSError, match="File too large"):
+  with line_files.largest_file(1 << 21), pytest.raises(OSError, match="File too large"):
     large_arrays.full(1 << 22, 0, np.uint8)
 
 

@@ -2,10 +2,9 @@ import tracemalloc
 
 import line_files
 import memory_store
-import naive_margins
+import naive_search
 import numpy as np
 import pytest
-import vector_folders
 
 from vmsst import errors
 from vmsst.io import input_files, large_arrays, storage, text_files, work_folders
@@ -20,7 +19,7 @@ TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t
 
 def write_embedded(folder, name, lines, vectors, shard_rows=5):
   path = line_files.write_lines(folder / f"{name}.txt", lines)
-  vector_folders.write(folder / name, vectors, shard_rows=shard_rows)
+  naive_search.write_vectors(folder / name, vectors, shard_rows=shard_rows)
   return embedded_text.open_text(str(path), folder / name)
 
 
@@ -49,7 +48,7 @@ def naive(texts, k=4, floor=-2.0, keep_duplicates=False):
     kept = [row for row, line in enumerate(lines) if line not in ("", BLANK)]
     rows.append(kept if keep_duplicates else first_rows(lines))
   vectors = (text.vectors[:][own] for own, text in zip(rows, texts, strict=True))
-  found = naive_margins.Naive(*vectors, k)
+  found = naive_search.Naive(*vectors, k)
   return [(found.score(i, j), rows[0][i], rows[1][j]) for i, j in found.pairs(floor=floor)]
 
 

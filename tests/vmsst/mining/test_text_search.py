@@ -4,9 +4,9 @@ import json
 import fake_encoders
 import line_files
 import memory_store
+import naive_search
 import numpy as np
 import pytest
-import vector_folders
 
 from vmsst import errors
 from vmsst.encoder import file_embedding
@@ -32,7 +32,7 @@ def make_base(folder, lines):
   folder.mkdir(exist_ok=True)
   path = line_files.write_lines(folder / "base.txt", lines)
   vectors_ND = np.array([letters_vector(line) for line in lines])
-  vector_folders.write(folder / "base", vectors_ND, shard_rows=10)
+  naive_search.write_vectors(folder / "base", vectors_ND, shard_rows=10)
   return embedded_text.open_text(str(path), folder / "base")
 
 

@@ -2,11 +2,11 @@ import functools
 import tracemalloc
 from concurrent import futures
 
-import eight_devices
+import commands
+import naive_search
 import numpy as np
 import pytest
 import threadpoolctl
-import vector_folders
 
 from vmsst.io import large_arrays
 from vmsst.search import device_search, exact_search, sharded_search
@@ -223,7 +223,7 @@ def run_on_eight_devices(folder):
 
 
 def test_devices_find_the_same_together(tmp_path):
-  printed = eight_devices.run(__file__, tmp_path)
+  printed = commands.on_eight_devices(__file__, tmp_path)
   assert printed.splitlines()[-1] == "the same"
 
 
@@ -233,7 +233,7 @@ def stored_sides(tmp_path, *counts):
   for name, count in zip("ab", counts, strict=True):
     vectors_ND = rng.normal(size=(count, 6)).astype(np.float32)
     vectors_ND[count // 2 :: 3] = vectors_ND[: len(vectors_ND[count // 2 :: 3])]
-    rows = vector_folders.write(tmp_path / name, vectors_ND, shard_rows=50)
+    rows = naive_search.write_vectors(tmp_path / name, vectors_ND, shard_rows=50)
     yield exact_search.DistinctVectors(rows, np.arange(count) % 7 > 0)
 
 

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 
 import memory_store
+import naive_search
 import numpy as np
 import pytest
-import vector_folders
 
 from vmsst import errors
 from vmsst.io import atomic_files, storage
@@ -42,7 +42,7 @@ def vectors_ND():
 def stored(tmp_path_factory, vectors_ND):
   """A folder of vectors and an index of them in two shards."""
   folder = tmp_path_factory.mktemp("stored")
-  rows = vector_folders.write(folder / "vectors", vectors_ND, shard_rows=250)
+  rows = naive_search.write_vectors(folder / "vectors", vectors_ND, shard_rows=250)
   build(rows, folder / "index")
   return folder
 
@@ -76,7 +76,7 @@ def nearest(vectors_ND, query_ND, k, rows=None):
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, factory):
-  rows = vector_folders.write(tmp_path / "vectors", vectors_ND, shard_rows=250)
+  rows = naive_search.write_vectors(tmp_path / "vectors", vectors_ND, shard_rows=250)
   build(rows, tmp_path / "index", factory)
   query_ND = exact_search.unit_rows(vectors_ND[:70] + 0.1)
   some_S = np.arange(0, COUNT, 3)
@@ -96,7 +96,7 @@ def test_an_exact_index_compares_vectors_of_any_length_by_their_direction(tmp_pa
   changed_ND[1] *= 1e-20
   changed_ND[2] *= 1e25
   changed_ND[3] = 0
-  vector_folders.write(tmp_path / "vectors", changed_ND)
+  naive_search.write_vectors(tmp_path / "vectors", changed_ND)
   built = [index_folder.build_index(tmp_path / "vectors", tmp_path / "index") for _ in range(2)]
   assert built[0] == built[1]
   index = open_index(tmp_path)
@@ -110,7 +110,9 @@ def test_an_exact_index_compares_vectors_of_any_length_by_their_direction(tmp_pa
 
 def test_queries_whose_lists_are_nearly_empty_find_enough(tmp_path):
   vectors_ND = np.repeat(np.eye(4, dtype=np.float32), 50, axis=0)
-  vector_folders.write(tmp_path / "vectors", vectors_ND + 1e-3 * np.arange(200)[:, None] / 200)
+  naive_search.write_vectors(
+    tmp_path / "vectors", vectors_ND + 1e-3 * np.arange(200)[:, None] / 200
+  )
   build(tmp_path / "vectors", tmp_path / "index", "IVF4,Flat")
   wanted_N = np.isin(np.arange(200), [0, 50, 51, 199])
   found = open_index(tmp_path).nearest(np.eye(4, dtype=np.float32)[:1], 9, wanted_N, probes=1)
@@ -201,7 +203,7 @@ def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
   shutil.rmtree(folder / "vectors")
   vectors_ND = vectors_ND.copy()
   vectors_ND[700, 3] += 1e-3
-  rows = vector_folders.write(folder / "vectors", vectors_ND)
+  rows = naive_search.write_vectors(folder / "vectors", vectors_ND)
   with pytest.raises(errors.InputError, match="another index: vectors is "):
     build(rows, folder / "index")
   with pytest.raises(errors.InputError, match=r"index of other vectors than .*vectors, or of an e"):
@@ -209,7 +211,7 @@ def test_other_settings_and_vectors_are_refused(folder, vectors_ND):
 
 
 def test_damage_is_found_before_faiss_reads_a_file(folder, vectors_ND, monkeypatch):
-  build(vector_folders.write(folder / "other", vectors_ND[:400]), folder / "short")
+  build(naive_search.write_vectors(folder / "other", vectors_ND[:400]), folder / "short")
   path, state = folder / "index" / "index.faiss", folder / "index" / "index.json"
   content = bytearray(path.read_bytes())
   content[100] ^= 1
@@ -270,7 +272,7 @@ def test_broken_states_are_errors(folder, change):
 
 
 def test_broken_requests_are_errors(tmp_path, vectors_ND):
-  rows = vector_folders.write(tmp_path / "vectors", vectors_ND)
+  rows = naive_search.write_vectors(tmp_path / "vectors", vectors_ND)
   for factory, message in (
     ("HNSW32", "not supported: give one such as OPQ64"),
     ("IVF0,Flat", "has no lists"),
@@ -282,7 +284,7 @@ def test_broken_requests_are_errors(tmp_path, vectors_ND):
     assert not (tmp_path / "index").exists()
   with pytest.raises(errors.InputError, match=r"cannot be trained on 900 vectors: .*fewer lists"):
     build(rows, tmp_path / "index", "IVF1000,Flat")
-  vector_folders.write(tmp_path / "empty", vectors_ND[:0])
+  naive_search.write_vectors(tmp_path / "empty", vectors_ND[:0])
   with pytest.raises(errors.InputError, match="empty has no vectors"):
     index_folder.build_index(tmp_path / "empty", tmp_path / "other")
   with pytest.raises(errors.InputError, match=r"no index\.json: give a folder that `vmsst index`"):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from naive_margins import MARGINS, Naive
+from naive_search import MARGINS, Naive
 
 from vmsst.io import large_arrays
 from vmsst.search import exact_search, margins, quantization

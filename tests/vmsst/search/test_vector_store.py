@@ -3,9 +3,9 @@ import pickle
 import resource
 
 import memory_store
+import naive_search
 import numpy as np
 import pytest
-import vector_folders
 
 from vmsst import errors
 from vmsst.io import npy_files
@@ -15,7 +15,7 @@ VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
 
 
 def write_vectors(folder, vectors=VECTORS, **options):
-  return vector_folders.write(folder, vectors, **{"shard_rows": 10, **options})
+  return naive_search.write_vectors(folder, vectors, **{"shard_rows": 10, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -128,7 +128,7 @@ def test_more_shards_than_a_process_may_open_files(tmp_path, monkeypatch):
   used = max(map(int, os.listdir("/proc/self/fd")))
   resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, limits[1]))
   try:
-    vectors = vector_folders.write(tmp_path, vectors_ND, shard_rows=2)
+    vectors = naive_search.write_vectors(tmp_path, vectors_ND, shard_rows=2)
     shards = np.concatenate([shard.copy() for shard in vectors.shards()])
     for found in (vectors[:], vectors.take(np.arange(300)), shards):
       np.testing.assert_array_equal(found, vectors_ND)

@@ -2,7 +2,7 @@
 
 import shutil
 
-import eight_devices
+import commands
 import jax
 import numpy as np
 import optax
@@ -181,7 +181,7 @@ def run_on_eight_devices(folder):
 
 @pytest.mark.slow
 def test_layers_are_restored_from_either_layout_on_eight_devices(tmp_path):
-  assert "restored on 8" in eight_devices.run(__file__, tmp_path)
+  assert "restored on 8" in commands.on_eight_devices(__file__, tmp_path)
 
 
 def test_optimizer_state_of_the_other_layout_is_not_converted(tmp_path):

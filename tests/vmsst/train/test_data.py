@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-import shuffled_rows
 import tensorflow as tf
+import toy_runs
 
 from vmsst.errors import InputError
 from vmsst.train import data, partitioning
@@ -45,18 +45,18 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
 def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
   partitioner, tmp_path, save_at
 ):
-  first = data.TrainIterator(shuffled_rows.shuffled_dataset(), partitioner, snapshot_period=2)
+  first = data.TrainIterator(toy_runs.shuffled_dataset(), partitioner, snapshot_period=2)
   first.start(0)
-  assert shuffled_rows.take(first, 7) == shuffled_rows.expected(0, 7)
+  assert toy_runs.take_rows(first, 7) == toy_runs.expected_rows(0, 7)
   state = first.state(save_at)
   assert state.position <= save_at
   state.copy_to(tmp_path / "dataset", process=0, processes=1)
   first.close()
 
   saved = data.DataState.read_from(tmp_path / "dataset", process=0, processes=1)
-  second = data.TrainIterator(shuffled_rows.shuffled_dataset(), partitioner, snapshot_period=2)
+  second = data.TrainIterator(toy_runs.shuffled_dataset(), partitioner, snapshot_period=2)
   second.start(7, saved)
-  assert shuffled_rows.take(second, 30) == shuffled_rows.expected(7, 30)
+  assert toy_runs.take_rows(second, 30) == toy_runs.expected_rows(7, 30)
   assert second.state(20).position == 20
   second.close()
 
@@ -94,15 +94,15 @@ def test_a_dataset_whose_state_cannot_be_saved_is_read_again(partitioner):
   dataset = tf.data.Dataset.from_generator(rows, output_signature=spec)
   iterator = data.TrainIterator(dataset, partitioner, snapshot_period=3)
   iterator.start(5)
-  assert shuffled_rows.take(iterator, 3) == [[6, 6], [7, 7], [8, 8]]
+  assert toy_runs.take_rows(iterator, 3) == [[6, 6], [7, 7], [8, 8]]
   assert iterator.state(8).position == 0
   iterator.close()
 
 
 def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
-  iterator = data.TrainIterator(shuffled_rows.shuffled_dataset().take(2), partitioner)
+  iterator = data.TrainIterator(toy_runs.shuffled_dataset().take(2), partitioner)
   iterator.start(0)
-  shuffled_rows.take(iterator, 2)
+  toy_runs.take_rows(iterator, 2)
   with pytest.raises(InputError, match="does not repeat"):
     next(iterator)
   iterator.close()
@@ -129,9 +129,9 @@ def test_an_unknown_task_is_named_with_the_known_ones():
 
 
 def iterate(step, saved=None, **options):
-  """Returns a started iterator over the dataset of shuffled_rows."""
+  """Returns a started iterator over the shuffled dataset of toy_runs."""
   iterator = data.TrainIterator(
-    shuffled_rows.shuffled_dataset(),
+    toy_runs.shuffled_dataset(),
     partitioning.PjitPartitioner(num_partitions=1),
     snapshot_period=10,
   )
@@ -141,14 +141,14 @@ def iterate(step, saved=None, **options):
 
 def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path):
   folder = tmp_path / "checkpoint_7" / "dataset"
-  theirs = iter(shuffled_rows.shuffled_dataset())
+  theirs = iter(toy_runs.shuffled_dataset())
   for _ in range(7):
     next(theirs)
   tf.train.Checkpoint(ds=theirs).write(str(folder / "train_ds-000-of-001"))
   saved = data.DataState.read_from(folder, process=0, processes=1)
   assert saved.position == 7
   iterator = iterate(7, saved)
-  assert shuffled_rows.take(iterator, 9) == shuffled_rows.expected(7, 9)
+  assert toy_runs.take_rows(iterator, 9) == toy_runs.expected_rows(7, 9)
   iterator.close()
   # Upstream saves the state of step 0 after reading a batch.
   first = (tmp_path / "checkpoint_7").rename(tmp_path / "checkpoint_0") / "dataset"
@@ -158,22 +158,22 @@ def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path):
 @pytest.mark.parametrize("step", [0, 4, 10])
 def test_upstream_s_reader_stands_at_the_step_of_our_state(tmp_path, step):
   iterator = iterate(0, snapshot_steps={4})
-  shuffled_rows.take(iterator, 12)
+  toy_runs.take_rows(iterator, 12)
   iterator.state(step).copy_to(tmp_path, process=0, processes=1)
   iterator.close()
-  theirs = iter(shuffled_rows.shuffled_dataset())
+  theirs = iter(toy_runs.shuffled_dataset())
   tf.train.Checkpoint(ds=theirs).read(str(tmp_path / "train_ds-000-of-001")).assert_consumed()
   rows = [np.asarray(next(theirs)["inputs"])[:, 0].tolist() for _ in range(5)]
-  assert rows == shuffled_rows.expected(step, 5)
+  assert rows == toy_runs.expected_rows(step, 5)
 
 
 def test_a_run_that_starts_at_a_later_step_restarts_its_data_and_resumes(tmp_path):
   first = iterate(1000, data.DataState(1000, None))
-  assert shuffled_rows.take(first, 3) == shuffled_rows.expected(0, 3)
+  assert toy_runs.take_rows(first, 3) == toy_runs.expected_rows(0, 3)
   first.state(1003).copy_to(tmp_path, process=0, processes=1)
   first.close()
   second = iterate(1003, data.DataState.read_from(tmp_path, process=0, processes=1))
-  assert shuffled_rows.take(second, 20) == shuffled_rows.expected(3, 20)
+  assert toy_runs.take_rows(second, 20) == toy_runs.expected_rows(3, 20)
   assert second.state(1020).position == 1020
   second.close()
 

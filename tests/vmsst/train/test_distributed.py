@@ -9,7 +9,7 @@ import commands
 import jax
 import numpy as np
 import pytest
-import store_servers
+import servers
 import tiny_encoders
 import toy_runs
 from jax._src import xla_bridge
@@ -90,7 +90,7 @@ def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shares=
   With `shares`, each process reads its share of the rows; otherwise the batches are those of one.
   """
   here = pathlib.Path(__file__).parent
-  with store_servers.reserved() as port:
+  with servers.reserved() as port:
     arguments = (here, folder, port, count, steps, evaluates, fate, victim, shares)
     codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
   texts = [

@@ -5,7 +5,7 @@ import json
 import benchmark_trees
 import fake_encoders
 import line_files
-import naive_margins
+import naive_search
 import numpy as np
 import pytest
 
@@ -257,7 +257,7 @@ def naive_scores(german, english, gold, vectors):
     ids.append(collections.defaultdict(list))
     for key, text in side:
       ids[-1][text.strip()].append(key)
-  found = naive_margins.Naive(*([vectors[text] for text in side] for side in ids), 4)
+  found = naive_search.Naive(*([vectors[text] for text in side] for side in ids), 4)
   keys = [list(side.values()) for side in ids]
 
   def f1(pairs, score):

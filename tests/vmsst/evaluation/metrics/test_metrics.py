@@ -1,7 +1,7 @@
 import collections
 import warnings
 
-import naive_margins
+import naive_search
 import numpy as np
 import pytest
 from scipy import stats
@@ -215,7 +215,7 @@ def test_vectors_have_to_fit_and_to_be_finite():
 
 def naive(source, target, margin, k):
   """Returns, by loops, for every source the one of its k nearest targets with the best margin."""
-  found = naive_margins.Naive(source, target, k, margin)
+  found = naive_search.Naive(source, target, k, margin)
   return [
     max(sorted(near), key=lambda j, i=i: found.score(i, j)) for i, near in enumerate(found.near_x)
   ]

@@ -1,6 +1,9 @@
-"""Margins, and the pairs that are mined by them, by plain loops."""
+"""Margins, and the pairs that are mined by them, by plain loops; folders of computed vectors."""
 
 import numpy as np
+
+from vmsst.io import npy_files
+from vmsst.search import vector_store
 
 MARGINS = {
   "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
@@ -42,3 +45,19 @@ class Naive:
     both = [pair for pair in forward if pair in backward]
     kept = {"forward": forward, "backward": backward, "intersection": both}[retrieval]
     return sorted(kept, key=lambda pair: (-self.score(*pair), pair))
+
+
+def write_vectors(folder, vectors_ND, *, dtype="float32", settings=None, shard_rows=1 << 14):
+  """Writes vectors to a new folder as `vmsst embed` does, and opens it."""
+  count, width = vectors_ND.shape
+  starts = range(0, count, shard_rows)
+  rows = [min(shard_rows, count - start) for start in starts]
+  vector_store.start(folder, vector_store.State(width, dtype, rows, settings or {}))
+  sha256 = [
+    npy_files.write_shard(
+      vector_store.shard_path(folder, number), vectors_ND[start : start + shard_rows], width, dtype
+    )
+    for number, start in enumerate(starts)
+  ]
+  vector_store.finish(folder, sha256)
+  return vector_store.open_vectors(folder)
