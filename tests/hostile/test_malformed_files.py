@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 
 import benchmark_trees
-import model_readers
+import entry_points
 import numpy as np
 import opus_tree
 import pytest
@@ -147,7 +147,7 @@ LARGE = (
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
   pytest.importorskip("torch", reason="needs torch to make its files")
-  every = [*readers_of_data(tmp_path_factory.mktemp("files")), *model_readers.all_readers()]
+  every = [*readers_of_data(tmp_path_factory.mktemp("files")), *entry_points.all_readers()]
   assert [reader.name for reader in every] == [*SMALL, *LARGE]
   return {reader.name: reader for reader in every}
 
@@ -211,7 +211,7 @@ def deep_name():
   return stream.getvalue()
 
 
-CODE = pickle.dumps({"a": model_readers.Touch()})
+CODE = pickle.dumps({"a": entry_points.Touch()})
 # The file that is refused, its content, what reads it, and the message.
 REFUSED = {
   "one line of 80 MB in 80 kB": (
@@ -297,7 +297,7 @@ def test_an_opus_archive_that_names_files_outside_and_expands_a_thousand_times(t
 
 def test_nothing_in_the_folder_of_a_run_is_executed(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  trials.lay_out(model_readers.run_files(), tmp_path)
+  trials.lay_out(entry_points.run_files(), tmp_path)
   assert {"config.gin", "model.py"} <= {path.name for path in (tmp_path / "m").iterdir()}
   assert np.isfinite(vmsst.load(tmp_path / "m").encode(["a"])).all()
   assert not (tmp_path / "ran").exists()

@@ -16,12 +16,12 @@ import shutil
 import signal
 from concurrent import futures
 
-import every_command
+import entry_points
 import fake_encoders
 import line_files
 import pytest
 import trials
-from every_command import COMMANDS, WORK
+from entry_points import COMMANDS, WORK
 
 from vmsst import cli
 from vmsst.encoder import loading
@@ -252,7 +252,7 @@ def fake(path):
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
   folder = trials.lay_out({"encoder": b"seed 1"}, tmp_path_factory.mktemp("situations"))
-  every_command.write_inputs(folder, fake(folder / "encoder"))
+  entry_points.write_inputs(folder, fake(folder / "encoder"))
   return folder
 
 

@@ -6,9 +6,9 @@ import pathlib
 import re
 
 import commands
+import entry_points
 import fake_hub
 import jax
-import model_readers
 import numpy as np
 import pytest
 import released_folders
@@ -158,12 +158,12 @@ def test_mbert_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
   plain = {"modules.json": None, "1_Pooling/config.json": None}
   mbert = released_folders.write(tmp_path / "mbert", "bert", plain)
   small, release = tmp_path / "mt5" / "m", tmp_path / "release" / "m"
-  trials.lay_out(model_readers.mt5_files(), small.parent)
-  trials.lay_out(model_readers.vmsst_files(), release.parent)
+  trials.lay_out(entry_points.mt5_files(), small.parent)
+  trials.lay_out(entry_points.vmsst_files(), release.parent)
   network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), 6, normalize=True)
   own = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network))
   hub.put("some/without-vocabulary", small)
-  (small / "spiece.model").write_bytes(model_readers.sentencepiece_model())
+  (small / "spiece.model").write_bytes(entry_points.sentencepiece_model())
   imports = {
     "some/mbert": (mbert, bert.import_bert),
     "some/mt5": (small, mt5.import_mt5),

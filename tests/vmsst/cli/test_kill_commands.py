@@ -2,7 +2,7 @@
 
 import re
 
-import every_command
+import entry_points
 import killed_commands
 import line_files
 import naive_search
@@ -10,7 +10,7 @@ import numpy as np
 import opus_tree
 import pytest
 import tiny_encoders
-from every_command import COMMANDS
+from entry_points import COMMANDS
 
 _RANDOM = "/checkpoint_0/"  # their files have random names
 _SECONDS = re.compile(rb'"(embedding|scoring)": [0-9.e-]+')
@@ -127,7 +127,7 @@ PARTS = {
 def test_a_killed_command_is_resumed(name, start):
   if name == "export onnx":
     pytest.importorskip("onnx", reason="needs onnx to write models")
-  every_command.write_inputs(start)
+  entry_points.write_inputs(start)
   write_texts(start, 500)
   default = COMMANDS[name].argv, {"vmsst.mining.pair_scoring._WINDOW": 4}, (7, [10])
   argv, settings, moments = PARTS.get(name, default)
