@@ -5,8 +5,9 @@ import tempfile
 import pytest
 
 from vmsst import errors
-from vmsst.data import sentence_splitting, word_splitting
+from vmsst.data import word_splitting
 from vmsst.data.word_splitting import split_words
+from vmsst.evaluation.benchmarks import documents
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ from vmsst.data.word_splitting import split_words
   ],
 )
 def test_documents_are_split_into_sentences(text, expected):
-  found = sentence_splitting.sentences(text)
+  found = documents.sentences(text)
   assert len(found) == expected, found
   assert "".join("".join(found).split()) == "".join(text.split())  # nothing is lost
   assert all(x == x.strip() for x in found)
@@ -33,7 +34,7 @@ def test_documents_are_split_into_sentences(text, expected):
 
 
 def test_what_looks_like_many_ends_is_split_in_linear_time():
-  assert len(sentence_splitting.sentences("!" * 100_000 + " " * 100_000)) == 1
+  assert len(documents.sentences("!" * 100_000 + " " * 100_000)) == 1
 
 
 def test_rules_are_those_of_sacremoses():
