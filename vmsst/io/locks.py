@@ -240,10 +240,10 @@ def _this_process() -> dict[str, Any]:
 def _is_running(record: dict[str, Any]) -> bool | None:
   """Returns whether the owner is running; None if it is not another process of this machine."""
   machine, process = _machine(), record.get("process")
-  known = machine and record.get("machine") == machine and isinstance(process, int)
-  if not known or process == os.getpid():  # its own lock may be one that it could not remove
+  if not machine or record.get("machine") != machine or not isinstance(process, int):
     return None
-  return _start_time(process) == record.get("started")
+  # Its own lock may be one that it could not remove.
+  return None if process == os.getpid() else _start_time(process) == record.get("started")
 
 
 def _machine() -> str | None:
