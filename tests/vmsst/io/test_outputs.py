@@ -103,11 +103,11 @@ def test_only_files_of_killed_writers_are_removed(tmp_path):
   writers[0].kill()
   writers[0].communicate()
   assert len(names_below(tmp_path)) == len(foreign) + 2
-  atomic_files.remove_stale(tmp_path)
-  assert len(names_below(tmp_path)) == len(foreign) + 1
+  atomic_files.write_text(tmp_path / "z", "")
+  assert len(names_below(tmp_path)) == len(foreign) + 2
   writers[1].communicate()
   assert path.read_bytes() == b"half" * 10_000
-  assert names_below(tmp_path) == sorted([*foreign, "x"])
+  assert names_below(tmp_path) == sorted([*foreign, "x", "z"])
 
 
 def test_a_folder_that_another_thread_still_writes_into_is_removed(tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_faults_are_counted_and_placed_and_the_rest_is_kept(tree):
   assert made["counts"]["kept"] == 2
   ((place, what),) = made["faults"]
   assert place.startswith(str(path))
-  assert f"1 × {what}" in card.text(report)
+  assert f": 1 × {what}" in card.text(report)
   assert str(tree) not in card.text(report)
 
 
