@@ -249,6 +249,7 @@ class Scorer:
     if self.windows < 0:
       raise KeyboardInterrupt
     self.texts += sources
+    on_cut(1, len(sources), 7)
     return np.array([[len(x), len(y)] for x, y in zip(sources, targets, strict=True)], float)
 
 
@@ -280,7 +281,8 @@ def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
   assert not storage.names(work_folders.work_path(f"{place}/out"))
 
 
-def test_scores_of_a_stream_are_written_directly(tmp_path):
-  (tmp_path / "text").write_text("a\n")
+def test_scores_of_a_stream_are_written_directly_and_cut_texts_are_counted(tmp_path, caplog):
+  (tmp_path / "text").write_text("a\nb\n")
   text = pair_scoring.TextColumn(str(tmp_path / "text"))
-  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null", progress=False) == 1
+  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null", progress=False) == 2
+  assert "1 of 4 texts have more than the 7 tokens" in caplog.text

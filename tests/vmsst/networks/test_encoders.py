@@ -13,7 +13,7 @@ from flax import traverse_util
 from tiny_models import assert_trees_close, jit
 
 from vmsst import errors
-from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5
+from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5, vmsst
 
 V = 50
 T5 = t5.T5Config(
@@ -419,6 +419,12 @@ def test_gradients_equal_those_of_a_plain_loop():
     value_and_gradients(lstm.lstm),
     value_and_gradients(plain),
   )
+
+
+def test_rows_are_of_the_encoder_of_their_language():
+  outputs = [jnp.zeros((3, 2)), jnp.ones((3, 2))]
+  found = vmsst.of_own_group(outputs, (0, 1), jnp.array([1, 0, 2]))
+  np.testing.assert_array_equal(found, [[1, 1], [0, 0], [np.nan, np.nan]])
 
 
 def test_a_language_outside_the_table_gives_nan(decoder_params):
