@@ -307,8 +307,13 @@ def embed(
     for start in range(0, max(1, len(texts)), WINDOW)
   ]
   if engine.in_process and not keep:
-    computed = list(_computed(units))
-    vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
+    vectors, cuts = [], []
+    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", disable=None) as bar:
+      for unit in units:
+        vectors_ND, cut = unit.compute(unit.read())
+        vectors.append(vectors_ND)
+        cuts.append(cut)
+        bar.update(len(unit.texts))
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
     known = keep and all(base.result(unit, verify=True) is not None for unit in units)
@@ -326,12 +331,3 @@ def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
   finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
   if not finite_N.all():
     raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
-
-
-def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[Any]]]:
-  """Yields what units compute in this process, which is not written; shows a progress bar."""
-  total = sum(len(unit.texts) for unit in units)
-  with progress_bar.Bar(total=total, unit=" texts", desc="embed", disable=None) as bar:
-    for unit in units:
-      yield unit.compute(unit.read())
-      bar.update(len(unit.texts))
