@@ -332,10 +332,16 @@ def restore(
   args: dict[str, Any] = {}
   for name, source in sources.items():
     kept = dtype is None or not name.startswith("target/")
+    spec = tuple(placement[name].spec)
+    if source.stacked:  # The parts are layers; an axis of layers is not sharded.
+      spec = spec[1:]
+    elif source.layer is not None:
+      spec = (None, *spec)
+    sharding = jax.sharding.NamedSharding(placement[name].mesh, jax.sharding.PartitionSpec(*spec))
     for part in source.names:
       read[part] = model[name]
       args[part] = ocp.ArrayRestoreArgs(
-        sharding=_sharding_of_parts(placement[name], source),
+        sharding=sharding,
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
@@ -362,16 +368,6 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
-
-
-def _sharding_of_parts(sharding: Any, source: layer_stacks.Source) -> Any:
-  """Returns the sharding of the stored arrays that make an array: layers are not sharded."""
-  spec = tuple(sharding.spec)
-  if source.stacked:
-    spec = spec[1:]
-  elif source.layer is not None:
-    spec = (None, *spec)
-  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
 # --------------------------------------------------------------------------------------------
