@@ -6,7 +6,7 @@ Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.core
@@ -14,17 +14,12 @@ import jax.numpy as jnp
 from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
 
+from vmsst.checkpoints import tensors
 from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
 _AXES = "_axes"
-
-
-def some_names(names: Sequence[str], count: int = 5) -> str:
-  """Returns the first `count` names, sorted, and the number of others, for a message."""
-  more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(sorted(names)[:count]) + more
 
 
 def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
@@ -35,7 +30,7 @@ def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
   if missing:
     raise InputError(
       f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
-      f"{some_names(missing)}; create them with flax.linen.partitioning.param_with_axes or "
+      f"{tensors.some(missing, 5)}; create them with flax.linen.partitioning.param_with_axes or "
       "variable_with_axes"
     )
   return names
@@ -55,7 +50,7 @@ def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
   if missing:
     raise InputError(
       f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
-      f"{some_names(missing)}. Use the model and the optimizer that were saved."
+      f"{tensors.some(missing, 5)}. Use the model and the optimizer that were saved."
     )
   complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
