@@ -104,7 +104,6 @@ def encode_windows(
   size: int,
   *,
   total: int,
-  unit: str,
   title: str | None = None,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
@@ -115,12 +114,11 @@ def encode_windows(
     texts: The texts; read as they are embedded.
     size: Texts per window.
     total: Number of all texts, for the progress bar.
-    unit: Name of a text in the progress bar, such as " lines".
     title: Title of the progress bar.
     progress: Show a progress bar; None: on a terminal only.
   """
   disable = None if progress is None else not progress
-  with progress_bar.Bar(total=total, unit=unit, desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, unit=" sentences", desc=title, disable=disable) as bar:
     for window in windows(texts, size):
       yield embed(window)
       bar.update(len(window))

@@ -244,7 +244,6 @@ def embed_files(
       (side for pair in readers.read_pairs(bitext) for side in pair),
       _WINDOW,
       total=2 * lines,
-      unit=" sentences",
       title=str(bitext),
       progress=progress,
     )

@@ -134,7 +134,6 @@ def hard_negatives(
       texts.first,
       _WINDOW,
       total=len(texts.first),
-      unit=" sentences",
       title=title,
       progress=progress,
     )
