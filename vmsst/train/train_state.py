@@ -22,20 +22,6 @@ PyTree = Any
 _AXES = "_axes"
 
 
-def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
-  """Returns a PartitionSpec for every variable; raises InputError if one has no axes."""
-  names = flax.core.unfreeze(flax_partitioning.get_axis_names(flax.core.freeze(axes)))
-  named = traverse_util.flatten_dict(names, sep="/")
-  missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
-  if missing:
-    raise InputError(
-      f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
-      f"{tensors.some(missing, 5)}; create them with flax.linen.partitioning.param_with_axes or "
-      "variable_with_axes"
-    )
-  return names
-
-
 def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
   """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
   expected = traverse_util.flatten_dict(
@@ -87,17 +73,20 @@ class TrainState(struct.PyTreeNode):
       InputError: Logical axes are missing.
     """
     collections = flax.core.unfreeze(variables)
-    axes = flax.core.freeze(
-      {
-        name.removesuffix(_AXES): _axis_names(
-          name.removesuffix(_AXES),
-          collections.get(name.removesuffix(_AXES), {}),
-          collections.pop(name),
+    specs: dict[str, PyTree] = {}  # a PartitionSpec for every variable, by collection
+    for name in [name for name in collections if name.endswith(_AXES)]:
+      collection = name.removesuffix(_AXES)
+      given = flax.core.freeze(collections.pop(name))
+      specs[collection] = flax.core.unfreeze(flax_partitioning.get_axis_names(given))
+      named = traverse_util.flatten_dict(specs[collection], sep="/")
+      present = traverse_util.flatten_dict(collections.get(collection, {}), sep="/")
+      if missing := set(present) - set(named):
+        raise InputError(
+          f"{len(missing)} variables of the model's collection {collection!r} have no logical "
+          f"axes: {tensors.some(missing, 5)}; create them with "
+          "flax.linen.partitioning.param_with_axes or variable_with_axes"
         )
-        for name in list(collections)
-        if name.endswith(_AXES)
-      }
-    )
+    axes = flax.core.freeze(specs)
     params = collections.pop("params")
     set_axes = getattr(optimizer_def, "set_param_axes", None)
     if "params" in axes and set_axes is not None:
