@@ -160,18 +160,17 @@ class EncoderSource:
     with _lock:
       if self not in _opened:
         _opened.clear()  # before the next encoder takes memory
-        _opened[self] = self._load()
+        if self.load is None:
+          raise errors.InputError(
+            f"{self.name} cannot be loaded in other processes; use one local process"
+          )
+        _, encoder = self.load()
+        if source_of(encoder, self.name) != self:
+          raise errors.InputError(
+            f"{self.name} has changed since the work on it started; start over"
+          )
+        _opened[self] = encoder
       return _opened[self]
-
-  def _load(self) -> Any:
-    if self.load is None:
-      raise errors.InputError(
-        f"{self.name} cannot be loaded in other processes; use one local process"
-      )
-    _, encoder = self.load()
-    if source_of(encoder, self.name) != self:
-      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
-    return encoder
 
 
 _lock = threading.Lock()
