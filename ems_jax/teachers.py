@@ -115,11 +115,14 @@ class Teacher:
     params = restoring.restore_params(self.checkpoint, self._network)
     if self._partitioner is None:
       return jax.tree.map(jax.new_ref, params)
-    return jax.tree.map(
-      lambda value, sharding: jax.new_ref(_placed(np.asarray(value), sharding)),
-      params,
-      self._shardings(),
-    )
+
+    def place(value: Any, sharding: NamedSharding) -> Any:
+      whole = np.asarray(value)  # Every process has all of it.
+      return jax.new_ref(
+        jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+      )
+
+    return jax.tree.map(place, params, self._shardings())
 
   def _shardings(self) -> Any:
     """Returns the sharding of each parameter on the partitioner's mesh."""
@@ -247,11 +250,6 @@ def _identity(vocabulary: vocabularies.Vocabulary) -> Any:
   fields = dataclasses.asdict(cast(Any, vocabulary))
   content = [getattr(vocabulary, name, None) for name in ("model_bytes", "content")]
   return type(vocabulary), fields | dict.fromkeys(others), content
-
-
-def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """Returns an array that every process has, placed on a mesh of all their devices."""
-  return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def replace_prefix(

@@ -53,7 +53,9 @@ def xtr_targets(
   is_token_BT = is_word(tokens_BT, special_ids)
   length_B1 = jnp.sum(is_token_BT, axis=1, keepdims=True, dtype=jnp.float32)
   if not count_repeats:
-    is_token_BT &= ~_occurred_before(tokens_BT)
+    same_BTT = tokens_BT[:, :, None] == tokens_BT[:, None, :]
+    occurred_before_BT = jnp.any(jnp.tril(same_BTT, k=-1), axis=2)
+    is_token_BT &= ~occurred_before_BT
   return TokenTargets(tokens_BT, is_token_BT / jnp.maximum(length_B1, 1.0))
 
 
@@ -88,8 +90,3 @@ def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
   log_BT = jnp.log(jnp.where(targets.share_BT > 0, probability_BT, 1.0))
   return jnp.sum(targets.share_BT * log_BT, axis=1)
-
-
-def _occurred_before(tokens_BT: Int[Array, "B T"]) -> Bool[Array, "B T"]:
-  same_BTT = tokens_BT[:, :, None] == tokens_BT[:, None, :]
-  return jnp.any(jnp.tril(same_BTT, k=-1), axis=2)

@@ -164,7 +164,12 @@ class LaserNetwork(nn.Module):
   def setup(self) -> None:
     """Creates the submodules."""
     cfg = self.config
-    self.token_embedder = self._new_token_embedder()
+    if isinstance(cfg, lstm.LstmConfig):
+      self.token_embedder = token_table(
+        cfg.vocab_size, cfg.emb_dim, cfg.initializer_range, cfg.dtype
+      )
+    else:
+      self.token_embedder = cfg.token_embedder()
     self.encoder = cfg.encoder()
     self.target_embedder = token_table(
       cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
@@ -189,12 +194,6 @@ class LaserNetwork(nn.Module):
       dtype=self.config.dtype,
     )
     return lstm.LstmDecoder(decoder_config, self.num_languages)
-
-  def _new_token_embedder(self) -> nn.Module:
-    cfg = self.config
-    if isinstance(cfg, lstm.LstmConfig):
-      return token_table(cfg.vocab_size, cfg.emb_dim, cfg.initializer_range, cfg.dtype)
-    return cfg.token_embedder()
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True

@@ -203,7 +203,12 @@ def _prompts(
   kind = "SentenceTransformer"
   hugging_face.check_choice(path, record, "model_type", kind, (kind,))
   hugging_face.check_choice(path, record, "truncate_dim", None, (None,))
-  if not record.keys() & {"prompts", "default_prompt_name"} and _is_e5(folder, config):
+  # A cache of Hugging Face has the name two levels up.
+  cache = [part.name for part in folder.parents if part.name.startswith("models--")]
+  names = (folder.name, str(config.get("_name_or_path", "")), *cache)
+  words = [re.split(r"[-_/]", called.lower()) for called in names]
+  is_e5 = any("e5" in x and "instruct" not in x for x in words)
+  if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:
     # Its files do not mention its prompts.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
   given, name = record.get("prompts") or {}, record.get("default_prompt_name")
@@ -217,16 +222,6 @@ def _prompts(
   documents = (prompts[key] for key in _DOCUMENT if prompts.get(key))
   prompts["document"] = next(documents, "")
   return prefix, prompts if any(prompts.values()) else {}
-
-
-def _is_e5(folder: pathlib.Path, config: Mapping[str, Any]) -> bool:
-  # A cache of Hugging Face has the name two levels up.
-  cache = [part.name for part in folder.parents if part.name.startswith("models--")]
-  for called in (folder.name, str(config.get("_name_or_path", "")), *cache):
-    words = re.split(r"[-_/]", called.lower())
-    if "e5" in words and "instruct" not in words:
-      return True
-  return False
 
 
 def _pooling(folder: pathlib.Path) -> tuple[str, bool]:

@@ -18,8 +18,15 @@ def enable() -> None:
   """
   if _FOLDER in os.environ:
     return
+  # Programs for one kind of processor may not run on another.
+  processor = [platform.machine()]
+  if _CPU_INFO.exists():
+    kinds = ("model name", "flags", "Features")
+    content = _CPU_INFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    processor += [line for line in content.splitlines() if line.startswith(kinds)]
+  digest = hashlib.sha256("\n".join(processor).encode()).hexdigest()[:16]
   root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-  folder = pathlib.Path(root, "vmsst", "jax", _processor())
+  folder = pathlib.Path(root, "vmsst", "jax", digest)
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError:
@@ -28,13 +35,3 @@ def enable() -> None:
   os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
   # Many small programs take long together.
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-
-
-def _processor() -> str:
-  """Returns a name for this kind of processor: programs for another may not run on it."""
-  lines = [platform.machine()]
-  if _CPU_INFO.exists():
-    kinds = ("model name", "flags", "Features")
-    content = _CPU_INFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    lines += [line for line in content.splitlines() if line.startswith(kinds)]
-  return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

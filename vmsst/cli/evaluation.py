@@ -67,7 +67,13 @@ def evaluate(
     if data or suite or dimensions:
       flags = "--dimensions does" if dimensions else "--data and --suite do"
       raise errors.InputError(f"{flags} not apply to --mteb; omit {'it' if dimensions else 'them'}")
-    _evaluate_mteb(encoder, mteb, out, name, max_length, computing)
+    from vmsst.evaluation import mteb_models
+
+    storage.check_local(out, "the results of MTEB")
+    tasks = mteb_models.get_tasks(mteb)
+    path, model, _ = computing.open(encoder, max_length=max_length)
+    for task, score in mteb_models.evaluate(model, tasks, out, name=name or path).items():
+      print(f"{task:48}{score:8.2f}")
     return
   if data is None:
     raise errors.InputError("--data is missing: give it, or --list")
@@ -94,23 +100,6 @@ def evaluate(
   if failed := evaluated["failed"]:
     count = f"{len(failed)} of {len(chosen)} benchmarks failed"
     raise errors.InputError(f"{count}: {', '.join(failed)}; {results} has the reasons")
-
-
-def _evaluate_mteb(
-  encoder: str,
-  tasks: list[str],
-  out: str,
-  name: str | None,
-  max_length: int | None,
-  computing: Backend,
-) -> None:
-  from vmsst.evaluation import mteb_models
-
-  storage.check_local(out, "the results of MTEB")
-  chosen = mteb_models.get_tasks(tasks)
-  path, model, _ = computing.open(encoder, max_length=max_length)
-  for task, score in mteb_models.evaluate(model, chosen, out, name=name or path).items():
-    print(f"{task:48}{score:8.2f}")
 
 
 def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder) -> None:

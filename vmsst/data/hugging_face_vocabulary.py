@@ -242,9 +242,11 @@ def _parse(path: str, content: bytes) -> _Loaded:
   pad_id = padding_id(path, tokenizer)
   swapped = {arrays.PAD_ID: pad_id, pad_id: arrays.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
+  model = record["model"]
+  is_unigram = isinstance(model.get("unk_id"), int)
+  own_unknown = int(model["unk_id"]) if is_unigram else vocabulary.get(model.get("unk_token") or "")
   eos, unknown = (
-    None if value is None else swapped.get(value, value)
-    for value in (own_eos, _unknown_id(record["model"], vocabulary))
+    None if value is None else swapped.get(value, value) for value in (own_eos, own_unknown)
   )
   # A text contains no padding: text that spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
@@ -287,9 +289,3 @@ def _around(path: str, tokenizer: Any) -> tuple[list[int], int | None]:
       f"{path}: {len(after)} special tokens after a text; only one is supported"
     )
   return sample.ids[: max(in_text[0], 0)], int(after[0]) if after else None
-
-
-def _unknown_id(model: dict[str, Any], vocabulary: dict[str, int]) -> int | None:
-  if isinstance(model.get("unk_id"), int):  # Unigram
-    return int(model["unk_id"])
-  return vocabulary.get(model.get("unk_token") or "")

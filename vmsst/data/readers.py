@@ -74,7 +74,11 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
       if storage.is_url(pattern):
         raise errors.InputError(f"no file matches {pattern!r}; check the address")
       full = os.path.abspath(os.path.expanduser(pattern))
-      raise errors.InputError(f"no file matches {pattern!r} ({full}); {_nearby(full)}")
+      folder = os.path.dirname(full)
+      while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+      nearby = input_files.listed(os.listdir(folder))
+      raise errors.InputError(f"no file matches {pattern!r} ({full}); {folder} contains {nearby}")
     files.update(dict.fromkeys(matches))
   return list(files)
 
@@ -264,11 +268,3 @@ def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
       if source and target:
         pairs[source, target] = None
   return list(pairs)
-
-
-def _nearby(full: str) -> str:
-  """Returns a description of the files around a path that does not exist."""
-  folder = os.path.dirname(full)
-  while not os.path.isdir(folder):
-    folder = os.path.dirname(folder)
-  return f"{folder} contains {input_files.listed(os.listdir(folder))}"

@@ -250,7 +250,15 @@ class StreamSource(TextSource):
 
   def _columns(self, file: BitextFile, line_B: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     count = 2 + self._negatives
-    source, target, *wrong = line_B if file.format == "moses" else _fields(line_B[0], count)
+    if file.format == "moses":
+      source, target, *wrong = line_B
+    else:
+      column_BK = tf.strings.split(line_B[0], "\t")
+      with tf.control_dependencies(
+        [tf.debugging.assert_greater_equal(column_BK.row_lengths(), np.int64(count))]
+      ):
+        first_BK = column_BK[:, :count].to_tensor(shape=[None, count])
+        source, target, *wrong = tf.unstack(first_BK, axis=1)
     ids = features.language_columns((file.source, file.target), tf.size(source))
     columns = {"inputs": source, "targets": target, **ids}
     return {**columns, "negatives": tf.stack(wrong, axis=1)} if wrong else columns
@@ -288,15 +296,6 @@ def _lines(file: BitextFile) -> tf.data.Dataset:
     first = lines.take(1).map(lambda line: tf.strings.regex_replace(line, "^\ufeff", ""))
     datasets.append(first.concatenate(lines.skip(1)))
   return tf.data.Dataset.zip(tuple(datasets))
-
-
-def _fields(line_B: tf.Tensor, count: int) -> tuple[tf.Tensor, ...]:
-  """Returns the first columns of many lines."""
-  column_BK = tf.strings.split(line_B, "\t")
-  with tf.control_dependencies(
-    [tf.debugging.assert_greater_equal(column_BK.row_lengths(), np.int64(count))]
-  ):
-    return tuple(tf.unstack(column_BK[:, :count].to_tensor(shape=[None, count]), axis=1))
 
 
 def interleave_files(

@@ -105,8 +105,10 @@ def train_vocabulary(
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:
+    # Without the location in the trainer's source.
+    reason = str(error).split("] ")[-1].strip() or type(error).__name__
     raise errors.InputError(
-      f"no vocabulary of {size} pieces from {len(sentences)} sentences: {_reason(error)}"
+      f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
     ) from None
   atomic_files.write_bytes(output, model.getvalue())
   return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, used)
@@ -184,8 +186,3 @@ def _reservoir(
   if limit is not None:
     chooser.shuffle(kept)
   return kept, count
-
-
-def _reason(error: Exception) -> str:
-  """Returns the trainer's message without its source location."""
-  return str(error).split("] ")[-1].strip() or type(error).__name__

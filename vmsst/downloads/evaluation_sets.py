@@ -200,7 +200,12 @@ def download(
   if (complete := _complete(chosen, root)) is not None:
     report(f"{chosen.name}: complete")
     return complete
-  _refuse_twins(chosen, root)
+  for to in [*(item.to for item in chosen.items if item.to), *chosen.joined]:
+    twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
+    if storage.exists(twin):
+      raise errors.InputError(
+        f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
+      )
   if storage.is_url(root):
     assert work is not None
     paths = _download_into_store(fetcher, chosen, root, report, work / chosen.name)
@@ -287,15 +292,6 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   return archives.unpack(path, root / how.into, place, how.most)
 
 
-def _refuse_twins(chosen: EvaluationSet, root: storage.Path) -> None:
-  for to in [*(item.to for item in chosen.items if item.to), *chosen.joined]:
-    twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
-    if storage.exists(twin):
-      raise errors.InputError(
-        f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
-      )
-
-
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and their sizes are unchanged, or None."""
   note = _note(chosen, root)
@@ -305,15 +301,15 @@ def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] |
     sizes = input_files.read_json(note)
     paths = {root / name.lstrip("/"): size for name, size in sizes.items()}
     inside = not any(".." in name.split("/") for name in sizes)
-    if paths and inside and all(_has_size(path, size) for path, size in paths.items()):
+    unchanged = (
+      storage.is_file(path) and type(size) is int and storage.size(path) == size
+      for path, size in paths.items()
+    )
+    if paths and inside and all(unchanged):
       return list(paths)
   except (OSError, ValueError, AttributeError):
     pass
   return None
-
-
-def _has_size(path: storage.Path, size: Any) -> bool:
-  return storage.is_file(path) and type(size) is int and storage.size(path) == size
 
 
 def _write_note(chosen: EvaluationSet, root: storage.Path, paths: Iterable[storage.Path]) -> None:

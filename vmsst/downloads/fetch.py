@@ -191,7 +191,11 @@ class Fetcher:
 
   def _resume(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the complete part."""
-    parts = _partial_files(path)
+    name = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.vmsst-part")
+    parts = [part for part in path.parent.iterdir() if name.fullmatch(part.name)]
+    for part in parts:
+      remove_special(part)
+    parts = [part for part in parts if part.exists()]
     # The last byte again, because a server has no range after the end of a complete part.
     start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
     try:
@@ -216,7 +220,10 @@ class Fetcher:
           f"{file.url}: {total:,} bytes on the server, {file.published} as published: the file has "
           f"changed; check it and put it at {path} by hand"
         )
-      part = part_path(path, file, _validator(response), total)
+      version = response.headers.get("ETag", "")
+      if not version.startswith('"'):  # A weak ETag does not identify the file's version.
+        version = response.headers.get("Last-Modified", "")
+      part = part_path(path, file, version, total)
       if start and part not in parts:
         raise _ChangedError("the file has changed")
       for former in () if start else parts:
@@ -292,15 +299,6 @@ def part_path(path: pathlib.Path, file: File, validator: str, total: int | None)
   return path.with_name(f".{path.name}.{hashlib.sha256(source).hexdigest()[:16]}.vmsst-part")
 
 
-def _partial_files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the incomplete files of a file."""
-  name = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.vmsst-part")
-  parts = [part for part in path.parent.iterdir() if name.fullmatch(part.name)]
-  for part in parts:
-    remove_special(part)
-  return [part for part in parts if part.exists()]
-
-
 def _total(response: http.client.HTTPResponse, start: int) -> int | None:
   """Returns the number of bytes of the complete file, if the response states it."""
   if response.status == 200:
@@ -312,12 +310,6 @@ def _total(response: http.client.HTTPResponse, start: int) -> int | None:
   if response.status == 206 and start and parts and int(parts[1]) == start:
     return int(parts[2])
   raise _ChangedError("the server does not send the requested range")
-
-
-def _validator(response: http.client.HTTPResponse) -> str:
-  """Returns a value that identifies the file's version, or ""; a weak ETag does not count."""
-  tag = response.headers.get("ETag", "")
-  return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
 def _chunks(response: http.client.HTTPResponse, reached: Callable[[], int]) -> Iterator[bytes]:

@@ -50,7 +50,10 @@ def new(
   """
   errors.check_choice("backend", name, BACKENDS)
   if name == JAX:
-    return JaxBackend(network, params, _default_devices() if devices is None else devices)
+    if devices is None:
+      has_default = getattr(jax.config, "jax_default_device", None) is not None
+      devices = list(jnp.zeros(()).devices()) if has_default else jax.local_devices()
+    return JaxBackend(network, params, devices)
   if devices is not None:
     raise errors.InputError(f"backend is {name!r}, which computes on CPUs; omit devices")
   return CpuBackend(name, network, params)
@@ -129,7 +132,12 @@ class CpuBackend:
     graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
     # The runtimes use the arrays of the weights, so that these must live as long.
     model, self._weights = graph.without_weights()
-    threads = _cores()
+    # This process's own cores, or fewer for one of many workers.
+    available = hasattr(os, "sched_getaffinity")
+    threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdigit():
+      threads = max(1, min(threads, int(limit)))
     self.in_flight = 2 * threads
     start = _openvino if runtime == "openvino" else _onnx_runtime
     self._compute = start(model, self._weights, threads)
@@ -147,20 +155,6 @@ class CpuBackend:
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
     return self._pool.submit(self._compute, feeds).result
-
-
-def _default_devices() -> Sequence[jax.Device]:
-  if getattr(jax.config, "jax_default_device", None) is not None:
-    return list(jnp.zeros(()).devices())
-  return jax.local_devices()
-
-
-def _cores() -> int:
-  """Returns the number of cores to use: this process's own, or fewer for one of many workers."""
-  available = hasattr(os, "sched_getaffinity")
-  cores = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
-  limit = os.environ.get("OMP_NUM_THREADS", "")
-  return max(1, min(cores, int(limit))) if limit.isdigit() else cores
 
 
 def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
@@ -195,7 +189,11 @@ def _openvino(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compu
   for parameter in graph.get_parameters():
     name = parameter.get_friendly_name()
     if name in weights:
-      constant = openvino.op.Constant(_writable(weights[name]), shared_memory=True)
+      # OpenVINO wants to be allowed to write to the array, but does not.
+      array = weights[name]
+      memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+      writable = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
+      constant = openvino.op.Constant(writable, shared_memory=True)
       parameter.output(0).replace(constant.output(0))
       graph.remove_parameter(parameter)
   settings = {
@@ -237,9 +235,3 @@ def _import_openvino() -> Any:
     if hidden:
       del sys.modules[telemetry]
   return openvino
-
-
-def _writable(array: np.ndarray) -> np.ndarray:
-  """Returns a view that OpenVINO accepts: it wants to be allowed to write, but does not."""
-  memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-  return np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)

@@ -94,8 +94,11 @@ def generate_tokens(
     logits_BV, cache = next_logits(state.last_B, state.position, state.cache)
     id_V = jnp.arange(logits_BV.shape[1])
     possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
-    token_B = _first_best(jnp.where(possible_V, logits_BV, -jnp.inf)).astype(jnp.int32)
-    token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B)
+    logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
+    # `jnp.argmax`, for which XLA's CPU backend takes as long as for the whole projection.
+    best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
+    token_B = jnp.min(jnp.where(logits_BV < best_B1, logits_BV.shape[1], id_V), axis=1)
+    token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B.astype(jnp.int32))
     tokens_BT = jax.lax.dynamic_update_index_in_dim(
       state.tokens_BT, token_B, state.position, axis=1
     )
@@ -139,13 +142,6 @@ def log_likelihoods(
   ones_BT = jnp.ones(tokens_BT.shape)
   _, aux = vocabulary.weighted_nll(*parts, tokens_BT, ones_BT, dtype=network.config.dtype)
   return -jnp.sum(aux.nll_BT, axis=1)
-
-
-def _first_best(logits_BV: Float[Array, "B V"]) -> Int[Array, "B"]:
-  """Returns `jnp.argmax`, for which XLA's CPU backend takes as long as for the whole projection."""
-  best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
-  size = logits_BV.shape[1]
-  return jnp.min(jnp.where(logits_BV < best_B1, size, jnp.arange(size)), axis=1)
 
 
 def _product(

@@ -104,7 +104,6 @@ def encode_windows(
   size: int,
   *,
   total: int,
-  unit: str,
   title: str | None = None,
   progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
@@ -115,12 +114,11 @@ def encode_windows(
     texts: The texts; read as they are embedded.
     size: Texts per window.
     total: Number of all texts, for the progress bar.
-    unit: Name of a text in the progress bar, such as " lines".
     title: Title of the progress bar.
     progress: Show a progress bar; None: on a terminal only.
   """
   disable = None if progress is None else not progress
-  with progress_bar.Bar(total=total, unit=unit, desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, unit=" sentences", desc=title, disable=disable) as bar:
     for window in windows(texts, size):
       yield embed(window)
       bar.update(len(window))
@@ -162,18 +160,17 @@ class EncoderSource:
     with _lock:
       if self not in _opened:
         _opened.clear()  # before the next encoder takes memory
-        _opened[self] = self._load()
+        if self.load is None:
+          raise errors.InputError(
+            f"{self.name} cannot be loaded in other processes; use one local process"
+          )
+        _, encoder = self.load()
+        if source_of(encoder, self.name) != self:
+          raise errors.InputError(
+            f"{self.name} has changed since the work on it started; start over"
+          )
+        _opened[self] = encoder
       return _opened[self]
-
-  def _load(self) -> Any:
-    if self.load is None:
-      raise errors.InputError(
-        f"{self.name} cannot be loaded in other processes; use one local process"
-      )
-    _, encoder = self.load()
-    if source_of(encoder, self.name) != self:
-      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
-    return encoder
 
 
 _lock = threading.Lock()
@@ -307,8 +304,13 @@ def embed(
     for start in range(0, max(1, len(texts)), WINDOW)
   ]
   if engine.in_process and not keep:
-    computed = list(_computed(units))
-    vectors, cuts = [x for x, _ in computed], [cut for _, cut in computed]
+    vectors, cuts = [], []
+    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", disable=None) as bar:
+      for unit in units:
+        vectors_ND, cut = unit.compute(unit.read())
+        vectors.append(vectors_ND)
+        cuts.append(cut)
+        bar.update(len(unit.texts))
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
     known = keep and all(base.result(unit, verify=True) is not None for unit in units)
@@ -326,12 +328,3 @@ def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
   finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
   if not finite_N.all():
     raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
-
-
-def _computed(units: Sequence[EmbedTexts]) -> Iterator[tuple[np.ndarray, list[Any]]]:
-  """Yields what units compute in this process, which is not written; shows a progress bar."""
-  total = sum(len(unit.texts) for unit in units)
-  with progress_bar.Bar(total=total, unit=" texts", desc="embed", disable=None) as bar:
-    for unit in units:
-      yield unit.compute(unit.read())
-      bar.update(len(unit.texts))

@@ -161,7 +161,8 @@ def embed_file(
     stack.callback(work_folders.remove_if_empty, target)
     stack.enter_context(work_folders.owned(folder, is_folder=True))
     work = work_folders.work_path(folder, is_folder=True)
-    stack.callback(_remove_copies, work)
+    stack.callback(work_folders.remove_if_empty, work)
+    stack.callback(line_spans.remove_copies, work)
     cut = line_spans.cut(paths, shard_lines or _SHARD_LINES, copies=work)
     settings = {
       "encoder": encoding.identity(encoder, name),
@@ -197,11 +198,6 @@ def embed_file(
     batching.log_all_cut([count for result in made for count in result["cut"]], cut.lines)
     vector_store.finish(target, [result["sha256"] for result in made])
   return cut.lines
-
-
-def _remove_copies(work: str) -> None:
-  line_spans.remove_copies(work)
-  work_folders.remove_if_empty(work)
 
 
 def embed_files(
@@ -248,7 +244,6 @@ def embed_files(
       (side for pair in readers.read_pairs(bitext) for side in pair),
       _WINDOW,
       total=2 * lines,
-      unit=" sentences",
       title=str(bitext),
       progress=progress,
     )

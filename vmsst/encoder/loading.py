@@ -246,18 +246,14 @@ def open_encoder(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
       "or try `vmsst import bert`"
     ) from error
-  theirs.digest = _digest_below(folder)
+  names_and_contents = hashlib.sha256()
+  for below in sorted(below for below in folder.rglob("*") if below.is_file()):
+    line = f"{checksums.of_file(below)}  {below.relative_to(folder)}\n"
+    names_and_contents.update(line.encode())
+  theirs.digest = names_and_contents.hexdigest()
   if max_length is not None:
     theirs.max_seq_length = errors.as_integer(
       f"max_length of {path}", max_length, maximum=theirs.max_seq_length
     )
     theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
   return str(folder.resolve()), theirs
-
-
-def _digest_below(folder: pathlib.Path) -> str:
-  """Returns a SHA-256 of the names and contents of all files below a folder."""
-  total = hashlib.sha256()
-  for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-    total.update(f"{checksums.of_file(path)}  {path.relative_to(folder)}\n".encode())
-  return total.hexdigest()

@@ -189,13 +189,10 @@ class DataDigests:
     }
     total = hashlib.sha256()
     for path in sorted(paths):
-      total.update(f"{self._digest(path)}  {path.relative_to(self._root)}\n".encode())
+      if path not in self._cached_digest:
+        self._cached_digest[path] = checksums.of_file(path)
+      total.update(f"{self._cached_digest[path]}  {path.relative_to(self._root)}\n".encode())
     return {"name": storage.absolute(self._root), "digest": total.hexdigest()}
-
-  def _digest(self, path: storage.Path) -> str:
-    if path not in self._cached_digest:
-      self._cached_digest[path] = checksums.of_file(path)
-    return self._cached_digest[path]
 
   def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
     left_out = storage.path(self._left_out)

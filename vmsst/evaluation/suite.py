@@ -331,7 +331,14 @@ def evaluate(
     data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
     again = ""
     if key in done:
-      other = _differences(done[key], data["digest"], benchmark.options, sizes)
+      record = done[key]
+      cuts = {cut["dimension"] for cut in record.get("dimensions", [])}
+      same = {
+        "data": record["data"]["digest"] == data["digest"],
+        "options": record.get("options", {}) == benchmark.options,
+        "dimensions": cuts >= set(sizes),
+      }
+      other = " and ".join(what for what, equal in same.items() if not equal)
       if not other:
         report(f"{key}: finished before")
         continue
@@ -344,7 +351,13 @@ def evaluate(
     done.pop(key, None)
     waiting[key] = _Waiting(benchmark, tasks, data)
   if absent and not waiting and not set(names) & set(done):
-    raise errors.InputError(_no_data(root, benchmarks, absent))
+    if len(absent) == 1:
+      raise errors.InputError("; ".join(f"{key} is absent: {absent[key]}" for key in absent))
+    expected = dict.fromkeys(folder for benchmark in benchmarks for folder in benchmark.folders)
+    raise errors.InputError(
+      f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
+      "(see `vmsst eval --list`)"
+    )
   failed: dict[str, str] = {}
 
   def results() -> dict[str, Any]:
@@ -390,28 +403,6 @@ class _Waiting:
   benchmark: Benchmark
   tasks: Sequence[Task | LargeTask]
   data: dict[str, str]
-
-
-def _differences(
-  record: Mapping[str, Any], digest: str, options: Mapping[str, str], sizes: Iterable[int]
-) -> str:
-  """Returns what differs in finished results of a benchmark, for people; "" if nothing does."""
-  same = {
-    "data": record["data"]["digest"] == digest,
-    "options": record.get("options", {}) == options,
-    "dimensions": {cut["dimension"] for cut in record.get("dimensions", [])} >= set(sizes),
-  }
-  return " and ".join(name for name, equal in same.items() if not equal)
-
-
-def _no_data(root: storage.Path, benchmarks: Iterable[Benchmark], absent: Mapping[str, str]) -> str:
-  if len(absent) == 1:
-    return "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
-  expected = dict.fromkeys(name for benchmark in benchmarks for name in benchmark.folders)
-  return (
-    f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
-    "(see `vmsst eval --list`)"
-  )
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 
-import numpy as np
 import tokenizers
 
 from vmsst import arrays, errors
@@ -89,7 +88,11 @@ def export_onnx(
     problem = str(error)
   padding_id = arrays.PAD_ID if tokenizer is None else tokenizer.padding_id
   params = layer_stacks.separate(saved.arrays)
-  graph = onnx_encoder.build(_in_ids_of_tokenizer(params, padding_id), saved.network)
+  if padding_id != arrays.PAD_ID:  # The rows of the token table are by the tokenizer's ids.
+    table_VD = params[weight_tables.TOKEN_TABLE].copy()
+    table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
+    params[weight_tables.TOKEN_TABLE] = table_VD
+  graph = onnx_encoder.build(params, saved.network)
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
@@ -145,17 +148,6 @@ def describe(exported: Exported) -> str:
   if tokenizer.eos is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return "\n".join(lines)
-
-
-def _in_ids_of_tokenizer(
-  params: Mapping[str, np.ndarray], padding_id: int
-) -> dict[str, np.ndarray]:
-  """Returns parameters with the rows of the token table by the tokenizer's ids."""
-  if padding_id == arrays.PAD_ID:
-    return dict(params)
-  table_VD = params[weight_tables.TOKEN_TABLE].copy()
-  table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
-  return {**params, weight_tables.TOKEN_TABLE: table_VD}
 
 
 def _cutting_and_padding(tokenizer: tokenizer_file.ExportedTokenizer, max_length: int) -> bytes:

@@ -127,7 +127,13 @@ def export_sentence_transformers(
       kind = f"{_MODULES}.{module.kind}"
       listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
     _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
-    encoder_json.save_assets(_with_tokenizer(saved.assets, partial), partial, weights)
+    assets = saved.assets
+    if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      # The encoder reads the tokenizer of this folder.
+      tokenizer_path = str(partial / hugging_face_vocabulary.TOKENIZER_FILE)
+      vocabulary = dataclasses.replace(vocabulary, path=tokenizer_path)
+      assets = dataclasses.replace(assets, vocabulary=vocabulary)
+    encoder_json.save_assets(assets, partial, weights)
   return Exported(
     source=saved.name,
     folder=target,
@@ -136,17 +142,6 @@ def export_sentence_transformers(
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     has_eos=tokenizer.eos is not None,
   )
-
-
-def _with_tokenizer(
-  assets: encoder_json.EncoderAssets, folder: pathlib.Path
-) -> encoder_json.EncoderAssets:
-  """Returns an encoder with the folder's `tokenizer.json`, if its vocabulary is such a file."""
-  vocabulary = assets.vocabulary
-  if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-    return assets
-  path = str(folder / hugging_face_vocabulary.TOKENIZER_FILE)
-  return dataclasses.replace(assets, vocabulary=dataclasses.replace(vocabulary, path=path))
 
 
 def describe(exported: Exported) -> str:

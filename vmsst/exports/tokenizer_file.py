@@ -122,20 +122,17 @@ def _of_bytes(
   """Returns a tokenizer with one token for each byte, and its special tokens by id."""
   special = {0: " <pad>", 1: " </s>", 2: " <unk>"}
   ids = {token: i for i, token in special.items()}
-  ids |= {letter: byte + 3 for byte, letter in enumerate(_letters_of_bytes())}
+  # A letter stands for each byte: itself if visible, else one from U+0100 on.
+  visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+  others = iter(range(0x100, 0x200))
+  for byte in range(0x100):
+    ids[chr(byte if byte in visible else next(others))] = byte + 3
   made = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], unk_token=special[2]))
   if vocabulary.lowercase:
     made.normalizer = tokenizers.normalizers.Sequence(_lowercase(tokenizers))
   made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   made.decoder = tokenizers.decoders.ByteLevel()
   return made, special
-
-
-def _letters_of_bytes() -> list[str]:
-  """Returns the letter that stands for each byte: itself if visible, else one from U+0100 on."""
-  seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-  hidden = iter(range(0x100, 0x200))
-  return [chr(byte) if byte in seen else chr(next(hidden)) for byte in range(0x100)]
 
 
 def _of_sentencepiece(

@@ -42,7 +42,11 @@ def check(
     if not (above and name):
       raise errors.InputError(f"{file} is a folder; give a file as output")
     storage.check_writable(file.rpartition("/")[0])
-  local = [path for given in inputs if not _elsewhere(given) for path in _expanded(given)]
+  local: list[str] = []
+  for given in inputs:
+    if not _elsewhere(given):
+      is_pattern = glob.has_magic(given) and not os.path.lexists(given)
+      local += glob.glob(given, recursive=True) if is_pattern else [given]
   if file is not None and not _elsewhere(file):
     _check_file(file, local)
   if folder is not None and not _elsewhere(folder):
@@ -122,11 +126,6 @@ def _check_parents(path: str) -> str:
   if not os.path.isdir(above):
     raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
   return above
-
-
-def _expanded(path: str) -> list[str]:
-  pattern = glob.has_magic(path) and not os.path.lexists(path)
-  return glob.glob(path, recursive=True) if pattern else [path]
 
 
 def _same(path: str, other: str) -> bool:

@@ -331,16 +331,10 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def local_copy(
-  given: str | os.PathLike[str], next_to: Sequence[str] = ()
-) -> Iterator[pathlib.Path]:
+def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
 
   The copy has the names of all folders of the URL, and errors name the URL.
-
-  Args:
-    given: The file or folder.
-    next_to: Names of files next to a file, which are copied too if they exist.
 
   Raises:
     InputError: the folder is not finished, or it cannot be read.
@@ -359,9 +353,6 @@ def local_copy(
       check_finished(url)
       copy.parent.mkdir(parents=True, exist_ok=True)
       download(url, copy)
-      for name in next_to if copy.is_file() else ():
-        if exists(f"{url.rpartition('/')[0]}/{name}"):
-          download(f"{url.rpartition('/')[0]}/{name}", copy.with_name(name))
     yield copy
 
 

@@ -226,7 +226,13 @@ def _open(path: str) -> Iterator[IO[bytes]]:
 def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
   """Yields the same chunks; errors of decompression and of the disk name the file."""
   number = size = 0
-  most = most_unpacked(_size(path)) if path.endswith(".gz") else None
+  most = None
+  if path.endswith(".gz"):
+    try:
+      packed = storage.size(path)
+    except OSError:
+      packed = 0
+    most = most_unpacked(packed)
   iterator = iter(chunks)
   while True:
     try:
@@ -248,10 +254,3 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
         f"{path}: not text: it was compressed more than {BOMB_RATIO} times, after line {number}"
       )
     yield chunk
-
-
-def _size(path: str) -> int:
-  try:
-    return storage.size(path)
-  except OSError:
-    return 0

@@ -134,7 +134,6 @@ def hard_negatives(
       texts.first,
       _WINDOW,
       total=len(texts.first),
-      unit=" sentences",
       title=title,
       progress=progress,
     )
@@ -196,16 +195,13 @@ class _Texts:
 
   def __init__(self, texts: Sequence[str]):
     places: dict[str, int] = {}
-    self.of = [places.setdefault(_normalized(text), len(places)) for text in texts]
+    # Without differences in case, width and spaces.
+    folded = (" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts)
+    self.of = [places.setdefault(text, len(places)) for text in folded]
     self.first: list[str] = []
     for text, number in zip(texts, self.of, strict=True):
       if number == len(self.first):
         self.first.append(text)
-
-
-def _normalized(text: str) -> str:
-  """Returns the text without differences in case, width and spaces."""
-  return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _relative_path(bitext: BitextFile) -> str:

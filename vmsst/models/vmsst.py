@@ -185,7 +185,9 @@ class VmsstModel(base.BitextModel):
       dropout_rng=decoder_rng,
     )
     kl_B = sum(gaussian.kl_from_standard(*latent) for latent in latents.values())
-    kl_weight = self._kl_weight(step)
+    kl_weight = jnp.asarray(self.kl_weight, jnp.float32)
+    if step is not None and self.kl_anneal_steps:
+      kl_weight *= jnp.minimum(1.0, jnp.asarray(step, jnp.float32) / self.kl_anneal_steps)
     total = scores.weighted
     if self.kl_weight:  # otherwise an infinite KL would give NaN: 0 * infinity
       total += self.elbo_weight * kl_weight * jnp.sum(kl_B)
@@ -244,12 +246,6 @@ class VmsstModel(base.BitextModel):
       dropout_rng=dropout_rng,
     )
     return vmsst.Posteriors(*(x.reshape(*pairs.languages_B2.shape, -1) for x in of_rows))
-
-  def _kl_weight(self, step: jax.Array | int | None) -> jax.Array:
-    if step is None or not self.kl_anneal_steps:
-      return jnp.asarray(self.kl_weight, jnp.float32)
-    risen = jnp.minimum(1.0, jnp.asarray(step, jnp.float32) / self.kl_anneal_steps)
-    return self.kl_weight * risen
 
 
 def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None) -> base.Metrics:

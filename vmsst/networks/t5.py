@@ -222,15 +222,14 @@ def relative_position_buckets(
   return bucket_TT.astype(np.int32)
 
 
-def buckets_by_offset(*, buckets: int, max_distance: int, bidirectional: bool = True) -> np.ndarray:
+def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
   """Returns the bucket of each offset from query to key, int32 [2 max_distance + 1].
 
   The first is that of the offset -max_distance. Keys farther away than `max_distance` have the
   buckets of the two ends. Arguments and errors are those of `relative_position_buckets`.
   """
-  return relative_position_buckets(
-    2 * max_distance + 1, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional
-  )[max_distance]
+  length = 2 * max_distance + 1
+  return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]
 
 
 class RelativePositionBias(nn.Module):

@@ -67,10 +67,13 @@ def build(
     if storage.is_url(url):
       folder = pathlib.Path(work_folder, f"upload.{loaded.name}")
     if work_folders.is_new(folder):
+      from vmsst.evaluation import benchmarks, evaluation_texts
+
+      texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
       report = pipeline.build(
         loaded,
         storage.absolute(releases),  # Workers may have another working directory.
-        _evaluation_sentences(evaluation),
+        decontamination.EvaluationSentences.of(texts),
         own_work,
         engine or engines.Local(os.cpu_count() or 1),
       )
@@ -87,14 +90,6 @@ def build(
     for empty in (own_work, os.path.dirname(own_work)):  # Another recipe may be using the latter.
       work_folders.remove_if_empty(empty)
   return url
-
-
-def _evaluation_sentences(root: str) -> decontamination.EvaluationSentences:
-  from vmsst.evaluation import benchmarks, evaluation_texts
-
-  return decontamination.EvaluationSentences.of(
-    evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), root)
-  )
 
 
 def _write(report: pipeline.Report, folder: pathlib.Path) -> None:

@@ -110,7 +110,7 @@ def _goals(report: pipeline.Report) -> str:
   if not report.goals:
     return "The recipe has no targets."
   rows = [
-    [goal.name, goal.wanted, goal.available, goal.obtained, f"{_share(goal.obtained, goal.wanted)}"]
+    [goal.name, goal.wanted, goal.available, goal.obtained, _share(goal.obtained, goal.wanted)]
     for goal in report.goals
   ]
   return _table(["languages", "target", "available", "obtained", "share"], rows)

@@ -153,10 +153,11 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       elif release.format == held.format and release is not held:
         faults.append(Fault(path, f"the same corpus and languages as {held.paths[0]}"))
   if not releases:
+    left_out = f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
     raise errors.InputError(
       f"{root}: no OPUS release below this folder; add some, as "
       "CORPUS/VERSION/moses/de-en.txt.zip, "
-      f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{_first(faults)}"
+      f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{left_out}"
     )
   return sorted(releases.values(), key=lambda release: release.name), faults
 
@@ -259,10 +260,6 @@ def _corpus_and_version(root: str, path: str, match: re.Match[str]) -> tuple[str
 
 def _folded(code: str) -> str:
   return code.lower().replace("@", "_").replace("-", "_")
-
-
-def _first(faults: list[Fault]) -> str:
-  return f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
 
 
 def _read_zip(release: Release) -> Iterator[Row | Fault]:

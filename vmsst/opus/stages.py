@@ -159,7 +159,11 @@ class Merge(base.Unit):
     _, first_K, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
     first_N = first_K[place_N]
     repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
-    same_R = _equal(texts.take(repeated_R), texts.take(first_N[repeated_R]))
+    same_2R = [
+      pc.equal(side.take(repeated_R), side.take(first_N[repeated_R])).to_numpy()
+      for side in texts.columns
+    ]
+    same_R = np.logical_and.reduce(same_2R)
     ranks_K = ranks(keys_N[first_K], tags_N[first_K], corpora, self.seed)
     order_K = np.lexsort((keys_N[first_K], ranks_K))
     ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
@@ -180,12 +184,6 @@ class Merge(base.Unit):
     )
     names = (READ, DUPLICATE, NEAR_DUPLICATE, KEPT)
     return {corpus: dict(zip(names, counts, strict=True)) for corpus, *counts in columns}
-
-
-def _equal(first: pa.Table, second: pa.Table) -> np.ndarray:
-  """Returns whether all columns of two tables are equal, bool [N]."""
-  columns = [pc.equal(first[name], second[name]).to_numpy() for name in first.column_names]
-  return np.logical_and.reduce(columns)
 
 
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:

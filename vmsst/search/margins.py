@@ -264,12 +264,8 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search
   return best
 
 
-def _ratio(cosine: np.ndarray, mean: np.ndarray) -> np.ndarray:
-  return np.where(mean > 0, cosine / np.where(mean > 0, mean, 1), 0.0)
-
-
 _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-  "ratio": _ratio,
+  "ratio": lambda cosine, mean: np.where(mean > 0, cosine / np.where(mean > 0, mean, 1), 0.0),
   "distance": lambda cosine, mean: cosine - mean,
   "absolute": lambda cosine, mean: np.minimum(cosine.astype(np.float64), 1),
 }

@@ -20,13 +20,11 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from vmsst.checkpoints import hub_models, layer_stacks, t5x
-from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.checkpoints import hub_models, layer_stacks, t5x, tensors
 from vmsst.errors import InputError
 from vmsst.io import checksums, storage, work_folders
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
-from vmsst.train.train_state import some_names
 
 PREFIX = "checkpoint"
 _DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
@@ -236,13 +234,13 @@ def apply_assignment_map(
         break
   if absent:
     raise InputError(
-      f"{path} lacks {some_names(absent)}, which assignment_map reads; it has "
-      f"{some_names(list(stored))}. Use a checkpoint of the same model and number of layers"
+      f"{path} lacks {tensors.some(absent, 5)}, which assignment_map reads; it has "
+      f"{tensors.some(stored, 5)}. Use a checkpoint of the same model and number of layers"
     )
   if unused:
     raise InputError(
       f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
-      f"{some_names(list(model))}"
+      f"{tensors.some(model, 5)}"
     )
   return sources
 
@@ -281,13 +279,13 @@ def find_arrays(
   Raises:
     InputError: An array is missing or has another shape; the message names it.
   """
-  model, stored = _flatten(shapes), t5x_checkpoints.read_metadata(path)
+  model, stored = _flatten(shapes), t5x.read_metadata(path)
   sources = apply_assignment_map(model, assignment_map or (), stored, path)
   sources_found = {name: source for name, source in sources.items() if source is not None}
   missing = [name for name in sources if name not in sources_found]
   if missing and not may_lack:
     raise InputError(
-      f"{path} lacks {some_names(missing)}; it has {some_names(list(stored))}. To initialize "
+      f"{path} lacks {tensors.some(missing, 5)}; it has {tensors.some(stored, 5)}. To initialize "
       "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
       "If only the optimizer state is missing, keep the run's scan_layers"
     )
@@ -325,17 +323,23 @@ def restore(
   """
   model = _flatten(shapes)
   placement = _flatten(shardings)
-  stored = t5x_checkpoints.read_metadata(path)
+  stored = t5x.read_metadata(path)
   sources = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
   missing = [name for name in model if name not in sources]
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
   for name, source in sources.items():
     kept = dtype is None or not name.startswith("target/")
+    spec = tuple(placement[name].spec)
+    if source.stacked:  # The parts are layers; an axis of layers is not sharded.
+      spec = spec[1:]
+    elif source.layer is not None:
+      spec = (None, *spec)
+    sharding = jax.sharding.NamedSharding(placement[name].mesh, jax.sharding.PartitionSpec(*spec))
     for part in source.names:
       read[part] = model[name]
       args[part] = ocp.ArrayRestoreArgs(
-        sharding=_sharding_of_parts(placement[name], source),
+        sharding=sharding,
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
@@ -362,16 +366,6 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
-
-
-def _sharding_of_parts(sharding: Any, source: layer_stacks.Source) -> Any:
-  """Returns the sharding of the stored arrays that make an array: layers are not sharded."""
-  spec = tuple(sharding.spec)
-  if source.stacked:
-    spec = spec[1:]
-  elif source.layer is not None:
-    spec = (None, *spec)
-  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
 # --------------------------------------------------------------------------------------------
@@ -417,7 +411,7 @@ class CheckpointManager:
     self._model_dir = epath.Path(storage.path(model_dir))
     self._cfg = cfg
     self._failed = False
-    t5x_checkpoints.ignore_abandoned_io()
+    t5x.ignore_abandoned_io()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())

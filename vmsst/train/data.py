@@ -246,7 +246,9 @@ class DataState:
     if prefix is not None:
       step = int(folder.parent.name.rpartition("_")[2])
       return cls(step, prefix) if step else None
-    if any(_state_names(folder)):
+    names = storage.names(folder)
+    # Files of a state are in `folder`, or in folders there.
+    if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
         "The data iterator state in %s is not of %d processes; the data starts over, so rows may "
         "repeat before all others are seen.",
@@ -254,12 +256,6 @@ class DataState:
         processes,
       )
     return None
-
-
-def _state_names(folder: storage.Path) -> Iterator[str]:
-  """Yields the names of all files of data iterator states below a checkpoint's folder `dataset`."""
-  for name in sorted(storage.names(folder)):
-    yield from [name] if name.startswith("train_ds-") else storage.names(folder / name)
 
 
 def _state_path(folder: storage.Path, process: int, processes: int) -> tuple[storage.Path, str]:

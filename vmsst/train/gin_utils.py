@@ -78,7 +78,11 @@ def parse_gin_flags(
       raise InputError(f"gin file {name!r} not found; searched: {searched}") from error
     except _UNPARSED as error:
       raise InputError(f"{file}: {explain(error)}") from error
-  known = _macros()
+  # The macros that the parsed files define or use.
+  known = {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
+  for reference in gin.config.iterate_references(gin.config._CONFIG):
+    if reference.selector == "gin.macro":
+      known.update(reference.scopes)
   for binding in gin_bindings:
     name = binding.split("=", 1)[0].strip()
     if re.fullmatch(r"\w+", name) and name not in known:
@@ -243,7 +247,9 @@ def explain(error: BaseException) -> str:
   if configurable:
     unknown = configurable.group(1)
     text = f"the gin files do not import {unknown!r}"
-    text += _nearest(unknown, _configurables())
+    names = {name for name, _ in gin.config._REGISTRY.items()}
+    names |= {".".join(name.split(".")[-2:]) for name in names}
+    text += _nearest(unknown, names)
   return text + where
 
 
@@ -251,20 +257,6 @@ def _nearest(name: str, known: Sequence[str] | set[str]) -> str:
   upper = {candidate.lower(): candidate for candidate in known}
   close = difflib.get_close_matches(name.lower(), list(upper), n=3, cutoff=0.5)
   return f"; did you mean {' or '.join(upper[match] for match in close)}?" if close else ""
-
-
-def _macros() -> set[str]:
-  """Returns the macros that the parsed files define or use."""
-  names = {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
-  for reference in gin.config.iterate_references(gin.config._CONFIG):
-    if reference.selector == "gin.macro":
-      names.update(reference.scopes)
-  return names
-
-
-def _configurables() -> set[str]:
-  names = {name for name, _ in gin.config._REGISTRY.items()}
-  return names | {".".join(name.split(".")[-2:]) for name in names}
 
 
 def _parameters(selector: str) -> list[str]:

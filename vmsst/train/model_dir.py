@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 
 from vmsst.errors import InputError
-from vmsst.io import locks, storage
+from vmsst.io import locks, storage, work_folders
 from vmsst.train import progress
 
 _RERUN = "Fix this and rerun the same command"
@@ -49,7 +49,7 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
       if jax.process_index() == 0:
         if isinstance(path, pathlib.Path):
           for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
-            stack.callback(_remove_if_empty, folder)
+            stack.callback(work_folders.remove_if_empty, os.fspath(folder))
           path.mkdir(parents=True, exist_ok=True)
         elif not lock:
           storage.check_writable(model_dir)
@@ -65,11 +65,6 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
     except OSError as error:
       raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
     yield held
-
-
-def _remove_if_empty(folder: pathlib.Path) -> None:
-  with contextlib.suppress(OSError):
-    folder.rmdir()
 
 
 @contextlib.contextmanager

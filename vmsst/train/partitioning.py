@@ -150,19 +150,12 @@ class PjitPartitioner:
         f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}); choose a multiple "
         f"of {data_size}"
       )
-    rows = {
-      process: sorted({index for index, _ in positions})
-      for process, positions in self._positions_by_process().items()
-    }
-    parts = sorted({tuple(part) for part in rows.values()})
-    mine = tuple(rows[jax.process_index()])
+    rows: dict[int, set[int]] = {}  # of the mesh, by process
+    for (row, _), device in np.ndenumerate(self.mesh.devices):
+      rows.setdefault(device.process_index, set()).add(row)
+    parts = sorted({tuple(sorted(part)) for part in rows.values()})
+    mine = tuple(sorted(rows[jax.process_index()]))
     return DataLayout(batch_size, shard_id=parts.index(mine), num_shards=len(parts))
-
-  def _positions_by_process(self) -> dict[int, list[tuple[int, ...]]]:
-    positions: dict[int, list[tuple[int, ...]]] = {}
-    for position, device in np.ndenumerate(self.mesh.devices):
-      positions.setdefault(device.process_index, []).append(position)
-    return positions
 
   def get_mesh_axes(self, train_state: Any) -> Any:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.

@@ -6,7 +6,7 @@ Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.core
@@ -14,31 +14,12 @@ import jax.numpy as jnp
 from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
 
+from vmsst.checkpoints import tensors
 from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
 _AXES = "_axes"
-
-
-def some_names(names: Sequence[str], count: int = 5) -> str:
-  """Returns the first `count` names, sorted, and the number of others, for a message."""
-  more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(sorted(names)[:count]) + more
-
-
-def _axis_names(collection: str, variables: PyTree, axes: PyTree) -> PyTree:
-  """Returns a PartitionSpec for every variable; raises InputError if one has no axes."""
-  names = flax.core.unfreeze(flax_partitioning.get_axis_names(flax.core.freeze(axes)))
-  named = traverse_util.flatten_dict(names, sep="/")
-  missing = sorted(set(traverse_util.flatten_dict(variables, sep="/")) - set(named))
-  if missing:
-    raise InputError(
-      f"{len(missing)} variables of the model's collection {collection!r} have no logical axes: "
-      f"{some_names(missing)}; create them with flax.linen.partitioning.param_with_axes or "
-      "variable_with_axes"
-    )
-  return names
 
 
 def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
@@ -55,7 +36,7 @@ def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
   if missing:
     raise InputError(
       f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
-      f"{some_names(missing)}. Use the model and the optimizer that were saved."
+      f"{tensors.some(missing, 5)}. Use the model and the optimizer that were saved."
     )
   complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
@@ -92,17 +73,20 @@ class TrainState(struct.PyTreeNode):
       InputError: Logical axes are missing.
     """
     collections = flax.core.unfreeze(variables)
-    axes = flax.core.freeze(
-      {
-        name.removesuffix(_AXES): _axis_names(
-          name.removesuffix(_AXES),
-          collections.get(name.removesuffix(_AXES), {}),
-          collections.pop(name),
+    specs: dict[str, PyTree] = {}  # a PartitionSpec for every variable, by collection
+    for name in [name for name in collections if name.endswith(_AXES)]:
+      collection = name.removesuffix(_AXES)
+      given = flax.core.freeze(collections.pop(name))
+      specs[collection] = flax.core.unfreeze(flax_partitioning.get_axis_names(given))
+      named = traverse_util.flatten_dict(specs[collection], sep="/")
+      present = traverse_util.flatten_dict(collections.get(collection, {}), sep="/")
+      if missing := set(present) - set(named):
+        raise InputError(
+          f"{len(missing)} variables of the model's collection {collection!r} have no logical "
+          f"axes: {tensors.some(missing, 5)}; create them with "
+          "flax.linen.partitioning.param_with_axes or variable_with_axes"
         )
-        for name in list(collections)
-        if name.endswith(_AXES)
-      }
-    )
+    axes = flax.core.freeze(specs)
     params = collections.pop("params")
     set_axes = getattr(optimizer_def, "set_param_axes", None)
     if "params" in axes and set_axes is not None:

@@ -79,7 +79,10 @@ def _connected(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     try:
-      _reach(address)
+      # If nothing answers at the address, Ray itself waits for a long time.
+      host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+      if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
       ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
       raise errors.InputError(
@@ -87,13 +90,6 @@ def _connected(address: str | None) -> Any:
         "or give another address"
       ) from None
   return ray
-
-
-def _reach(address: str | None) -> None:
-  """Raises OSError if nothing answers at an address: Ray itself waits for a long time."""
-  host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-  if host and port.isdecimal():
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
 
 
 def _room(ray: Any, gpus: int) -> int:

@@ -143,7 +143,14 @@ def convert(
   source, tokenizer = released.transformer, cast(Any, released.tokenizer)
   path = source / hugging_face.CONFIG_FILE
   sizes = _sizes(path, released.config)
-  padding_id = _padding_id(path, released)
+  # The id that the tokenizer pads with. The model's config may have another: a small E5 is a BERT,
+  # id 0, with the tokenizer of XLM-R.
+  if tokenizer is not None:
+    padding_id = hugging_face_vocabulary.padding_id(source / TOKENIZER_FILE, tokenizer)
+  elif str(released.config.get("tokenizer_class")).startswith("XLMRoberta"):
+    padding_id = 1
+  else:
+    padding_id = _config_padding_id(path, released.config)
   if padding_id >= sizes["vocab_size"]:
     raise errors.InputError(
       f"{source}: the padding id is {padding_id}, outside the table of {sizes['vocab_size']} rows"
@@ -287,15 +294,3 @@ def _config_padding_id(path: pathlib.Path, config: Mapping[str, Any]) -> int:
   if isinstance(value, bool) or not isinstance(value, int) or value < 0:
     raise errors.InputError(f"{path}: 'pad_token_id' is {value!r}, not an id")
   return value
-
-
-def _padding_id(path: pathlib.Path, released: sentence_transformers_files.Released) -> int:
-  """Returns the id that the tokenizer pads with.
-
-  The model's config may have another: a small E5 is a BERT, id 0, with the tokenizer of XLM-R.
-  """
-  if released.tokenizer is not None:
-    return hugging_face_vocabulary.padding_id(path.parent / TOKENIZER_FILE, released.tokenizer)
-  if str(released.config.get("tokenizer_class")).startswith("XLMRoberta"):
-    return 1
-  return _config_padding_id(path, released.config)

@@ -340,7 +340,12 @@ def train_vocabulary(path: str) -> None:
   """
   meanings = (slots(number, "train") for number in range(_NUM_MEANINGS))
   books = [phrasebook(language) for language in LANGUAGES]
-  texts = (_text(book, meaning) for meaning in meanings for book in books)
+  texts = (
+    # Boundaries between phrases if the language has no blanks.
+    book.sentence(meaning) if book.blank else _BOUNDARY.join([*book.words(meaning), book.stop])
+    for meaning in meanings
+    for book in books
+  )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=texts,
@@ -359,10 +364,3 @@ def train_vocabulary(path: str) -> None:
     minloglevel=1,
   )
   pathlib.Path(path).write_bytes(model.getvalue())
-
-
-def _text(book: Phrasebook, meaning: Meaning) -> str:
-  """Returns a training sentence, with boundaries between phrases if the language has no blanks."""
-  if book.blank:
-    return book.sentence(meaning)
-  return _BOUNDARY.join([*book.words(meaning), book.stop])

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -89,7 +89,13 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
   """
   by_language: dict[str, Questions] = {}
   for location, record in files.records(path):
-    queries, gold = record.get("queries"), _english_answers(record, location)
+    try:
+      given = record["answers"]["en"]
+      named = [x for answer in given for x in (answer.get("text"), *answer.get("aliases", ()))]
+      gold = retrieval.normalized_set(x for x in named if x)
+    except (KeyError, TypeError, AttributeError):
+      raise errors.InputError(f"{location}: no English answers under 'answers'") from None
+    queries = record.get("queries")
     if not isinstance(queries, dict) or set(queries) != set(by_language or queries):
       raise errors.InputError(f"{location}: 'queries' does not have one question per language")
     for code in queries:
@@ -245,16 +251,6 @@ MKQA_SMALL = suite.Benchmark(
   averages=_small_averages,
   sets=_SMALL_LANGUAGES,
 )
-
-
-def _english_answers(record: dict[str, Any], location: str) -> frozenset[str]:
-  """Returns the normalized English answers; the set is empty if MKQA has none."""
-  try:
-    given = record["answers"]["en"]
-    texts = [text for answer in given for text in (answer.get("text"), *answer.get("aliases", ()))]
-    return retrieval.normalized_set(text for text in texts if text)
-  except (KeyError, TypeError, AttributeError):
-    raise errors.InputError(f"{location}: no English answers under 'answers'") from None
 
 
 def _not_empty(questions: Questions, path: storage.Path) -> Questions:
