@@ -124,6 +124,14 @@ def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message):
     assert advice not in str(caught.value)
 
 
+def test_torch_sees_no_tar_archive_which_it_would_unpack_on_disk(tmp_path, monkeypatch):
+  torch = pytest.importorskip("torch", reason="needs torch")
+  monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch has read it"))
+  (tmp_path / "x.pt").write_bytes(b"pickle" + bytes(1018))  # begins with a member's name
+  with pytest.raises(errors.InputError, match="is not a file of torch"):
+    tensors.open_file(tmp_path / "x.pt")
+
+
 def test_a_missing_torch_is_named(tmp_path, monkeypatch):
   (tmp_path / "x.pt").touch()
   monkeypatch.setitem(sys.modules, "torch", None)
