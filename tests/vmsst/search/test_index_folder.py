@@ -316,3 +316,13 @@ def test_defaults_grow_with_the_number_of_vectors(count, dimension, wanted):
   # FAISS wants 39 training vectors or more for each list.
   assert rows >= 39 * int((re.search(r"IVF(\d+)", wanted) or [0, 0])[1])
   assert (rows == 0) == (wanted == "Flat")
+
+
+def test_lists_number_vectors_through_all_blocks():
+  pytest.importorskip("faiss", reason="needs faiss-cpu")
+  vectors_ND = exact_search.unit_rows(np.random.default_rng(0).normal(size=(90, 4)))
+  index = faiss_index.train("IVF2,Flat", vectors_ND)
+  faiss_index.fill(index, [vectors_ND[:50], vectors_ND[50:]], first=3)
+  index.nprobe = 2
+  _, found_N1 = index.search(vectors_ND.astype(np.float32), 1)
+  np.testing.assert_array_equal(found_N1[:, 0], np.arange(3, 93))
