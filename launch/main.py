@@ -20,7 +20,7 @@ with interrupts.default_interrupt():
   from vmsst.errors import InputError, requires
   from vmsst.io import commands, watchdog
   from vmsst.paths import gin_dir
-  from vmsst.train import distributed, runtime
+  from vmsst.train import distributed, quiet
 
 # Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
@@ -210,16 +210,16 @@ def _run(options: argparse.Namespace) -> None:
 
 def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
   """Returns the command's function with its gin bindings; `ends` leaves the multi-process run."""
-  notes = contextlib.nullcontext() if options.verbose else runtime.without_start_up_notes()
+  notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
   with requires("train", "t5x"), notes:
     import seqio  # imports TensorFlow, which every command needs
     import tensorflow as tf
 
   tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
-  from vmsst.train import gin_utils
+  from vmsst.train import aliases, gin_utils
 
-  runtime.install()
+  aliases.install()
   functions = {
     command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
@@ -273,7 +273,7 @@ def _quiet(verbose: bool) -> None:
   logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
   logging.set_stderrthreshold("info" if verbose else "warning")
   if not verbose:
-    runtime.drop_untrue_warnings()
+    quiet.drop_untrue_warnings()
 
 
 if __name__ == "__main__":

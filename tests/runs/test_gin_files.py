@@ -135,8 +135,8 @@ STARTS_FROM = sentence_encoder.SentenceEncoder(
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
-from vmsst.train import runtime
-runtime.install()
+from vmsst.train import aliases
+aliases.install()
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 from vmsst.data import datasets
@@ -501,8 +501,8 @@ partitioning.PjitPartitioner:
 _TRAIN = """
 import json, sys
 import gin, jax, numpy as np
-from vmsst.train import runtime
-runtime.install()
+from vmsst.train import aliases
+aliases.install()
 from vmsst.data import vocabularies
 from vmsst.train import adafactor, gin_utils, partitioning, trainer, utils
 from vmsst.models import bitranslation

@@ -26,7 +26,7 @@ from vmsst.cli.shared_options import (
   print_lines,
   read_lines,
 )
-from vmsst.io import atomic_files, outputs, storage, text_fields
+from vmsst.io import atomic_files, outputs, storage, stored_settings, text_fields
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""
@@ -314,7 +314,6 @@ def search(
     language: Language of the queries, for encoders that require it.
   """
   from vmsst.encoder import encoding
-  from vmsst.io import work_folders
   from vmsst.mining import text_search
   from vmsst.search import device_search, embedded_text
 
@@ -328,7 +327,7 @@ def search(
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   name, model, load = computing.open(path)
-  differences = searched.encoder and work_folders.setting_differences(
+  differences = searched.encoder and stored_settings.differences(
     {"encoder": searched.encoder}, {"encoder": encoding.identity(model, name)}
   )
   if differences and not encoder:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.data.readers import BitextFile
-from vmsst.io import atomic_files, checksums, storage, work_folders
+from vmsst.io import atomic_files, checksums, storage, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -65,7 +65,7 @@ def make_files(
     path = os.path.join(folder, where)
     identity = {"bitext": {"name": str(bitext), "digest": _digest(bitext)}}
     if where in files and storage.is_file(path):
-      if differences := work_folders.setting_differences(
+      if differences := stored_settings.differences(
         {"bitext": files[where].get("bitext")}, identity
       ):
         raise errors.InputError(
@@ -120,7 +120,7 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   started = description.setdefault("started", [])
   if not isinstance(files, dict) or not isinstance(started, list):
     raise errors.InputError(f"{path}: not a description of derived files; use another folder")
-  if differences := work_folders.setting_differences(stored, settings):
+  if differences := stored_settings.differences(stored, settings):
     raise errors.InputError(
       f"{path}: the files next to it differ: {differences}; use another folder, or make all files "
       "again (--refresh)"

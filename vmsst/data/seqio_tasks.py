@@ -19,8 +19,6 @@ from vmsst.data import features, readers, sources, vocabularies
 from vmsst.data.features import SIDES
 from vmsst.languages import Language
 
-_ROWS = 64  # Rows per call of a function; for splitting words, see `features.SPLIT_ROWS`.
-_CHOICES = 1024
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # The arguments of all names from `unique_name`, by kind of name. This is global because the
 # registries of seqio are: gin may call a function such as `files` several times, and the same
@@ -106,7 +104,7 @@ class TextTask(seqio.Task):
       name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
     }
     splits = self.source.split_languages and getattr(self._vocabulary, "pretokenize", False)
-    rows = rows.batch(features.SPLIT_ROWS if splits else _ROWS)
+    rows = rows.batch(features.SPLIT_ROWS if splits else sources.ROWS)
     if splits:
       rows = rows.map(features.split_columns, tf.data.AUTOTUNE)
     rows = rows.map(lambda columns: self._tokenized(columns, lengths), tf.data.AUTOTUNE).unbatch()
@@ -232,7 +230,7 @@ def _mixed(
 
   def choose(number: tf.Tensor) -> tf.Tensor:
     seeds = tf.stack([tf.constant(seed, tf.int64), number])
-    sampled = tf.random.stateless_uniform([_CHOICES], seeds, dtype=tf.float64)
+    sampled = tf.random.stateless_uniform([sources.CHOICES], seeds, dtype=tf.float64)
     return tf.searchsorted(bounds, sampled, side="right", out_type=tf.int64)
 
   choices = tf.data.Dataset.range(tf.int64.max).map(choose).unbatch()

@@ -31,8 +31,10 @@ MEMORY_LIMIT = 64 << 20
 VECTOR_BYTES = 16
 WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 """The only shard of unsharded data."""
-_ROWS = 64  # Rows per call of a function; up to as many are part of a checkpoint of an iterator.
-_CHOICES = 1024
+ROWS = 64
+"""Rows per call of a function; up to as many are part of a checkpoint of an iterator."""
+CHOICES = 1024
+"""Choices of a dataset per call of a function."""
 
 Columns = Mapping[str, np.ndarray]
 """Columns of rows by name; texts are objects (bytes), [N] or [N, K]."""
@@ -140,7 +142,7 @@ class MemorySource(TextSource):
       return {name: tf.gather(column, number_B) for name, column in columns.items()}
 
     positions = tf.data.Dataset.range(shard.index, end, shard.num_shards)
-    return positions.batch(_ROWS).map(look_up).unbatch()
+    return positions.batch(ROWS).map(look_up).unbatch()
 
 
 def _row_number(position_B: tf.Tensor, count: int, seed: int | None) -> tf.Tensor:
@@ -236,7 +238,7 @@ class StreamSource(TextSource):
   def _read(self, file: BitextFile) -> tf.data.Dataset:
     lines = _lines(file)
     if not self._teacher:
-      return lines.batch(_ROWS).map(lambda *line: self._columns(file, line)).unbatch()
+      return lines.batch(ROWS).map(lambda *line: self._columns(file, line)).unbatch()
     array = teacher_vectors.open_vectors(self._teacher, file)
     records = tf.data.FixedLengthRecordDataset(
       teacher_vectors.local_path(self._teacher, file), array[0].nbytes, header_bytes=array.offset
@@ -246,7 +248,7 @@ class StreamSource(TextSource):
       vectors = features.teacher_columns(record_B, array.shape[1:])
       return {**self._columns(file, line_B), **vectors}
 
-    return tf.data.Dataset.zip((lines, records)).batch(_ROWS).map(join).unbatch()
+    return tf.data.Dataset.zip((lines, records)).batch(ROWS).map(join).unbatch()
 
   def _columns(self, file: BitextFile, line_B: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     count = 2 + self._negatives
@@ -276,7 +278,7 @@ def _choices(counts: Sequence[int], seed: int) -> tf.data.Dataset:
     place_B = _row_number(position_B, total, seed)
     return tf.searchsorted(ends, place_B, side="right", out_type=tf.int64)
 
-  return tf.data.Dataset.range(total).batch(_CHOICES).map(choose).unbatch()
+  return tf.data.Dataset.range(total).batch(CHOICES).map(choose).unbatch()
 
 
 def _lines(file: BitextFile) -> tf.data.Dataset:

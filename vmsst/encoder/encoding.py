@@ -64,7 +64,7 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns what identifies an encoder, for JSON: its `name` and, if it has one, its `digest`.
 
-  Stored results with other digests are of another encoder; see `work_folders.setting_differences`.
+  Stored results with other digests are of another encoder; see `stored_settings.differences`.
 
   Args:
     encoder: An object with `encode(texts)`; the encoders of this library have a `digest` of their

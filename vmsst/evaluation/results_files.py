@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, input_files, outputs, storage, work_folders
+from vmsst.io import (
+  atomic_files,
+  checksums,
+  input_files,
+  outputs,
+  storage,
+  stored_settings,
+)
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS = "settings"
@@ -113,7 +120,7 @@ class Folder:
     outputs.check([], folder=str(self._benchmark("").parent))
     if storage.exists(self._path("settings")):
       before = _read(self._path("settings"), {}, _DELETE_IT)
-      if differences := work_folders.setting_differences(before, self._settings):
+      if differences := stored_settings.differences(before, self._settings):
         raise errors.InputError(
           f"{self._folder} has other results: {differences}; give another folder, or delete it"
         )
@@ -133,7 +140,7 @@ class Folder:
     if not storage.exists(path):
       return None
     record = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
-    differences = work_folders.setting_differences(record.pop(_SETTINGS), self._settings)
+    differences = stored_settings.differences(record.pop(_SETTINGS), self._settings)
     return None if differences else record
 
   def names(self) -> list[str]:

@@ -4,15 +4,9 @@ An output that appears at once has `.NAME.vmsst` next to it, and a folder whose 
 one has `.vmsst` in it. The command that writes the output owns the work folder: another command
 with the same output is refused. It is removed when the output is complete; what a killed command
 has left in it is resumed or replaced by the next one.
-
-Stored results record settings, so that work on them resumes only with the same inputs. Settings are
-JSON values. An input such as an encoder or a text is an object with a `digest` of its content and a
-`name` for people: it stays the same when it is moved, and differs when its content does. Without a
-digest, the name identifies it.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -20,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from vmsst import errors
@@ -212,36 +206,3 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
   while os.path.lexists(folder) and time.monotonic() < end:
     shutil.rmtree(folder, ignore_errors=True)
     time.sleep(0.1)
-
-
-_ABSENT = object()
-_FOR_PEOPLE = "name"
-
-
-def setting_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-  """Returns what differs between two settings, for people; "" if nothing does."""
-  return "; ".join(
-    f"{key} is {_shown(stored.get(key, _ABSENT))}, not {_shown(given.get(key, _ABSENT))}"
-    for key in dict.fromkeys((*stored, *given))
-    if not _same(stored.get(key, _ABSENT), given.get(key, _ABSENT))
-  )
-
-
-def _same(x: Any, y: Any) -> bool:
-  if isinstance(x, Mapping) and isinstance(y, Mapping):
-    known = {"digest"} <= {name for name in x if x[name]} & {name for name in y if y[name]}
-    ignored = {_FOR_PEOPLE} if known else set()
-    names = {*x, *y} - ignored
-    return all(_same(x.get(name, _ABSENT), y.get(name, _ABSENT)) for name in names)
-  if isinstance(x, list) and isinstance(y, list):
-    return len(x) == len(y) and all(map(_same, x, y))
-  return x == y
-
-
-def _shown(value: Any) -> str:
-  if value is _ABSENT or value is None:
-    return "unset"
-  if isinstance(value, Mapping) and isinstance(value.get(_FOR_PEOPLE), str):
-    digest = value.get("digest")
-    return value[_FOR_PEOPLE] + (f" ({str(digest)[:12]})" if digest else "")
-  return json.dumps(value, ensure_ascii=False)

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import atomic_files, large_arrays, storage, text_fields, text_files, work_folders
+from vmsst.io import (
+  atomic_files,
+  large_arrays,
+  storage,
+  stored_settings,
+  text_fields,
+  text_files,
+  work_folders,
+)
 from vmsst.search import exact_search, faiss_index, margins, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
 from vmsst.units import engines
@@ -95,7 +103,7 @@ def mine(
       f"{target.vectors.shape[1]}: compute both with the same encoder"
     )
   made_by = [{"encoder": side.encoder} for side in (source, target) if side.encoder]
-  if len(made_by) == 2 and (differences := work_folders.setting_differences(*made_by)):
+  if len(made_by) == 2 and (differences := stored_settings.differences(*made_by)):
     raise errors.InputError(
       f"{source.folder} and {target.folder} have vectors of different encoders: {differences}; "
       "compute both with the same encoder"

@@ -42,7 +42,7 @@ class Scorer(Protocol):
 
   @property
   def settings(self) -> dict[str, Any]:
-    """What the scores depend on except texts and languages; see `work_folders`."""
+    """What the scores depend on except texts and languages; see `stored_settings`."""
 
   def __call__(
     self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, input_files, storage, work_folders
+from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings, work_folders
 from vmsst.search import exact_search, faiss_index, vector_store
 from vmsst.units import base, engines
 
@@ -81,9 +81,7 @@ def build_index(
   work = work_folders.work_path(folder, is_folder=True)
   if storage.exists(folder / _STATE):
     before, sha256 = _read_state(folder)
-    if differences := work_folders.setting_differences(
-      *map(dataclasses.asdict, (before, settings))
-    ):
+    if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
       raise errors.InputError(
         f"{folder} has another index: {differences}; give another folder, or delete it"
       )

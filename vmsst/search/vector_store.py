@@ -25,6 +25,7 @@ from vmsst.io import (
   interrupts,
   npy_files,
   storage,
+  stored_settings,
   work_folders,
 )
 
@@ -57,7 +58,7 @@ class State:
   def differences(self, given: "State") -> str:
     """Returns how these vectors differ from others, for messages; "" if they are the same."""
     keys = ("dimension", "dtype")
-    return work_folders.setting_differences(
+    return stored_settings.differences(
       *({**{key: getattr(store, key) for key in keys}, **store.settings} for store in (self, given))
     )
 

@@ -15,7 +15,15 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.io import atomic_files, input_files, locks, outputs, storage, work_folders
+from vmsst.io import (
+  atomic_files,
+  input_files,
+  locks,
+  outputs,
+  storage,
+  stored_settings,
+  work_folders,
+)
 
 
 def names_below(folder):
@@ -418,6 +426,6 @@ A = {"name": "/a", "digest": "1" * 64}
   ],
 )
 def test_stored_settings_differ_by_content_not_by_name(stored, given, message):
-  differences = work_folders.setting_differences(stored, given)
+  differences = stored_settings.differences(stored, given)
   assert differences.startswith(message)
   assert bool(differences) == bool(message)

@@ -7,7 +7,7 @@ import memory_store
 import pytest
 
 from vmsst.errors import InputError
-from vmsst.train import gin_utils, runtime
+from vmsst.train import aliases, gin_utils
 
 CONFIG = """
 from __gin__ import dynamic_registration
@@ -33,7 +33,7 @@ utils.DatasetConfig.seed = 1
 @pytest.fixture
 def parse(tmp_path):
   """Parses CONFIG with the given bindings, after clearing gin."""
-  runtime.install()
+  aliases.install()
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)
   (tmp_path / "bad.gin").write_text(CONFIG + "\nutils.DatasetConfig.splitt = 'x'\n")
@@ -152,7 +152,7 @@ def test_values_of_their_parameters_types_are_accepted(parse):
 
 
 def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
-  runtime.install()
+  aliases.install()
   import t5x.trainer
 
   from vmsst.train import trainer

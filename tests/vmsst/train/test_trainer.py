@@ -17,7 +17,7 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, partitioning, progress, runtime, trainer
+from vmsst.train import aliases, checkpoints, partitioning, progress, trainer
 
 STEPS, ROWS = 7, 8
 
@@ -66,7 +66,7 @@ def test_a_loss_gets_the_number_of_updates_before_it_in_each_microbatch(whole, t
 
 
 def test_the_trainer_for_upstream_changes_nothing_here(whole, tmp_path, monkeypatch):
-  runtime.install()
+  aliases.install()
   from vmsst.train import step_trainer
 
   assert issubclass(step_trainer.StepTrainer, trainer.Trainer)
