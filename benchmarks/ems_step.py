@@ -48,7 +48,7 @@ import optax
 from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems
 from vmsst.data import vocabularies
-from vmsst.networks import bert
+from vmsst.networks import transformer
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
 # Arguments of the network that differ from the paper.
@@ -86,7 +86,7 @@ def make_tokens(options: argparse.Namespace) -> np.ndarray:
 
 
 def make_network(variant: str, options: argparse.Namespace) -> ems.EmsNetwork:
-  config = bert.BertConfig(
+  config = transformer.TransformerConfig(
     vocab_size=VOCABULARY,
     emb_dim=options.width,
     num_heads=options.heads,

@@ -129,7 +129,7 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
   import transformers
   from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-  from vmsst.checkpoints.importers import bert as importer
+  from vmsst.checkpoints.importers import encoders as importer
 
   special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   tokenizer = Tokenizer(models.Unigram())
@@ -160,7 +160,7 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
     if is_mt5(name):
       save_mt5(folder / name, folder / f"{name}.vmsst")
     else:
-      importer.import_bert(folder / name, folder / f"{name}.vmsst", pooling="mean")
+      importer.import_encoder(folder / name, folder / f"{name}.vmsst", pooling="mean")
 
 
 def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:

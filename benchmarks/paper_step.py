@@ -57,7 +57,7 @@ from vmsst.data import vocabularies
 from vmsst.losses import fused_gradients
 from vmsst.models import bitranslation, contrastive
 from vmsst.models import vmsst as vmsst_model
-from vmsst.networks import bert, sentence_encoder, t5
+from vmsst.networks import sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_network
 from vmsst.train import adafactor, optimizers, train_state, trainer, utils
 
@@ -116,7 +116,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
   common = {"vocab_size": size.vocabulary, "emb_dim": size.width, "num_heads": size.heads}
   kind = name.partition("_")[0]
   if kind == "ems":
-    bert_config = bert.BertConfig(
+    bert_config = transformer.TransformerConfig(
       **common,
       **numerics,
       mlp_dim=size.mlp,
@@ -206,7 +206,7 @@ def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any
 def encoder_multiplications(config: Any, length: int) -> int:
   """Returns the multiplications of an encoder's matmuls, per sentence."""
   width, mlp = config.emb_dim, config.mlp_dim
-  if isinstance(config, bert.BertConfig):
+  if isinstance(config, transformer.TransformerConfig):
     layer = 4 * width**2 + 2 * width * mlp + 2 * length * width
     return config.num_layers * length * layer
   joined = config.num_heads * config.head_dim

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
 from vmsst.arrays import sharding
-from vmsst.networks import bert, sentence_encoder, t5
+from vmsst.networks import sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
 _LAYER_NORM_EPS = 1e-12
@@ -92,8 +92,8 @@ class EmsNetwork(nn.Module):
     self.xtr_transform = _dense(features)
     if self.xtr_layer_norm:
       if self.language_dim:
-        self.language_layer_norm = bert.LayerNorm(_LAYER_NORM_EPS)
-      self.xtr_norm = bert.LayerNorm(_LAYER_NORM_EPS)
+        self.language_layer_norm = transformer.LayerNorm(_LAYER_NORM_EPS)
+      self.xtr_norm = transformer.LayerNorm(_LAYER_NORM_EPS)
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True

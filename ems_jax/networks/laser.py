@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
 from vmsst.arrays import sharding
-from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5
+from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
 
@@ -47,7 +47,7 @@ class TransformerDecoder(nn.Module):
       zero.
   """
 
-  config: bert.BertConfig
+  config: transformer.TransformerConfig
   language_dim: int
   num_languages: int
   initializer_range: float
@@ -79,7 +79,7 @@ class TransformerDecoder(nn.Module):
     batch, length, width = embedded_BTE.shape
     if length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences have {length} tokens; the decoder's BertConfig has positions for "
+        f"sentences have {length} tokens; the decoder's TransformerConfig has positions for "
         f"{cfg.max_positions} (max_positions); increase it"
       )
     uniform = lstm.uniform(self.initializer_range)
@@ -107,7 +107,7 @@ class TransformerDecoder(nn.Module):
     once_B1Y = jnp.concatenate([language_B1G, sentence_BZ[:, None].astype(cfg.dtype)], axis=-1)
     once_BTY = jnp.broadcast_to(once_B1Y, (batch, length, once_B1Y.shape[-1]))
     return t5.run_layers(
-      bert.EncoderLayer,
+      transformer.EncoderLayer,
       cfg,
       cfg.num_layers,
       jnp.concatenate([token_BTE.astype(cfg.dtype), once_BTY], axis=-1),
@@ -142,7 +142,7 @@ class LaserNetwork(nn.Module):
   language_dim: int = 32
   num_languages: int = languages.NUM_LANGUAGES
   initializer_range: float = 0.1
-  transformer_decoder: bert.BertConfig | None = None
+  transformer_decoder: transformer.TransformerConfig | None = None
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(LaserNetwork):

@@ -24,7 +24,7 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.checkpoints.importers import bert, ems, mt5, vmsst_release
+from vmsst.checkpoints.importers import ems, encoders, mt5, vmsst_release
 from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.encoder import file_embedding, loading
 from vmsst.exports import safetensors_folder, sentence_transformers_folder
@@ -202,7 +202,7 @@ def all_readers() -> list[Reader]:
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
     Reader("import mt5", {**mt5_files(), **model}, _writes(mt5.import_mt5)),
-    Reader("import bert", bert_files(), _writes(bert.import_bert)),
+    Reader("import encoder", bert_files(), _writes(encoders.import_encoder)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
            _writes(ems.import_ems, "x.pt", vocabulary="x.model")),
@@ -279,7 +279,7 @@ COMMANDS = {
   },
   **{
     f"import {kind}": _At_once(f"import {kind} hub/{kind}/m OUT", result=_params)
-    for kind in ("mt5", "bert", "vmsst")
+    for kind in ("mt5", "encoder", "vmsst")
   },
   "import ems": _At_once("import ems x.safetensors OUT --vocabulary x.model", result=_params),
   "eval": _Resumed("eval --encoder encoder --data data --out OUT --suite tatoeba", result=_scores),
@@ -306,7 +306,7 @@ def write_inputs(folder, encoder=None):
   }
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(mt5_files(), folder / "hub" / "mt5")
-  trials.lay_out(bert_files(), folder / "hub" / "bert")
+  trials.lay_out(bert_files(), folder / "hub" / "encoder")
   trials.lay_out(vmsst_files(), folder / "hub" / "vmsst")
   encoder = encoder or loading.load(folder / "run")
   file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")

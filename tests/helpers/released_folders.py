@@ -8,7 +8,8 @@ import tiny_tokenizers
 import tokenizers
 from safetensors.numpy import save, save_file
 
-from vmsst.checkpoints.importers import bert
+from vmsst.checkpoints.importers import architectures
+from vmsst.networks.transformer import TransformerConfig
 
 WORDS = [
   "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "museum", "Museum", "is", "open",
@@ -88,7 +89,7 @@ def _xlmr_tokenizer(model):
 
 
 def bert_config(sizes):
-  """Returns attributes of a BertConfig by their names in `config.json`."""
+  """Returns attributes of a TransformerConfig by their names in `config.json`."""
   names = {
     "vocab_size": "vocab_size", "emb_dim": "hidden_size", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size",
@@ -135,7 +136,7 @@ def write(folder, kind, changes, *, sizes=SIZES, deviation=0.4):
     kind: "bert" or "xlmr", by the class of the tokenizer, or "plain" for that of `tokenizer.json`.
     changes: By file: keys to replace (with the value None in Python, to remove), a whole content
       that is not an object, or None to leave the file out.
-    sizes: Attributes of a BertConfig, but for the size of the vocabulary.
+    sizes: Attributes of a TransformerConfig, but for the size of the vocabulary.
     deviation: Of the weights.
   """
   files = copy.deepcopy(_files(kind))
@@ -152,7 +153,7 @@ def write(folder, kind, changes, *, sizes=SIZES, deviation=0.4):
       path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
   rng, weights = np.random.default_rng(0), {}
   sizes = {**sizes, "vocab_size": files["config.json"]["vocab_size"]}
-  for row in bert.rows(sizes, pooler=False):
+  for row in architectures.BERT.rows(TransformerConfig(**sizes), pooler=False):
     center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
     weights[row.source] = rng.normal(center, deviation, row.shape).astype(np.float32)
   save_file(weights, folder / "model.safetensors")
@@ -293,7 +294,9 @@ POOLED = [
     {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},
     {"word_embedding_dimension": REMOVED, "embedding_dimension": 16},
     {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, _CLS,
+    {"pooling_mode": "lasttoken"},
   )),
+  ("bert", {_TC: {"chat_template": "x"}}),
 ]  # fmt: skip
 # Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
 REFUSED = [
@@ -301,7 +304,7 @@ REFUSED = [
     ("truncation_side", "left"), ("padding_side", "left"), ("split_special_tokens", True),
     ("tokenizer_class", "RobertaTokenizer"), ("do_lower_case", "yes"), ("strip_accents", "yes"),
     ("tokenize_chinese_chars", 3), ("cls_token", None), ("model_max_length", 0),
-    ("model_input_names", ["input_ids"]), ("chat_template", "x"), ("vocab", {"a": 0}),
+    ("model_input_names", ["input_ids"]), ("vocab", {"a": 0}),
     ("added_tokens_decoder", ["ENT"]), ("added_tokens_decoder", {"x": _ENT}),
     ("auto_map", {"AutoTokenizer": ["x.Y", None]}), ("fast_tokenizer_files", ["tokenizer.4.json"]),
   )),
@@ -333,17 +336,18 @@ REFUSED = [
   )),
   *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (
     ({"pooling_mode": "max"}, "pooling"), ({"pooling_mode": ["cls", "mean"]}, "pooling"),
-    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "lasttoken"}, "pooling"),
+    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "weightedmean"}, "pooling"),
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {
     _MO: modules(f"{_KIND}Dense"), _PO: pooled, "Dense/config.json": _DENSE | dense,
   }, ("Dense", key)) for pooled, dense, key in (
-    (_MEAN, {}, "'cls'"), (_CLS, {"activation_function": "torch.nn.Identity"}, "Identity"),
+    (_MEAN, {}, "'cls'"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
+    (_CLS, {"activation_function": "torch.nn.ReLU"}, "activation_function"),
   )),
   *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
-    modules(f"{_KIND}Dense")[2:], [{"type": NORMALIZE, "path": "../Dense"}],
+    2 * modules(f"{_KIND}Dense")[2:], [{"type": NORMALIZE, "path": "../Dense"}],
   )),
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from vmsst.checkpoints import encoder_json, t5x
 from vmsst.data import vocabularies
-from vmsst.networks import bert, sentence_encoder, t5
+from vmsst.networks import sentence_encoder, t5, transformer
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -79,7 +79,7 @@ def save_training_checkpoint(folder, step, params):
 T5 = t5_config(
   vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
 )
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=400,
   emb_dim=16,
   num_heads=2,

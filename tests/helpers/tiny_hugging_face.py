@@ -20,7 +20,7 @@ SIZES = {
 
 
 def save_me5(folder, tokenizer_file):
-  """Writes a folder with the files of multilingual E5; returns its sizes as of a BertConfig.
+  """Writes a folder with the files of multilingual E5; returns its sizes as of a TransformerConfig.
 
   Args:
     folder: Folder to make; its name must say that it is an E5.

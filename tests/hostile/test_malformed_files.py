@@ -23,7 +23,7 @@ from trials import Reader
 
 import vmsst
 from vmsst.checkpoints import tensors
-from vmsst.checkpoints.importers import bert, mt5
+from vmsst.checkpoints.importers import encoders, mt5
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.downloads import tables
@@ -140,7 +140,7 @@ SMALL = (
 LARGE = (
   "vmsst.load of a run", "vmsst.load of a safetensors export",
   "vmsst.load of a sentence-transformers export", "import mt5",
-  "import bert", "import ems, torch", "import vmsst",
+  "import encoder", "import ems, torch", "import vmsst",
 )  # fmt: skip
 
 
@@ -264,8 +264,8 @@ def load(folder, out):
     (EXPORT, load, "encoder.json", {"relpos_buckets": 4 * 10**9, "relpos_max_distance": 1 << 70}),
     ("import mt5", mt5.import_mt5, "config.json", {"num_layers": 10**9}),
     ("import mt5", mt5.import_mt5, "config.json", {"num_layers": 1 << 70}),
-    ("import bert", bert.import_bert, "config.json", {"num_hidden_layers": 10**9}),
-    (EXPORT, bert.import_bert, "encoder.json", {}),
+    ("import encoder", encoders.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
+    (EXPORT, encoders.import_encoder, "encoder.json", {}),
   ],
 )
 def test_models_of_huge_sizes_or_of_another_kind_are_refused(

@@ -11,7 +11,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst.data import sample, vocabularies
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 
 pytestmark = pytest.mark.slow
 ROOT = vmsst.gin_dir()
@@ -48,15 +48,15 @@ t5.T5Config.mlp_dim = 16
 t5.T5Config.remat = 'none'
 """
 TINY_EMS = """
-bert.BertConfig.num_layers = 1
-bert.BertConfig.num_heads = 2
-bert.BertConfig.mlp_dim = 16
+transformer.TransformerConfig.num_layers = 1
+transformer.TransformerConfig.num_heads = 2
+transformer.TransformerConfig.mlp_dim = 16
 utils.create_learning_rate_scheduler.base_learning_rate = 0.01
 """
 TINY_STUDENT = (
   TINY_EMS
   + """
-bert.BertConfig.max_positions = 10
+transformer.TransformerConfig.max_positions = 10
 DROPOUT_RATE = 0.0
 LEARNING_RATE = 0.01
 vocabularies.SentencePieceVocabulary.lowercase = False
@@ -76,7 +76,7 @@ OF_ONE_FILE = {
   "ablations/vmsst_24l_12_decoder_layers.gin": ["t5.T5Config.scan_layers = True"],
   "laser_transformer.gin": [
     *TINY_EMS.strip().splitlines(),
-    "decoder/bert.BertConfig.emb_dim = 56",  # 8 + 32 + 16
+    "decoder/transformer.TransformerConfig.emb_dim = 56",  # 8 + 32 + 16
   ],
   "ems/t5_encoder.gin": TINY_T5.strip().splitlines(),
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
@@ -148,7 +148,7 @@ def write_bitext(folder, rows):
 
 def write_teacher(folder):
   """Writes a run of a later step than any run here: runs that start from it count their own."""
-  config = bert.BertConfig(
+  config = transformer.TransformerConfig(
     vocab_size=3600, emb_dim=16, num_heads=2, mlp_dim=16, num_layers=1, max_positions=10
   )
   encoder = sentence_encoder.SentenceEncoder(config, 16, head=False)

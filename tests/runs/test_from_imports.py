@@ -12,7 +12,7 @@ import tiny_hugging_face
 import tiny_tokenizers
 
 import vmsst
-from vmsst.checkpoints.importers import bert, mt5
+from vmsst.checkpoints.importers import encoders, mt5
 from vmsst.data import hugging_face_vocabulary, sample
 
 pytestmark = pytest.mark.slow
@@ -139,7 +139,7 @@ def start(tmp_path_factory):
   texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
   tokenizers = tiny_tokenizers.save(folder, texts)
   sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
-  imported = bert.import_bert(folder / "multilingual-e5-tiny", folder / "me5")
+  imported = encoders.import_encoder(folder / "multilingual-e5-tiny", folder / "me5")
   assert vmsst.load(imported.checkpoint).vocabulary.prefix == "query: "
   pairs = {
     (code, "en"): [
@@ -151,7 +151,10 @@ def start(tmp_path_factory):
   macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
   bindings = [
     *TINY_SOFT.strip().splitlines(),
-    *(f"{macros.get(k, f'bert.BertConfig.{k}')} = {value!r}" for k, value in sizes.items()),
+    *(
+      f"{macros.get(k, f'transformer.TransformerConfig.{k}')} = {value!r}"
+      for k, value in sizes.items()
+    ),
     f"OPUS_DATA_DIR = {str(folder)!r}",
     f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
   ]
@@ -186,7 +189,7 @@ def test_a_run_keeps_prompts_and_limit_of_the_encoder_that_it_starts_from(start,
   }
   for name, content in settings.items():
     (source / name).write_text(json.dumps(content))
-  checkpoint = bert.import_bert(source, tmp_path / "import").checkpoint
+  checkpoint = encoders.import_encoder(source, tmp_path / "import").checkpoint
   file = tmp_path / "mine.gin"
   file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_bert.gin'\n")
   own = [x for x in bindings if not x.startswith("MAX_LENGTH")]

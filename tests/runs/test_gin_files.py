@@ -11,7 +11,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import languages
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 from vmsst.opus import recipes
 
 ROOT = vmsst.gin_dir()
@@ -122,7 +122,9 @@ def row_name(file, binding):
 
 
 STARTS_FROM = sentence_encoder.SentenceEncoder(
-  bert.BertConfig(vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9),
+  transformer.TransformerConfig(
+    vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9
+  ),
   latent_dim=8,
   head=False,
   pooling="pooler",

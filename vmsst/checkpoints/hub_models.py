@@ -20,7 +20,13 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, restoring, sentence_transformers_files
-from vmsst.checkpoints.importers import bert, mt5, vmsst_release, weight_tables
+from vmsst.checkpoints.importers import (
+  architectures,
+  encoders,
+  mt5,
+  vmsst_release,
+  weight_tables,
+)
 from vmsst.io import outputs
 
 # Increase it if an import of the same files gives another encoder.
@@ -78,7 +84,7 @@ def find(name: str) -> HubModel:
   folder = _imported(snapshot, repository)
   if not (folder / encoder_json.ENCODER_FILE).is_file():
     raise errors.InputError(
-      f"{repository} has neither a {bert.TOKENIZER_FILE} nor a {mt5.VOCABULARY_FILE} to encode "
+      f"{repository} has neither a {encoders.TOKENIZER_FILE} nor a {mt5.VOCABULARY_FILE} to encode "
       "texts with; only training can start from it"
     )
   return HubModel(f"{repository}@{snapshot.name}", folder)
@@ -87,7 +93,10 @@ def find(name: str) -> HubModel:
 def is_released(folder: pathlib.Path) -> bool:
   """Returns whether a folder has a model of transformers that `vmsst.load` reads as it is."""
   path = sentence_transformers_files.config_path(folder)
-  return path.is_file() and hugging_face.read_object(path).get("model_type") in bert.TYPES
+  return (
+    path.is_file()
+    and hugging_face.read_object(path).get("model_type") in architectures.ARCHITECTURES
+  )
 
 
 def checkpoint(path: str | os.PathLike[str]) -> str:
@@ -241,8 +250,7 @@ def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
 
 # By the `model_type` of transformers.
 _IMPORTERS: dict[str, Callable[[pathlib.Path, pathlib.Path], Any]] = {
-  "bert": bert.import_bert,
-  "xlm-roberta": bert.import_bert,
+  **dict.fromkeys(architectures.ARCHITECTURES, encoders.import_encoder),
   "mt5": _import_t5,
   "t5": _import_t5,
 }

@@ -38,7 +38,12 @@ _E5 = {"query": "query: ", "passage": "passage: "}
 _DOCUMENT = ("document", "passage", "corpus")
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
-_FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_FLAGS = {
+  "pooling_mode_cls_token": "cls",
+  "pooling_mode_mean_tokens": "mean",
+  "pooling_mode_lasttoken": "lasttoken",
+}
+_POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +55,9 @@ class Released:
     config: Content of its `config.json`.
     tokenizer: Its tokenizer, or None if there are no files of one.
     max_length: The most tokens of a text, or None if no file limits them.
-    pooling: How token states become a sentence vector: "mean", "cls", or "pooler" if a dense module
-      follows [CLS] pooling.
-    dense: Name of the dense module's folder, or None.
+    pooling: How token states become a sentence vector: "mean", "cls", "last", or "pooler" if a
+      dense module with tanh follows [CLS] pooling.
+    dense: Names of the dense modules' folders: that one, or linear layers without biases.
     normalize: Whether vectors are scaled to length 1.
     prefix: The text before each sentence, if nothing else is requested.
     prompts: The texts before those of which a name is requested. "query" and "document" are what
@@ -65,7 +70,7 @@ class Released:
   tokenizer: tokenizers.Tokenizer | None
   max_length: int | None
   pooling: str
-  dense: str | None
+  dense: tuple[str, ...]
   normalize: bool
   prefix: str
   prompts: Mapping[str, str]
@@ -79,7 +84,8 @@ def read(folder: pathlib.Path) -> Released:
     InputError: a file is damaged, or this library cannot express a setting; the message names it.
   """
   has_modules = (folder / MODULES_FILE).is_file()
-  paths = _chain(folder) if has_modules else {"Transformer": ""}
+  listed = _chain(folder) if has_modules else [("Transformer", "")]
+  paths, dense = dict(listed), tuple(name for kind, name in listed if kind == "Dense")
   transformer = folder / paths["Transformer"]
   for name in _OTHERS:
     if (transformer / name).is_file():
@@ -88,9 +94,14 @@ def read(folder: pathlib.Path) -> Released:
   pooling, pools_prompt = "mean", True
   if has_modules:
     pooling, pools_prompt = _pooling(folder / paths["Pooling"])
-  if "Dense" in paths:
-    _check_dense(folder / paths["Dense"], pooling)
+  activations = [_dense_activation(folder / name) for name in dense]
+  if activations == ["Tanh"] and pooling == "cls":
     pooling = "pooler"
+  elif "Tanh" in activations:
+    raise errors.InputError(
+      f"{folder / dense[0]}: a dense module with Tanh can be imported after 'cls' pooling only, "
+      "and without others"
+    )
   if "Normalize" in paths and (folder / paths["Normalize"] / hugging_face.CONFIG_FILE).is_file():
     _check_names(folder / paths["Normalize"])
   # sentence-transformers reads the other files only if there is a list of modules.
@@ -104,7 +115,7 @@ def read(folder: pathlib.Path) -> Released:
     ),
     max_length=_max_length(transformer, options_file, options),
     pooling=pooling,
-    dense=paths.get("Dense"),
+    dense=dense,
     normalize="Normalize" in paths,
     prefix=prefix,
     prompts=prompts,
@@ -148,19 +159,19 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   return listed
 
 
-def _chain(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the folder's name of each module, if this library can express their chain."""
+def _chain(folder: pathlib.Path) -> list[tuple[str, str]]:
+  """Returns class and folder's name of each module, if this library can express their chain."""
   listed = list_modules(folder)
   kinds = [kind for kind, _ in listed]
   if kinds not in (
     ["Transformer", "Pooling", *dense, *end]
-    for dense in ([], ["Dense"])
+    for dense in ([], ["Dense"], ["Dense", "Dense"])
     for end in ([], ["Normalize"])
   ):
     raise errors.InputError(
       f"{folder / MODULES_FILE} lists {', '.join(kinds)}: this chain cannot be imported"
     )
-  return dict(listed)
+  return listed
 
 
 def _options(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
@@ -232,23 +243,26 @@ def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
     flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
     mode = [_FLAGS.get(key, key) for key in flags] or "mean"
   names = [mode] if isinstance(mode, str) else mode
-  if names not in (["mean"], ["cls"]):
+  if len(names) != 1 or names[0] not in _POOLINGS:
     raise errors.InputError(
-      f"{folder}: the pooling is {mode!r}; only 'mean' or 'cls' can be imported"
+      f"{folder}: the pooling is {mode!r}; only {', '.join(_POOLINGS)} can be imported"
     )
-  return str(names[0]), bool(config.get("include_prompt", True))
+  return _POOLINGS[names[0]], bool(config.get("include_prompt", True))
 
 
-def _check_dense(folder: pathlib.Path, pooling: str) -> None:
-  if pooling != "cls":
-    raise errors.InputError(f"{folder}: a dense module can be imported after 'cls' pooling only")
+def _dense_activation(folder: pathlib.Path) -> str:
+  """Returns "Tanh" or "Identity"; a layer with the latter must have no bias."""
   config = _check_names(folder)
   hugging_face.check_choice(folder, config, "use_residual", False, (False,))
   activation = config.get("activation_function")
-  if str(activation).rsplit(".", 1)[-1] != "Tanh":
+  name = str(activation).rsplit(".", 1)[-1]
+  if name not in ("Tanh", "Identity"):
     raise errors.InputError(
-      f"{folder}: 'activation_function' is {activation!r}; only Tanh can be imported"
+      f"{folder}: 'activation_function' is {activation!r}; only Tanh and Identity can be imported"
     )
+  if name == "Identity":
+    hugging_face.check_choice(folder, config, "bias", True, (False,))
+  return name
 
 
 def _check_names(folder: pathlib.Path) -> dict[str, Any]:

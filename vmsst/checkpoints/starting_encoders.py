@@ -63,7 +63,7 @@ def max_length(checkpoint: str | os.PathLike[str] | None) -> int:
 
 
 def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the `tokenizer.json` next to a checkpoint that `vmsst import bert` wrote.
+  """Returns the path of the `tokenizer.json` next to the checkpoint of an imported encoder.
 
   Args:
     checkpoint: Its path, or a name on the Hugging Face Hub.

@@ -1,8 +1,9 @@
 """Builds the tokenizer with which transformers opens a folder, to be one `tokenizer.json`.
 
-transformers rebuilds the tokenizers of BERT and XLM-R: it keeps the vocabulary of `tokenizer.json`
-and takes everything else from `tokenizer_config.json` and its own defaults. Added tokens come from
-up to four files. What one `tokenizer.json` cannot express is refused.
+transformers rebuilds the tokenizers of most models: it keeps the vocabulary of `tokenizer.json` and
+takes everything else from `tokenizer_config.json` and its own defaults. Added tokens come from up
+to four files. What one `tokenizer.json` cannot express is refused. So is a `tokenizer.json` of
+RoBERTa, Qwen or Gemma that is not what transformers would make.
 """
 
 import base64
@@ -24,20 +25,47 @@ _SPECIAL_FILE = "special_tokens_map.json"
 _ADDED_FILE = "added_tokens.json"
 
 _BERT, _XLMR, _PLAIN = "BertTokenizer", "XLMRobertaTokenizer", "PreTrainedTokenizer"
+_MPNET, _ROBERTA = "MPNetTokenizer", "RobertaTokenizer"
+_QWEN, _GEMMA = "Qwen2Tokenizer", "GemmaTokenizer"
 # Classes of transformers, without "Fast". The last two keep `tokenizer.json` as it is.
-_CLASSES = (_BERT, _XLMR, _PLAIN, "TokenizersBackend")
-_CLASS_OF = {"bert": _BERT, "xlm-roberta": _XLMR}
+_CLASSES = (_BERT, _XLMR, _MPNET, _ROBERTA, _QWEN, _GEMMA, _PLAIN, "TokenizersBackend")
+_RENAMED = {"DistilBertTokenizer": _BERT, "CamembertTokenizer": _PLAIN}
+_CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
+             "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN, "gemma3_text": _GEMMA,
+             "camembert": _PLAIN}  # fmt: skip
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # The default of each special token.
 _DEFAULTS = {
   _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
   _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
+  _MPNET: ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>"),
 }
-# The special tokens around a text.
-_ENDS = {_BERT: ("cls_token", "sep_token"), _XLMR: ("bos_token", "eos_token")}
+# The special tokens around a text, where they do not come from `tokenizer.json`.
+_ENDS = {_BERT: ("cls_token", "sep_token"), _MPNET: ("cls_token", "sep_token"),
+         _XLMR: ("bos_token", "eos_token")}  # fmt: skip
+_QWEN_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_FALLBACKS = ("fuse_unk", "byte_fallback")
+# Normalizer and pre-tokenizer of the classes with byte pair encoding.
+_STEPS: dict[str, tuple[Any, Any]] = {
+  _ROBERTA: (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+  _QWEN: (
+    normalizers.NFC(),
+    pre_tokenizers.Sequence([
+      pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]),
+  ),
+  _GEMMA: (
+    normalizers.Replace(" ", "\u2581"),
+    pre_tokenizers.Split(" ", "merged_with_previous"),
+  ),
+}  # fmt: skip
 # Settings that replace parts of the tokenizer. Files of released encoders have none of them.
 _UNKNOWN = (
-  "_spm_precompiled_charsmap", "auto_map", "chat_template", "fast_tokenizer_files", "gguf_file",
+  "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
   "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
 )  # fmt: skip
@@ -124,6 +152,7 @@ def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
   for name, record in ((SETTINGS_FILE, settings), (hugging_face.CONFIG_FILE, config)):
     if record.get(key):
       kind = str(record[key]).removesuffix("Fast")
+      kind = _RENAMED.get(kind, kind)
       hugging_face.check_choice(folder / name, {key: kind}, key, None, _CLASSES)
       return kind
   kinds = tuple(_CLASS_OF)
@@ -191,7 +220,17 @@ def _pipeline(
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
   if kind not in _ENDS:
-    return tokenizers.Tokenizer.from_str(json.dumps(record))
+    made = tokenizers.Tokenizer.from_str(json.dumps(record))
+    if kind in _STEPS:
+      hugging_face.check_choice(path, settings, "add_prefix_space", False, (False, None))
+      steps = map(repr, (made.normalizer, made.pre_tokenizer))
+      model = [bool(record["model"].get(key)) for key in _FALLBACKS]
+      if list(steps) != list(map(repr, _STEPS[kind])) or model != [kind == _GEMMA] * len(model):
+        raise errors.InputError(
+          f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
+          f"another 'normalizer', 'pre_tokenizer' or {' or '.join(map(repr, _FALLBACKS))}"
+        )
+    return made
   for name in ("unk_token", *_ENDS[kind]):
     if name not in named:
       raise errors.InputError(f"{path}: {name!r} is null, but {kind} requires it")
@@ -201,12 +240,12 @@ def _pipeline(
     return settings.get(key, default)
 
   vocabulary = record["model"]["vocab"]
-  if isinstance(vocabulary, dict) != (kind == _BERT):
+  if isinstance(vocabulary, dict) == (kind == _XLMR):
     raise errors.InputError(
       f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
       "another kind of vocabulary"
     )
-  if kind == _BERT:
+  if kind != _XLMR:
     made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=str(named["unk_token"])))
     made.normalizer = normalizers.BertNormalizer(
       handle_chinese_chars=flag("tokenize_chinese_chars"),

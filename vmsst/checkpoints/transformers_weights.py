@@ -1,8 +1,9 @@
 """Parameters of encoders under the names of transformers, as in exports for sentence-transformers.
 
-A T5 encoder becomes a `T5EncoderModel`, a BERT-style one (EMS and imported encoders) a `BertModel`.
-XLM-R's position table loses the rows before that of the first token: a BERT that counts from 0
-computes the same function. The projection after pooling, if any, is the last dense module.
+A T5 encoder becomes a `T5EncoderModel`; EMS, XLM-R and other relatives of BERT a `BertModel`, and
+other imported encoders what they were. XLM-R's position table loses the rows before that of the
+first token: a BERT that counts from 0 computes the same function. The projection after pooling, if
+any, is the last dense module.
 
 `open_params` reads what `to_tensors` has made, bit for bit.
 """
@@ -22,9 +23,8 @@ from vmsst.checkpoints import (
   sentence_transformers_files,
   tensors,
 )
-from vmsst.checkpoints.importers import bert as bert_import
-from vmsst.checkpoints.importers import mt5, weight_tables
-from vmsst.networks import bert, t5
+from vmsst.checkpoints.importers import architectures, mt5, weight_tables
+from vmsst.networks import t5, transformer
 
 PROJECTION = "mean/kernel"
 DENSE_WEIGHT = "linear.weight"
@@ -39,23 +39,35 @@ def to_tensors(
   """Returns the tensors of the transformer, without the modules after it.
 
   Args:
-    config: A T5Config or a BertConfig.
+    config: A T5Config or a TransformerConfig.
     params: Parameters of the encoder by name; layers may be scanned.
     padding_id: The tokenizer's padding id. Padding is 0 in this library.
   """
   arrays = layer_stacks.separate(params)
   arrays[weight_tables.TOKEN_TABLE] = _swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
-  if isinstance(config, bert.BertConfig):
-    width = config.emb_dim
-    arrays[_POSITIONS] = arrays[_POSITIONS][config.position_offset :]
-    if not config.num_token_types:
+  if isinstance(config, transformer.TransformerConfig):
+    width, exported = config.emb_dim, exported_config(config)
+    if _POSITIONS in arrays:
+      arrays[_POSITIONS] = arrays[_POSITIONS][-exported.max_positions :]
+    if exported.num_token_types > config.num_token_types:
       arrays[_TOKEN_TYPES] = np.zeros((1, width), np.float32)
-    if _POOLER[0] not in arrays:
-      # Unused, but transformers would initialize it at random and warn.
-      kernel, bias = _POOLER
-      arrays[kernel] = np.zeros((width, width), np.float32)
-      arrays[bias] = np.zeros((width,), np.float32)
+    # Unused, but transformers would initialize it at random and warn.
+    kernel, bias = _POOLER
+    arrays.setdefault(kernel, np.zeros((width, width), np.float32))
+    arrays.setdefault(bias, np.zeros((width,), np.float32))
   return weight_tables.to_tensors(_rows(config), arrays)
+
+
+def exported_config(config: transformer.TransformerConfig) -> transformer.TransformerConfig:
+  """Returns the config of an equal network that transformers has too: BERT for XLM-R and EMS."""
+  if config.positions != "learned" or config.relpos_buckets:
+    return config
+  return dataclasses.replace(
+    config,
+    max_positions=config.max_tokens,
+    position_offset=0,
+    num_token_types=max(config.num_token_types, 1),
+  )
 
 
 def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredTensor]:
@@ -69,9 +81,9 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
     InputError: a file is missing or damaged.
   """
   config = network.config
-  if not isinstance(config, (bert.BertConfig, t5.T5Config)):
+  if not isinstance(config, (transformer.TransformerConfig, t5.T5Config)):
     raise errors.InputError(f"{folder}: transformers has no encoder of {type(config).__name__}")
-  is_bert = isinstance(config, bert.BertConfig)
+  is_bert = isinstance(config, transformer.TransformerConfig)
   layers = getattr(config, "num_layers" if is_bert else "num_encoder_layers")
   stored = hugging_face.open_tensors(folder)
   tensors.check_layers(layers, stored, str(folder))
@@ -79,16 +91,13 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   padding_id = hugging_face.read_object(path).get("pad_token_id")
   if type(padding_id) is not int or not 0 <= padding_id < config.vocab_size:
     raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
-  params = {
-    row.targets[0]: _transposed(stored[row.source]) if row.transposed else stored[row.source]
-    for row in _rows(config)
-    if row.source in stored
-  }
+  params = {name: tensor for row in _rows(config) for name, tensor in row.opened(stored).items()}
   if weight_tables.TOKEN_TABLE in params:
     table = params[weight_tables.TOKEN_TABLE]
     params[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
-  if isinstance(config, bert.BertConfig) and _POSITIONS in params:
-    params[_POSITIONS] = _after_zeros(params[_POSITIONS], config.position_offset)
+  if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
+    missing = config.max_positions - exported_config(config).max_positions
+    params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
   if network.head:
     listed = sentence_transformers_files.list_modules(folder)
     dense = [name for kind, name in listed if kind == "Dense"]
@@ -99,10 +108,11 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
 
 
 def _rows(config: Any) -> list[weight_tables.Row]:
-  sizes = dataclasses.asdict(config)
-  if isinstance(config, bert.BertConfig):
-    return bert_import.rows(sizes, pooler=True)
-  return mt5.rows(sizes)
+  if isinstance(config, transformer.TransformerConfig):
+    exported = exported_config(config)
+    architecture, _ = architectures.of(exported)
+    return architecture.rows(exported, pooler=architecture.pooler)
+  return mt5.rows(dataclasses.asdict(config))
 
 
 def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:

@@ -26,7 +26,7 @@ class Tokenizer:
   pretokenized: bool = False
 
 
-def import_bert(
+def import_encoder(
   folder: InputFolder,
   output: OutputFolder,
   *,
@@ -42,9 +42,11 @@ def import_bert(
       without).
     pooling: Pooling of token states (default: as in sentence-transformers' files, or mean).
   """
-  from vmsst.checkpoints.importers import bert, weight_tables
+  from vmsst.checkpoints.importers import encoders, weight_tables
 
-  print(weight_tables.describe(bert.import_bert(folder, output, prefix=prefix, pooling=pooling)))
+  print(
+    weight_tables.describe(encoders.import_encoder(folder, output, prefix=prefix, pooling=pooling))
+  )
 
 
 def import_ems(
@@ -170,7 +172,7 @@ def push(
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("import", "bert"): Command(import_bert, atomic=True),
+  ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
   ("import", "mt5"): Command(import_mt5, atomic=True),
   ("import", "vmsst"): Command(import_vmsst, atomic=True),

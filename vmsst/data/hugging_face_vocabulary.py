@@ -2,7 +2,7 @@
 
 Ids are the tokenizer's own, except padding, which is id 0 in this library. If the tokenizer pads
 with another id, that id and 0 are swapped, and so are their two rows in an imported token table
-(`vmsst.checkpoints.importers.bert`).
+(`vmsst.checkpoints.importers.encoders`).
 """
 
 import base64
@@ -146,19 +146,24 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     )
 
 
-def padding_id(path: str | os.PathLike[str], tokenizer: tokenizers.Tokenizer) -> int:
+def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   """Returns the padding id of a tokenizer.
 
-  Raises:
-    InputError: there is no padding id; the message names `path`.
+  Without a token for padding alone (Qwen pads with the token that ends texts), it is the id after
+  all others.
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
-  for content in _PADDING:
-    if content in added:
-      return int(added[content])
-  raise errors.InputError(
-    f"{os.fspath(path)}: the added tokens contain neither '<pad>' nor '[PAD]'"
-  )
+  own = (int(added[content]) for content in _PADDING if content in added)
+  return next(own, _free_id(tokenizer))
+
+
+def is_free(tokenizer: tokenizers.Tokenizer | None, index: int) -> bool:
+  """Returns whether an id is the one after all those of a tokenizer."""
+  return tokenizer is not None and index == _free_id(tokenizer)
+
+
+def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
+  return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
@@ -239,7 +244,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
     tokenizer.encode("a \uffff")
   if not vocabulary:
     raise errors.InputError(f"{path}: empty vocabulary")
-  pad_id = padding_id(path, tokenizer)
+  pad_id = padding_id(tokenizer)
   swapped = {arrays.PAD_ID: pad_id, pad_id: arrays.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
   model = record["model"]
@@ -255,7 +260,7 @@ def _parse(path: str, content: bytes) -> _Loaded:
   return _Loaded(
     tokenizer=tokenizer,
     content=content,
-    size=1 + max(vocabulary.values()),
+    size=1 + max(pad_id, *vocabulary.values()),
     padding_id=pad_id,
     eos_id=eos,
     unk_id=unknown,

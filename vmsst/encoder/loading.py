@@ -26,7 +26,7 @@ from flax import traverse_util
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hub_models, restoring, sentence_transformers_files
-from vmsst.checkpoints.importers import bert
+from vmsst.checkpoints.importers import encoders
 from vmsst.encoder import backends, encoder_folders
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
@@ -81,11 +81,11 @@ def read(
 
 def _read_released(folder: pathlib.Path) -> tuple[encoder_json.EncoderAssets, dict[str, Any]]:
   """Returns a model of transformers: what inference needs, and its parameters by name."""
-  converted = bert.convert(folder)
+  converted = encoders.convert(folder)
   if converted.assets is None:
     raise errors.InputError(
-      f"{folder} has no {bert.TOKENIZER_FILE} to encode texts with: save one with transformers' "
-      "AutoTokenizer"
+      f"{folder} has no {encoders.TOKENIZER_FILE} to encode texts with: save one with "
+      "transformers' AutoTokenizer"
     )
   # The vocabulary's file is read as long as the process lives.
   assets = converted.assets(pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder())))
@@ -234,7 +234,7 @@ def open_encoder(
   if backend != backends.JAX:
     raise errors.InputError(
       f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
-      "`vmsst import bert`"
+      "`vmsst import encoder`"
     )
   with errors.requires("sentence-transformers", str(folder)):
     import sentence_transformers
@@ -244,7 +244,7 @@ def open_encoder(
     # The message may advise to trust code in the folder.
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
-      "or try `vmsst import bert`"
+      "or try `vmsst import encoder`"
     ) from error
   names_and_contents = hashlib.sha256()
   for below in sorted(below for below in folder.rglob("*") if below.is_file()):

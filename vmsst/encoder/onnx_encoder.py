@@ -14,7 +14,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints.importers import weight_tables
-from vmsst.networks import bert, sentence_encoder, t5
+from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx_data"
@@ -230,7 +230,7 @@ def _gelu_of_tanh(graph: Graph, x: str) -> str:
 # BERT
 
 
-def _bert(graph: Graph, config: bert.BertConfig, x_BTD: str, mask_BT: str) -> str:
+def _bert(graph: Graph, config: transformer.TransformerConfig, x_BTD: str, mask_BT: str) -> str:
   table_RD = graph.array("encoder/position_embedding")[config.position_offset :]
   if config.num_token_types:
     table_RD = table_RD + graph.array("encoder/token_type_embedding")[0]
@@ -252,7 +252,7 @@ def _bert(graph: Graph, config: bert.BertConfig, x_BTD: str, mask_BT: str) -> st
   return x_BTD
 
 
-def _layer_norm(graph: Graph, config: bert.BertConfig, x: str, name: str) -> str:
+def _layer_norm(graph: Graph, config: transformer.TransformerConfig, x: str, name: str) -> str:
   scale, bias = graph.parameter(f"{name}/scale"), graph.parameter(f"{name}/bias")
   return graph.node("LayerNormalization", x, scale, bias, epsilon=config.layer_norm_eps)
 
@@ -349,4 +349,4 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
   )
 
 
-_ENCODERS: dict[type, Callable[..., str]] = {bert.BertConfig: _bert, t5.T5Config: _t5}
+_ENCODERS: dict[type, Callable[..., str]] = {transformer.TransformerConfig: _bert, t5.T5Config: _t5}

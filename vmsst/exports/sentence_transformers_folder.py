@@ -24,14 +24,14 @@ from vmsst.checkpoints import (
   tensors,
   transformers_weights,
 )
-from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.checkpoints.importers import architectures
 from vmsst.data import hugging_face_vocabulary
 from vmsst.encoder import encoder, loading
 from vmsst.encoder.loading import SavedEncoder
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.io import outputs, storage, work_folders
-from vmsst.networks import bert, lstm, t5
+from vmsst.networks import lstm, t5, transformer
 
 # The classes' original package: all versions of sentence-transformers accept these names.
 _MODULES = "sentence_transformers.models"
@@ -41,6 +41,7 @@ _POOLING_FLAGS = {
   "mean": "pooling_mode_mean_tokens",
   "max": "pooling_mode_max_tokens",
   "cls": "pooling_mode_cls_token",
+  "last": "pooling_mode_lasttoken",
 }
 # The name of the default prompt if no other prompt equals it.
 _PROMPT = "default"
@@ -178,8 +179,10 @@ def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], 
     "torch_dtype": "float32",
     "transformers_version": "4.40.0",
   }
-  if isinstance(config, bert.BertConfig):
-    described = _bert_config(config)
+  if isinstance(config, transformer.TransformerConfig):
+    exported = transformers_weights.exported_config(config)
+    architecture, record = architectures.of(exported)
+    described = {"architectures": [architecture.name], **record}
   elif isinstance(config, t5.T5Config):
     described = _t5_config(config)
   else:
@@ -203,26 +206,6 @@ def _t5_config(config: t5.T5Config) -> dict[str, Any]:
     "dropout_rate": config.dropout_rate,
     "is_encoder_decoder": False,
     "use_cache": False,
-  }
-
-
-def _bert_config(config: bert.BertConfig) -> dict[str, Any]:
-  activations = {ours: theirs for theirs, ours in bert_import.ACTIVATIONS.items()}
-  return {
-    "architectures": ["BertModel"],
-    "model_type": "bert",
-    "hidden_size": config.emb_dim,
-    "num_hidden_layers": config.num_layers,
-    "num_attention_heads": config.num_heads,
-    "intermediate_size": config.mlp_dim,
-    "hidden_act": activations[config.activation],
-    "max_position_embeddings": config.max_positions - config.position_offset,
-    "type_vocab_size": max(config.num_token_types, 1),
-    "layer_norm_eps": config.layer_norm_eps,
-    "initializer_range": config.initializer_std,
-    "hidden_dropout_prob": config.dropout_rate,
-    "attention_probs_dropout_prob": config.dropout_rate,
-    "position_embedding_type": "absolute",
   }
 
 

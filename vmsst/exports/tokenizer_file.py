@@ -108,7 +108,8 @@ def _of_hugging_face(
 
   return ExportedTokenizer(
     content=json.dumps(record, ensure_ascii=False).encode(),
-    padding=token_by_id[vocabulary.padding_id],
+    # Without a token of its own, padding may be any token: it has no effect.
+    padding=token_by_id.get(vocabulary.padding_id) or token(vocabulary.eos_id) or "",
     padding_id=vocabulary.padding_id,
     unknown=token(vocabulary.unk_id),
     eos=token(vocabulary.eos_id),

@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import sharding
-from vmsst.networks import bert, lstm, t5
+from vmsst.networks import lstm, t5, transformer
 
-POOLINGS = ("mean", "max", "cls", "pooler")
+POOLINGS = ("mean", "max", "cls", "last", "pooler")
 CONFIGS: dict[str, type] = {
-  cls.__name__: cls for cls in (t5.T5Config, bert.BertConfig, lstm.LstmConfig)
+  cls.__name__: cls for cls in (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
 }
 """Configs by name, for files that describe encoders."""
 
@@ -64,8 +64,8 @@ class SentenceEncoder(nn.Module):
     head: Whether a bias-free linear layer, `mean`, follows the pooling. Without it, `latent_dim`
       must be the width of the hidden states.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
-      (LASER); "cls", the hidden state of the first token; "pooler", a tanh layer on top of "cls"
-      (BERT and LaBSE; requires a BertConfig).
+      (LASER); "cls" or "last", the hidden state of the first or last token; "pooler", a tanh layer
+      on top of "cls" (BERT and LaBSE; requires a TransformerConfig).
     normalize: Scales vectors to length 1.
   """
 
@@ -77,8 +77,10 @@ class SentenceEncoder(nn.Module):
 
   def __post_init__(self) -> None:
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
-    if self.pooling == "pooler" and not isinstance(self.config, bert.BertConfig):
-      raise errors.InputError("SentenceEncoder.pooling is 'pooler'; this requires a BertConfig")
+    if self.pooling == "pooler" and not isinstance(self.config, transformer.TransformerConfig):
+      raise errors.InputError(
+        "SentenceEncoder.pooling is 'pooler'; this requires a TransformerConfig"
+      )
     if not self.head and self.latent_dim != self.config.width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
@@ -91,7 +93,7 @@ class SentenceEncoder(nn.Module):
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
     if self.pooling == "pooler":
-      self.pooler = bert.ClsPooler(cast(bert.BertConfig, self.config))
+      self.pooler = transformer.ClsPooler(cast(transformer.TransformerConfig, self.config))
     if self.head:
       # T5X's rules replicate a "kv" axis: the head is small.
       self.mean = t5.Dense(self.latent_dim, ("embed", "kv"))
@@ -111,6 +113,9 @@ class SentenceEncoder(nn.Module):
       vector_BS = masked_max(hidden_BTD, mask_BT)
     elif self.pooling == "cls":
       vector_BS = hidden_BTD[:, 0].astype(jnp.float32)
+    elif self.pooling == "last":
+      last_B = jnp.maximum(jnp.sum(mask_BT, axis=1) - 1, 0)
+      vector_BS = hidden_BTD[jnp.arange(len(last_B)), last_B].astype(jnp.float32)
     else:
       vector_BS = self.pooler(hidden_BTD)
     if self.head:

@@ -431,9 +431,10 @@ def run_layers(
   config: Any,
   count: int,
   x_BTD: Float[Array, "B T D"],
-  *shared: jax.Array,
+  *shared: jax.Array | None,
   deterministic: bool,
   initializing: bool,
+  numbered: bool = False,
 ) -> Float[Array, "B T D"]:
   """Runs a stack of layers in the calling module: `layers_0`, `layers_1`, ... or scanned `layers`.
 
@@ -443,9 +444,10 @@ def run_layers(
     config: Passed to each layer; its `scan_layers` and `remat` apply to the stack.
     count: Number of layers.
     x_BTD: Input of the first layer.
-    *shared: Arrays that all layers get.
+    *shared: Arrays that all layers get, or None.
     deterministic: Passed to each layer.
     initializing: Whether the calling module is being initialized.
+    numbered: Whether layers get their number after `shared`.
 
   Returns:
     The output of the last layer.
@@ -456,7 +458,8 @@ def run_layers(
     )
   if not config.scan_layers:
     for i in range(count):
-      x_BTD, _ = layer_cls(config, deterministic, name=f"layers_{i}")(x_BTD, *shared)
+      layer = layer_cls(config, deterministic, name=f"layers_{i}")
+      x_BTD, _ = layer(x_BTD, *shared, *((i,) if numbered else ()))
     return x_BTD
   # The stacked axis is an output during initialization, afterward an input only.
   axis = 0 if initializing else partitioning.ScanIn(0)
@@ -464,11 +467,12 @@ def run_layers(
     layer_cls,
     variable_axes={"params": axis, "cache": 0},
     split_rngs={"params": True, "dropout": True},
-    in_axes=nn.broadcast,
+    in_axes=(*(nn.broadcast for _ in shared), *((0,) if numbered else ())),
     length=count,
     axis_name="layers",
   )
-  x_BTD, _ = scanned(config, deterministic, name="layers")(x_BTD, *shared)
+  numbers = (jnp.arange(count),) if numbered else ()
+  x_BTD, _ = scanned(config, deterministic, name="layers")(x_BTD, *shared, *numbers)
   return x_BTD
 
 

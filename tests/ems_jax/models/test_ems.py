@@ -14,10 +14,10 @@ from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
 from vmsst import errors, languages
 from vmsst.data import hugging_face_vocabulary, vocabularies
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 
 V, S, EOS, MASK = 300, 16, 1, 2
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=V, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
   initializer_std=0.3,
 )  # fmt: skip
@@ -225,7 +225,7 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
 
 def test_the_parameters_are_those_of_table_iii():
   def count(**options):
-    network = networks.EmsNetwork(bert.BertConfig(60_000), **options)
+    network = networks.EmsNetwork(transformer.TransformerConfig(60_000), **options)
     shapes = tiny_models.shapes_of(network)["params"]
     return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 

@@ -22,13 +22,13 @@ from vmsst.checkpoints import encoder_json
 from vmsst.data import vocabularies
 from vmsst.losses import gaussian
 from vmsst.models import bitranslation, contrastive, vmsst
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
 V, S, B = 260, 8, 16
 SIZES = {"vocab_size": V, "emb_dim": S, "num_heads": 2, "mlp_dim": 8}
 T5 = t5.T5Config(**SIZES, head_dim=4, num_encoder_layers=1)
-BERT = bert.BertConfig(**SIZES, num_layers=1, max_positions=9, initializer_std=0.3)
+BERT = transformer.TransformerConfig(**SIZES, num_layers=1, max_positions=9, initializer_std=0.3)
 # Its width is that of [token; language; sentence].
 DECODER = dataclasses.replace(BERT, emb_dim=16, activation="relu")
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=4, num_layers=2, initializer_range=0.5)

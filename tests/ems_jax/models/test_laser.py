@@ -14,13 +14,13 @@ from ems_jax.models import laser as models
 from ems_jax.networks import laser as networks
 from vmsst import languages
 from vmsst.data import vocabularies
-from vmsst.networks import bert, lstm
+from vmsst.networks import lstm, transformer
 
 V, EOS = 300, 1
 EN, ES, DE, FR = (languages.language(code).index for code in ("en", "es", "de", "fr"))
 # With LASER's 0.1, small networks are almost linear.
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=1, initializer_range=0.5)
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=V, emb_dim=8, num_heads=2, mlp_dim=12, num_layers=1, max_positions=9,
   initializer_std=0.3,
 )  # fmt: skip
@@ -92,7 +92,7 @@ def transformer_logits(params, ids_T, language, vector_S):
   x_1TD = np.concatenate([token_TE, np.tile(once_Y, (len(ids_T), 1))], axis=1)[None]
   bias_11TT = np.where(np.tri(len(ids_T)), 0.0, -1e9).astype(np.float32)[None, None]
   for i in range(DECODER.num_layers):  # imports of BERT compare these layers with transformers
-    layer = bert.EncoderLayer(DECODER, deterministic=True)
+    layer = transformer.EncoderLayer(DECODER, deterministic=True)
     x_1TD, _ = layer.apply({"params": own[f"layers_{i}"]}, x_1TD, bias_11TT)
   return np.float64(x_1TD[0]) @ params["logits"]["kernel"]
 

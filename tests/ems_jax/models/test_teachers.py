@@ -23,10 +23,10 @@ from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, t5x
 from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.models import contrastive
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 
 B, S, TAU = 8, 16, 0.1
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=260, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
   initializer_std=0.3,
 )  # fmt: skip
@@ -390,7 +390,7 @@ def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
     hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
     for prefix, own in (("", {}), ("query: ", prompts))
   )
-  config = bert.BertConfig(
+  config = transformer.TransformerConfig(
     vocab_size=150, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=LENGTH
   )
   network = sentence_encoder.SentenceEncoder(config, 8, head=False, normalize=True)

@@ -11,6 +11,7 @@ import fake_hub
 import jax
 import numpy as np
 import pytest
+import released_architectures
 import released_folders
 import tiny_encoders
 import tiny_hugging_face
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import hub_models, sentence_transformers_files
-from vmsst.checkpoints.importers import bert, mt5, vmsst_release
+from vmsst.checkpoints.importers import encoders, mt5, vmsst_release
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.exports import safetensors_folder, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
@@ -77,7 +78,7 @@ def e5(tmp_path_factory, tokenizer_files):
   """A folder like multilingual E5's, and vectors of its import."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   tiny_hugging_face.save_me5(folder, tokenizer_files["xlmr"])
-  imported = bert.import_bert(folder, folder.parent / "imported").checkpoint.parent
+  imported = encoders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
   return folder, vmsst.load(imported).encode(TEXTS)
 
 
@@ -119,7 +120,7 @@ def test_a_folder_of_sentence_transformers_is_opened_as_it_is(e5):
   encoder = vmsst.load(folder)
   np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
   assert encoder.digest == vmsst.load(folder.parent / "imported").digest
-  assert repr(encoder).startswith(f"Encoder({str(folder)!r}, Bert, layers=")
+  assert repr(encoder).startswith(f"Encoder({str(folder)!r}, Transformer, layers=")
 
 
 def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
@@ -128,7 +129,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   other = tmp_path / "other"
   other.mkdir()
   (other / "model.safetensors").write_bytes(b"")
-  (other / "config.json").write_text('{"model_type": "qwen3"}')
+  (other / "config.json").write_text('{"model_type": "electra"}')
   hub.put("some/other", other)
   hub.put(NAME, folder)
   names = ["nobody/nothing", "some/gated", "some/other", f"{NAME}@v9"]
@@ -138,7 +139,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
     [
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
-      ("some/other is of the type 'qwen3'", "bert, xlm-roberta, mt5, t5"),
+      ("some/other is of the type 'electra'", "bert, roberta", "mt5, t5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
     strict=True,
@@ -165,7 +166,7 @@ def test_mbert_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
   hub.put("some/without-vocabulary", small)
   (small / "spiece.model").write_bytes(entry_points.sentencepiece_model())
   imports = {
-    "some/mbert": (mbert, bert.import_bert),
+    "some/mbert": (mbert, encoders.import_encoder),
     "some/mt5": (small, mt5.import_mt5),
     "some/vmsst": (release, vmsst_release.import_vmsst),
   }
@@ -224,7 +225,7 @@ def ids_of(folder, texts, prompt=None):
   vocabulary = HuggingFaceVocabulary(str(path), prefix)
   most = min(released.max_length or released_folders.POSITIONS, released_folders.POSITIONS)
   pad = vocabulary.padding_id
-  return [bert.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)]
+  return [encoders.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)]
 
 
 def test_a_default_token_outside_the_table_is_left_out(tmp_path):
@@ -237,7 +238,7 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
   )
   record = json.loads((folder / "tokenizer.json").read_text())
   (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
-  assert bert.import_bert(folder, tmp_path / "out").vocabulary is not None
+  assert encoders.import_encoder(folder, tmp_path / "out").vocabulary is not None
   assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
 
 
@@ -303,7 +304,7 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
   )
   folder = released_folders.write(tmp_path / "m", *case)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
-  assert cli.main(["import", "bert", str(folder), str(tmp_path / "out")]) == 0
+  assert cli.main(["import", "encoder", str(folder), str(tmp_path / "out")]) == 0
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
   ours = vmsst.load(tmp_path / "out")
   for name in ("encode", "encode_query", "encode_document"):
@@ -312,11 +313,32 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0, err_msg=name)
 
 
+@pytest.mark.parametrize("name", released_architectures.MODELS)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  released_architectures.write(tmp_path / "m", name)
+  theirs = st.SentenceTransformer(str(tmp_path / "m"), device="cpu")
+  sentence_transformers_folder.export_sentence_transformers(tmp_path / "m", tmp_path / "out")
+  again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+  ours, texts = vmsst.load(tmp_path / "m"), released_architectures.TEXTS
+  for prompt in (None, "query"):
+    expected = theirs.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    found = ours.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
+    exported = vmsst.load(tmp_path / "out").encode(texts, prompt_name=prompt)
+    np.testing.assert_array_equal(exported, found)
+    found = again.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
+
+
 @pytest.mark.parametrize("case", released_folders.REFUSED, ids=name_of)
 def test_what_cannot_be_expressed_is_refused(tmp_path, case):
   kind, changes, (file, key) = case
   folder = released_folders.write(tmp_path / "m", kind, changes)
   with pytest.raises(errors.InputError, match=rf"{re.escape(str(folder))}.*{key}") as caught:
-    bert.import_bert(folder, tmp_path / "out")
+    encoders.import_encoder(folder, tmp_path / "out")
   assert file in str(caught.value)
   assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from etils import epath
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face, layer_stacks, restoring, t5x, tensors
-from vmsst.networks import bert, sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
 # In an order and of sizes that would misalign some: 12, 4 and 4,000,000 bytes.
@@ -188,7 +188,7 @@ def test_an_index_and_its_files_have_to_agree(tmp_path, changes, message):
 
 
 T5 = tiny_encoders.t5_config(num_encoder_layers=3)
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=3, max_positions=30
 )
 NETWORKS = {

@@ -89,7 +89,7 @@ def test_build(start):
 
 IMPORTS = [
   "orbax.checkpoint",
-  "vmsst.checkpoints.importers.bert",
+  "vmsst.checkpoints.importers.encoders",
   "vmsst.evaluation.benchmarks",
   "vmsst.evaluation.report",
   "vmsst.encoder.encoder",

@@ -8,7 +8,7 @@ import pytest
 import released_folders
 
 from vmsst import arrays, errors
-from vmsst.checkpoints.importers import bert
+from vmsst.checkpoints.importers import encoders
 from vmsst.data import vocabularies
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 
@@ -179,7 +179,9 @@ def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefi
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
   assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
   expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
-  expected = [bert.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected]
+  expected = [
+    encoders.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
+  ]
   found = vocabulary.encode(TEXTS, 12, language="en")
   assert found == expected
   assert max(map(len, found)) == 12  # the long text is cut
@@ -201,7 +203,7 @@ def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
   own = {
     x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
   }
-  expected = bert.swap_padding(np.array([own[mark] for mark in marks]), vocabulary.padding_id)
+  expected = encoders.swap_padding(np.array([own[mark] for mark in marks]), vocabulary.padding_id)
   assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
   assert vocabulary.leading_ids == vocabulary.special_ids[:1]
   (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
@@ -230,6 +232,20 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
   assert vocabulary.unk_id in ids
 
 
+def test_a_tokenizer_without_padding_has_a_free_id_for_it(tokenizer_files, tmp_path):
+  import tokenizers
+
+  record = json.loads(tokenizer_files["bert"].read_text())
+  (tmp_path / "tokenizer.json").write_text(json.dumps(record | {"added_tokens": []}))
+  vocabulary = HuggingFaceVocabulary(str(tmp_path / "tokenizer.json"))
+  last = max(record["model"]["vocab"].values())
+  assert (vocabulary.padding_id, vocabulary.size) == (last + 1, last + 2)
+  texts = ["Welt", "[PAD]"]
+  own = tokenizers.Tokenizer.from_file(vocabulary.path)
+  own.no_padding()
+  assert vocabulary.encode(texts, 9) == [[x or last + 1 for x in own.encode(t).ids] for t in texts]
+
+
 def test_tensorflow_gives_the_same_ids(tokenizer_files):
   tf = pytest.importorskip("tensorflow")
   from vmsst.data.features import SeqioVocabulary
@@ -244,7 +260,6 @@ def test_tensorflow_gives_the_same_ids(tokenizer_files):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"added_tokens": []}, "neither '<pad>' nor"),
     ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
     (None, "not JSON"),
   ],

@@ -19,7 +19,7 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
 from vmsst.encoder import loading
 from vmsst.exports import (
@@ -166,7 +166,7 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   original, export = vmsst.load(run), vmsst.load(out)
   (out / "encoder.json").unlink()
-  bert_import.import_bert(out, tmp_path / "back")
+  encoders.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]
   with contextlib.suppress(ImportError):
     import sentence_transformers

@@ -10,7 +10,7 @@ import tiny_hugging_face
 from tiny_encoders import NETWORKS
 
 import vmsst
-from vmsst.checkpoints.importers import bert as bert_import
+from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
 from vmsst.encoder import onnx_encoder
 from vmsst.exports import onnx_folder
@@ -26,7 +26,7 @@ SAMPLE = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
 def saved(name, folder, tokenizer_files):
   if name == "e5":
     tiny_hugging_face.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
-    bert_import.import_bert(folder / "multilingual-e5", folder / "run")
+    encoders.import_encoder(folder / "multilingual-e5", folder / "run")
     return folder / "run"
   vocabulary = {
     "labse": hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"])),

@@ -13,13 +13,13 @@ from flax import traverse_util
 from tiny_models import assert_trees_close, jit
 
 from vmsst import errors
-from vmsst.networks import bert, dropout, lstm, sentence_encoder, t5, vmsst
+from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer, vmsst
 
 V = 50
 T5 = t5.T5Config(
   vocab_size=V, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
 )
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
   num_token_types=2,
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_configuration_names_the_bad_value(config, field, value):
 
 
 def test_a_sentence_longer_than_the_position_table_is_refused():
-  encoder = bert.BertEncoder(dataclasses.replace(BERT, position_offset=2))
+  encoder = transformer.TransformerEncoder(dataclasses.replace(BERT, position_offset=2))
   with pytest.raises(errors.InputError, match=r"15 tokens.*positions for 14"):
     encoder.init(jax.random.key(0), jnp.zeros((1, 15, 12)), np.ones((1, 15), bool))
 

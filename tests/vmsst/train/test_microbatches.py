@@ -13,14 +13,14 @@ from ems_jax.networks import ems, laser
 from vmsst import errors
 from vmsst.data import vocabularies
 from vmsst.models import base
-from vmsst.networks import bert, lstm, sentence_encoder, t5
+from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as networks
 
 PAIRS, LENGTH, WIDTH = 4, 3, 4
 T5 = t5.T5Config(
   vocab_size=12, emb_dim=WIDTH, num_heads=1, head_dim=4, mlp_dim=4, num_encoder_layers=1
 )
-BERT = bert.BertConfig(
+BERT = transformer.TransformerConfig(
   vocab_size=12, emb_dim=WIDTH, num_heads=1, num_layers=1, mlp_dim=4, max_positions=LENGTH
 )
 ENCODER = sentence_encoder.SentenceEncoder(T5, latent_dim=WIDTH)

@@ -16,12 +16,11 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json, tensors
-from vmsst.checkpoints.importers import bert, weight_tables
+from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
 from vmsst.data import vocabularies
 from vmsst.io import outputs, storage
-from vmsst.networks import bert as bert_networks
-from vmsst.networks import sentence_encoder
+from vmsst.networks import sentence_encoder, transformer
 
 _PARALLEL = "module."
 _WORDS = "model.bert.embedding.word_embedding.embedding.weight"
@@ -43,7 +42,9 @@ _ENCODER = (
   Rule(_WORDS, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
   Rule(_POSITIONS, _POSITION_TABLE, ("position_rows", "emb_dim")),
   *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
-  *bert.layers("model.bert.encoder.layer", "self_attention"),
+  *architectures.bert_layers(
+    "model.bert.encoder.layer", architectures.self_attention("self_attention")
+  ),
 )
 _LANGUAGE = (
   Rule(_LANGUAGES, _LANGUAGE_TABLE, ("num_source_languages", "language_dim")),
@@ -108,7 +109,7 @@ def import_ems(
       languages_LG[language_rows] = params[_LANGUAGE_TABLE]
       params[_LANGUAGE_TABLE] = languages_LG
     copies = {_SHARED, _LOGITS} if sizes["share_embedding"] else set()
-    config = bert_networks.BertConfig(
+    config = transformer.TransformerConfig(
       **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
     )
     network = sentence_encoder.SentenceEncoder(config, sizes["emb_dim"], head=False)
@@ -129,7 +130,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the tensors of the release that become parameters.
 
   Args:
-    sizes: Attributes of a BertConfig and of the EmsNetwork (`language_dim`, `share_embedding`,
+    sizes: Attributes of a TransformerConfig and an EmsNetwork (`language_dim`, `share_embedding`,
       `projection_dim`), and `num_source_languages`, the rows of the release's language table. None
       or 0: that part is missing.
   """

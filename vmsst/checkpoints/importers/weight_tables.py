@@ -8,6 +8,7 @@ tensors in a file, and `to_parameters` converts. Exports use the same rows backw
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -32,17 +33,22 @@ class Rule:
 
   Attributes:
     source: The tensor's name in the other library; `{i}` stands for a layer's number.
-    target: Name of the parameter, with `{i}` likewise.
+    target: Name of the parameter, with `{i}` likewise; or several, which are equal parts of the
+      tensor along its first axis.
     axes: Names of the sizes of the tensor's axes, in order.
     transposed: Whether the parameter is the tensor's transpose.
+    plus: Number that the parameter has more than the tensor.
     layers: Name of the number of layers, for a rule that every layer has.
+    first_layer: First layer with this tensor. In those before, the parameter is 1 and unused.
   """
 
   source: str
-  target: str
+  target: str | tuple[str, ...]
   axes: tuple[str, ...]
   transposed: bool = False
+  plus: float = 0.0
   layers: str | None = None
+  first_layer: int = 0
 
 
 Table = Sequence[Rule]
@@ -53,16 +59,57 @@ class Row:
   """What a tensor becomes.
 
   Attributes:
-    source: Its name in the other library.
+    source: Its name in the other library; empty: there is no tensor, and the parameter is 1.
     shape: Its shape there.
     targets: Names of the parameters that it becomes.
     transposed: Whether they are its transpose.
+    fused: Whether they are its parts along the first axis; otherwise, all are the whole.
+    plus: Number that the parameters have more than the tensor.
   """
 
   source: str
   shape: tuple[int, ...]
   targets: tuple[str, ...]
   transposed: bool = False
+  fused: bool = False
+  plus: float = 0.0
+
+  def parameters(self, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the parameters that the tensor becomes, by name."""
+    parts = np.split(array, len(self.targets)) if self.fused else [array] * len(self.targets)
+    made = {}
+    for name, part in zip(self.targets, parts, strict=True):
+      part = np.ascontiguousarray(part.T) if self.transposed else part
+      made[name] = part + np.float32(self.plus) if self.plus else part
+    return made
+
+  def opened(self, stored: Mapping[str, tensors.StoredTensor]) -> dict[str, tensors.StoredTensor]:
+    """Returns the parameters by name, to be read on request; none if the tensor is missing."""
+    shape = self.shape
+    if self.fused:
+      shape = (shape[0] // len(self.targets), *shape[1:])
+    shape = shape[::-1] if self.transposed else shape
+    if not self.source:
+      ones = tensors.StoredTensor(shape, "", lambda: np.ones(shape, np.float32))
+      return dict.fromkeys(self.targets, ones)
+    if self.source not in stored:
+      return {}
+    tensor = stored[self.source]
+    if not (self.transposed or self.fused or self.plus):
+      return dict.fromkeys(self.targets, tensor)
+    check([self], {self.source: tensor}, tensor.where)
+
+    def read(name: str) -> np.ndarray:
+      return self.parameters(tensor.read())[name]
+
+    return {name: tensor.computed(functools.partial(read, name), shape) for name in self.targets}
+
+  def tensor(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the tensor that becomes these parameters."""
+    parts = [params[name] for name in (self.targets if self.fused else self.targets[:1])]
+    parts = [part - np.float32(self.plus) if self.plus else part for part in parts]
+    parts = [np.ascontiguousarray(part.T if self.transposed else part) for part in parts]
+    return np.concatenate(parts) if self.fused else parts[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,11 +214,11 @@ def dense(
 
 
 def norm(
-  source: str, target: str, width: str = "emb_dim", *, bias: bool = True
+  source: str, target: str, width: str = "emb_dim", *, bias: bool = True, plus: float = 0.0
 ) -> tuple[Rule, ...]:
-  """Returns the rules of a normalization layer of PyTorch."""
+  """Returns the rules of a normalization layer of PyTorch; `plus` is added to its weight."""
   rules = (
-    Rule(f"{source}.weight", f"{target}/scale", (width,)),
+    Rule(f"{source}.weight", f"{target}/scale", (width,), plus=plus),
     Rule(f"{source}.bias", f"{target}/bias", (width,)),
   )
   return rules if bias else rules[:1]
@@ -188,10 +235,17 @@ def each_layer(layers: str, source: str, target: str, table: Table) -> tuple[Rul
   """
   return tuple(
     dataclasses.replace(
-      rule, source=source + rule.source, target=target + rule.target, layers=layers
+      rule,
+      source=source + rule.source,
+      target=tuple(target + name for name in _targets(rule)),
+      layers=layers,
     )
     for rule in table
   )
+
+
+def _targets(rule: Rule) -> tuple[str, ...]:
+  return rule.target if isinstance(rule.target, tuple) else (rule.target,)
 
 
 def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
@@ -201,12 +255,15 @@ def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
     rules = tuple(group)
     for i in range(1 if layers is None else sizes[layers]):
       for rule in rules:
+        targets = tuple(name.replace(_LAYER, str(i)) for name in _targets(rule))
         rows.append(
           Row(
-            rule.source.replace(_LAYER, str(i)),
+            rule.source.replace(_LAYER, str(i)) if i >= rule.first_layer else "",
             tuple(sizes[axis] for axis in rule.axes),
-            (rule.target.replace(_LAYER, str(i)),),
+            targets,
             rule.transposed,
+            len(targets) > 1,
+            rule.plus,
           )
         )
   return rows
@@ -218,7 +275,7 @@ def check(rows: Iterable[Row], stored: Mapping[str, tensors.StoredTensor], where
   Raises:
     InputError: a tensor is missing, has another shape or is not expected; the message names it.
   """
-  expected = {row.source: row.shape for row in rows}
+  expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
     if name in stored and stored[name].shape != shape:
       raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
@@ -243,19 +300,14 @@ def to_parameters(
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
-    array = stored[row.source].read()
-    array = np.ascontiguousarray(array.T) if row.transposed else array
-    params |= dict.fromkeys(row.targets, array)
+    array = stored[row.source].read() if row.source else np.ones(row.shape, np.float32)
+    params |= row.parameters(array)
   return params
 
 
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the tensors that become these parameters, by their names in the other library."""
-  arrays = {}
-  for row in rows:
-    array = params[row.targets[0]]
-    arrays[row.source] = np.ascontiguousarray(array.T if row.transposed else array)
-  return arrays
+  return {row.source: row.tensor(params) for row in rows if row.source}
 
 
 def write_checkpoint(folder: pathlib.Path, params: Mapping[str, np.ndarray]) -> None:

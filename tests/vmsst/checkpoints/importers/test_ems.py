@@ -14,7 +14,7 @@ import vmsst
 from ems_jax.networks import ems as networks
 from vmsst import cli, errors, languages
 from vmsst.checkpoints.importers import ems
-from vmsst.networks import bert
+from vmsst.networks import transformer
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
 transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
@@ -149,7 +149,9 @@ def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, sh
   np.testing.assert_allclose(found_BS, expected_BS.numpy(), atol=1e-5, rtol=0)
 
   network = networks.EmsNetwork(
-    bert.BertConfig(70, WIDTH, HEADS, MLP, LAYERS, max_positions=LENGTH, activation="swish"),
+    transformer.TransformerConfig(
+      70, WIDTH, HEADS, MLP, LAYERS, max_positions=LENGTH, activation="swish"
+    ),
     language_dim=LANGUAGE_WIDTH,
     share_embedding=shared,
     xtr_layer_norm=True,

@@ -1,0 +1,625 @@
+"""The encoders of transformers that become a `TransformerEncoder`: their options and weights.
+
+An `Architecture` reads the attributes of a `TransformerConfig` from a `config.json`, writes it for
+exports, and has a table of the weights. Each is checked against the model in transformers.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vmsst import errors
+from vmsst.checkpoints import hugging_face
+from vmsst.checkpoints.importers import weight_tables
+from vmsst.checkpoints.importers.weight_tables import Row, Rule, Table, dense, norm
+from vmsst.io import input_files
+from vmsst.networks import transformer
+
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "relu": "relu",
+  "silu": "swish",
+  "swish": "swish",
+  "gelu_pytorch_tanh": "gelu_tanh",
+}
+_PRETRAINING = "pre-training head"
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFile:
+  """A `config.json`, whose values are checked as they are read.
+
+  Attributes:
+    path: The file, for messages.
+    record: Its content.
+  """
+
+  path: pathlib.Path
+  record: Mapping[str, Any]
+
+  def integer(self, key: str, default: int | None = None) -> int:
+    """Returns a positive integer."""
+    return hugging_face.positive_integer(self.path, self.record, key, default)
+
+  def number(self, key: str, default: float | None = None) -> float:
+    """Returns a positive number."""
+    value = self.record.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+      raise errors.InputError(f"{self.path}: {key!r} is {input_files.shown(value)}, not above 0")
+    return float(value)
+
+  def require(self, key: str, value: Any) -> None:
+    """Raises InputError if a key is there and has another value."""
+    hugging_face.check_choice(self.path, self.record, key, value, (value,))
+
+  def activation(self, key: str, default: str) -> str:
+    """Returns an activation by its name in this library."""
+    hugging_face.check_choice(self.path, self.record, key, default, tuple(ACTIVATIONS))
+    return ACTIVATIONS[self.record.get(key, default)]
+
+  def padding_id(self, default: int) -> int:
+    """Returns the id of padding, which need not be that of the tokenizer."""
+    value = self.record.get("pad_token_id")
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+      raise errors.InputError(f"{self.path}: 'pad_token_id' is {value!r}, not an id")
+    return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+  """An encoder of transformers.
+
+  Attributes:
+    name: Its class.
+    table: Rules of its weights, without the pooler's.
+    options: Returns the attributes of a TransformerConfig that are in a `config.json`.
+    describe: Returns the content of a `config.json` for a TransformerConfig.
+    fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
+    prefixes: What may precede the names of weights, for models with a pre-training head.
+    pooler: Whether it may have the pooler of BERT.
+    left_out: By the start of a tensor's name, the reason that it is not imported.
+  """
+
+  name: str
+  table: Table
+  options: Callable[[ConfigFile], dict[str, Any]]
+  describe: Callable[[transformer.TransformerConfig], dict[str, Any]]
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  prefixes: tuple[str, ...]
+  pooler: bool = False
+  left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def token_table(self) -> str:
+    """Name of the tensor with the token vectors."""
+    return self.table[0].source
+
+  def sizes(self, file: ConfigFile) -> dict[str, Any]:
+    """Returns the attributes of the TransformerConfig of a `config.json`.
+
+    Raises:
+      InputError: a value is damaged, or this library cannot express it; the message names it.
+    """
+    return {**self.options(file), **self.fixed}
+
+  def rows(self, config: transformer.TransformerConfig, *, pooler: bool) -> list[Row]:
+    """Returns the tensors of a model and the parameters that they become."""
+    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
+    widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
+              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim}  # fmt: skip
+    table = (*self.table, *(_POOLER if pooler else ()))
+    return weight_tables.expand(table, {**dataclasses.asdict(config), **widths})
+
+
+_POOLER = dense("pooler.dense", "pooler/dense")
+
+
+def _token_table(source: str) -> Rule:
+  return Rule(source, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim"))
+
+
+def _layers(source: str, *table: Rule) -> tuple[Rule, ...]:
+  return weight_tables.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
+
+
+# --------------------------------------------------------------------------------------------
+# BERT and those that differ in names and positions
+
+
+def bert_layers(
+  source: str,
+  attention: tuple[str, str, str, str],
+  others: tuple[str, str, str, str] = (
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+  ),
+) -> tuple[Rule, ...]:
+  """Returns the rules of all layers of a BERT.
+
+  Args:
+    source: Start of the layers' names.
+    attention: Names of the linear layers of queries, keys, values and outputs.
+    others: Names of the norm of attention, of the feed-forward layers, and of their norm.
+  """
+  query, key, value, out = attention
+  attention_norm, wide, narrow, mlp_norm = others
+  return _layers(
+    source,
+    *dense(query, "attention/query"),
+    *dense(key, "attention/key"),
+    *dense(value, "attention/value"),
+    *dense(out, "attention/out"),
+    *norm(attention_norm, "post_attention_layer_norm"),
+    *dense(wide, "mlp/wi", "mlp_dim"),
+    *dense(narrow, "mlp/wo", "emb_dim", "mlp_dim"),
+    *norm(mlp_norm, "post_mlp_layer_norm"),
+  )
+
+
+def self_attention(name: str) -> tuple[str, str, str, str]:
+  """Returns the names of the linear layers of BERT's attention, given that of its inner module."""
+  inner = (f"attention.{name}.{part}" for part in ("query", "key", "value"))
+  return *inner, "attention.output.dense"  # type: ignore[return-value]
+
+
+_POSITIONS = Rule(
+  "embeddings.position_embeddings.weight",
+  "encoder/position_embedding",
+  ("max_positions", "emb_dim"),
+)
+_WORDS = (
+  _token_table("embeddings.word_embeddings.weight"),
+  _POSITIONS,
+  *norm("embeddings.LayerNorm", "encoder/embedding_layer_norm"),
+)
+_TYPES = Rule(
+  "embeddings.token_type_embeddings.weight",
+  "encoder/token_type_embedding",
+  ("num_token_types", "emb_dim"),
+)
+
+
+def _bert_options(
+  file: ConfigFile, *, first_after_padding: bool = False, types: bool = True
+) -> dict[str, Any]:
+  """Returns the options of BERT; RoBERTa counts positions from the row after that of padding."""
+  file.require("position_embedding_type", "absolute")
+  file.require("is_decoder", False)
+  options = {
+    "vocab_size": file.integer("vocab_size"),
+    "emb_dim": file.integer("hidden_size"),
+    "num_heads": file.integer("num_attention_heads"),
+    "mlp_dim": file.integer("intermediate_size"),
+    "num_layers": file.integer("num_hidden_layers"),
+    "max_positions": file.integer("max_position_embeddings"),
+    "position_offset": file.padding_id(1) + 1 if first_after_padding else 0,
+    "num_token_types": file.integer("type_vocab_size") if types else 0,
+    "activation": file.activation("hidden_act", "gelu"),
+    "layer_norm_eps": file.number("layer_norm_eps", 1e-12),
+  }
+  return _checked(file, options)
+
+
+def _checked(file: ConfigFile, options: dict[str, Any]) -> dict[str, Any]:
+  """Returns the options if they describe a network."""
+  try:
+    transformer.TransformerConfig(**options)
+  except errors.InputError as error:
+    raise errors.InputError(f"{file.path}: {error}") from None
+  return options
+
+
+def _describe_bert(config: transformer.TransformerConfig) -> dict[str, Any]:
+  return {
+    "model_type": "bert",
+    "hidden_size": config.emb_dim,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_dim,
+    "hidden_act": _theirs(config),
+    "max_position_embeddings": config.max_positions,
+    "type_vocab_size": config.num_token_types,
+    "layer_norm_eps": config.layer_norm_eps,
+    "initializer_range": config.initializer_std,
+    "hidden_dropout_prob": config.dropout_rate,
+    "attention_probs_dropout_prob": config.dropout_rate,
+    "position_embedding_type": "absolute",
+  }
+
+
+def _theirs(config: transformer.TransformerConfig) -> str:
+  """Returns the name of the activation in transformers."""
+  return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+
+
+BERT = Architecture(
+  name="BertModel",
+  table=(*_WORDS, _TYPES, *bert_layers("encoder.layer", self_attention("self"))),
+  options=_bert_options,
+  describe=_describe_bert,
+  prefixes=("", "bert.", "roberta."),
+  pooler=True,
+  left_out={"cls.": _PRETRAINING, "lm_head.": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+)
+_ROBERTA = dataclasses.replace(
+  BERT,
+  name="XLMRobertaModel",
+  options=functools.partial(_bert_options, first_after_padding=True),
+)
+
+
+def _distilbert_options(file: ConfigFile) -> dict[str, Any]:
+  options = {
+    "vocab_size": file.integer("vocab_size"),
+    "emb_dim": file.integer("dim"),
+    "num_heads": file.integer("n_heads"),
+    "mlp_dim": file.integer("hidden_dim"),
+    "num_layers": file.integer("n_layers"),
+    "max_positions": file.integer("max_position_embeddings"),
+    "activation": file.activation("activation", "gelu"),
+  }
+  return _checked(file, options)
+
+
+_DISTILBERT = Architecture(
+  name="DistilBertModel",
+  table=(
+    *_WORDS,
+    *bert_layers(
+      "transformer.layer",
+      ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
+      ("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    ),
+  ),
+  options=_distilbert_options,
+  describe=_describe_bert,
+  prefixes=("", "distilbert."),
+  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+)
+
+
+def _mpnet_options(file: ConfigFile) -> dict[str, Any]:
+  options = _bert_options(file, types=False)
+  buckets = file.integer("relative_attention_num_buckets", 32)
+  return _checked(file, {**options, "position_offset": 2, "relpos_buckets": buckets})
+
+
+def _describe_mpnet(config: transformer.TransformerConfig) -> dict[str, Any]:
+  return {
+    **_describe_bert(config),
+    "model_type": "mpnet",
+    "relative_attention_num_buckets": config.relpos_buckets,
+  }
+
+
+_MPNET = Architecture(
+  name="MPNetModel",
+  table=(
+    *_WORDS,
+    Rule(
+      "encoder.relative_attention_bias.weight",
+      "encoder/relpos_bias/rel_embedding",
+      ("relpos_buckets", "num_heads"),
+      transposed=True,
+    ),
+    *bert_layers(
+      "encoder.layer",
+      ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"),
+      ("attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+    ),
+  ),
+  options=_mpnet_options,
+  describe=_describe_mpnet,
+  prefixes=("", "mpnet."),
+  pooler=True,
+  left_out={"lm_head.": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+)
+
+
+# --------------------------------------------------------------------------------------------
+# Rotary positions
+
+
+def _rope_thetas(file: ConfigFile, full: str, local: str, defaults: tuple[float, float]) -> Any:
+  """Returns the bases of full and local layers, which newer files have in 'rope_parameters'.
+
+  Args:
+    file: The file.
+    full: Key of the base of full layers in older files.
+    local: Key of that of local ones.
+    defaults: Values of bases that the file lacks.
+  """
+  file.require("rope_scaling", None)
+  record = file.record.get("rope_parameters") or {}
+  if not isinstance(record, dict):
+    raise errors.InputError(f"{file.path}: 'rope_parameters' is {record!r}, not an object")
+  thetas = []
+  for kind, key, default in zip(_LAYER_TYPES, (full, local), defaults, strict=True):
+    entry = record.get(kind) or (record if "rope_theta" in record else {})
+    inner = ConfigFile(file.path, {"rope_theta": file.record.get(key), **entry})
+    inner.require("rope_type", "default")
+    thetas.append(inner.number("rope_theta", default))
+  return thetas
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _local_layers(file: ConfigFile, layers: int, full_every: int, offset: int) -> tuple[int, ...]:
+  """Returns the local layers; in older files, the others are each `full_every`th from `offset`."""
+  kinds = file.record.get("layer_types")
+  if kinds is None:
+    kinds = [_LAYER_TYPES[(i - offset) % full_every != 0] for i in range(min(layers, 1000))]
+  if (
+    not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {*_LAYER_TYPES}
+  ):
+    raise errors.InputError(
+      f"{file.path}: 'layer_types' must be {' or '.join(_LAYER_TYPES)} for each of {layers} layers"
+    )
+  return tuple(i for i, kind in enumerate(kinds) if kind == _LAYER_TYPES[1])
+
+
+def _modernbert_options(file: ConfigFile) -> dict[str, Any]:
+  for key in ("attention_bias", "mlp_bias", "norm_bias"):
+    file.require(key, False)
+  layers = file.integer("num_hidden_layers")
+  defaults = (160_000.0, _DEFAULT_THETA)
+  full, local = _rope_thetas(file, "global_rope_theta", "local_rope_theta", defaults)
+  options = {
+    "vocab_size": file.integer("vocab_size"),
+    "emb_dim": file.integer("hidden_size"),
+    "num_heads": file.integer("num_attention_heads"),
+    "mlp_dim": file.integer("intermediate_size"),
+    "num_layers": layers,
+    "max_positions": file.integer("max_position_embeddings"),
+    "activation": file.activation("hidden_activation", "gelu"),
+    "layer_norm_eps": file.number("norm_eps", 1e-5),
+    "rope_theta": full,
+    "local_rope_theta": local,
+    "local_layers": _local_layers(file, layers, file.integer("global_attn_every_n_layers", 3), 0),
+    "window": file.integer("local_attention", 128) // 2 + 1,
+  }
+  return _checked(file, options)
+
+
+def _describe_rotary(config: transformer.TransformerConfig, model_type: str) -> dict[str, Any]:
+  """Returns what the files of models with rotary positions share."""
+  local = {*config.local_layers}
+  thetas = (config.rope_theta, config.local_rope_theta)
+  full, sliding = ({"rope_type": "default", "rope_theta": theta} for theta in thetas)
+  return {
+    "model_type": model_type,
+    "hidden_size": config.emb_dim,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_dim,
+    "num_hidden_layers": config.num_layers,
+    "max_position_embeddings": config.max_positions,
+    "layer_types": [_LAYER_TYPES[i in local] for i in range(config.num_layers)],
+    "rope_parameters": dict(zip(_LAYER_TYPES, (full, sliding), strict=True)),
+    "initializer_range": config.initializer_std,
+    "attention_dropout": config.dropout_rate,
+  }
+
+
+def _describe_modernbert(config: transformer.TransformerConfig) -> dict[str, Any]:
+  return {
+    **_describe_rotary(config, "modernbert"),
+    "hidden_activation": _theirs(config),
+    "norm_eps": config.layer_norm_eps,
+    "local_attention": 2 * (config.window - 1),
+  }
+
+
+_MODERNBERT = Architecture(
+  name="ModernBertModel",
+  table=(
+    _token_table("embeddings.tok_embeddings.weight"),
+    *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
+    *_layers(
+      "layers",
+      Rule("attn_norm.weight", "pre_attention_layer_norm/scale", ("emb_dim",), first_layer=1),
+      Rule(
+        "attn.Wqkv.weight",
+        tuple(f"attention/{part}/kernel" for part in ("query", "key", "value")),
+        ("qkv", "emb_dim"),
+        transposed=True,
+      ),
+      *dense("attn.Wo", "attention/out", "emb_dim", "joined", bias=False),
+      *norm("mlp_norm", "pre_mlp_layer_norm", bias=False),
+      Rule(
+        "mlp.Wi.weight",
+        ("mlp/wi_0/kernel", "mlp/wi_1/kernel"),
+        ("mlp_twice", "emb_dim"),
+        transposed=True,
+      ),
+      *dense("mlp.Wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
+    ),
+    *norm("final_norm", "encoder/encoder_norm", bias=False),
+  ),
+  options=_modernbert_options,
+  describe=_describe_modernbert,
+  fixed={
+    "positions": "rotary",
+    "norm_place": "before",
+    "first_norm": False,
+    "use_bias": False,
+    "norm_bias": False,
+    "gated": True,
+  },
+  prefixes=("", "model."),
+  left_out={"head.": _PRETRAINING, "decoder.": _PRETRAINING},
+)
+
+
+def _decoder_options(file: ConfigFile, activation: tuple[str, str]) -> dict[str, Any]:
+  """Returns the options that Qwen and Gemma share, given key and default of the activation."""
+  file.require("attention_bias", False)
+  heads = file.integer("num_attention_heads")
+  return {
+    "vocab_size": file.integer("vocab_size"),
+    "emb_dim": file.integer("hidden_size"),
+    "num_heads": heads,
+    "num_kv_heads": file.integer("num_key_value_heads", heads),
+    "head_dim": file.integer("head_dim"),
+    "mlp_dim": file.integer("intermediate_size"),
+    "num_layers": file.integer("num_hidden_layers"),
+    "max_positions": file.integer("max_position_embeddings"),
+    "activation": file.activation(*activation),
+    "layer_norm_eps": file.number("rms_norm_eps", 1e-6),
+  }
+
+
+def _qwen3_options(file: ConfigFile) -> dict[str, Any]:
+  file.require("use_sliding_window", False)
+  theta, _ = _rope_thetas(file, "rope_theta", "rope_theta", (_DEFAULT_THETA, _DEFAULT_THETA))
+  options = _decoder_options(file, ("hidden_act", "silu"))
+  return _checked(file, {**options, "rope_theta": theta, "causal": True})
+
+
+def _describe_decoder(config: transformer.TransformerConfig, model_type: str) -> dict[str, Any]:
+  return {
+    **_describe_rotary(config, model_type),
+    "num_key_value_heads": config.kv_heads,
+    "head_dim": config.head_width,
+    "rms_norm_eps": config.layer_norm_eps,
+  }
+
+
+def _describe_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
+  described = _describe_decoder(config, "qwen3")
+  rope = described.pop("rope_parameters")["full_attention"]
+  return {**described, "hidden_act": _theirs(config), "rope_parameters": rope}
+
+
+def _describe_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
+  both_sides = not config.causal
+  return {
+    **_describe_decoder(config, "gemma3_text"),
+    "hidden_activation": _theirs(config),
+    "query_pre_attn_scalar": config.query_scalar,
+    "sliding_window": 2 * (config.window - 1) if both_sides else config.window,
+    "use_bidirectional_attention": both_sides,
+  }
+
+
+def _gemma3_options(file: ConfigFile) -> dict[str, Any]:
+  for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+    file.require(key, None)
+  options = _decoder_options(file, ("hidden_activation", "gelu_pytorch_tanh"))
+  defaults = (1_000_000.0, _DEFAULT_THETA)
+  full, local = _rope_thetas(file, "rope_theta", "rope_local_base_freq", defaults)
+  pattern = file.integer("sliding_window_pattern", 6)
+  both_sides = bool(file.record.get("use_bidirectional_attention"))
+  window = file.integer("sliding_window", 4096)
+  options |= {
+    "query_scalar": file.integer("query_pre_attn_scalar", 256),
+    "rope_theta": full,
+    "local_rope_theta": local,
+    "local_layers": _local_layers(file, options["num_layers"], pattern, pattern - 1),
+    "window": window // 2 + 1 if both_sides else window,
+    "causal": not both_sides,
+  }
+  return _checked(file, options)
+
+
+def _decoder_table(mlp_norms: tuple[str, str | None], plus: float) -> tuple[Rule, ...]:
+  """Returns the weights of Qwen and Gemma.
+
+  Args:
+    mlp_norms: Names of the norms before and after the feed-forward layer. With the latter, there is
+      a norm after attention too.
+    plus: What the network adds to the scales of norms.
+  """
+  scale = functools.partial(norm, bias=False, plus=plus)
+  before, after = mlp_norms
+  return (
+    _token_table("embed_tokens.weight"),
+    *_layers(
+      "layers",
+      *scale("input_layernorm", "pre_attention_layer_norm"),
+      *dense("self_attn.q_proj", "attention/query", "joined", bias=False),
+      *dense("self_attn.k_proj", "attention/key", "joined_kv", bias=False),
+      *dense("self_attn.v_proj", "attention/value", "joined_kv", bias=False),
+      *dense("self_attn.o_proj", "attention/out", "emb_dim", "joined", bias=False),
+      *scale("self_attn.q_norm", "attention/query_norm", "head_width"),
+      *scale("self_attn.k_norm", "attention/key_norm", "head_width"),
+      *(scale("post_attention_layernorm", "post_attention_layer_norm") if after else ()),
+      *scale(before, "pre_mlp_layer_norm"),
+      *dense("mlp.gate_proj", "mlp/wi_0", "mlp_dim", bias=False),
+      *dense("mlp.up_proj", "mlp/wi_1", "mlp_dim", bias=False),
+      *dense("mlp.down_proj", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
+      *(scale(after, "post_mlp_layer_norm") if after else ()),
+    ),
+    *scale("norm", "encoder/encoder_norm"),
+  )
+
+
+_DECODER = {
+  "positions": "rotary", "qk_norm": True, "norm": "rms", "embedding_norm": False,
+  "use_bias": False, "gated": True,
+}  # fmt: skip
+_QWEN3 = Architecture(
+  name="Qwen3Model",
+  table=_decoder_table(("post_attention_layernorm", None), 0.0),
+  options=_qwen3_options,
+  describe=_describe_qwen3,
+  fixed={**_DECODER, "norm_place": "before"},
+  prefixes=("", "model."),
+  left_out={"lm_head.": _PRETRAINING},
+)
+_GEMMA3 = Architecture(
+  name="Gemma3TextModel",
+  table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
+  options=_gemma3_options,
+  describe=_describe_gemma3,
+  fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
+  prefixes=("", "model."),
+  left_out={"lm_head.": _PRETRAINING},
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+  "bert": BERT,
+  "roberta": _ROBERTA,
+  "xlm-roberta": _ROBERTA,
+  "camembert": _ROBERTA,
+  "distilbert": _DISTILBERT,
+  "mpnet": _MPNET,
+  "modernbert": _MODERNBERT,
+  "qwen3": _QWEN3,
+  "gemma3_text": _GEMMA3,
+}
+"""By the `model_type` of transformers."""
+
+# Options that are not those of an architecture.
+_NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
+
+
+def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, Any]]:
+  """Returns the architecture that computes what a network does, and its `config.json`.
+
+  Raises:
+    InputError: no architecture of transformers does.
+  """
+  wanted = dataclasses.asdict(config)
+  numerics = {name: wanted[name] for name in _NUMERICS}
+  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3):
+    record = {**architecture.describe(config), "vocab_size": config.vocab_size}
+    try:
+      sizes = architecture.sizes(ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record))
+    except errors.InputError:
+      continue
+    made = transformer.TransformerConfig(**{**sizes, **numerics})
+    # The heads of keys may be given or follow from the others.
+    resolved = dataclasses.replace(config, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim)
+    same_heads = (made.kv_heads, made.head_width) == (config.kv_heads, config.head_width)
+    if same_heads and made == resolved:
+      return architecture, record
+  raise errors.InputError("no model of transformers has the options of this TransformerConfig")

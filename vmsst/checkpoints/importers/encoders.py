@@ -1,0 +1,233 @@
+"""Imports released encoders: LaBSE, XLM-R, multilingual E5, MiniLM, Qwen3-Embedding and others.
+
+The parameters are those of a `TokenEmbedder`, a `TransformerEncoder` and, if the source has one, a
+`ClsPooler` (`vmsst.networks.transformer`), named `token_embedder`, `encoder` and `pooler`.
+`vmsst.load` also gets the pooling and the tokenizer.
+
+Padding is id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5), the
+two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids of its texts too; use
+`swap_padding` for ids from elsewhere.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, tensors
+from vmsst.checkpoints.importers import architectures, weight_tables
+from vmsst.checkpoints.importers.architectures import ARCHITECTURES
+from vmsst.checkpoints.importers.weight_tables import Converted, Imported
+from vmsst.data import hugging_face_vocabulary
+from vmsst.io import outputs, storage
+from vmsst.networks import sentence_encoder, transformer
+
+TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
+POOLINGS = ("mean", "cls", "last", "pooler")
+
+_KINDS = ("model_type", None, tuple(ARCHITECTURES))
+# Norms in checkpoints that came from TensorFlow.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def swap_padding(ids: np.ndarray, padding_id: int) -> np.ndarray:
+  """Returns ids with 0 and `padding_id` swapped: the tokenizer's as the table's, or back."""
+  return np.where(ids == 0, padding_id, np.where(ids == padding_id, 0, ids)).astype(ids.dtype)
+
+
+def import_encoder(
+  folder: str | os.PathLike[str],
+  output: str | os.PathLike[str],
+  *,
+  prefix: str | None = None,
+  pooling: str | None = None,
+) -> Imported:
+  """Writes an encoder as a folder that `vmsst.load` opens and that training runs start from.
+
+  Args:
+    folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
+      pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
+      becomes the pooler and replaces the encoder's own. One in an object store is copied to this
+      machine.
+    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
+      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files.
+    prefix: Text before every sentence. None: the folder's default prompt; if its files do not
+      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
+    pooling: How token states become a sentence vector: "mean" of all, "cls" or "last" for one of
+      them, "pooler" for the tanh layer on top of the first. None: as sentence-transformers' files
+      say, or "mean".
+
+  Raises:
+    InputError: the source cannot be used, or `output` exists. Nothing is written then.
+  """
+  target = outputs.new_folder(output)
+  with storage.local_copy(storage.absolute(folder)) as local:
+    return weight_tables.save(convert(local, prefix=prefix, pooling=pooling), target)
+
+
+def convert(
+  local: pathlib.Path, *, prefix: str | None = None, pooling: str | None = None
+) -> Converted:
+  """Returns an encoder without writing it; arguments and errors are those of `import_encoder`."""
+  weight_tables.check_folder(local)
+  config_file = local / hugging_face.CONFIG_FILE
+  if config_file.is_file():
+    # Before the modules, whose errors would hide that it is another kind of model.
+    hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
+  released = sentence_transformers_files.read(local)
+  source, tokenizer = released.transformer, cast(Any, released.tokenizer)
+  file = architectures.ConfigFile(source / hugging_face.CONFIG_FILE, released.config)
+  hugging_face.check_choice(file.path, file.record, *_KINDS)
+  architecture = ARCHITECTURES[file.record["model_type"]]
+  sizes = architecture.sizes(file)
+  # The id that the tokenizer pads with. The model's config may have another: a small E5 is a BERT,
+  # id 0, with the tokenizer of XLM-R.
+  if tokenizer is not None:
+    padding_id = hugging_face_vocabulary.padding_id(tokenizer)
+  elif str(file.record.get("tokenizer_class")).startswith("XLMRoberta"):
+    padding_id = 1
+  else:
+    padding_id = file.padding_id(0)
+  rows = sizes["vocab_size"]
+  if padding_id >= rows and not hugging_face_vocabulary.is_free(tokenizer, padding_id):
+    raise errors.InputError(
+      f"{source}: the padding id is {padding_id}, outside the table of {rows} rows"
+    )
+  prompts = released.prompts
+  if not released.pools_prompt:
+    if prefix or (prefix is None and (released.prefix or prompts)):
+      raise errors.InputError(
+        f"{local}: pooling without prompts ('include_prompt') is not supported; pass an empty "
+        "prefix"
+      )
+    prompts = {}
+  prefix = released.prefix if prefix is None else prefix
+  stored = hugging_face.open_tensors(source)
+  modules = [hugging_face.open_tensors(local / name) for name in released.dense]
+  replaces_pooler = released.pooling == "pooler"
+  dense_module = {
+    name.replace("linear.", "pooler.dense."): x
+    for opened in (modules if replaces_pooler else ())
+    for name, x in opened.items()
+  }
+  named, left_out = _named(source, architecture, stored, dense_module)
+  pooling = released.pooling if pooling is None else pooling
+  if pooling not in POOLINGS:
+    raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
+  has_pooler = architecture.pooler and "pooler.dense.weight" in named
+  if pooling == "pooler" and not has_pooler:
+    raise errors.InputError(f"pooling is 'pooler', but {local} has none")
+  tensors.check_layers(sizes["num_layers"], stored, str(source))
+  config = transformer.TransformerConfig(**sizes)
+  table = architecture.rows(config, pooler=has_pooler)
+  weight_tables.check(table, named, str(source))
+  params = weight_tables.to_parameters(table, named)
+  head = None if replaces_pooler else _head(modules, config.width, local)
+  if head is not None:
+    params["mean/kernel"] = head
+  dimension = config.width if head is None else head.shape[1]
+  notes = []
+  if padding_id:
+    table_VD = params[weight_tables.TOKEN_TABLE]
+    if padding_id >= rows:  # no text has this id, so that its vector is not used
+      sizes["vocab_size"] = padding_id + 1
+      config = dataclasses.replace(config, vocab_size=padding_id + 1)
+      table_VD = np.pad(table_VD, ((0, padding_id + 1 - rows), (0, 0)))
+    else:
+      table_VD = table_VD.copy()
+    table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
+    params[weight_tables.TOKEN_TABLE] = table_VD
+    notes.append(
+      f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
+      "table are swapped, and so are the ids of texts"
+    )
+  max_length = min(config.max_tokens, released.max_length or config.max_tokens)
+
+  def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
+    tokenizer_file = str(folder / TOKENIZER_FILE)
+    tokenizer.save(tokenizer_file, pretty=False)
+    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_file, prefix, prompts)
+    network = sentence_encoder.SentenceEncoder(
+      config,
+      dimension,
+      head=head is not None,
+      pooling=pooling,
+      normalize=released.normalize,
+    )
+    return encoder_json.EncoderAssets(network, vocabulary, max_length)
+
+  if tokenizer is None:
+    notes.append(
+      f"Without a {TOKENIZER_FILE}, vmsst.load cannot open it: save one with transformers' "
+      "AutoTokenizer. Training can start from it with a vocabulary of the same ids"
+    )
+  else:
+    notes.append(
+      f"Sentence vectors: pooling {pooling!r}, normalize {released.normalize}, prefix {prefix!r}, "
+      f"at most {max_length} tokens"
+    )
+  return Converted(
+    params=params,
+    sizes=sizes,
+    left_out=left_out,
+    assets=None if tokenizer is None else assets,
+    notes=tuple(notes),
+  )
+
+
+def _head(
+  modules: Sequence[Mapping[str, tensors.StoredTensor]], width: int, where: pathlib.Path
+) -> np.ndarray | None:
+  """Returns the product of linear layers without biases, [D, S]; None without any."""
+  kernel_DS = None
+  for module in modules:
+    weight = module.get("linear.weight")
+    inputs = width if kernel_DS is None else kernel_DS.shape[1]
+    if weight is None or len(module) > 1 or len(weight.shape) != 2 or weight.shape[1] != inputs:
+      raise errors.InputError(
+        f"{where}: a dense module must have a 'linear.weight' of {inputs} columns and nothing else"
+      )
+    following = weight.read().astype(np.float64).T
+    kernel_DS = following if kernel_DS is None else kernel_DS @ following
+  return None if kernel_DS is None else kernel_DS.astype(np.float32)
+
+
+def _named(
+  folder: pathlib.Path,
+  architecture: architectures.Architecture,
+  stored: Mapping[str, tensors.StoredTensor],
+  pooler: Mapping[str, tensors.StoredTensor],
+) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
+  """Returns the encoder's tensors by their plain names, and why others are left out.
+
+  Args:
+    folder: The source, for messages.
+    architecture: Its architecture.
+    stored: All tensors.
+    pooler: Tensors of a dense module, which replaces the model's own pooler.
+  """
+  words = architecture.token_table
+  prefix = next((prefix for prefix in architecture.prefixes if prefix + words in stored), None)
+  if prefix is None:
+    raise errors.InputError(f"{folder} lacks {words}: it is not a {architecture.name}")
+  named, left_out = dict(pooler), {}
+  for source, tensor in stored.items():
+    name = source.removeprefix(prefix)
+    for old, new in _OLD_NAMES.items():
+      name = name.replace(old, new)
+    reason = next(
+      (note for start, note in architecture.left_out.items() if name.startswith(start)), None
+    )
+    if pooler and name.startswith("pooler."):
+      reason = "the dense module replaces it"
+    if reason is not None:
+      left_out[source] = reason
+    elif name in named:
+      raise errors.InputError(f"{folder} holds {name} twice, also as {source}")
+    else:
+      named[name] = tensor
+  return named, left_out
