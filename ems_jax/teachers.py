@@ -24,8 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import encoder_json, hub_models, restoring
-from vmsst.checkpoints import t5x as t5x_checkpoints
+from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
 from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
@@ -34,29 +33,29 @@ FEATURES = ("teacher_inputs", "teacher_targets")
 
 
 class Teacher:
-  """The encoder of a training run, called in a student's training step.
+  """An encoder, called in a student's training step.
 
   Attributes:
-    checkpoint: The `checkpoint_<step>` folder of its parameters.
+    checkpoint: The path of its parameters.
     vocabulary: Its vocabulary, with its own prefix.
     dimension: Width of its vectors.
     max_length: Tokens of a sentence; longer sentences are cut.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, partitioner: Any = None):
-    """Reads the description of the run; its parameters are read on first use.
+    """Reads the description of the encoder; its parameters are read on first use.
 
     Args:
-      path: The run's MODEL_DIR (for its latest checkpoint), a `checkpoint_<step>` folder in it, or
-        a name on the Hugging Face Hub.
+      path: A path that `vmsst.load` opens: a run, for its latest checkpoint, a `checkpoint_<step>`
+        folder, a released encoder, or a name on the Hugging Face Hub.
       partitioner: A T5X partitioner like the student's, which lays out the parameters on its mesh.
         None: they are on the default device.
 
     Raises:
-      InputError: the run does not exist.
+      InputError: there is no such encoder.
     """
-    self.checkpoint = t5x_checkpoints.find_checkpoint(hub_models.checkpoint(path))
-    loaded = encoder_json.load_encoder_assets(self.checkpoint.parent)
+    self.checkpoint = path
+    loaded = saved_encoders.read_assets(path)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim
     self.max_length = loaded.max_length
@@ -112,7 +111,7 @@ class Teacher:
     return self._refs
 
   def _read_parameters(self) -> Any:
-    params = restoring.restore_params(self.checkpoint, self._network)
+    params = saved_encoders.read(self.checkpoint).params
     if self._partitioner is None:
       return jax.tree.map(jax.new_ref, params)
 

@@ -141,14 +141,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     if owns_process:
       _restart_with_huge_pages()
-    try:
+    with watchdog.watching("t5x", _PATIENCE):
       _run(options)
-    except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
-      if process.verbose or not (message := _message(error)):
-        raise
-      raise InputError(message) from None
   if process.status:
     sys.exit(process.status)
+
+
+def run(arguments: Sequence[str]) -> None:
+  """Runs a `t5x` command within a program, which gets its errors.
+
+  Args:
+    arguments: Those of the command line.
+
+  Raises:
+    InputError: a file or binding cannot be used.
+  """
+  module, absent = sys.modules["__main__"], object()
+  names = [function for function, _, _ in COMMANDS.values()]
+  former = {name: getattr(module, name, absent) for name in names}
+  path = list(sys.path)
+  try:
+    _run(_parser().parse_args(_rewrite_gin_arguments(arguments)))
+  finally:
+    if gin := sys.modules.get("gin"):
+      gin.clear_config()
+    sys.path[:] = path
+    for name, value in former.items():
+      if value is not absent:
+        setattr(module, name, value)
+      elif hasattr(module, name):
+        delattr(module, name)
 
 
 def _restart_with_huge_pages() -> None:
@@ -198,14 +220,19 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   _quiet(options.verbose)
   sys.path.insert(0, os.getcwd())  # for the user's task modules, as with `python -m`
-  with watchdog.watching("t5x", _PATIENCE), contextlib.ExitStack() as ends:
-    gc.disable()  # imports create a million objects, which would take seconds
-    try:
-      function = _configured(options, ends)
-      gc.freeze()
-    finally:
-      gc.enable()
-    function()
+  try:
+    with contextlib.ExitStack() as ends:
+      gc.disable()  # imports create a million objects, which would take seconds
+      try:
+        function = _configured(options, ends)
+        gc.freeze()
+      finally:
+        gc.enable()
+      function()
+  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+    if options.verbose or not (message := _message(error)):
+      raise
+    raise InputError(message) from None
 
 
 def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:

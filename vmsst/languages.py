@@ -133,7 +133,11 @@ LANGUAGES: tuple[Language, ...] = _read_table()
 NUM_LANGUAGES: int = LANGUAGES[-1].index + 1
 """Number of rows of a language embedding table, including row 0 for an unknown language."""
 
-_ALIASES = _aliases(LANGUAGES)
+UNDETERMINED = Language(0, "Undetermined", "und", None, "Zyyy", "Undetermined", "Undetermined",
+                        None, (), None)  # fmt: skip
+"""The language of texts in any language; `und` in ISO 639-2."""
+
+_ALIASES = _aliases((*LANGUAGES, UNDETERMINED))
 
 
 def language(code: str) -> Language:

@@ -189,13 +189,12 @@ def test_a_run_keeps_prompts_and_limit_of_the_encoder_that_it_starts_from(start,
   }
   for name, content in settings.items():
     (source / name).write_text(json.dumps(content))
-  checkpoint = encoders.import_encoder(source, tmp_path / "import").checkpoint
   file = tmp_path / "mine.gin"
   file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_bert.gin'\n")
   own = [x for x in bindings if not x.startswith("MAX_LENGTH")]
-  own += [f"INITIAL_CHECKPOINT_PATH = {str(checkpoint)!r}", "TRAIN_STEPS = 0", "EPOCHS = 1"]
+  own += [f"INITIAL_CHECKPOINT_PATH = {str(source)!r}", "TRAIN_STEPS = 0", "EPOCHS = 1"]
   run = train((folder, own), {str(file): []})[str(file)]
-  trained, expected = vmsst.load(run), vmsst.load(tmp_path / "import")
+  trained, expected = vmsst.load(run), vmsst.load(source)
   assert trained.max_length == expected.max_length == 11
   assert trained.prompts == expected.prompts
   texts = ["a text of more than eleven tokens, which both encoders cut", "short"]

@@ -1,8 +1,8 @@
 """Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE".
 
 huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE, HF_ENDPOINT). `vmsst.load` reads BERT and XLM-R as they are. T5, and what training
-starts from, is imported once per commit into HF_HOME/vmsst. Nothing of a model is run.
+HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are, but T5, which is imported once per commit
+into HF_HOME/vmsst. Nothing of a model is run.
 """
 
 import contextlib
@@ -10,16 +10,12 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import filelock
-import numpy as np
-from etils import epath
-from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, restoring, sentence_transformers_files
+from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files
 from vmsst.checkpoints.importers import (
   architectures,
   encoders,
@@ -27,7 +23,6 @@ from vmsst.checkpoints.importers import (
   vmsst_release,
   weight_tables,
 )
-from vmsst.io import outputs
 
 # Increase it if an import of the same files gives another encoder.
 _IMPORT_FORMAT = 2
@@ -38,6 +33,7 @@ _FILES = ("*.json", "*.model")
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other engines.
+_T5_TYPES = ("mt5", "t5")
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
 
@@ -100,14 +96,17 @@ def is_released(folder: pathlib.Path) -> bool:
 
 
 def checkpoint(path: str | os.PathLike[str]) -> str:
-  """Returns the checkpoint of a model that `path` names, or `path` itself.
+  """Returns `path`, or the imported checkpoint of a T5 on the Hub that it names.
 
   Raises:
     InputError: there is no such model, or it cannot be downloaded or imported.
   """
   if not is_name(path):
     return os.fspath(path)
-  return os.fspath(_imported(*download(os.fspath(path))) / weight_tables.CHECKPOINT)
+  snapshot, repository = download(os.fspath(path))
+  if (snapshot / encoder_json.ENCODER_FILE).is_file() or is_released(snapshot):
+    return os.fspath(path)
+  return os.fspath(_imported(snapshot, repository) / weight_tables.CHECKPOINT)
 
 
 def download(name: str) -> tuple[pathlib.Path, str]:
@@ -202,38 +201,21 @@ def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
   """Returns the folder of a model after its import, with a checkpoint."""
   from huggingface_hub import constants
 
-  if (snapshot / encoder_json.ENCODER_FILE).is_file():
-    importer: Callable[[pathlib.Path, pathlib.Path], Any] = _import_export
-  else:
-    config = hugging_face.read_object(sentence_transformers_files.config_path(snapshot))
-    kind = config.get("model_type")
-    if kind not in _IMPORTERS:
-      raise errors.InputError(
-        f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: "
-        f"{', '.join(_IMPORTERS)}, and exports of this library"
-      )
-    importer = _IMPORTERS[kind]
+  config = hugging_face.read_object(sentence_transformers_files.config_path(snapshot))
+  kind = config.get("model_type")
+  if kind not in _T5_TYPES:
+    known = ", ".join((*architectures.ARCHITECTURES, *_T5_TYPES))
+    raise errors.InputError(
+      f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: {known}, "
+      "and exports of this library"
+    )
   cache = pathlib.Path(constants.HF_HOME, "vmsst", str(_IMPORT_FORMAT))
   target = cache / repository.replace("/", "--") / snapshot.name
   target.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f"{target}.lock"):
     if not (target / weight_tables.CHECKPOINT).is_dir():
-      importer(snapshot, target)
+      _import_t5(snapshot, target)
   return target
-
-
-def _import_export(snapshot: pathlib.Path, target: pathlib.Path) -> None:
-  """Writes an export of this library as a checkpoint, for training to start from."""
-  assets = encoder_json.load_encoder_assets(snapshot)
-  weights = epath.Path(snapshot / hugging_face.WEIGHTS_FILE)
-  params = traverse_util.flatten_dict(restoring.restore_params(weights, assets.network), sep="/")
-  converted = weight_tables.Converted(
-    params={name: np.asarray(x) for name, x in params.items()},
-    sizes={},
-    left_out={},
-    assets=lambda _: assets,
-  )
-  weight_tables.save(converted, outputs.new_folder(target))
 
 
 def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
@@ -246,11 +228,3 @@ def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
   names = hugging_face.open_tensors(snapshot)
   released = any(name.startswith(vmsst_release.ENCODER) for name in names)
   (vmsst_release.import_vmsst if released else mt5.import_mt5)(snapshot, target)
-
-
-# By the `model_type` of transformers.
-_IMPORTERS: dict[str, Callable[[pathlib.Path, pathlib.Path], Any]] = {
-  **dict.fromkeys(architectures.ARCHITECTURES, encoders.import_encoder),
-  "mt5": _import_t5,
-  "t5": _import_t5,
-}

@@ -1,4 +1,4 @@
-"""Properties that a run inherits from the encoder that it starts from, to be called from gin.
+"""What a run inherits from the encoder that it starts from, to be called from gin.
 
     sentence_encoder.SentenceEncoder:
       pooling = @starting_encoders.pooling()
@@ -10,11 +10,33 @@ Without them, a run that starts from LaBSE would pool by the mean instead of LaB
 that starts from E5 would lose its prompts.
 """
 
+import dataclasses
+import functools
 import os
+from typing import Any
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hub_models, t5x
-from vmsst.data import hugging_face_vocabulary
+from vmsst.checkpoints import encoder_json, saved_encoders
+from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.networks import sentence_encoder
+
+
+def network(checkpoint: str | os.PathLike[str], **options: Any) -> sentence_encoder.SentenceEncoder:
+  """Returns the network of an encoder: sizes, pooling, head and normalization.
+
+  Args:
+    checkpoint: A path that `vmsst.load` opens: a folder of sentence-transformers or transformers, a
+      name on the Hugging Face Hub, a run, an export.
+    **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`.
+
+  Raises:
+    InputError: there is no such encoder, or no option of this name.
+  """
+  saved = _assets(checkpoint).network
+  unknown = options.keys() - {field.name for field in dataclasses.fields(saved.config)}
+  errors.check(not unknown, "starting_encoders.network", sorted(unknown), "options of its config")
+  config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
+  return dataclasses.replace(saved, config=config, parent=None)
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
@@ -54,49 +76,53 @@ def prompts(checkpoint: str | os.PathLike[str] | None) -> dict[str, str]:
   return {} if checkpoint is None else dict(getattr(_assets(checkpoint).vocabulary, "prompts", {}))
 
 
-def max_length(checkpoint: str | os.PathLike[str] | None) -> int:
-  """Returns the most tokens of a text that the encoder of a checkpoint reads; 512 for None.
+def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> int:
+  """Returns the most tokens of a text that the encoder of a checkpoint reads, at most a limit.
 
-  Arguments and errors are those of `pooling`.
+  The other argument and errors are those of `pooling`.
   """
-  return 512 if checkpoint is None else _assets(checkpoint).max_length
+  return limit if checkpoint is None else min(limit, _assets(checkpoint).max_length)
 
 
 def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the `tokenizer.json` next to the checkpoint of an imported encoder.
+  """Returns the path of the `tokenizer.json` of a released encoder.
 
   Args:
-    checkpoint: Its path, or a name on the Hugging Face Hub.
+    checkpoint: A path that `vmsst.load` opens.
 
   Raises:
-    InputError: there is no such checkpoint, or no tokenizer next to it.
+    InputError: there is no such encoder, or it has no tokenizer of this kind.
   """
-  return _next_to(checkpoint, hugging_face_vocabulary.TOKENIZER_FILE)
+  return _path(checkpoint, hugging_face_vocabulary.HuggingFaceVocabulary)
 
 
 def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the SentencePiece model next to the checkpoint of an imported mT5.
+  """Returns the path of the SentencePiece model of an encoder, such as mT5's.
 
   Arguments and errors are those of `tokenizer`.
   """
-  return _next_to(checkpoint, encoder_json.VOCABULARY_FILE)
+  return _path(checkpoint, vocabularies.SentencePieceVocabulary)
 
 
-def _next_to(checkpoint: str | os.PathLike[str], name: str) -> str:
-  folder = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-  path = folder.parent / name
-  if not path.is_file():
-    raise errors.InputError(f"no {name} next to {folder}; set VOCABULARY_PATH")
-  return os.fspath(path)
+def _path(checkpoint: str | os.PathLike[str], kind: type) -> str:
+  vocabulary = _assets(checkpoint).vocabulary
+  if not isinstance(vocabulary, kind):
+    raise errors.InputError(f"{os.fspath(checkpoint)} has no {kind.__name__}; set VOCABULARY_PATH")
+  return str(getattr(vocabulary, "path"))  # noqa: B009 - both kinds have it
 
 
 def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   try:
-    folder = t5x.find_checkpoint(hub_models.checkpoint(checkpoint))
-    return encoder_json.load_encoder_assets(folder.parent)
+    return _read(os.fspath(checkpoint))
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "
       "sentence_encoder.SentenceEncoder.pooling and .normalize, and with runs/from_bert.gin "
       "VOCABULARY_PREFIX, VOCABULARY_PROMPTS and MAX_LENGTH, if you know them"
     ) from None
+
+
+# Several values of a gin file ask for it.
+@functools.lru_cache(maxsize=4)
+def _read(checkpoint: str) -> encoder_json.EncoderAssets:
+  return saved_encoders.read_assets(checkpoint)

@@ -33,12 +33,15 @@ COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
 TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
 """Orbax's class for folders that COMMIT_FILE completes."""
 
+BEST_FILE = "best.json"
+"""Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
+
 _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns `path` if it is a `checkpoint_<step>` folder, else the latest checkpoint in it.
+  """Returns `path` if it is a `checkpoint_<step>` folder, else the best or latest in it.
 
   Raises:
     InputError: there is no checkpoint; the message lists what is there.
@@ -58,10 +61,31 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     for child in folder.iterdir()
     if is_checkpoint(child) and is_complete(child)
   }
+  best = read_best(folder) if steps else None
+  if best is not None and (folder / best["checkpoint"]) in steps.values():
+    return folder / best["checkpoint"]
   if not steps:
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
   return steps[max(steps)]
+
+
+def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
+  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None.
+
+  Raises:
+    InputError: the file that names it is damaged.
+  """
+  path = storage.path(run) / BEST_FILE
+  if not path.is_file():
+    return None
+  record = input_files.read_json(path)
+  if not isinstance(record, dict) or not (
+    _CHECKPOINT.fullmatch(str(record.get("checkpoint")))
+    and isinstance(record.get("value"), int | float)
+  ):
+    raise errors.InputError(f"{path} does not name a checkpoint; delete it to use the latest")
+  return record
 
 
 def is_checkpoint(folder: epath.Path) -> bool:

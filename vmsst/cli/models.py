@@ -10,6 +10,7 @@ from vmsst.cli.command import (
   InputFolder,
   OutputFolder,
   OwnEncoder,
+  Positive,
 )
 
 
@@ -171,7 +172,69 @@ def push(
   print(hub_upload.describe(uploaded))
 
 
+def finetune(
+  encoder: OwnEncoder,
+  pairs: InputFile,
+  output: OutputFolder,
+  *,
+  dev: InputFile | None = None,
+  objective: Literal["contrastive", "distillation", "soft_contrastive"] = "contrastive",
+  negatives: int = 0,
+  teacher: OwnEncoder | None = None,
+  steps: Positive = 500,
+  batch_size: Positive = 64,
+  learning_rate: float = 2e-5,
+  max_length: Positive | None = None,
+  eval_every: Positive = 100,
+  patience: Positive | None = None,
+  slices: Positive = 1,
+  freeze_tokens: bool = False,
+  seed: int = 0,
+) -> None:
+  """Train an encoder on pairs of texts that belong together.
+
+  Args:
+    pairs: TSV or JSONL file of pairs, with hard negatives in further columns.
+    output: Folder of the run, for vmsst.load; rerun the command to resume.
+    dev: Other pairs, to evaluate on and to choose the best checkpoint by.
+    objective: Loss: contrastive, or that of a teacher (default: contrastive).
+    negatives: Hard negatives of each pair (default: 0).
+    teacher: Encoder to learn from, with the same tokenizer.
+    steps: Training steps (default: 500).
+    batch_size: Pairs in a batch (default: 64).
+    learning_rate: Highest learning rate (default: 2e-5).
+    max_length: Tokens of a text (default: at most 128).
+    eval_every: Steps between evaluations and checkpoints (default: 100).
+    patience: Stop after this many evaluations without improvement (default: never).
+    slices: Slices of a batch, for batches that do not fit (gradient caching; default: 1).
+    freeze_tokens: Keep the token table, most of a multilingual encoder's parameters.
+    seed: Seed of dropout and of the order of the pairs (default: 0).
+  """
+  from vmsst.launch import finetuning
+
+  finetuning.finetune(
+    encoder,
+    pairs,
+    output=output,
+    dev=dev,
+    objective=objective,
+    negatives=negatives,
+    teacher=teacher,
+    steps=steps,
+    batch_size=batch_size,
+    learning_rate=learning_rate,
+    max_length=max_length,
+    eval_every=eval_every,
+    patience=patience,
+    slices=slices,
+    freeze_tokens=freeze_tokens,
+    seed=seed,
+  )
+  print(f"vmsst.load({output!r}) opens the encoder; {output}/report.md has the results")
+
+
 COMMANDS: dict[tuple[str, ...], Command] = {
+  ("finetune",): Command(finetune, resumable=True),
   ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
   ("import", "mt5"): Command(import_mt5, atomic=True),

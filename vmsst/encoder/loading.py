@@ -9,95 +9,24 @@ Example:
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
-import operator
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hub_models, restoring, sentence_transformers_files
-from vmsst.checkpoints.importers import encoders
-from vmsst.encoder import backends, encoder_folders
+from vmsst.checkpoints import encoder_json, hub_models, saved_encoders, sentence_transformers_files
+from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
 from vmsst.io import checksums, storage
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
-  """The parts of an encoder, as saved.
-
-  Attributes:
-    name: Path of its parameters.
-    assets: Networks, vocabulary, maximum length and languages.
-    network: The network that was read.
-    params: Its parameters, float32, as a tree.
-  """
-
-  name: str
-  assets: encoder_json.EncoderAssets
-  network: Any
-  params: Any
-
-  @functools.cached_property
-  def arrays(self) -> dict[str, np.ndarray]:
-    """The parameters by name; `/` joins the parts of a name."""
-    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
-
-
-def read(
-  path: str | os.PathLike[str],
-  select_network: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
-) -> SavedEncoder:
-  """Reads the parts of an encoder.
-
-  Args:
-    path: As in `load`.
-    select_network: Returns the network to read, by default the encoder alone.
-
-  Raises:
-    InputError: as in `load`.
-  """
-  with encoder_folders.opened(path) as folder:
-    if folder.released:
-      assets, arrays = _read_released(pathlib.Path(folder.assets))
-      network, params = select_network(assets), traverse_util.unflatten_dict(arrays, sep="/")
-    else:
-      assets = encoder_json.load_encoder_assets(folder.assets)
-      network = select_network(assets)
-      params = restoring.restore_params(folder.parameters, network)
-  return SavedEncoder(folder.name, assets, network, params)
-
-
-def _read_released(folder: pathlib.Path) -> tuple[encoder_json.EncoderAssets, dict[str, Any]]:
-  """Returns a model of transformers: what inference needs, and its parameters by name."""
-  converted = encoders.convert(folder)
-  if converted.assets is None:
-    raise errors.InputError(
-      f"{folder} has no {encoders.TOKENIZER_FILE} to encode texts with: save one with "
-      "transformers' AutoTokenizer"
-    )
-  # The vocabulary's file is read as long as the process lives.
-  assets = converted.assets(pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder())))
-  unused = () if assets.network.pooling == "pooler" else ("pooler/",)
-  return assets, {
-    name: jax.device_put(array, may_alias=True)
-    for name, array in converted.params.items()
-    if not name.startswith(unused)
-  }
-
-
-def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
+def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
   return Encoder(
     network,
     saved.params,
@@ -153,7 +82,7 @@ def load(
     return dataclasses.replace(network, config=config, parent=None)
 
   with on_host:
-    saved = read(path, in_dtype)
+    saved = saved_encoders.read(path, in_dtype)
   encoder = _new_encoder(saved, saved.network, backend=backend)
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
@@ -182,7 +111,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
       )
     return assets.generator
 
-  saved = read(path, generator)
+  saved = saved_encoders.read(path, generator)
   decoder_device = jnp.zeros(()).device
   encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
   return Translator(saved.network, saved.params, encoder)

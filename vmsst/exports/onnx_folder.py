@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import tokenizers
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import layer_stacks
+from vmsst.checkpoints import layer_stacks, saved_encoders
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder, loading, onnx_encoder
+from vmsst.encoder import encoder, onnx_encoder
 from vmsst.exports import tokenizer_file
 from vmsst.io import outputs, storage, work_folders
 
@@ -79,7 +79,7 @@ def export_onnx(
   """
   target = outputs.new_folder(output)
   onnx_encoder.library()
-  saved = loading.read(path)
+  saved = saved_encoders.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   tokenizer, problem = None, ""
   try:

@@ -3,8 +3,7 @@
 import os
 import pathlib
 
-from vmsst.checkpoints import encoder_json, hugging_face, tensors
-from vmsst.encoder import loading
+from vmsst.checkpoints import encoder_json, hugging_face, saved_encoders, tensors
 from vmsst.io import outputs, storage, work_folders
 
 
@@ -29,13 +28,13 @@ def export_safetensors(
     InputError: there is no encoder, or `output` exists. Nothing is written then.
   """
   target = outputs.new_folder(output)
-  saved = loading.read(path)
+  saved = saved_encoders.read(path)
   with work_folders.atomic_folder(target) as partial:
     write(saved, partial)
   return target
 
 
-def write(saved: loading.SavedEncoder, folder: pathlib.Path) -> None:
+def write(saved: saved_encoders.SavedEncoder, folder: pathlib.Path) -> None:
   """Writes `model.safetensors`, the vocabulary and `encoder.json` into a folder.
 
   Raises:

@@ -20,14 +20,15 @@ from vmsst import errors
 from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
+  saved_encoders,
   sentence_transformers_files,
   tensors,
   transformers_weights,
 )
 from vmsst.checkpoints.importers import architectures
+from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder, loading
-from vmsst.encoder.loading import SavedEncoder
+from vmsst.encoder import encoder
 from vmsst.exports import tokenizer_file
 from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.io import outputs, storage, work_folders
@@ -101,7 +102,7 @@ def export_sentence_transformers(
       the rules of its language), there is no encoder, or `output` exists. Nothing is written then.
   """
   target = outputs.new_folder(output)
-  saved = loading.read(path)
+  saved = saved_encoders.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)

@@ -20,7 +20,14 @@ from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from vmsst.checkpoints import hub_models, layer_stacks, t5x, tensors
+from vmsst.checkpoints import (
+  encoder_folders,
+  hub_models,
+  layer_stacks,
+  saved_encoders,
+  t5x,
+  tensors,
+)
 from vmsst.errors import InputError
 from vmsst.io import checksums, storage, work_folders
 from vmsst.train import data as data_lib
@@ -156,7 +163,9 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   checkpoints: list[epath.Path] = []
   for given in paths:
     path = epath.Path(storage.path(given))
-    if cfg.mode == "specific":
+    if cfg.mode == "specific" and encoder_folders.lacks_checkpoint(given):
+      checkpoints.append(epath.Path(given))
+    elif cfg.mode == "specific":
       if not (path / "state").is_dir():
         inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
         hint = f"; it contains {', '.join(inside[-3:])}" if inside else ""
@@ -168,7 +177,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
         raise InputError(f"no checkpoint_<step> in {path}; set another path")
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   for path in checkpoints if jax.process_index() == 0 else ():
-    problem = checksums.damage(path)
+    problem = checksums.damage(path) if t5x.is_checkpoint(path) else None
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return checkpoints
@@ -271,7 +280,7 @@ def find_arrays(
   """Returns what to read of a checkpoint for each array of the model, without reading it.
 
   Args:
-    path: A `checkpoint_<step>` folder.
+    path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
     shapes: The model's state dict, of ShapeDtypeStructs.
     assignment_map: See `RestoreCheckpointConfig`.
     may_lack: Whether the checkpoint may lack arrays.
@@ -279,7 +288,25 @@ def find_arrays(
   Raises:
     InputError: An array is missing or has another shape; the message names it.
   """
-  model, stored = _flatten(shapes), t5x.read_metadata(path)
+  return _find_arrays(path, _stored(path), shapes, assignment_map, may_lack)
+
+
+def _stored(path: epath.Path) -> Mapping[str, Any]:
+  """Returns metadata of the arrays of a checkpoint by name, or the arrays of an encoder."""
+  if t5x.is_checkpoint(path):
+    return t5x.read_metadata(path)
+  arrays = saved_encoders.read_arrays(path)
+  return {f"{t5x.PARAMETERS}/{name}": array for name, array in arrays.items()}
+
+
+def _find_arrays(
+  path: epath.Path,
+  stored: Mapping[str, Any],
+  shapes: Mapping[str, Any],
+  assignment_map: AssignmentMap | None,
+  may_lack: bool,
+) -> dict[str, layer_stacks.Source]:
+  model = _flatten(shapes)
   sources = apply_assignment_map(model, assignment_map or (), stored, path)
   sources_found = {name: source for name, source in sources.items() if source is not None}
   missing = [name for name in sources if name not in sources_found]
@@ -311,7 +338,7 @@ def restore(
   """Returns the model's state dict, read from the checkpoint at `path` onto the devices.
 
   Args:
-    path: A `checkpoint_<step>` folder.
+    path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
     shapes: The model's state dict, of ShapeDtypeStructs.
     shardings: The same tree, of NamedShardings.
     dtype: Dtype of the parameters (`target/...`); None for the model's.
@@ -323,8 +350,8 @@ def restore(
   """
   model = _flatten(shapes)
   placement = _flatten(shardings)
-  stored = t5x.read_metadata(path)
-  sources = find_arrays(path, shapes, assignment_map, may_lack=fallback is not None)
+  stored = _stored(path)
+  sources = _find_arrays(path, stored, shapes, assignment_map, fallback is not None)
   missing = [name for name in model if name not in sources]
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
@@ -343,16 +370,19 @@ def restore(
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    tree = checkpointer.restore(
-      path / "state",
-      args=ocp.args.PyTreeRestore(
-        item=traverse_util.unflatten_dict(read, sep="/"),
-        restore_args=traverse_util.unflatten_dict(args, sep="/"),
-        partial_restore=True,
-      ),
-    )
-  arrays = _flatten(tree)
+  if t5x.is_checkpoint(path):
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      tree = checkpointer.restore(
+        path / "state",
+        args=ocp.args.PyTreeRestore(
+          item=traverse_util.unflatten_dict(read, sep="/"),
+          restore_args=traverse_util.unflatten_dict(args, sep="/"),
+          partial_restore=True,
+        ),
+      )
+    arrays = _flatten(tree)
+  else:
+    arrays = {part: _placed(stored[part], args[part]) for part in read}
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in sources.items():
@@ -366,6 +396,12 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
+
+
+def _placed(array: Any, args: ocp.ArrayRestoreArgs) -> jax.Array:
+  """Returns an array, of which every process has all, in a dtype and on the devices."""
+  whole = np.asarray(array, args.dtype)
+  return jax.make_array_from_callback(whole.shape, args.sharding, lambda index: whole[index])
 
 
 # --------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ metrics. The macro SCHEDULE of gin/runs/train.gin is that of both:
 """
 
 import abc
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import optax
+from flax import traverse_util
 
 PyTree = Any
 
@@ -82,6 +84,25 @@ class OptaxWrapper(OptimizerDef):
     )
 
 
-def chain(transformations: Sequence[optax.GradientTransformation]) -> OptaxWrapper:
-  """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef."""
-  return OptaxWrapper(optax.chain(*transformations))
+def chain(
+  transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
+) -> OptaxWrapper:
+  """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef.
+
+  Args:
+    transformations: Those to chain.
+    frozen: Regular expressions of the names of parameters that are not trained, such as
+      "token_embedder/.*". They have no moments.
+  """
+  chained = optax.chain(*transformations)
+  if not frozen:
+    return OptaxWrapper(chained)
+
+  def labels(params: PyTree) -> PyTree:
+    if not isinstance(params, Mapping):  # optax's placeholder for all
+      return False
+    names = traverse_util.flatten_dict(params, sep="/")
+    is_frozen = {name: any(re.fullmatch(x, name) for x in frozen) for name in names}
+    return traverse_util.unflatten_dict(is_frozen, sep="/")
+
+  return OptaxWrapper(optax.partition({False: chained, True: optax.set_to_zero()}, labels))

@@ -23,10 +23,11 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
+from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.io import atomic_files, storage, watchdog
+from vmsst.train import checkpoints, partitioning, progress, summaries
 from vmsst.train import data as data_lib
-from vmsst.train import partitioning, progress, summaries
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -538,6 +539,38 @@ class EarlyStoppingAction(BaseAction):
       return False
     self._waited += 1
     return self._waited >= self.patience
+
+
+class KeepBestAction(BaseAction):
+  """Keeps the best checkpoint and the newest ones only, and names the best in `best.json`.
+
+  `vmsst.load` of the run opens the best. The periods of checkpoints and evaluations must be equal.
+  A checkpoint that is still being written when the next is evaluated is not deleted.
+
+  Args:
+    model_dir: Folder of the run.
+    metric: (task, metric) to watch.
+    mode: "min" or "max": which values are better.
+  """
+
+  def __init__(self, model_dir: str, metric: tuple[str, str], mode: Literal["min", "max"]):
+    self._model_dir, self._metric = model_dir, metric
+    self._sign = 1.0 if mode == "max" else -1.0
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
+    """Returns False."""
+    value = _watched(metrics_by_task, *self._metric)
+    if value is None:
+      return False
+    name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
+    best = t5x.read_best(self._model_dir)
+    if best is None or self._sign * (value - best["value"]) > 0:
+      best = {"checkpoint": name, "metric": "/".join(self._metric), "value": value}
+      atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
+    for path in checkpoints.all_checkpoints(self._model_dir)[:-1]:
+      if path.name not in (best["checkpoint"], name):
+        path.rmtree()
+    return False
 
 
 class TerminateOnNanAction(BaseAction):

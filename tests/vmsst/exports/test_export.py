@@ -18,10 +18,9 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import t5x
+from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
-from vmsst.encoder import loading
 from vmsst.exports import (
   safetensors_folder,
   sentence_transformers_folder,
@@ -220,7 +219,7 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
   assert {name: store.cat_file(f"{url}/{name}") for name in expected} == expected
   if form == "onnx":
     return
-  assert loading.read(url).arrays.keys() == loading.read(run).arrays.keys()
+  assert saved_encoders.read(url).arrays.keys() == saved_encoders.read(run).arrays.keys()
   store.pipe_file(f"{url}/model.safetensors", b"no")
   with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
     vmsst.load(url)

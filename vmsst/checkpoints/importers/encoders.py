@@ -125,22 +125,26 @@ def convert(
   config = transformer.TransformerConfig(**sizes)
   table = architecture.rows(config, pooler=has_pooler)
   weight_tables.check(table, named, str(source))
-  params = weight_tables.to_parameters(table, named)
   head = None if replaces_pooler else _head(modules, config.width, local)
-  if head is not None:
-    params["mean/kernel"] = head
   dimension = config.width if head is None else head.shape[1]
   notes = []
+  if padding_id >= rows:
+    sizes["vocab_size"] = padding_id + 1
+    config = dataclasses.replace(config, vocab_size=padding_id + 1)
+
+  def params() -> dict[str, np.ndarray]:
+    arrays = weight_tables.to_parameters(table, named)
+    if head is not None:
+      arrays["mean/kernel"] = head
+    if padding_id:
+      table_VD = arrays[weight_tables.TOKEN_TABLE]
+      # No text has an id after the table, so that its vector is not used.
+      table_VD = np.pad(table_VD, ((0, config.vocab_size - rows), (0, 0)))
+      table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
+      arrays[weight_tables.TOKEN_TABLE] = table_VD
+    return arrays
+
   if padding_id:
-    table_VD = params[weight_tables.TOKEN_TABLE]
-    if padding_id >= rows:  # no text has this id, so that its vector is not used
-      sizes["vocab_size"] = padding_id + 1
-      config = dataclasses.replace(config, vocab_size=padding_id + 1)
-      table_VD = np.pad(table_VD, ((0, padding_id + 1 - rows), (0, 0)))
-    else:
-      table_VD = table_VD.copy()
-    table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
-    params[weight_tables.TOKEN_TABLE] = table_VD
     notes.append(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
@@ -171,7 +175,7 @@ def convert(
       f"at most {max_length} tokens"
     )
   return Converted(
-    params=params,
+    params=weight_tables.Lazy(params),
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,

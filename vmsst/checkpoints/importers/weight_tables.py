@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,22 @@ class Row:
     parts = [part - np.float32(self.plus) if self.plus else part for part in parts]
     parts = [np.ascontiguousarray(part.T if self.transposed else part) for part in parts]
     return np.concatenate(parts) if self.fused else parts[0]
+
+
+class Lazy(Mapping[str, np.ndarray]):
+  """Arrays by name that are computed when the first is needed."""
+
+  def __init__(self, compute: Callable[[], dict[str, np.ndarray]]):
+    self._compute = functools.cache(compute)
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    return self._compute()[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._compute())
+
+  def __len__(self) -> int:
+    return len(self._compute())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,20 @@ class EncoderFolder:
   released: bool = False
 
 
+def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is that of an encoder without a T5X checkpoint.
+
+  That is a name on the Hugging Face Hub, an export, or a folder of transformers.
+  """
+  if hub_models.is_name(path):
+    return True
+  if storage.is_url(path):
+    return storage.names(os.fspath(path)) >= _EXPORT
+  folder = pathlib.Path(path)
+  is_export = all((folder / name).is_file() for name in _EXPORT)
+  return is_export or hub_models.is_released(folder)
+
+
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[EncoderFolder]:
   """Yields an encoder's files. After the context, parameters copied from a store are deleted.

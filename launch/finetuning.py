@@ -1,0 +1,174 @@
+"""Fine-tunes an encoder on pairs: `gin/finetune.gin` from Python and the command line."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from vmsst import errors
+from vmsst.checkpoints import t5x
+from vmsst.encoder import loading
+from vmsst.encoder.encoder import Encoder
+from vmsst.io import atomic_files
+from vmsst.launch import main
+
+Objective = Literal["contrastive", "distillation", "soft_contrastive"]
+Pairs = str | os.PathLike[str] | Iterable[Sequence[str]]
+
+_MODELS = {
+  "contrastive": "@contrastive.ContrastiveModel()",
+  "hard_negatives": "@hard_negatives.HardNegativesModel()",
+  "distillation": "@distillation.DistillationModel()",
+  "soft_contrastive": "@soft_contrastive.SoftContrastiveModel()",
+}
+_TOKEN_TABLE = "token_embedder/.*"
+
+
+def finetune(
+  encoder: str | os.PathLike[str] | Encoder,
+  pairs: Pairs,
+  *,
+  output: str | os.PathLike[str],
+  dev: Pairs | None = None,
+  objective: Objective = "contrastive",
+  negatives: int = 0,
+  teacher: str | os.PathLike[str] | None = None,
+  languages: tuple[str, str] = ("und", "und"),
+  steps: int = 500,
+  batch_size: int = 64,
+  learning_rate: float = 2e-5,
+  max_length: int | None = None,
+  eval_every: int = 100,
+  patience: int | None = None,
+  matryoshka_dims: Sequence[int] = (),
+  slices: int = 1,
+  freeze_tokens: bool = False,
+  seed: int = 0,
+  gin: Mapping[str, Any] | None = None,
+) -> Encoder:
+  """Trains an encoder on pairs of texts that belong together; returns the best one.
+
+  The training is that of `t5x train --gin_file=finetune.gin`, which has more options: AdamW, with
+  a learning rate that rises for a tenth of the steps and falls to 0. An interrupted call resumes
+  where it was when it is repeated.
+
+  Args:
+    encoder: What `vmsst.load` opens, or an encoder that it has returned.
+    pairs: A TSV or JSONL file, or pairs of texts. A pair may have hard negatives as further texts.
+    output: Folder of the run, for `vmsst.load`, `vmsst export` and `vmsst eval`. `report.md` has
+      its results, `config.gin` all options.
+    dev: Other pairs, as `pairs`. The accuracy of retrieval among them, in both directions, is
+      shown before the first step and every `eval_every` steps, and the checkpoint with the best is
+      kept. None: the last checkpoint is the result.
+    objective: "contrastive": a text must be more similar to its own partner than to those of the
+      batch; "soft_contrastive": as similar as the teacher finds them (Park et al. 2024);
+      "distillation": the vectors of both sides are to be the teacher's vector of the first
+      (Reimers and Gurevych 2020).
+    negatives: Number of hard negatives of each pair.
+    teacher: What `vmsst.load` opens, with the encoder's tokenizer.
+    languages: Codes of the two sides; they name the metrics.
+    steps: Training steps.
+    batch_size: Pairs in a batch.
+    learning_rate: The highest learning rate.
+    max_length: Tokens of a text in training and later; None: at most 128.
+    eval_every: Steps between evaluations and checkpoints.
+    patience: Stop after this many evaluations without improvement; None: never.
+    matryoshka_dims: Also train vectors cut to these dimensions.
+    slices: Slices of a batch, for gradient caching: the memory of one slice, the same gradient.
+    freeze_tokens: Whether to keep the token table, most of a multilingual encoder's parameters.
+    seed: Seed of dropout and of the order of the pairs.
+    gin: Further macros of `finetune.gin`, such as {"SCALE": 50.0}.
+
+  Raises:
+    InputError: a file, an option or the encoder cannot be used, or `output` is in use.
+  """
+  path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
+  errors.check(path is not None, "encoder", encoder, "one that vmsst.load has read")
+  errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
+  if (teacher is None) != (objective == "contrastive"):
+    raise errors.InputError(
+      f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher"
+    )
+  folder = pathlib.Path(output).expanduser().absolute()
+  files, model = ["finetune.gin"], str(objective)
+  macros: dict[str, Any] = {
+    "MODEL_DIR": str(folder),
+    "ENCODER": path,
+    "PAIRS": _file(pairs, folder / "pairs.tsv"),
+    "LANGUAGES": languages,
+    "TRAIN_STEPS": steps,
+    "BATCH_SIZE": batch_size,
+    "LEARNING_RATE": learning_rate,
+    "EVAL_PERIOD": eval_every,
+    "CHECKPOINT_PERIOD": eval_every,
+    "MATRYOSHKA_DIMS": tuple(matryoshka_dims),
+    "EMBEDDING_SLICES": slices,
+    "FROZEN": (_TOKEN_TABLE,) if freeze_tokens else (),
+    "TEACHER": None if teacher is None else os.fspath(teacher),
+    "RANDOM_SEED": seed,
+  }
+  if max_length is not None:
+    macros["MAX_LENGTH"] = max_length
+  if negatives:
+    files.append("runs/hard_negatives.gin")
+    model, macros["NUM_NEGATIVES"] = "hard_negatives", negatives
+  if dev is not None:
+    files += ["eval/files.gin", "runs/early_stopping.gin"]
+    macros["VALIDATION_PATTERNS"] = _file(dev, folder / "dev.tsv")
+    macros["PATIENCE"] = steps if patience is None else patience
+  arguments = ["train", *(f"--gin_file={file}" for file in files)]
+  arguments += [f"--gin.{name}={value!r}" for name, value in {**macros, **(gin or {})}.items()]
+  main.run([*arguments, f"--gin.MODEL={_MODELS[model]}"])
+  atomic_files.write_text(folder / "report.md", _report(folder))
+  return loading.load(folder)
+
+
+def _report(folder: pathlib.Path) -> str:
+  """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
+  losses = _metric(folder / "train" / "metrics.jsonl", "loss")
+  accuracies = _metric(folder / "inference_eval" / "retrieval-metrics.jsonl", "accuracy/average")
+  best = t5x.read_best(folder)
+  lines = ["# Fine-tuning", ""]
+  if best is not None:
+    lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
+  lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
+  for step in sorted({*accuracies, *([] if accuracies else losses)}):
+    cells = (f"{losses[step]:.4f}" if step in losses else "",
+             f"{accuracies[step]:.2f}" if step in accuracies else "")  # fmt: skip
+    lines.append(f"| {step} | {cells[0]} | {cells[1]} |")
+  with contextlib.suppress(ImportError):
+    from matplotlib import figure
+
+    drawn = figure.Figure(figsize=(8, 3), layout="constrained")
+    for axes, name, values in zip(
+      drawn.subplots(1, 2), ("loss", "accuracy (dev)"), (losses, accuracies), strict=True
+    ):
+      axes.plot(list(values), list(values.values()))
+      axes.set(xlabel="step", title=name)
+    drawn.savefig(folder / "curves.svg")
+    lines += ["", "![curves](curves.svg)"]
+  return "\n".join([*lines, ""])
+
+
+def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
+  """Returns the values of a metric by step."""
+  if not path.is_file():
+    return {}
+  records = map(json.loads, path.read_text().splitlines())
+  return {record["step"]: record[name] for record in records if name in record}
+
+
+def _file(pairs: Pairs, path: pathlib.Path) -> str:
+  """Returns the file of pairs, which is written if they are none."""
+  if isinstance(pairs, str | os.PathLike):
+    return os.path.abspath(os.path.expanduser(pairs))
+  lines = []
+  for number, texts in enumerate(pairs):
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+      raise errors.InputError(f"pair {number} is {texts!r}; give two texts, or more")
+    lines.append("\t".join(" ".join(text.split()) for text in texts))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  atomic_files.write_text(path, "".join(f"{line}\n" for line in lines))
+  return str(path)

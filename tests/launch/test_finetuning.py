@@ -1,0 +1,98 @@
+"""`vmsst.finetune`: from a folder of sentence-transformers to a better one."""
+
+import json
+
+import numpy as np
+import pytest
+import released_folders
+
+import vmsst
+from vmsst import cli, errors
+from vmsst.checkpoints import t5x
+from vmsst.data import sample
+
+OPTIONS = {"steps": 4, "batch_size": 8, "eval_every": 2, "learning_rate": 1e-3}
+
+
+def pairs_of(first, last):
+  return [(sample.sentence(i, "de"), sample.sentence(i, "en")) for i in range(first, last)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("finetune") / "source"
+  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "query: "}}}
+  return released_folders.write(folder, "bert", prompts)
+
+
+@pytest.fixture(scope="module")
+def tuned(source):
+  output = source.parent / "tuned"
+  options = {**OPTIONS, "dev": pairs_of(30, 60), "freeze_tokens": True, "max_length": 20}
+  return output, vmsst.finetune(vmsst.load(source), pairs_of(0, 30), output=output, **options)
+
+
+def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned):
+  output, encoder = tuned
+  rows = (output / "inference_eval" / "retrieval-metrics.jsonl").read_text().splitlines()
+  accuracy = {row["step"]: row["accuracy/average"] for row in map(json.loads, rows)}
+  assert sorted(accuracy) == [0, 2, 4]
+  best = max(accuracy, key=lambda step: (accuracy[step], -step))
+  assert t5x.read_best(output) == {
+    "checkpoint": f"checkpoint_{best}",
+    "metric": "retrieval/accuracy/average",
+    "value": accuracy[best],
+  }
+  assert encoder.path == str(output / f"checkpoint_{best}")
+  assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in output.iterdir()}
+  assert f"Best: checkpoint_{best}" in (output / "report.md").read_text()
+  before = vmsst.load(source)
+  assert (encoder.prompts, encoder.max_length) == (before.prompts, 20)
+
+
+def test_only_the_frozen_table_keeps_its_values(source, tuned):
+  output, _ = tuned
+  before, after = vmsst.load(source), vmsst.load(output / "checkpoint_4")
+  same = [
+    np.array_equal(old, new)
+    for old, new in zip(
+      *(
+        (encoder._backend.params["token_embedder"]["embedding"],
+         encoder._backend.params["encoder"]["layers_0"]["mlp"]["wi"]["kernel"])
+        for encoder in (before, after)
+      ),
+      strict=True,
+    )
+  ]  # fmt: skip
+  assert same == [True, False]
+
+
+@pytest.mark.parametrize(
+  ("objective", "width", "teacher"),
+  [("contrastive", 4, False), ("distillation", 2, True), ("soft_contrastive", 2, True)],
+)
+def test_objectives_from_the_command_line(source, tmp_path, objective, width, teacher, capsys):
+  rows = [(*pair, "the red apple", "")[:width] for pair in pairs_of(0, 20)]
+  (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+  options = ["--objective", objective, "--steps", "1", "--batch-size", "4", "--eval-every", "1"]
+  options += ["--teacher", str(source)] if teacher else ["--negatives", str(width - 2)]
+  paths = [str(source), str(tmp_path / "pairs.tsv"), str(tmp_path / "out")]
+  assert cli.main(["finetune", *paths, *options]) == 0
+  assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
+  assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"objective": "distillation"}, "requires a teacher"),
+    ({"teacher": "x"}, "has no teacher"),
+    ({"objective": "hinge"}, "objective is 'hinge'"),
+    ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
+    ({"encoder": "/absent"}, "no folder /absent"),
+  ],
+)
+def test_what_cannot_be_used_is_named(source, tmp_path, options, message):
+  given = {"encoder": source, "pairs": pairs_of(0, 9), **options}
+  with pytest.raises(errors.InputError, match=message):
+    vmsst.finetune(given.pop("encoder"), given.pop("pairs"), output=tmp_path / "out", **given)
