@@ -7,6 +7,7 @@ import numpy as np
 import tiny_tokenizers
 import tokenizers
 from safetensors.numpy import save, save_file
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from vmsst.checkpoints.importers import architectures
 from vmsst.networks.transformer import TransformerConfig
@@ -353,3 +354,125 @@ REFUSED = [
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",
   )),
 ]  # fmt: skip
+
+
+LINES = ["The Museum is OPEN!", "Café 世界 don't 1999", "", "red apple " * 30, "</s> hi", "! !!"]
+_PIECES = [*["the", "museum", "is", "open", "cafe", "red", "apple", "!", "don", "t"]]
+_SMALL = {
+  "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 20,
+  "max_position_embeddings": 60,
+}  # fmt: skip
+_QWEN_PIECES = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DECODER = {"num_key_value_heads": 2, "head_dim": 8}
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+# Class, options of its config, class of the tokenizer, special tokens (unknown, start, end,
+# padding), and the tokenizer's normalizer and pre-tokenizer; without them, it is BERT's.
+ARCHITECTURES = {
+  "roberta": (
+    "Roberta", _SMALL | {"pad_token_id": 1, "type_vocab_size": 1}, "RobertaTokenizer",
+    ("<unk>", "<s>", "</s>", "<pad>"), None, _BYTES,
+  ),
+  "mpnet": (
+    "MPNet", _SMALL | {"pad_token_id": 1}, "MPNetTokenizer", ("[UNK]", "<s>", "</s>", "<pad>"),
+  ),
+  "distilbert": (
+    "DistilBert",
+    {"dim": 24, "n_heads": 4, "n_layers": 3, "hidden_dim": 20, "max_position_embeddings": 60},
+    "DistilBertTokenizer", ("[UNK]", "[CLS]", "[SEP]", "[PAD]"),
+  ),
+  "modernbert": (
+    "ModernBert", _SMALL | {"pad_token_id": 1, "local_attention": 6}, "PreTrainedTokenizerFast",
+    ("[UNK]", "[CLS]", "[SEP]", "[PAD]"), normalizers.NFC(), _BYTES,
+  ),
+  "qwen3": (
+    "Qwen3", _SMALL | _DECODER | {"rope_theta": 1e6}, "Qwen2Tokenizer",
+    (None, None, "<|endoftext|>", "<|endoftext|>"), normalizers.NFC(),
+    pre_tokenizers.Sequence([
+      pre_tokenizers.Split(tokenizers.Regex(_QWEN_PIECES), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]),
+  ),
+  "gemma": (
+    "Gemma3Text",
+    _SMALL | _DECODER | {
+      "sliding_window": 6, "sliding_window_pattern": 3, "query_pre_attn_scalar": 7,
+      "use_bidirectional_attention": True,
+    },
+    "GemmaTokenizer", ("<unk>", "<bos>", "<eos>", "<pad>"),
+    normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"),
+  ),
+}  # fmt: skip
+
+
+def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
+  unknown, start, end, padding = special
+  marks = dict.fromkeys(mark for mark in (start, padding, end, unknown) if mark)
+  if pre_tokenizer is None:
+    vocabulary = {word: i for i, word in enumerate([*marks, *_PIECES])}
+    made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.add_special_tokens([*marks])
+  else:
+    fallback = start == "<bos>"
+    made = tokenizers.Tokenizer(
+      models.BPE(unk_token=unknown, fuse_unk=fallback, byte_fallback=fallback)
+    )
+    if normalizer is not None:
+      made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(
+      vocab_size=330,
+      # Those of Qwen are the last.
+      special_tokens=[] if unknown is None else [*marks],
+      initial_alphabet=[] if fallback else _BYTES.alphabet(),
+      show_progress=False,
+    )
+    made.train_from_iterator(LINES * 3, trainer)
+    made.add_special_tokens([*marks])
+  around = [mark for mark in (start, end) if mark]
+  made.post_processor = processors.TemplateProcessing(
+    single=[*([start] if start else []), "$A", end],
+    special_tokens=[(mark, made.token_to_id(mark)) for mark in around],
+  )
+  return made
+
+
+def write_architecture(folder, name):
+  """Writes a model of `ARCHITECTURES` with random weights, as sentence-transformers saves it."""
+  import sentence_transformers as st
+  import torch
+  import transformers
+  from sentence_transformers import models as parts
+
+  family, options, kind, special, *steps = ARCHITECTURES[name]
+  made = _architecture_tokenizer(special, *steps)
+  # sentence-transformers adds a token for masks to all but Qwen's.
+  options = {**options, "vocab_size": made.get_vocab_size() + (name != "qwen3")}
+  config = getattr(transformers, f"{family}Config")(**options)
+  model, generator = getattr(transformers, f"{family}Model")(config), torch.Generator()
+  with torch.no_grad():
+    for weight in model.parameters():
+      weight += 0.3 * torch.randn(weight.shape, generator=generator.manual_seed(0))
+  model.save_pretrained(folder / "encoder")
+  made.save(str(folder / "encoder" / "tokenizer.json"))
+  keys = ("unk_token", "bos_token", "eos_token", "pad_token")
+  settings = {"tokenizer_class": kind, **dict(zip(keys, special, strict=True))}
+  if special[1] is not None:
+    settings |= {"cls_token": special[1], "sep_token": special[2]}
+  (folder / "encoder" / "tokenizer_config.json").write_text(json.dumps(settings))
+  modules = [
+    parts.Transformer(str(folder / "encoder"), max_seq_length=50),
+    parts.Pooling(24, pooling_mode="lasttoken" if name == "qwen3" else "mean"),
+  ]
+  if name == "gemma":
+    plain = {"bias": False, "activation_function": torch.nn.Identity()}
+    modules += [parts.Dense(24, 40, **plain), parts.Dense(40, 16, **plain)]
+  prompts = {"query": "Instruct: find\nQuery:"}
+  model = st.SentenceTransformer(modules=[*modules, parts.Normalize()], prompts=prompts)
+  model.save_pretrained(str(folder / "model"))
+  return folder / "model"

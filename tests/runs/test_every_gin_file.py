@@ -20,8 +20,8 @@ RUN_FILES = sorted(
   for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Start from an import, as test_from_imports.py and test_bert.py train.
-FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin")
+# Start from a released encoder, as test_from_imports.py and test_finetuning.py train.
+FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin")
 FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
 # Reads a dataset like that of `vmsst data build`; the other files of paper size read text files.
 OF_OPUS = "soft_contrastive.gin"

@@ -189,9 +189,9 @@ def bindings_of(value):
 
 def bind(defined, required, follow=()):
   # No data here: task names replace what would register them.
-  named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK"} & defined
+  named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
   values = dict.fromkeys((*required, *named), "placeholder")
-  own = {"TEACHER": None, "INITIAL_CHECKPOINT_PATH": sys.argv[4]}
+  own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
   values |= {name: own[name] for name in own.keys() & values.keys()}
   bindings = [f"{name} = {value!r}" for name, value in values.items()]
   gin_utils.parse_gin_flags([], follow, bindings)  # in addition to what is parsed
@@ -210,14 +210,13 @@ def report(file):
   bind(defined, found["required"])
   model, data = given["train"]["model"], given["train"]["train_dataset_cfg"]
   schedule = bindings_of(given["train"]["trainer_cls"])["learning_rate_fn"]
-  stopping = given["train"]["actions"].get("INFER_EVAL", ())
+  stopping = given["train"]["actions"].get("INFER_EVAL", ())[1:]
   batches = given["train"]["get_dataset_fn"]
   return found | {
     "steps": given["train"]["total_steps"],
     "get_dataset_fn": {"name": batches.__name__, **bindings_of(batches)},
     "batch_size": data.batch_size,
     "periods": [given["train"]["eval_period"], given["train"]["checkpoint_cfg"].save.period],
-    "keep": given["train"]["checkpoint_cfg"].save.keep,
     "stopping": [[*x.metric, x.sign, x.patience] for x in stopping],
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
@@ -308,8 +307,6 @@ def reports(tmp_path_factory):
   files = [*RUN_FILES, *(folder / name for name in extra)]
   output = folder / "reports.json"
   start = tiny_encoders.save_run(folder / "import", tiny_encoders.model_of(STARTS_FROM))
-  for name in ("tokenizer.json", "vocabulary.model"):
-    (start / name).touch()
   start = start / "checkpoint_0"
   arguments = (json.dumps(FOLLOWING), start, json.dumps([*ON_MESH]))
   commands.script(_PARSE, output, ROOT, *arguments, *files, cwd=folder)
@@ -462,7 +459,6 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
   assert report["periods"] == [math.ceil(pairs / 32)] * 2
   # Of the best four epochs one is the best: the last three were not better (footnote 2).
   assert report["stopping"] == [["placeholder", "accuracy/average", 1.0, 3]]
-  assert report["keep"] == 4
   network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
   assert report["network"] | network == report["network"]
   for step, rate in report["rates"].items():

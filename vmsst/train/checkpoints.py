@@ -21,7 +21,6 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from vmsst.checkpoints import (
-  encoder_folders,
   hub_models,
   layer_stacks,
   saved_encoders,
@@ -163,7 +162,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   checkpoints: list[epath.Path] = []
   for given in paths:
     path = epath.Path(storage.path(given))
-    if cfg.mode == "specific" and encoder_folders.lacks_checkpoint(given):
+    if cfg.mode == "specific" and saved_encoders.lacks_checkpoint(given):
       checkpoints.append(epath.Path(given))
     elif cfg.mode == "specific":
       if not (path / "state").is_dir():

@@ -232,20 +232,6 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
   assert vocabulary.unk_id in ids
 
 
-def test_a_tokenizer_without_padding_has_a_free_id_for_it(tokenizer_files, tmp_path):
-  import tokenizers
-
-  record = json.loads(tokenizer_files["bert"].read_text())
-  (tmp_path / "tokenizer.json").write_text(json.dumps(record | {"added_tokens": []}))
-  vocabulary = HuggingFaceVocabulary(str(tmp_path / "tokenizer.json"))
-  last = max(record["model"]["vocab"].values())
-  assert (vocabulary.padding_id, vocabulary.size) == (last + 1, last + 2)
-  texts = ["Welt", "[PAD]"]
-  own = tokenizers.Tokenizer.from_file(vocabulary.path)
-  own.no_padding()
-  assert vocabulary.encode(texts, 9) == [[x or last + 1 for x in own.encode(t).ids] for t in texts]
-
-
 def test_tensorflow_gives_the_same_ids(tokenizer_files):
   tf = pytest.importorskip("tensorflow")
   from vmsst.data.features import SeqioVocabulary

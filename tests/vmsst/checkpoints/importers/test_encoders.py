@@ -87,12 +87,10 @@ def imported(tmp_path_factory):
   return encoders.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
 
 
-_SMALL = {
-  "vocab_size": 40, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 4,
-  "intermediate_size": 10, "max_position_embeddings": 30,
+_OTHERS = {
+  "roberta": "ForMaskedLM", "mpnet": "Model", "distilbert": "ForMaskedLM",
+  "modernbert": "ForMaskedLM", "qwen3": "ForCausalLM", "gemma": "Model",
 }  # fmt: skip
-_SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 3)
-_DECODER = {"num_key_value_heads": 1, "head_dim": 6}
 
 
 @pytest.mark.parametrize(
@@ -103,16 +101,10 @@ _DECODER = {"num_key_value_heads": 1, "head_dim": 6}
     ("XLMRoberta", "ForMaskedLM", CONFIG | {"pad_token_id": 1, "layer_norm_eps": 1e-5}),
     ("XLMRoberta", "Model", CONFIG | {"pad_token_id": 1, "type_vocab_size": 1,
                                       "hidden_act": "silu"}),
-    ("Roberta", "ForMaskedLM", _SMALL | {"pad_token_id": 1, "type_vocab_size": 1}),
-    ("DistilBert", "ForMaskedLM", {"vocab_size": 40, "dim": 12, "n_heads": 3, "n_layers": 2,
-                                   "hidden_dim": 10, "max_position_embeddings": 30}),
-    ("MPNet", "Model", _SMALL | {"pad_token_id": 1}),
-    ("ModernBert", "ForMaskedLM", _SMALL | _SPECIAL | {"pad_token_id": 0, "local_attention": 6}),
-    ("Qwen3", "ForCausalLM", _SMALL | _DECODER | {"rope_theta": 1e6, "num_attention_heads": 2}),
-    ("Gemma3Text", "Model", _SMALL | _DECODER | {
-      "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 7,
-      "use_bidirectional_attention": True}),
-    ("Gemma3Text", "Model", _SMALL | _DECODER | {"sliding_window": 6, "sliding_window_pattern": 3}),
+    *((family, _OTHERS[name], options | {"vocab_size": 40})
+      for name, (family, options, *_) in released_folders.ARCHITECTURES.items()),
+    ("Gemma3Text", "Model", released_folders.ARCHITECTURES["gemma"][1] | {
+      "vocab_size": 40, "use_bidirectional_attention": False, "sliding_window_pattern": 2}),
   ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # those of another library
