@@ -32,22 +32,18 @@ def import_encoder(
   output: OutputFolder,
   *,
   prefix: str | None = None,
-  pooling: Literal["mean", "cls", "pooler"] | None = None,
 ) -> None:
-  """Import XLM-R, mBERT, multilingual E5 or LaBSE as an encoder, to use or to train further.
+  """Import a released encoder as a checkpoint, for upstream T5X or to keep.
 
   Args:
     folder: Hugging Face folder (config.json, weights, tokenizer.json).
     output: Folder to make, for vmsst.load and for training to start from.
     prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
       without).
-    pooling: Pooling of token states (default: as in sentence-transformers' files, or mean).
   """
   from vmsst.checkpoints.importers import encoders, weight_tables
 
-  print(
-    weight_tables.describe(encoders.import_encoder(folder, output, prefix=prefix, pooling=pooling))
-  )
+  print(weight_tables.describe(encoders.import_encoder(folder, output, prefix=prefix)))
 
 
 def import_ems(

@@ -110,21 +110,6 @@ def test_progress_is_shown_when_asked_for(encoder, capsys):
   assert capsys.readouterr().err == ""
 
 
-def test_batches_of_long_texts_have_fewer_rows():
-  ids = [[1] * 500] * 10 + [[1] * 5] * 300
-  shapes = {tokens_RT.shape for _, tokens_RT in batching.padded_batches(ids, 128, 512, 3)}
-  assert shapes == {(18, 512), (129, 6), (48, 6)}
-
-
-def test_shorter_sentences_get_a_batch_of_their_own_if_that_saves_much_padding():
-  few, many = ([[1] * 40] * 2 + [[1] * 10] * count for count in (6, 190))
-  shapes = [tokens_RT.shape for _, tokens_RT in batching.padded_batches(few, 256, 512)]
-  assert shapes == [(8, 48)]
-  batches = list(batching.padded_batches(many, 256, 512))
-  assert [tokens_RT.shape for _, tokens_RT in batches] == [(4, 48), (192, 12)]
-  assert sorted(np.concatenate([index_B for index_B, _ in batches])) == list(range(192))
-
-
 def test_few_shapes_and_little_padding():
   rng = np.random.default_rng(0)
   ids = [[1] * int(n) for n in rng.integers(0, 65, size=1003)]

@@ -27,7 +27,6 @@ from vmsst.io import outputs, storage
 from vmsst.networks import sentence_encoder, transformer
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
-POOLINGS = ("mean", "cls", "last", "pooler")
 
 _KINDS = ("model_type", None, tuple(ARCHITECTURES))
 # Norms in checkpoints that came from TensorFlow.
@@ -44,7 +43,6 @@ def import_encoder(
   output: str | os.PathLike[str],
   *,
   prefix: str | None = None,
-  pooling: str | None = None,
 ) -> Imported:
   """Writes an encoder as a folder that `vmsst.load` opens and that training runs start from.
 
@@ -57,21 +55,16 @@ def import_encoder(
       has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files.
     prefix: Text before every sentence. None: the folder's default prompt; if its files do not
       mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
-    pooling: How token states become a sentence vector: "mean" of all, "cls" or "last" for one of
-      them, "pooler" for the tanh layer on top of the first. None: as sentence-transformers' files
-      say, or "mean".
 
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
   target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
-    return weight_tables.save(convert(local, prefix=prefix, pooling=pooling), target)
+    return weight_tables.save(convert(local, prefix=prefix), target)
 
 
-def convert(
-  local: pathlib.Path, *, prefix: str | None = None, pooling: str | None = None
-) -> Converted:
+def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
   """Returns an encoder without writing it; arguments and errors are those of `import_encoder`."""
   weight_tables.check_folder(local)
   config_file = local / hugging_face.CONFIG_FILE
@@ -115,12 +108,7 @@ def convert(
     for name, x in opened.items()
   }
   named, left_out = _named(source, architecture, stored, dense_module)
-  pooling = released.pooling if pooling is None else pooling
-  if pooling not in POOLINGS:
-    raise errors.InputError(f"pooling is {pooling!r}; known: {', '.join(POOLINGS)}")
   has_pooler = architecture.pooler and "pooler.dense.weight" in named
-  if pooling == "pooler" and not has_pooler:
-    raise errors.InputError(f"pooling is 'pooler', but {local} has none")
   tensors.check_layers(sizes["num_layers"], stored, str(source))
   config = transformer.TransformerConfig(**sizes)
   table = architecture.rows(config, pooler=has_pooler)
@@ -159,7 +147,7 @@ def convert(
       config,
       dimension,
       head=head is not None,
-      pooling=pooling,
+      pooling=released.pooling,
       normalize=released.normalize,
     )
     return encoder_json.EncoderAssets(network, vocabulary, max_length)
@@ -171,8 +159,8 @@ def convert(
     )
   else:
     notes.append(
-      f"Sentence vectors: pooling {pooling!r}, normalize {released.normalize}, prefix {prefix!r}, "
-      f"at most {max_length} tokens"
+      f"Sentence vectors: pooling {released.pooling!r}, normalize {released.normalize}, prefix "
+      f"{prefix!r}, at most {max_length} tokens"
     )
   return Converted(
     params=weight_tables.Lazy(params),

@@ -1,7 +1,6 @@
 """Imports of BERT and XLM-R encoders, from their files to sentence vectors."""
 
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -12,11 +11,9 @@ from flax import linen as nn
 from flax import traverse_util
 from safetensors.numpy import save_file
 
-import vmsst
 from vmsst import errors
 from vmsst.checkpoints import layer_stacks
 from vmsst.checkpoints.importers import architectures, encoders, weight_tables
-from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 
@@ -180,59 +177,6 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
 
 
-def test_the_rows_of_padding_and_of_0_are_swapped_as_the_tokenizer_pads(
-  tmp_path, imported, tokenizer_files
-):
-  # The model's config says 0: in a small E5, only the tokenizer has the right id.
-  arrays = sized(weights())
-  folder = save_hugging_face(tmp_path / "hf", arrays, vocab_size=150)
-  shutil.copyfile(tokenizer_files["xlmr"], folder / "tokenizer.json")
-  (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
-  found = encoders.import_encoder(folder, tmp_path / "out")
-  table_VD = tiny_encoders.read_arrays(found.checkpoint)["token_embedder/embedding"]
-  plain_VD = arrays["embeddings.word_embeddings.weight"].astype(np.float32)
-  np.testing.assert_array_equal(table_VD, plain_VD[[1, 0, *range(2, 150)]])
-  ids_BT = np.array([[0, 7, 2, 1, 1]], np.int32)
-  ours_BT = encoders.swap_padding(ids_BT, 1)
-  np.testing.assert_array_equal(ours_BT, [[1, 7, 2, 0, 0]])
-  np.testing.assert_array_equal(table_VD[ours_BT], plain_VD[ids_BT])
-  assert ours_BT.dtype == np.int32
-  assert found.vocabulary == tmp_path / "out" / "tokenizer.json"
-  assert "swap" in weight_tables.describe(found)
-
-
-@pytest.mark.slow
-def test_a_folder_without_files_of_sentence_transformers_is_pooled_as_asked(
-  tmp_path, tokenizer_files
-):
-  folder = save_hugging_face(tmp_path / "hf", sized(weights()), vocab_size=150)
-  shutil.copyfile(tokenizer_files["bert"], folder / "tokenizer.json")
-  vectors = {}
-  for pooling in (None, *encoders.POOLINGS):
-    found = encoders.import_encoder(folder, tmp_path / str(pooling), pooling=pooling, prefix="x ")
-    encoder = vmsst.load(tmp_path / str(pooling))
-    assert encoder.max_length == 9
-    vectors[pooling] = encoder.encode(["Welt"], progress=False)
-  np.testing.assert_array_equal(vectors[None], vectors["mean"])
-  # [CLS] x welt [SEP], by the tokenizer's own ids.
-  (ids,) = HuggingFaceVocabulary(str(folder / "tokenizer.json")).encode(["x welt"], 9)
-  hidden_BTD, pooled_BD = apply_network(found, np.array([ids]))
-  np.testing.assert_allclose(vectors["mean"], hidden_BTD.mean(1), atol=1e-6)
-  np.testing.assert_allclose(vectors["cls"], hidden_BTD[:, 0], atol=1e-6)
-  np.testing.assert_allclose(vectors["pooler"], pooled_BD, atol=1e-6)
-  headless = {name: x for name, x in sized(weights()).items() if "pooler" not in name}
-  save_hugging_face(tmp_path / "headless", headless, vocab_size=150)
-  for pooling, message in (("pooler", "'pooler'.*has none"), ("max", "pooling is 'max'; known")):
-    with pytest.raises(errors.InputError, match=message):
-      encoders.import_encoder(tmp_path / "headless", tmp_path / "x", pooling=pooling)
-
-
-def sized(arrays):
-  """Returns the weights with a token table for the tests' tokenizers."""
-  table = np.random.default_rng(1).normal(size=(150, 12))
-  return arrays | {"embeddings.word_embeddings.weight": table}
-
-
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -270,11 +214,3 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(errors.InputError, match=message):
       encoders.import_encoder(folder, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
-
-
-@pytest.mark.parametrize("added", [None, [{"id": 3}], [{"id": "1", "content": "<pad>"}]])
-def test_a_tokenizer_without_padding_is_refused(tmp_path, added):
-  folder = save_hugging_face(tmp_path / "hf", weights())
-  (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-  with pytest.raises(errors.InputError, match=r"tokenizer\.json"):
-    encoders.import_encoder(folder, tmp_path / "out")
