@@ -46,17 +46,15 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned)
   assert encoder.path == str(output / f"checkpoint_{best}")
   assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in output.iterdir()}
   assert f"Best: checkpoint_{best}" in (output / "report.md").read_text()
-  before = vmsst.load(source)
-  assert (encoder.prompts, encoder.max_length) == (before.prompts, 20)
+  assert (encoder.prompts, encoder.max_length) == (vmsst.load(source).prompts, 20)
 
 
 def test_only_the_frozen_table_keeps_its_values(source, tuned):
   output, _ = tuned
   before, after = (saved_encoders.read(x).arrays for x in (source, output / "checkpoint_4"))
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
-  assert same & {"token_embedder/embedding", "encoder/layers_0/mlp/wi/kernel"} == {
-    "token_embedder/embedding"
-  }
+  assert "token_embedder/embedding" in same
+  assert "encoder/layers_0/mlp/wi/kernel" not in same
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_only_the_frozen_table_keeps_its_values(source, tuned):
 def test_objectives_from_the_command_line(source, tmp_path, objective, width, teacher, capsys):
   rows = [(*pair, "the red apple", "")[:width] for pair in pairs_of(0, 20)]
   (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-  options = ["--objective", objective, "--steps", "1", "--batch-size", "4", "--eval-every", "1"]
+  options = ["--objective", objective, "--steps", "1", "--batch-size", "4"]
   options += ["--teacher", str(source)] if teacher else ["--negatives", str(width - 2)]
   paths = [str(source), str(tmp_path / "pairs.tsv"), str(tmp_path / "out")]
   assert cli.main(["finetune", *paths, *options]) == 0
@@ -79,7 +77,6 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, width, te
   [
     ({"objective": "distillation"}, "requires a teacher"),
     ({"teacher": "x"}, "has no teacher"),
-    ({"objective": "hinge"}, "objective is 'hinge'"),
     ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
     ({"encoder": "/absent"}, "no folder /absent"),
   ],

@@ -116,8 +116,7 @@ def test_few_shapes_and_little_padding():
   shapes, rows, cells = set(), [], 0
   for index_B, tokens_RT in batching.padded_batches(ids, 32, 64):
     shapes.add(tokens_RT.shape)
-    rows.extend(index_B)
-    cells += tokens_RT.size
+    rows, cells = [*rows, *index_B], cells + tokens_RT.size
     for index, row_T in zip(index_B, tokens_RT, strict=False):
       assert row_T.sum() == len(ids[index])
     assert not tokens_RT[len(index_B) :].any()

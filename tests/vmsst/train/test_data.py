@@ -139,7 +139,7 @@ def iterate(step, saved=None, **options):
   return iterator
 
 
-def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path):
+def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path, caplog):
   folder = tmp_path / "checkpoint_7" / "dataset"
   theirs = iter(toy_runs.shuffled_dataset())
   for _ in range(7):
@@ -150,6 +150,11 @@ def test_a_state_without_our_json_is_that_of_its_checkpoint(tmp_path):
   iterator = iterate(7, saved)
   assert toy_runs.take_rows(iterator, 9) == toy_runs.expected_rows(7, 9)
   iterator.close()
+  (folder / "train_ds-000-of-001.index").write_bytes(b"")
+  iterator = iterate(7, saved)
+  assert toy_runs.take_rows(iterator, 9) == toy_runs.expected_rows(7, 9)
+  iterator.close()
+  assert "Cannot use the data iterator state" in caplog.text
   # Upstream saves the state of step 0 after reading a batch.
   first = (tmp_path / "checkpoint_7").rename(tmp_path / "checkpoint_0") / "dataset"
   assert data.DataState.read_from(first, process=0, processes=1) is None

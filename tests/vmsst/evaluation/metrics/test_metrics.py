@@ -346,7 +346,7 @@ def test_the_typical_row_is_neither_the_tightest_nor_the_widest():
   assert agnosticism.typical_row([first[:1], second[:1]]) == 0
 
 
-def test_the_plane_is_that_of_scikit_learn_whatever_the_signs():
+def test_the_plane_is_that_of_scikit_learn_with_the_outermost_points_positive():
   decomposition = pytest.importorskip("sklearn.decomposition")
   vectors = np.random.default_rng(1).normal(size=[9, 20])
   plane = agnosticism.principal_plane(7 * vectors)
@@ -354,8 +354,9 @@ def test_the_plane_is_that_of_scikit_learn_whatever_the_signs():
   reference = decomposition.PCA(2, svd_solver="full").fit(units)
   np.testing.assert_allclose(np.abs(plane.point_V2), np.abs(reference.transform(units)), atol=1e-5)
   np.testing.assert_allclose(plane.share_2, reference.explained_variance_ratio_, rtol=1e-5)
-  mirrored = agnosticism.principal_plane(-vectors)
-  np.testing.assert_allclose(mirrored.point_V2, plane.point_V2, atol=1e-5)
+  for one, other in ((2.0, 1.0), (1.0, 2.0)):
+    line_2 = agnosticism.principal_plane(np.array([[one, 0.0], [0.0, other]])).point_V2[:, 0]
+    np.testing.assert_allclose(line_2, [0.5**0.5, -(0.5**0.5)], atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 4])
