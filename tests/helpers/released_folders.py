@@ -427,8 +427,7 @@ def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
     made.pre_tokenizer = pre_tokenizer
     trainer = trainers.BpeTrainer(
       vocab_size=330,
-      # Those of Qwen are the last.
-      special_tokens=[] if unknown is None else [*marks],
+      special_tokens=[] if unknown is None else [*marks],  # those of Qwen are the last
       initial_alphabet=[] if fallback else _BYTES.alphabet(),
       show_progress=False,
     )
