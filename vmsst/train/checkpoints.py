@@ -176,7 +176,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
         raise InputError(f"no checkpoint_<step> in {path}; set another path")
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   for path in checkpoints if jax.process_index() == 0 else ():
-    problem = checksums.damage(path) if t5x.is_checkpoint(path) else None
+    problem = checksums.damage(path) if (path / "state").is_dir() else None
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return checkpoints
@@ -292,7 +292,7 @@ def find_arrays(
 
 def _stored(path: epath.Path) -> Mapping[str, Any]:
   """Returns metadata of the arrays of a checkpoint by name, or the arrays of an encoder."""
-  if t5x.is_checkpoint(path):
+  if (path / "state").is_dir():
     return t5x.read_metadata(path)
   arrays = saved_encoders.read_arrays(path)
   return {f"{t5x.PARAMETERS}/{name}": array for name, array in arrays.items()}
@@ -369,7 +369,7 @@ def restore(
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
-  if t5x.is_checkpoint(path):
+  if (path / "state").is_dir():
     with ocp.PyTreeCheckpointer() as checkpointer:
       tree = checkpointer.restore(
         path / "state",

@@ -21,6 +21,7 @@ from vmsst import errors
 from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.encoder import loading
 from vmsst.exports import (
   safetensors_folder,
   sentence_transformers_folder,

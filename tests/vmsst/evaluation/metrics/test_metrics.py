@@ -354,9 +354,8 @@ def test_the_plane_is_that_of_scikit_learn_with_the_outermost_points_positive():
   reference = decomposition.PCA(2, svd_solver="full").fit(units)
   np.testing.assert_allclose(np.abs(plane.point_V2), np.abs(reference.transform(units)), atol=1e-5)
   np.testing.assert_allclose(plane.share_2, reference.explained_variance_ratio_, rtol=1e-5)
-  for one, other in ((2.0, 1.0), (1.0, 2.0)):
-    line_2 = agnosticism.principal_plane(np.array([[one, 0.0], [0.0, other]])).point_V2[:, 0]
-    np.testing.assert_allclose(line_2, [0.5**0.5, -(0.5**0.5)], atol=1e-6)
+  line_2 = agnosticism.principal_plane(np.array([[2.0, 0.0], [0.0, 1.0]])).point_V2[:, 0]
+  np.testing.assert_allclose(line_2, [0.5**0.5, -(0.5**0.5)], atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 4])
