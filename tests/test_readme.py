@@ -34,9 +34,13 @@ def place(tmp_path_factory):
   """Returns the working folder of the blocks, with the data files that they use."""
   folder = tmp_path_factory.mktemp("readme")
   data = folder / "data"
-  texts = {code: [sample.sentence(x, code) for x in range(40)] for code in ("de", "en")}
+  texts = {code: [sample.sentence(x, code) for x in range(70)] for code in ("de", "en")}
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", texts["de"])
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.eng", texts["en"])
+  for name in ("train", "dev"):
+    line_files.write_lines(
+      folder / f"{name}.tsv", map("\t".join, zip(*texts.values(), strict=True))
+    )
   return folder
 
 
@@ -63,6 +67,7 @@ def replacements(folder):
   """Maps absolute paths of the README to those of the test."""
   return {
     "/tmp/": f"{folder}/",
+    **{f"{name}500": f"{name}1" for name in ("steps=", "--steps ")},
     **{
       f"{mark}/{name}": f"{mark}{folder}/{name}"
       for mark in " '"

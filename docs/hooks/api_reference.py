@@ -116,9 +116,11 @@ def _overview() -> str:
 def _public(name: str) -> tuple[str, str]:
   """Returns the page of a public name, and the first paragraph of its docstring."""
   module = vmsst._PUBLIC[name]
-  tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+  path = modules()[module]
+  tree = ast.parse(path.read_text(encoding="utf-8"))
   (node,) = (node for node in tree.body if isinstance(node, _Definition) and node.name == name)
-  return f"{module}.md#{module}.{name}", _first_paragraph(ast.get_docstring(node) or "")
+  anchor = f"{_in_repository(path)}.{name}"
+  return f"{module}.md#{anchor}", _first_paragraph(ast.get_docstring(node) or "")
 
 
 def _row(label: str, link: str, text: str) -> str:

@@ -78,7 +78,6 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, width, te
     ({"objective": "distillation"}, "requires a teacher"),
     ({"teacher": "x"}, "has no teacher"),
     ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
-    ({"encoder": "/absent"}, "no folder /absent"),
   ],
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message):

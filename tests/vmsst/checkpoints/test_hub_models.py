@@ -121,7 +121,6 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
 
 @pytest.mark.slow
 def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
-  """The vectors are those of the imports from disk, which are tested with transformers."""
   small, release = tmp_path / "mt5" / "m", tmp_path / "release" / "m"
   trials.lay_out(entry_points.mt5_files(), small.parent)
   trials.lay_out(entry_points.vmsst_files(), release.parent)

@@ -175,11 +175,8 @@ _POSITIONS = Rule(
   "encoder/position_embedding",
   ("max_positions", "emb_dim"),
 )
-_WORDS = (
-  _token_table("embeddings.word_embeddings.weight"),
-  _POSITIONS,
-  *norm("embeddings.LayerNorm", "encoder/embedding_layer_norm"),
-)
+_EMBEDDING_NORM = norm("embeddings.LayerNorm", "encoder/embedding_layer_norm")
+_WORDS = (_token_table("embeddings.word_embeddings.weight"), _POSITIONS)
 _TYPES = Rule(
   "embeddings.token_type_embeddings.weight",
   "encoder/token_type_embedding",
@@ -242,7 +239,12 @@ def _theirs(config: transformer.TransformerConfig) -> str:
 
 BERT = Architecture(
   name="BertModel",
-  table=(*_WORDS, _TYPES, *bert_layers("encoder.layer", self_attention("self"))),
+  table=(
+    *_WORDS,
+    _TYPES,
+    *_EMBEDDING_NORM,
+    *bert_layers("encoder.layer", self_attention("self")),
+  ),
   options=_bert_options,
   describe=_describe_bert,
   prefixes=("", "bert.", "roberta."),
@@ -273,6 +275,7 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   table=(
     *_WORDS,
+    *_EMBEDDING_NORM,
     *bert_layers(
       "transformer.layer",
       ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
@@ -304,6 +307,7 @@ _MPNET = Architecture(
   name="MPNetModel",
   table=(
     *_WORDS,
+    *_EMBEDDING_NORM,
     Rule(
       "encoder.relative_attention_bias.weight",
       "encoder/relpos_bias/rel_embedding",
