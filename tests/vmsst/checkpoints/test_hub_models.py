@@ -257,6 +257,7 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", released_folders.ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore")  # those of other libraries
 def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name):
