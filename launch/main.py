@@ -160,11 +160,14 @@ def run(arguments: Sequence[str]) -> None:
   names = [function for function, _, _ in COMMANDS.values()]
   former = {name: getattr(module, name, absent) for name in names}
   path = list(sys.path)
+  with requires("train", "t5x"):
+    from gin import config as gin_config
+  searched = list(gin_config._LOCATION_PREFIXES)
   try:
     _run(_parser().parse_args(_rewrite_gin_arguments(arguments)))
   finally:
-    if gin := sys.modules.get("gin"):
-      gin.clear_config()
+    gin_config.clear_config()
+    gin_config._LOCATION_PREFIXES[:] = searched
     sys.path[:] = path
     for name, value in former.items():
       if value is not absent:
