@@ -46,7 +46,7 @@ class Teacher:
     """Reads the description of the encoder; its parameters are read on first use.
 
     Args:
-      path: A path that `vmsst.load` opens: a run, for its latest checkpoint, a `checkpoint_<step>`
+      path: A path that `vmsst.load` opens: a run, a `checkpoint_<step>`
         folder, a released encoder, or a name on the Hugging Face Hub.
       partitioner: A T5X partitioner like the student's, which lays out the parameters on its mesh.
         None: they are on the default device.

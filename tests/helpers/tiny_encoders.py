@@ -109,4 +109,5 @@ NETWORKS = {
   ),
   "e5": encoder(dataclasses.replace(BERT, position_offset=2, activation="relu"), head=False),
   "cls": encoder(dataclasses.replace(BERT, activation="relu", position_offset=1), 8, pooling="cls"),
+  "last": encoder(dataclasses.replace(BERT, activation="gelu_tanh"), head=False, pooling="last"),
 }

@@ -49,17 +49,18 @@ def load(
 
   Args:
     path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a folder of sentence-transformers or transformers with a BERT or XLM-R, which is read as it
-      is; or a training run (for its latest checkpoint), one of its `checkpoint_<step>` folders, an
-      imported encoder or an export. All but the second may be in an object store (`gs://` needs
-      gcsfs, `s3://` s3fs). Parameters may have been saved from any number of devices.
+      or a folder of sentence-transformers or transformers (see docs/models.md), which is read as it
+      is; or a training run, for the checkpoint that its `best.json` names or else the latest; or
+      one of its `checkpoint_<step>` folders, an imported encoder or an export. All but the second
+      may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have been saved
+      from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
     backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`) or "onnx" (ONNX Runtime,
       `vmsst[onnx]`), which are faster there. They compute in float32; their vectors are those of
-      JAX, up to rounding error.
+      JAX, up to rounding error. They have graphs of T5, BERT, RoBERTa, XLM-R and DistilBERT.
 
   Raises:
     InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
@@ -94,8 +95,8 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 
   Args:
-    path: A run's MODEL_DIR (for its latest checkpoint) or one of its `checkpoint_<step>` folders,
-      of VMSST, BITRANSLATION or VMSST CONTRASTIVE; local or remote, as in `load`.
+    path: A run's MODEL_DIR or one of its `checkpoint_<step>` folders, of VMSST, BITRANSLATION or
+      VMSST CONTRASTIVE; local or remote, as in `load`.
 
   Raises:
     InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no

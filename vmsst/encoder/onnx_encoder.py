@@ -21,6 +21,11 @@ WEIGHTS_FILE = "model.onnx_data"
 """File of the weights of a model that is too large for one file."""
 # LayerNormalization came with 17.
 _OPERATOR_SET = 17
+_OPTIONS_OF_BERT = (
+  "vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "max_positions",
+  "position_offset", "num_token_types", "activation", "layer_norm_eps", "initializer_std",
+  "dropout_rate", "dtype", "remat", "scan_layers",
+)  # fmt: skip
 # A file of protocol buffers ends at 2 GiB; this leaves room for the nodes.
 _MOST_BYTES_IN_ONE_FILE = 2_000_000_000
 # Runtimes map arrays into memory that start at a multiple.
@@ -156,9 +161,10 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     InputError: there is no graph of the encoder, or the package onnx is not installed.
   """
   config: Any = network.config
-  if type(config) not in _ENCODERS:
+  if type(config) not in _ENCODERS or not _is_drawn(config):
     raise errors.InputError(
-      f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
+      f"there is no ONNX graph of a {type(config).__name__} encoder with these options; use the "
+      "backend 'jax'"
     )
   graph = Graph(params, {TOKENS: _AXES, MASK: _AXES})
   x_BTD = graph.node("Gather", graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
@@ -230,6 +236,14 @@ def _gelu_of_tanh(graph: Graph, x: str) -> str:
 # BERT
 
 
+def _is_drawn(config: Any) -> bool:
+  """Returns whether `_bert` draws all options of a config: those of BERT, not of its successors."""
+  if not isinstance(config, transformer.TransformerConfig):
+    return True
+  bert = {name: getattr(config, name) for name in _OPTIONS_OF_BERT}
+  return config == transformer.TransformerConfig(**bert)
+
+
 def _bert(graph: Graph, config: transformer.TransformerConfig, x_BTD: str, mask_BT: str) -> str:
   table_RD = graph.array("encoder/position_embedding")[config.position_offset :]
   if config.num_token_types:
@@ -260,6 +274,8 @@ def _layer_norm(graph: Graph, config: transformer.TransformerConfig, x: str, nam
 def _activation(graph: Graph, name: str, x: str) -> str:
   if name == "relu":
     return graph.node("Relu", x)
+  if name == "gelu_tanh":
+    return _gelu_of_tanh(graph, x)
   if name == "swish":
     return graph.node("Mul", x, graph.node("Sigmoid", x))
   error = graph.node("Erf", graph.node("Div", x, np.float32(math.sqrt(2))))
@@ -333,6 +349,11 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
     if pooling == "cls":
       return first_BD
     return graph.node("Tanh", _dense(graph, first_BD, "pooler/dense", bias=True))
+  if pooling == "last":
+    last_B = graph.node("ReduceSum", MASK, np.array([1]), keepdims=0)
+    last_B = graph.node("Max", graph.node("Sub", last_B, np.int64(1)), np.int64(0))
+    index_B1 = graph.node("Unsqueeze", last_B, np.array([1]))
+    return graph.node("GatherND", hidden_BTD, index_B1, batch_dims=1)
   mask_BT1 = graph.node("Unsqueeze", mask_BT, np.array([2]))
   count_BT1 = graph.node("Where", mask_BT1, np.float32(1), np.float32(0))
   count_B1 = graph.node("ReduceSum", count_BT1, np.array([1]), keepdims=0)

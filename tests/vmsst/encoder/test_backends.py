@@ -1,5 +1,6 @@
 """Encoders on CPUs by OpenVINO and ONNX Runtime: the vectors of JAX, and which options apply."""
 
+import dataclasses
 import importlib.util
 import sys
 
@@ -11,7 +12,7 @@ import tiny_encoders
 import vmsst
 from vmsst import errors
 from vmsst.encoder import batching
-from vmsst.networks import lstm, sentence_encoder
+from vmsst.networks import lstm
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
 # Not imported here: the backend imports OpenVINO without its telemetry.
@@ -25,13 +26,12 @@ TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n f
 
 
 def saved(name, folder):
-  """Saves the encoder of a name and returns its folder."""
   network = tiny_encoders.NETWORKS[name]
   return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
 
 
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
-@pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse"])
+@pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse", "last"])
 def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   run = saved(name, tmp_path)
   encoder = vmsst.load(run, backend=backend)
@@ -72,11 +72,13 @@ def test_commands_take_a_backend(tmp_path):
 
 
 def test_errors_name_the_options(tmp_path, monkeypatch):
-  config = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
-  network = sentence_encoder.SentenceEncoder(config, 16, head=False)
-  laser = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
-  with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
-    vmsst.load(laser, backend="openvino")
+  mpnet = dataclasses.replace(tiny_encoders.BERT, relpos_buckets=8)
+  laser = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
+  for config in (mpnet, laser):
+    network, kind = tiny_encoders.encoder(config, head=False), type(config).__name__
+    other = tiny_encoders.save_run(tmp_path / kind, tiny_encoders.model_of(network))
+    with pytest.raises(errors.InputError, match=f"no ONNX graph of a {kind} encoder"):
+      vmsst.load(other, backend="openvino")
   run = saved("t5", tmp_path)
   with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, onnx, openvino"):
     vmsst.load(run, backend="torch")
