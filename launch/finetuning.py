@@ -66,7 +66,7 @@ def finetune(
       batch; "soft_contrastive": as similar as the teacher finds them (Park et al. 2024);
       "distillation": the vectors of both sides are to be the teacher's vector of the first
       (Reimers and Gurevych 2020).
-    negatives: Number of hard negatives of each pair.
+    negatives: Number of hard negatives of each pair; for "contrastive" only.
     teacher: What `vmsst.load` opens, with the encoder's tokenizer.
     languages: Codes of the two sides; they name the metrics.
     steps: Training steps.
@@ -91,6 +91,8 @@ def finetune(
     raise errors.InputError(
       f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher"
     )
+  if negatives and objective != "contrastive":
+    raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   folder = pathlib.Path(output).expanduser().absolute()
   files, model = ["finetune.gin"], str(objective)
   macros: dict[str, Any] = {
@@ -127,11 +129,12 @@ def finetune(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  losses = _metric(folder / "train" / "metrics.jsonl", "loss")
-  accuracies = _metric(folder / "inference_eval" / "retrieval-metrics.jsonl", "accuracy/average")
+  losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)
   lines = ["# Fine-tuning", ""]
   if best is not None:
+    task, _, metric = best["metric"].partition("/")
+    accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
     lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
   lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
   for step in sorted({*accuracies, *([] if accuracies else losses)}):

@@ -137,7 +137,7 @@ UNDETERMINED = Language(0, "Undetermined", "und", None, "Zyyy", "Undetermined", 
                         None, (), None)  # fmt: skip
 """The language of texts in any language; `und` in ISO 639-2."""
 
-_ALIASES = _aliases((*LANGUAGES, UNDETERMINED))
+_ALIASES = _aliases(LANGUAGES)
 
 
 def language(code: str) -> Language:
@@ -146,7 +146,7 @@ def language(code: str) -> Language:
   Args:
     code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
       without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
-      not matter, nor whether '-' or '_' joins the parts.
+      not matter, nor whether '-' or '_' joins the parts. "und" is `UNDETERMINED`.
 
   Raises:
     InputError: no language has this code; the message suggests similar ones.
@@ -157,6 +157,8 @@ def language(code: str) -> Language:
     >>> language("zho-CN") is language("cmn_Hans") is language("zh")
     True
   """
+  if _key(code) == UNDETERMINED.iso639_3:
+    return UNDETERMINED
   row = _ALIASES.get(_key(code))
   if row is None:
     raise InputError(_unknown(code))

@@ -34,15 +34,13 @@ def tuned(source):
 
 def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned):
   output, encoder = tuned
-  rows = (output / "inference_eval" / "retrieval-metrics.jsonl").read_text().splitlines()
-  accuracy = {row["step"]: row["accuracy/average"] for row in map(json.loads, rows)}
+  (path,) = (output / "inference_eval").glob("retrieval*-metrics.jsonl")
+  rows = map(json.loads, path.read_text().splitlines())
+  accuracy = {row["step"]: row["accuracy/average"] for row in rows}
   assert sorted(accuracy) == [0, 2, 4]
   best = max(accuracy, key=lambda step: (accuracy[step], -step))
-  assert t5x.read_best(output) == {
-    "checkpoint": f"checkpoint_{best}",
-    "metric": "retrieval/accuracy/average",
-    "value": accuracy[best],
-  }
+  named = t5x.read_best(output)
+  assert (named["checkpoint"], named["value"]) == (f"checkpoint_{best}", accuracy[best])
   assert encoder.path == str(output / f"checkpoint_{best}")
   assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in output.iterdir()}
   assert f"Best: checkpoint_{best}" in (output / "report.md").read_text()
@@ -65,17 +63,20 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
   rows = ("\t".join((*pair, "the red apple", "")[:width]) for pair in pairs_of(0, 20))
   (tmp_path / "pairs.tsv").write_text("\n".join(rows))
   options = ["--objective", objective, "--steps", "1", "--batch-size", "4"]
-  options += ["--teacher", str(source)] if width == 2 else ["--negatives", "2"]
+  dev = ["--dev", str(tmp_path / "pairs.tsv")]  # a second task of this process
+  options += ["--teacher", str(source)] if width == 2 else ["--negatives", "2", *dev]
   paths = map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out"))
   assert cli.main(["finetune", *paths, *options]) == 0
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
   assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
+  assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
 
 
 @pytest.mark.parametrize(
   ("options", "message"),
   [
     ({"objective": "distillation"}, "requires a teacher"),
+    ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
     ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
   ],
 )

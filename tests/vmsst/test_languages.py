@@ -99,7 +99,7 @@ def test_codes_of_opus():
   known = {"sr@Latn": "srp_Latn", "az_IR": "azb", "zh_yue": "yue", "es_999": "spa"}
   for code, expected in known.items():
     assert languages.opus_language(code) == language(expected)
-  assert languages.opus_language("simple") is None
+  assert languages.opus_language("simple") is languages.opus_language("und") is None
 
 
 def test_tatoeba_files_are_the_tatoeba_column(data_root):
