@@ -190,7 +190,7 @@ def test_a_run_keeps_prompts_and_limit_of_the_encoder_that_it_starts_from(start,
   for name, content in settings.items():
     (source / name).write_text(json.dumps(content))
   file = tmp_path / "mine.gin"
-  file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_bert.gin'\n")
+  file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_released.gin'\n")
   own = [x for x in bindings if not x.startswith("MAX_LENGTH")]
   own += [f"INITIAL_CHECKPOINT_PATH = {str(source)!r}", "TRAIN_STEPS = 0", "EPOCHS = 1"]
   run = train((folder, own), {str(file): []})[str(file)]
