@@ -7,7 +7,7 @@ import numpy as np
 import tiny_tokenizers
 import tokenizers
 from safetensors.numpy import save, save_file
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from vmsst.checkpoints.importers import architectures
 from vmsst.networks.transformer import TransformerConfig
@@ -170,7 +170,6 @@ _SB, _PR, _PO, _MO = (
   "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
   "modules.json",
 )  # fmt: skip
-_E5 = {"query": "query: ", "passage": "passage: "}
 
 # Each: the kind of tokenizer and the changed files. The vectors are those of sentence-transformers.
 HONORED = [
@@ -392,7 +391,7 @@ ARCHITECTURES = {
     (None, None, "<|endoftext|>", "<|endoftext|>"), normalizers.NFC(),
     pre_tokenizers.Sequence([
       pre_tokenizers.Split(tokenizers.Regex(_QWEN_PIECES), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
     ]),
   ),
   "gemma": (
@@ -415,15 +414,12 @@ def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
     made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    made.add_special_tokens([*marks])
   else:
     fallback = start == "<bos>"
     made = tokenizers.Tokenizer(
       models.BPE(unk_token=unknown, fuse_unk=fallback, byte_fallback=fallback)
     )
-    if normalizer is not None:
-      made.normalizer = normalizer
+    made.normalizer = normalizer
     made.pre_tokenizer = pre_tokenizer
     trainer = trainers.BpeTrainer(
       vocab_size=330,
@@ -432,11 +428,10 @@ def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
       show_progress=False,
     )
     made.train_from_iterator(LINES * 3, trainer)
-    made.add_special_tokens([*marks])
+  made.add_special_tokens([*marks])
   around = [mark for mark in (start, end) if mark]
   made.post_processor = processors.TemplateProcessing(
-    single=[*([start] if start else []), "$A", end],
-    special_tokens=[(mark, made.token_to_id(mark)) for mark in around],
+    single=[*around[:-1], "$A", end], special_tokens=[(x, made.token_to_id(x)) for x in around]
   )
   return made
 

@@ -153,8 +153,8 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   all others.
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
-  own = (int(added[content]) for content in _PADDING if content in added)
-  return next(own, _free_id(tokenizer))
+  own = [int(added[content]) for content in _PADDING if content in added]
+  return own[0] if own else _free_id(tokenizer)
 
 
 def is_free(tokenizer: tokenizers.Tokenizer | None, index: int) -> bool:

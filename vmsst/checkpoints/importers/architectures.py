@@ -25,7 +25,17 @@ ACTIVATIONS = {
   "swish": "swish",
   "gelu_pytorch_tanh": "gelu_tanh",
 }
+# Sizes and their names in most files.
+_SIZES = {
+  "vocab_size": "vocab_size",
+  "emb_dim": "hidden_size",
+  "num_heads": "num_attention_heads",
+  "mlp_dim": "intermediate_size",
+  "num_layers": "num_hidden_layers",
+  "max_positions": "max_position_embeddings",
+}
 _PRETRAINING = "pre-training head"
+_NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
 _DEFAULT_THETA = 10_000.0
 
 
@@ -45,12 +55,17 @@ class ConfigFile:
     """Returns a positive integer."""
     return hugging_face.positive_integer(self.path, self.record, key, default)
 
-  def number(self, key: str, default: float | None = None) -> float:
-    """Returns a positive number."""
-    value = self.record.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-      raise errors.InputError(f"{self.path}: {key!r} is {input_files.shown(value)}, not above 0")
+  def integers(self, keys: Mapping[str, str]) -> dict[str, int]:
+    """Returns positive integers by their names in this library, given those in the file."""
+    return {ours: self.integer(theirs) for ours, theirs in keys.items()}
+
+  def number(self, key: str, default: float, below: float = math.inf) -> float:
+    """Returns a number between 0 and `below`."""
+    value = self.record.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+      raise errors.InputError(
+        f"{self.path}: {key!r} is {input_files.shown(value)}, not between 0 and {below:g}"
+      )
     return float(value)
 
   def require(self, key: str, value: Any) -> None:
@@ -64,8 +79,7 @@ class ConfigFile:
 
   def padding_id(self, default: int) -> int:
     """Returns the id of padding, which need not be that of the tokenizer."""
-    value = self.record.get("pad_token_id")
-    value = default if value is None else value
+    value = self.record.get("pad_token_id", default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
       raise errors.InputError(f"{self.path}: 'pad_token_id' is {value!r}, not an id")
     return value
@@ -106,7 +120,12 @@ class Architecture:
     Raises:
       InputError: a value is damaged, or this library cannot express it; the message names it.
     """
-    return {**self.options(file), **self.fixed}
+    sizes = {**self.options(file), **self.fixed}
+    try:
+      transformer.TransformerConfig(**sizes)
+    except errors.InputError as error:
+      raise errors.InputError(f"{file.path}: {error}") from None
+    return sizes
 
   def rows(self, config: transformer.TransformerConfig, *, pooler: bool) -> list[Row]:
     """Returns the tensors of a model and the parameters that they become."""
@@ -190,39 +209,24 @@ def _bert_options(
   """Returns the options of BERT; RoBERTa counts positions from the row after that of padding."""
   file.require("position_embedding_type", "absolute")
   file.require("is_decoder", False)
-  options = {
-    "vocab_size": file.integer("vocab_size"),
-    "emb_dim": file.integer("hidden_size"),
-    "num_heads": file.integer("num_attention_heads"),
-    "mlp_dim": file.integer("intermediate_size"),
-    "num_layers": file.integer("num_hidden_layers"),
-    "max_positions": file.integer("max_position_embeddings"),
+  return {
+    **file.integers(_SIZES),
     "position_offset": file.padding_id(1) + 1 if first_after_padding else 0,
     "num_token_types": file.integer("type_vocab_size") if types else 0,
     "activation": file.activation("hidden_act", "gelu"),
-    "layer_norm_eps": file.number("layer_norm_eps", 1e-12),
+    "layer_norm_eps": file.number("layer_norm_eps", 1e-12, below=1),
   }
-  return _checked(file, options)
 
 
-def _checked(file: ConfigFile, options: dict[str, Any]) -> dict[str, Any]:
-  """Returns the options if they describe a network."""
-  try:
-    transformer.TransformerConfig(**options)
-  except errors.InputError as error:
-    raise errors.InputError(f"{file.path}: {error}") from None
-  return options
+def _described_sizes(config: transformer.TransformerConfig) -> dict[str, int]:
+  return {theirs: getattr(config, ours) for ours, theirs in _SIZES.items()}
 
 
 def _describe_bert(config: transformer.TransformerConfig) -> dict[str, Any]:
   return {
+    **_described_sizes(config),
     "model_type": "bert",
-    "hidden_size": config.emb_dim,
-    "num_hidden_layers": config.num_layers,
-    "num_attention_heads": config.num_heads,
-    "intermediate_size": config.mlp_dim,
     "hidden_act": _theirs(config),
-    "max_position_embeddings": config.max_positions,
     "type_vocab_size": config.num_token_types,
     "layer_norm_eps": config.layer_norm_eps,
     "initializer_range": config.initializer_std,
@@ -249,7 +253,11 @@ BERT = Architecture(
   describe=_describe_bert,
   prefixes=("", "bert.", "roberta."),
   pooler=True,
-  left_out={"cls.": _PRETRAINING, "lm_head.": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+  left_out={
+    "cls.": _PRETRAINING,
+    "lm_head.": _PRETRAINING,
+    "embeddings.position_ids": _NO_PARAMETER,
+  },
 )
 _ROBERTA = dataclasses.replace(
   BERT,
@@ -259,16 +267,9 @@ _ROBERTA = dataclasses.replace(
 
 
 def _distilbert_options(file: ConfigFile) -> dict[str, Any]:
-  options = {
-    "vocab_size": file.integer("vocab_size"),
-    "emb_dim": file.integer("dim"),
-    "num_heads": file.integer("n_heads"),
-    "mlp_dim": file.integer("hidden_dim"),
-    "num_layers": file.integer("n_layers"),
-    "max_positions": file.integer("max_position_embeddings"),
-    "activation": file.activation("activation", "gelu"),
-  }
-  return _checked(file, options)
+  names = {"emb_dim": "dim", "num_heads": "n_heads", "mlp_dim": "hidden_dim",
+           "num_layers": "n_layers"}  # fmt: skip
+  return {**file.integers(_SIZES | names), "activation": file.activation("activation", "gelu")}
 
 
 _DISTILBERT = Architecture(
@@ -285,14 +286,14 @@ _DISTILBERT = Architecture(
   options=_distilbert_options,
   describe=_describe_bert,
   prefixes=("", "distilbert."),
-  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
 )
 
 
 def _mpnet_options(file: ConfigFile) -> dict[str, Any]:
-  options = _bert_options(file, types=False)
   buckets = file.integer("relative_attention_num_buckets", 32)
-  return _checked(file, {**options, "position_offset": 2, "relpos_buckets": buckets})
+  options = _bert_options(file, types=False)
+  return {**options, "position_offset": 2, "relpos_buckets": buckets}
 
 
 def _describe_mpnet(config: transformer.TransformerConfig) -> dict[str, Any]:
@@ -324,7 +325,7 @@ _MPNET = Architecture(
   describe=_describe_mpnet,
   prefixes=("", "mpnet."),
   pooler=True,
-  left_out={"lm_head.": _PRETRAINING, "embeddings.position_ids": "0, 1, 2 …"},
+  left_out={"lm_head.": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
 )
 
 
@@ -343,12 +344,15 @@ def _rope_thetas(file: ConfigFile, full: str, local: str, defaults: tuple[float,
   """
   file.require("rope_scaling", None)
   record = file.record.get("rope_parameters") or {}
-  if not isinstance(record, dict):
-    raise errors.InputError(f"{file.path}: 'rope_parameters' is {record!r}, not an object")
   thetas = []
   for kind, key, default in zip(_LAYER_TYPES, (full, local), defaults, strict=True):
-    entry = record.get(kind) or (record if "rope_theta" in record else {})
-    inner = ConfigFile(file.path, {"rope_theta": file.record.get(key), **entry})
+    entry = (record.get(kind, record) or {}) if isinstance(record, dict) else record
+    if not isinstance(entry, dict):
+      raise errors.InputError(
+        f"{file.path}: 'rope_parameters' is {input_files.shown(record)}, not an object, or one for "
+        "each kind of layer"
+      )
+    inner = ConfigFile(file.path, {"rope_theta": file.record.get(key, default), **entry})
     inner.require("rope_type", "default")
     thetas.append(inner.number("rope_theta", default))
   return thetas
@@ -374,24 +378,18 @@ def _local_layers(file: ConfigFile, layers: int, full_every: int, offset: int) -
 def _modernbert_options(file: ConfigFile) -> dict[str, Any]:
   for key in ("attention_bias", "mlp_bias", "norm_bias"):
     file.require(key, False)
-  layers = file.integer("num_hidden_layers")
   defaults = (160_000.0, _DEFAULT_THETA)
   full, local = _rope_thetas(file, "global_rope_theta", "local_rope_theta", defaults)
-  options = {
-    "vocab_size": file.integer("vocab_size"),
-    "emb_dim": file.integer("hidden_size"),
-    "num_heads": file.integer("num_attention_heads"),
-    "mlp_dim": file.integer("intermediate_size"),
-    "num_layers": layers,
-    "max_positions": file.integer("max_position_embeddings"),
+  sizes, every = file.integers(_SIZES), file.integer("global_attn_every_n_layers", 3)
+  return {
+    **sizes,
     "activation": file.activation("hidden_activation", "gelu"),
-    "layer_norm_eps": file.number("norm_eps", 1e-5),
+    "layer_norm_eps": file.number("norm_eps", 1e-5, below=1),
     "rope_theta": full,
     "local_rope_theta": local,
-    "local_layers": _local_layers(file, layers, file.integer("global_attn_every_n_layers", 3), 0),
+    "local_layers": _local_layers(file, sizes["num_layers"], every, 0),
     "window": file.integer("local_attention", 128) // 2 + 1,
   }
-  return _checked(file, options)
 
 
 def _describe_rotary(config: transformer.TransformerConfig, model_type: str) -> dict[str, Any]:
@@ -400,12 +398,8 @@ def _describe_rotary(config: transformer.TransformerConfig, model_type: str) -> 
   thetas = (config.rope_theta, config.local_rope_theta)
   full, sliding = ({"rope_type": "default", "rope_theta": theta} for theta in thetas)
   return {
+    **_described_sizes(config),
     "model_type": model_type,
-    "hidden_size": config.emb_dim,
-    "num_attention_heads": config.num_heads,
-    "intermediate_size": config.mlp_dim,
-    "num_hidden_layers": config.num_layers,
-    "max_position_embeddings": config.max_positions,
     "layer_types": [_LAYER_TYPES[i in local] for i in range(config.num_layers)],
     "rope_parameters": dict(zip(_LAYER_TYPES, (full, sliding), strict=True)),
     "initializer_range": config.initializer_std,
@@ -466,26 +460,24 @@ _MODERNBERT = Architecture(
 def _decoder_options(file: ConfigFile, activation: tuple[str, str]) -> dict[str, Any]:
   """Returns the options that Qwen and Gemma share, given key and default of the activation."""
   file.require("attention_bias", False)
-  heads = file.integer("num_attention_heads")
+  sizes = file.integers(_SIZES)
   return {
-    "vocab_size": file.integer("vocab_size"),
-    "emb_dim": file.integer("hidden_size"),
-    "num_heads": heads,
-    "num_kv_heads": file.integer("num_key_value_heads", heads),
+    **sizes,
+    "num_kv_heads": file.integer("num_key_value_heads", sizes["num_heads"]),
     "head_dim": file.integer("head_dim"),
-    "mlp_dim": file.integer("intermediate_size"),
-    "num_layers": file.integer("num_hidden_layers"),
-    "max_positions": file.integer("max_position_embeddings"),
     "activation": file.activation(*activation),
-    "layer_norm_eps": file.number("rms_norm_eps", 1e-6),
+    "layer_norm_eps": file.number("rms_norm_eps", 1e-6, below=1),
   }
 
 
 def _qwen3_options(file: ConfigFile) -> dict[str, Any]:
   file.require("use_sliding_window", False)
   theta, _ = _rope_thetas(file, "rope_theta", "rope_theta", (_DEFAULT_THETA, _DEFAULT_THETA))
-  options = _decoder_options(file, ("hidden_act", "silu"))
-  return _checked(file, {**options, "rope_theta": theta, "causal": True})
+  return {
+    **_decoder_options(file, ("hidden_act", "silu")),
+    "rope_theta": theta,
+    "causal": True,
+  }
 
 
 def _describe_decoder(config: transformer.TransformerConfig, model_type: str) -> dict[str, Any]:
@@ -523,7 +515,8 @@ def _gemma3_options(file: ConfigFile) -> dict[str, Any]:
   pattern = file.integer("sliding_window_pattern", 6)
   both_sides = bool(file.record.get("use_bidirectional_attention"))
   window = file.integer("sliding_window", 4096)
-  options |= {
+  return {
+    **options,
     "query_scalar": file.integer("query_pre_attn_scalar", 256),
     "rope_theta": full,
     "local_rope_theta": local,
@@ -531,7 +524,6 @@ def _gemma3_options(file: ConfigFile) -> dict[str, Any]:
     "window": window // 2 + 1 if both_sides else window,
     "causal": not both_sides,
   }
-  return _checked(file, options)
 
 
 def _decoder_table(mlp_norms: tuple[str, str | None], plus: float) -> tuple[Rule, ...]:
@@ -593,7 +585,6 @@ ARCHITECTURES: dict[str, Architecture] = {
   "bert": BERT,
   "roberta": _ROBERTA,
   "xlm-roberta": _ROBERTA,
-  "camembert": _ROBERTA,
   "distilbert": _DISTILBERT,
   "mpnet": _MPNET,
   "modernbert": _MODERNBERT,
@@ -612,10 +603,9 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
   Raises:
     InputError: no architecture of transformers does.
   """
-  wanted = dataclasses.asdict(config)
-  numerics = {name: wanted[name] for name in _NUMERICS}
+  numerics = {name: getattr(config, name) for name in _NUMERICS}
   for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3):
-    record = {**architecture.describe(config), "vocab_size": config.vocab_size}
+    record = architecture.describe(config)
     try:
       sizes = architecture.sizes(ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record))
     except errors.InputError:

@@ -95,7 +95,7 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model"}
     ("XLMRoberta", "ForMaskedLM", CONFIG | {"pad_token_id": 1, "layer_norm_eps": 1e-5}),
     ("XLMRoberta", "Model", CONFIG | {"pad_token_id": 1, "type_vocab_size": 1,
                                       "hidden_act": "silu"}),
-    *((family, _HEADS.get(name, "ForMaskedLM"), options | {"vocab_size": 40})
+    *((family, _HEADS.get(name, "ForMaskedLM"), {"pad_token_id": 0} | options | {"vocab_size": 40})
       for name, (family, options, *_) in released_folders.ARCHITECTURES.items()),
     ("Gemma3Text", "Model", released_folders.ARCHITECTURES["gemma"][1] | {
       "vocab_size": 40, "use_bidirectional_attention": False, "sliding_window_pattern": 2}),
@@ -182,7 +182,8 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"hidden_size": 16}, "emb_dim is 16"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
-    ({"pad_token_id": "1"}, "pad_token_id"),
+    ({"pad_token_id": None}, "pad_token_id"),
+    ({"model_type": "qwen3", "rope_parameters": ["x"]}, "rope_parameters"),
     ({"pad_token_id": 40}, "the padding id is 40"),
     ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
     ({"num_hidden_layers": 1}, r"holds encoder\.layer\.1"),
