@@ -160,7 +160,7 @@ def make_models(names: list[str], data: pathlib.Path, folder: pathlib.Path) -> N
     if is_mt5(name):
       save_mt5(folder / name, folder / f"{name}.vmsst")
     else:
-      importer.import_encoder(folder / name, folder / f"{name}.vmsst", pooling="mean")
+      importer.import_encoder(folder / name, folder / f"{name}.vmsst")
 
 
 def save_mt5(folder: pathlib.Path, target: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.data import features, readers, seqio_tasks, sources, vocabularies
+from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.io import storage
 from vmsst.languages import Language
 
@@ -31,7 +31,6 @@ def files(
   fields: tuple[str, str] | None = None,
   negatives: int = 0,
   teacher: str | None = None,
-  memory_limit: int = sources.MEMORY_LIMIT,
 ) -> str:
   """Returns the name of a mixture of bitext files, with one task per language pair.
 
@@ -55,7 +54,6 @@ def files(
       the feature `negatives`, int32 [K, T], in which a missing text is all 0.
     teacher: Folder with the vectors of all files, from `vmsst data embed`: the features
       `teacher_inputs` and `teacher_targets`, float32 [S].
-    memory_limit: Language pairs with more bytes of text than this are streamed.
 
   Raises:
     InputError: a pattern matches nothing, or a file name does not show format or languages; vectors
@@ -80,16 +78,20 @@ def files(
     max_length,
     negatives,
     teacher,
-    memory_limit,
   )
   groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
   for split, bitexts in by_split.items():
     for bitext in bitexts:
       groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
 
-  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
-    return sources.open_files(
-      task_name, groups[pair], vocabulary, max_length, negatives, teacher, memory_limit
+  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
+    return seqio_tasks.TableSource(
+      {
+        split: functools.partial(
+          tables.open_files, f"{task_name} {split}", bitexts, negatives=negatives, teacher=teacher
+        )
+        for split, bitexts in groups[pair].items()
+      }
     )
 
   return seqio_tasks.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
@@ -143,18 +145,17 @@ def sample(
   )
   english = languages_lib.language("en")
 
-  def load(split: str, pair: tuple[Language, Language], task_name: str) -> sources.Columns:
+  def load(split: str, pair: tuple[Language, Language], task_name: str) -> tables.Table:
     total = corpus.num_meanings(split)
     texts = (
       (corpus.sentence(meaning, codes[pair[0]], split), corpus.sentence(meaning, "en", split))
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
-    name = f"{task_name} {split}"
-    return sources.pair_columns(name, texts, pair, vocabulary, max_length)[0]
+    return tables.pair_table(f"{task_name} {split}", texts, pair)
 
-  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
+  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
     splits = ("train", "validation")
-    return sources.MemorySource(
+    return seqio_tasks.TableSource(
       {split: functools.partial(load, split, pair, task_name) for split in splits}
     )
 

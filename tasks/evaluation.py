@@ -18,7 +18,7 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
-from vmsst.data import features, readers, seqio_tasks, sources, vocabularies, word_splitting
+from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
@@ -366,7 +366,7 @@ def _register(
 
   task = seqio_tasks.TextTask(
     name,
-    sources.MemorySource({split: functools.partial(_text_columns, load, vocabulary)}),
+    seqio_tasks.TableSource({split: functools.partial(_text_table, load)}),
     {"inputs": features.text_feature(vocabulary)},
     vocabulary=vocabulary,
     max_length=max_length,
@@ -378,22 +378,20 @@ def _register(
   return name
 
 
-def _text_columns(
-  load: Callable[[], Sequence[suite_lib.Task]], vocabulary: vocabularies.Vocabulary
-) -> sources.Columns:
+def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
+  """Returns the texts of tasks, their languages and their places."""
   texts: list[str] = []
-  places: list[tuple[int, int, int]] = []
+  rows: list[tuple[int, int, int, int]] = []
   for task_number, task in enumerate(load()):
     for side_number, side in enumerate(task.sides):
-      of_side = list(side.texts)
-      if getattr(vocabulary, "pretokenize", False):
-        of_side = word_splitting.split_words(of_side, languages.language(side.language))
-      texts += of_side
-      places += [(task_number, side_number, row) for row in range(len(of_side))]
-  columns = np.array(places, np.int32).T
-  return {
-    "inputs": np.array([text.encode() for text in texts], object),
-    **dict(zip(PLACE, columns, strict=True)),
+      language = languages.language(side.language).index
+      texts += side.texts
+      rows += [(task_number, side_number, row, language) for row in range(len(side.texts))]
+  *place, language_N = np.array(rows, np.int32).T
+  columns = {
+    **dict(zip(PLACE, place, strict=True)),
+    "input_language": language_N[:, None],
     # With this column, seqio does not require a feature `targets`.
     "targets_pretokenized": np.full(len(texts), b""),
   }
+  return tables.TextTable(([text] for text in texts), columns)

@@ -10,9 +10,10 @@ If your own module must register a name, as for T5X's `DatasetConfig.module`, th
     mixtures.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
 """
 
+import functools
 from collections.abc import Sequence
 
-from vmsst.data import features, readers, seqio_tasks, sources, vocabularies
+from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.languages import Language
 from vmsst.opus import datasets
 
@@ -52,22 +53,24 @@ def opus(
       are missing, or have several dimensions.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
-  name, folder, versioned = datasets.find(config, data_dir)
+  name, folder = datasets.find(config, data_dir)
   splits = datasets.language_pairs(folder, languages, pivots)
   mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
   files = [
-    file
-    for pair, names in splits.items()
-    for split in (names if teacher else ())
-    for file in datasets.DatasetSource(versioned, data_dir, names, pair).bitext_files(split)
+    file for by_split in splits.values() for split in by_split.values() for file in split.files
   ]
   output_features = features.pair_features(vocabulary, teacher=(teacher, files))
 
-  def source(pair: tuple[Language, Language], task_name: str) -> sources.TextSource:
+  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
     del task_name
-    return datasets.DatasetSource(versioned, data_dir, splits[pair], pair, teacher)
+    return seqio_tasks.TableSource(
+      {
+        name: functools.partial(tables.RecordTable, split.files, split.counts, teacher)
+        for name, split in splits[pair].items()
+      }
+    )
 
   return seqio_tasks.add(
     mixture, list(splits), source, output_features, vocabulary, max_length, power
@@ -82,6 +85,6 @@ def opus_languages(
   pivots: Sequence[str] | None = None,
 ) -> list[str]:
   """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
-  _, folder, _ = datasets.find(config, data_dir)
+  _, folder = datasets.find(config, data_dir)
   pairs = datasets.language_pairs(folder, languages, pivots)
   return readers.language_codes(language for pair in pairs for language in pair)

@@ -1,11 +1,12 @@
 """Files of datasets of `vmsst data build`, read and written without importing TensorFlow.
 
 A file is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord); its records are
-tf.train.Example messages, whose features are single texts. TensorFlow verifies the checksums when
-it trains on them; `read_examples` does not.
+tf.train.Example messages, whose features are single texts.
 """
 
+import array
 import functools
+import mmap
 import os
 import re
 import struct
@@ -21,7 +22,7 @@ FEATURES = ("corpus", "source", "source_language", "target", "target_language")
 _NAME = re.compile(
   r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
 )
-_HEADER, _CHECKSUM = struct.Struct("<QI"), 4
+_HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 _RECORD_BYTES = 1 << 26  # A longer record is not a pair of texts.
 
 
@@ -42,28 +43,66 @@ def read_examples(path: str) -> Iterator[dict[str, str]]:
   Raises:
     InputError: the file is damaged, or is not a file of texts; the message names it.
   """
-  input_files.check_local(path)
-  for number, record in enumerate(_tfrecords(path), 1):
+  records = Records(path)
+  return map(records.texts, range(len(records)))
+
+
+class Records:
+  """The records of a file, each of which can be read alone.
+
+  A file in an object store is copied to this machine, once per process.
+
+  Raises:
+    InputError: the file is damaged; the message names it.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    self._starts = array.array("q")
+    input_files.check_local(path)
+    with open(storage.cached_copy(path), "rb") as stream:
+      size = os.fstat(stream.fileno()).st_size
+      self._content: Any = b""
+      if size:
+        self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    position = 0
+    while position < size:
+      length = 0
+      if position + _HEADER.size <= size:
+        length = _HEADER.unpack_from(self._content, position)[0]
+      if length > _RECORD_BYTES:
+        raise errors.InputError(
+          f"{self._location(len(self))} has {length} bytes: not a TFRecord file"
+        )
+      self._starts.append(position)
+      position += _HEADER.size + length + _CHECKSUM.size
+    if position > size:
+      last = self._location(len(self) - 1)
+      raise errors.InputError(f"{last} is truncated; copy or build the file again")
+
+  def __len__(self) -> int:
+    return len(self._starts)
+
+  def _location(self, number: int) -> str:
+    return f"{self._path}: record {number + 1}"
+
+  def texts(self, number: int) -> dict[str, str]:
+    """Returns the features of an example, which are single texts.
+
+    Raises:
+      InputError: the record is damaged, or is not such an example.
+    """
+    start = self._starts[number] + _HEADER.size
+    end = start + _HEADER.unpack_from(self._content, self._starts[number])[0]
+    record = self._content[start:end]
+    if _checksum(record) != self._content[end : end + _CHECKSUM.size]:
+      raise errors.InputError(f"{self._location(number)} is damaged; copy or build the file again")
     try:
-      yield texts(record)
+      return texts(record)
     except ValueError:
-      location = f"{path}: record {number}"
-      raise errors.InputError(f"{location} is not an example of texts; build it again") from None
-
-
-def _tfrecords(path: str) -> Iterator[bytes]:
-  with storage.open_binary(path) as stream:
-    number = 0
-    while header := stream.read(_HEADER.size):
-      number += 1
-      location = f"{path}: record {number}"
-      size = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
-      if size > _RECORD_BYTES:
-        raise errors.InputError(f"{location} has {size} bytes: not a TFRecord file")
-      record = stream.read(size)
-      if len(header) < _HEADER.size or len(record) < size or len(stream.read(4)) < _CHECKSUM:
-        raise errors.InputError(f"{location} is truncated; copy or build the file again")
-      yield record
+      raise errors.InputError(
+        f"{self._location(number)} is not an example of texts; build it again"
+      ) from None
 
 
 def texts(example: bytes) -> dict[str, str]:
@@ -121,18 +160,20 @@ def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, 
   Raises:
     OSError: the file cannot be written.
   """
-  import google_crc32c
-
-  def checksum(content: bytes) -> bytes:
-    crc = google_crc32c.value(content)
-    rotated = crc >> 15 | crc << 17
-    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
-
   count = size = 0
   with open(path, "wb") as stream:
     for record in records:
       length = struct.pack("<Q", len(record))
-      stream.write(b"".join((length, checksum(length), record, checksum(record))))
+      stream.write(b"".join((length, _checksum(length), record, _checksum(record))))
       count += 1
       size += len(record)
   return count, size
+
+
+def _checksum(content: bytes) -> bytes:
+  """Returns the masked CRC-32C of TFRecord."""
+  import google_crc32c
+
+  crc = google_crc32c.value(content)
+  rotated = crc >> 15 | crc << 17
+  return _CHECKSUM.pack((rotated + 0xA282EAD8) & 0xFFFFFFFF)

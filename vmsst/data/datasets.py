@@ -1,18 +1,72 @@
 """Batches of SeqIO tasks and mixtures, of which each host reads its share of the rows."""
 
 import importlib
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import grain
+import jax
 import numpy as np
 import seqio
 import tensorflow as tf
+from clu.data import dataset_iterator
+from etils import epath
 from jax.experimental import multihost_utils
 
-from vmsst import errors, languages
-from vmsst.data.features import SIDES
+from vmsst import errors
+from vmsst.data import features, seqio_tasks
+from vmsst.data.tables import SIDES
+
+Batch = Mapping[str, np.ndarray]
+
+
+class BatchIterator(dataset_iterator.DatasetIterator):
+  """Iterates over the batches of a Grain dataset; upstream T5X takes it too.
+
+  Args:
+    dataset: The dataset.
+    element_spec: Shape and dtype of the columns of a batch.
+  """
+
+  def __init__(self, dataset: grain.IterDataset, element_spec: Mapping[str, jax.ShapeDtypeStruct]):
+    self._dataset = dataset
+    self._element_spec = element_spec
+    self.reset()
+
+  @property
+  def element_spec(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of the columns of a batch."""
+    return self._element_spec
+
+  def __next__(self) -> Batch:
+    batch = next(self._iterator)
+    self._count += 1
+    return batch
+
+  def reset(self) -> None:
+    """Starts over."""
+    self._iterator = iter(self._dataset)
+    self._count = 0
+
+  def state(self) -> dict[str, Any]:
+    """Returns the number of batches so far, and the state of the dataset, for JSON."""
+    return {"batches": self._count, "dataset": self._iterator.get_state()}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Continues after the batches of a state; only before the first batch."""
+    self._count = int(state["batches"])
+    self._iterator.set_state(state["dataset"])
+
+  def save(self, filename: Any) -> None:
+    """Writes the state, for upstream T5X."""
+    epath.Path(filename).write_text(json.dumps(self.state()))
+
+  def restore(self, filename: Any) -> None:
+    """Reads the state, for upstream T5X."""
+    self.set_state(json.loads(epath.Path(filename).read_text()))
 
 
 def get_batches(
@@ -26,12 +80,13 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
   group_batches: int = 16,
-) -> tf.data.Dataset:
+) -> BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
-  Without the keyword arguments, it is `get_dataset` of T5X: each host reads its share of every
-  task, and the hosts' rows together are a batch. So the order of the rows depends on the seed and
-  on the number of hosts.
+  Each host reads its share of every task, and the hosts' rows together are a batch. So the order of
+  the rows depends on the seed and on the number of hosts. Rows of tasks other than
+  `seqio_tasks.TextTask` are read by SeqIO and TensorFlow; a run that resumes skips those that it
+  has seen.
 
   Batches of sentences of similar length have less padding. With in-batch negatives, they change the
   loss: the negatives have the length of the translation.
@@ -41,14 +96,12 @@ def get_batches(
     shard_id: Number of this host's share.
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
-    num_epochs: Number of epochs; None: endless. A mixture ends with the task that ends first.
+    num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
       them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
-    one_language_pair: Whether all rows of a batch have the same two languages, in either direction;
-      see `group_by_language_pair`. With `group_by_length`, on one host only, a batch has one length
-      class too. With several hosts, all pairs of a task of a mixture must have the same languages,
-      as those of this package have: hosts take tasks in the same order.
+    one_language_pair: Whether all rows of a batch are of one task, and so of one language pair, as
+      the tasks of this package are. Batches then have the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
     group_batches: Number of batches that are sorted together.
 
@@ -61,41 +114,171 @@ def get_batches(
     raise errors.InputError(
       f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
     )
-  if group_by_length and one_language_pair and num_shards > 1:
-    raise errors.InputError(
-      "several hosts cannot group batches by length and by language pair at once; set "
-      "GROUP_BY_LENGTH or ONE_LANGUAGE_PAIR to False"
-    )
-  size = cfg.batch_size // num_shards
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
+  size = cfg.batch_size // num_shards
+  bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []
+
+  def batches(part: seqio.Task | seqio.Mixture) -> tuple[grain.IterDataset, Mapping[str, Any]]:
+    rows, spec = _rows(
+      cfg,
+      part,
+      feature_converter_cls,
+      seed=seed,
+      shard=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+      num_epochs=num_epochs,
+      alone=not one_language_pair,
+    )
+    if not group_by_length:
+      return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
+    order_seed = seed % 2**63 if cfg.shuffle else None
+    return _sorted_by_length(rows, size, bounds, group_batches, order_seed), spec
+
+  if one_language_pair and isinstance(provider, seqio.Mixture):
+    tasks = [task for task in provider.tasks if cfg.split in task.splits]
+    parts, specs = zip(*map(batches, tasks), strict=True)
+    dataset = grain.IterDataset.mix(parts, [provider.get_rate(task) for task in tasks])
+    spec = specs[0]
+  else:
+    dataset, spec = batches(provider)
+  return BatchIterator(
+    dataset,
+    {
+      name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype.as_numpy_dtype)
+      for name, x in spec.items()
+    },
+  )
+
+
+def _rows(
+  cfg: Any,
+  provider: seqio.Task | seqio.Mixture,
+  feature_converter_cls: Callable[..., seqio.FeatureConverter],
+  *,
+  seed: int,
+  shard: seqio.ShardInfo,
+  num_epochs: int | None,
+  alone: bool,
+) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
+  """Returns some rows at a time, as columns [N, ...], and the shape and dtype of a row."""
   converter = feature_converter_cls(
     pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
   )
-  rows = provider.get_dataset(
-    cfg.task_feature_lengths,
+  lengths = cfg.task_feature_lengths
+  tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
+  is_text = all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
+  if (
+    is_text
+    and isinstance(converter, features.BitextFeatureConverter)
+    and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
+  ):
+    seqio_tasks.check_uncached(tasks[0], cfg.use_cached)
+    features.check_lengths({name: x.shape for name, x in tasks[0].spec(cfg.split).items()}, lengths)
+    rates = [1.0]
+    if isinstance(provider, seqio.Mixture):
+      rates = [provider.get_rate(task) for task in tasks]
+    rows = seqio_tasks.read_rows(
+      tasks,
+      rates,
+      lengths,
+      split=cfg.split,
+      shuffle=cfg.shuffle,
+      seed=seed,
+      shard=shard,
+      num_epochs=num_epochs,
+      reading=seqio_tasks.READING if alone else grain.ReadOptions(1, 2),
+    )
+    spec = tasks[0].spec(cfg.split, lengths)
+    return rows, {name: spec[name] for name in lengths}
+  dataset = provider.get_dataset(
+    lengths,
     split=cfg.split,
     use_cached=cfg.use_cached,
     shuffle=cfg.shuffle,
     seed=seed,
-    shard_info=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+    shard_info=shard,
     num_epochs=num_epochs,
     trim_output_features=cfg.trim_output_features,
   )
-  rows = converter(rows, cfg.task_feature_lengths)
-  if one_language_pair:
-    bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else ()
-    batches = group_by_language_pair(rows, size, boundaries=bounds)
-  elif group_by_length:
-    batches = sort_by_length(
-      rows,
-      size,
-      boundaries=_boundaries(boundaries, cfg.task_feature_lengths),
-      group_batches=group_batches,
-      shuffle_seed=seed if cfg.shuffle else None,
-    )
-  else:
-    batches = rows.batch(size, drop_remainder=True)
-  return batches.prefetch(2)
+  dataset = converter(dataset, lengths)
+  return _TensorFlowDataset(dataset.batch(seqio_tasks.CHUNK)), dataset.element_spec
+
+
+def from_tensorflow(dataset: tf.data.Dataset) -> BatchIterator:
+  """Returns the batches of a tf.data dataset, whose first iteration always has the same order."""
+  spec = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype.as_numpy_dtype)
+    for name, x in dataset.element_spec.items()
+  }
+  return BatchIterator(_TensorFlowDataset(dataset), spec)
+
+
+class _TensorFlowDataset(grain.IterDataset):
+  """The elements of a tf.data dataset; an iterator's state is their number.
+
+  A state can be set only before the first element, since tf.data shuffles anew in each iteration.
+  """
+
+  def __init__(self, dataset: tf.data.Dataset):
+    super().__init__()
+    self._dataset = dataset
+
+  def __iter__(self) -> grain.DatasetIterator:
+    return _TensorFlowIterator(self._dataset)
+
+
+class _TensorFlowIterator(grain.DatasetIterator):
+  def __init__(self, dataset: tf.data.Dataset):
+    super().__init__()
+    self._dataset = dataset
+    self._count = 0
+    self._iterator: Iterator[Batch] | None = None
+
+  def __next__(self) -> Batch:
+    if self._iterator is None:
+      self._iterator = self._dataset.skip(self._count).as_numpy_iterator()
+    element = next(self._iterator)
+    self._count += 1
+    return element
+
+  def get_state(self) -> dict[str, Any]:
+    return {"elements": self._count}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    self._count, self._iterator = int(state["elements"]), None
+
+
+def _sorted_by_length(
+  rows: grain.IterDataset, size: int, boundaries: Sequence[int], group: int, seed: int | None
+) -> grain.IterDataset:
+  """Returns batches of rows of similar length; drops an incomplete last batch.
+
+  Args:
+    rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
+      `targets`; 0 is padding.
+    size: Rows per batch.
+    boundaries: Maximum length of each length class, ascending.
+    group: Number of batches that are sorted together.
+    seed: Seed of the order of a group's batches; None: short batches first.
+  """
+
+  def cut(number: int, rows: Batch) -> list[Batch]:
+    lengths = [np.count_nonzero(rows[name], axis=1) for name in SIDES if name in rows]
+    class_N = np.searchsorted(boundaries, np.max(lengths, axis=0))
+    count = len(class_N) // size
+    order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)
+    if seed is not None:
+      order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
+    return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
+
+  groups = grain.experimental.RebatchIterDataset(rows, size * group)
+  return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
+
+
+class _Flatten(grain.experimental.FlatMapTransform):
+  max_fan_out = 1 << 20
+
+  def flat_map(self, element: list[Batch]) -> list[Batch]:
+    return element
 
 
 def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
@@ -146,88 +329,6 @@ def epoch_steps(
       "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
     )
   return math.ceil(epochs * pairs / batch_size)
-
-
-def sort_by_length(
-  rows: tf.data.Dataset,
-  batch_size: int,
-  *,
-  boundaries: Sequence[int],
-  group_batches: int,
-  shuffle_seed: int | None,
-) -> tf.data.Dataset:
-  """Returns batches of padded rows of similar length; drops an incomplete last batch.
-
-  Args:
-    rows: Padded rows with token ids under `inputs` and perhaps `targets`; 0 is padding.
-    batch_size: Rows per batch.
-    boundaries: Maximum length of each length class, ascending; the last holds all longer rows.
-    group_batches: Number of batches that are sorted together.
-    shuffle_seed: Seed of the order of batches; None: short batches of a group first.
-  """
-  spec = rows.element_spec
-
-  def arrange(number: tf.Tensor, group: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-    kind = _length_class(group, boundaries)
-    count = tf.shape(kind)[0] // batch_size
-    order = tf.argsort(kind[: count * batch_size], stable=True)
-    order = tf.reshape(order, [count, batch_size])
-    if shuffle_seed is not None:
-      order = tf.random.experimental.stateless_shuffle(
-        order, seed=tf.stack([tf.constant(shuffle_seed, tf.int64), number])
-      )
-    return tf.nest.map_structure(lambda column: tf.gather(column, order), group)
-
-  batches = rows.batch(batch_size * group_batches).enumerate().map(arrange).unbatch()
-  fixed = {name: [batch_size, *spec[name].shape] for name in spec}
-  return batches.map(
-    lambda batch: {name: tf.ensure_shape(batch[name], fixed[name]) for name in spec}
-  )
-
-
-def group_by_language_pair(
-  rows: tf.data.Dataset, batch_size: int, *, boundaries: Sequence[int] = ()
-) -> tf.data.Dataset:
-  """Returns batches of padded rows of one language pair, in either direction.
-
-  A batch is complete when enough of its rows have been read, so that the share of a language pair
-  in the batches is its share of the rows. Memory, and checkpoints of the iterator, hold up to one
-  batch of rows for every language pair and length class; incomplete batches are dropped at the end.
-
-  Args:
-    rows: Padded rows with language ids, in addition to the features for `sort_by_length`.
-    batch_size: Rows per batch.
-    boundaries: As for `sort_by_length`; a batch has one length class. Without any, lengths are
-      mixed.
-
-  Raises:
-    InputError: rows have no language ids.
-  """
-  missing = sorted(set(SIDES.values()) - set(rows.element_spec))
-  if missing:
-    raise errors.InputError(
-      f"batches of one language pair need language ids; add {' and '.join(missing)} to "
-      "TASK_FEATURE_LENGTHS"
-    )
-  count = languages.NUM_LANGUAGES
-
-  def key(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    pair = [row[name][0] for name in SIDES.values()]
-    kind = _length_class({name: row[name][None] for name in row}, boundaries)[0]
-    number = (kind * count + tf.minimum(*pair)) * count + tf.maximum(*pair)
-    return tf.cast(number, tf.int64)
-
-  return rows.group_by_window(
-    key, lambda _, group: group.batch(batch_size, drop_remainder=True), window_size=batch_size
-  )
-
-
-def _length_class(rows: Mapping[str, tf.Tensor], boundaries: Sequence[int]) -> tf.Tensor:
-  """Returns the length class of the longer side of each row, int32 [B]."""
-  lengths = [
-    tf.math.count_nonzero(rows[name], axis=1, dtype=tf.int32) for name in SIDES if name in rows
-  ]
-  return tf.searchsorted(tf.constant(boundaries, tf.int32), tf.reduce_max(tf.stack(lengths), 0))
 
 
 def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:

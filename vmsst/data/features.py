@@ -14,20 +14,14 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
-import tensorflow_text as tf_text
 
 from vmsst import errors, languages
-from vmsst.data import readers, teacher_vectors, vocabularies, word_splitting
+from vmsst.data import readers, teacher_vectors, vocabularies
+from vmsst.data.tables import SIDES, TEACHER_SIDES
 
-SIDES = {"inputs": "input_language", "targets": "target_language"}
-"""The two texts of a pair, and their language ids."""
-TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
-"""A teacher's vectors of the two texts."""
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
 """Features that not all data has, and that data leaves out if they have no length: hard negatives
 of a pair's source, and a teacher's vectors of its sides."""
-# Rows whose words are split together: Juman++ starts once for each batch.
-SPLIT_ROWS = 256
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 # The argument of `bitext.files` for each feature that not all data has.
@@ -38,9 +32,6 @@ _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 class SeqioVocabulary(seqio.Vocabulary):
   """A `vmsst.data.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
 
-  It does not know languages: text for a vocabulary that splits words must be split already, by
-  `split_columns`.
-
   The EOS token of a model without one is None; in seqio's class it is -1, which its preprocessors
   would append.
   """
@@ -48,9 +39,6 @@ class SeqioVocabulary(seqio.Vocabulary):
   def __init__(self, vocabulary: vocabularies.Vocabulary):
     super().__init__()
     self.wrapped = vocabulary
-    self._of_words = vocabulary
-    if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
-      self._of_words = dataclasses.replace(vocabulary, pretokenize=False)
 
   @property
   def bos_id(self) -> None:
@@ -71,40 +59,19 @@ class SeqioVocabulary(seqio.Vocabulary):
     return self.wrapped.size
 
   def _encode(self, s: str) -> Sequence[int]:
-    return self._of_words.tokenize([s])[0]
+    return self.wrapped.tokenize([s])[0]
 
   def _decode(self, ids: Iterable[int]) -> str:
     return self.wrapped.decode(ids)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    return self.encode_rows(s[None]).values
+    def encode(text: tf.Tensor) -> np.ndarray:
+      return np.array(self._encode(text.numpy().decode()), np.int32)
 
-  def encode_rows(self, text_N: tf.Tensor) -> tf.RaggedTensor:
-    """Returns the ids of many texts at once, int32 [N, T], without EOS tokens."""
-    wrapped = self.wrapped
-    if not isinstance(wrapped, (vocabularies.SentencePieceVocabulary, vocabularies.ByteVocabulary)):
-      return self._encode_by_python(text_N)
-    if wrapped.lowercase:
-      text_N = tf.strings.lower(text_N, encoding="utf-8")
-    if isinstance(wrapped, vocabularies.ByteVocabulary):
-      ids = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(text_N), tf.uint8), tf.int32) + 3
-      return tf.RaggedTensor.from_row_lengths(ids, tf.strings.length(text_N))
-    return tf_text.SentencepieceTokenizer(model=wrapped.model_bytes).tokenize(text_N)
-
-  def _encode_by_python(self, text_N: tf.Tensor) -> tf.RaggedTensor:
-    def tokenize(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-      rows = self.wrapped.tokenize([text.decode("utf-8") for text in texts])
-      total = sum(map(len, rows))
-      ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32, total)
-      return ids, np.fromiter(map(len, rows), np.int32, len(rows))
-
-    ids, sizes_N = tf.numpy_function(tokenize, [text_N], (tf.int32, tf.int32), stateful=False)
-    return tf.RaggedTensor.from_row_lengths(
-      tf.ensure_shape(ids, [None]), tf.ensure_shape(sizes_N, [None])
-    )
+    return tf.ensure_shape(tf.py_function(encode, [s], tf.int32), [None])
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    return tf.py_function(lambda x: self.wrapped.decode(x.numpy().tolist()), [ids], tf.string)
+    return tf.py_function(lambda x: self._decode(x.numpy().tolist()), [ids], tf.string)
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, SeqioVocabulary) and self.wrapped == other.wrapped
@@ -170,46 +137,115 @@ def pair_features(
   return features
 
 
-def language_columns(
-  pair: Sequence[languages.Language], size: int | tf.Tensor
-) -> dict[str, tf.Tensor]:
-  """Returns the language ids of `size` pairs of two languages, int32 [B, 1] each."""
-  return {
-    name: tf.fill([size, 1], tf.constant(language.index, tf.int32))
-    for name, language in zip(SIDES.values(), pair, strict=True)
-  }
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """Turns the texts of rows into ids.
 
-
-def teacher_columns(record_B: tf.Tensor, shape: Sequence[int]) -> dict[str, tf.Tensor]:
-  """Returns a teacher's vectors of both sides, float32 [B, S] each, from serialized [B, 2, S]."""
-  vector_B2S = tf.reshape(tf.io.decode_raw(record_B, tf.float32), [-1, *shape])
-  return dict(zip(TEACHER_SIDES, tf.unstack(vector_B2S, axis=1), strict=True))
-
-
-def wanted(names: Iterable[str], lengths: Mapping[str, Any] | None) -> list[str]:
-  """Returns the names without those of extra features without a length."""
-  return [x for x in names if lengths is None or x not in EXTRA_FEATURES or lengths.get(x)]
-
-
-def split_columns(columns: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Returns columns whose strings are split into words by the rules of their languages.
-
-  The Python code of this step has no state, so that iterators after it can be saved.
+  Attributes:
+    vocabulary: Tokenizes the texts.
+    max_length: Rows with a side of more tokens are dropped, None: no limit; and so are rows with a
+      side of none.
+    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length` ids.
   """
 
-  def split(text_BK: np.ndarray, language_B1: np.ndarray) -> np.ndarray:
-    texts = [text.decode("utf-8") for text in text_BK.ravel()]
-    rows = np.repeat(language_B1[:, 0], text_BK.size // len(text_BK)).tolist()
-    words = word_splitting.split_words(texts, [_LANGUAGES[row] for row in rows])
-    return np.array([text.encode("utf-8") for text in words], "O").reshape(text_BK.shape)
+  vocabulary: vocabularies.Vocabulary
+  max_length: int | None
+  keep_all: bool
 
-  split_texts = dict(columns)
-  for name, language in {**SIDES, "negatives": "target_language"}.items():
-    if name in columns:
-      sides = [columns[name], columns[language]]
-      words = tf.numpy_function(split, sides, tf.string, stateful=False)
-      split_texts[name] = tf.ensure_shape(words, columns[name].shape)
-  return split_texts
+  def __call__(
+    self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
+  ) -> dict[str, np.ndarray]:
+    """Returns rows with padded ids in place of their texts, and their other columns.
+
+    Args:
+      columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
+      lengths: The columns to return, with the maximum length of those of texts; None: no limit.
+    """
+    eos_id, result = self.vocabulary.eos_id, {name: columns[name] for name in lengths}
+    keep_N = np.ones(len(columns["inputs"]), bool)
+    for side in SIDES:
+      if side in columns and (side in lengths or not self.keep_all):
+        kinds = self._languages(columns, SIDES[side])
+        ids = self.vocabulary.tokenize(columns[side], kinds)
+        if self.keep_all:
+          ids = [vocabularies.cut_with_eos(x, self.max_length or len(x) + 1, eos_id) for x in ids]
+        else:
+          size_N = np.fromiter(map(len, ids), int, len(ids))
+          keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
+          ids = [vocabularies.cut_with_eos(x, len(x) + 1, eos_id) for x in ids]
+        if side in lengths:
+          result[side] = _padded_ids(ids, lengths[side], eos_id)
+    if "negatives" in lengths:
+      count, length = lengths["negatives"] or (None, None)
+      kept = [row[:count] for row in columns["negatives"]]
+      width = len(kept[0]) if kept else 0
+      kinds = self._languages(columns, "target_language")
+      ids = self.vocabulary.tokenize(
+        list(itertools.chain.from_iterable(kept)),
+        kinds and [kind for kind in kinds for _ in range(width)],
+      )
+      # A missing text has no EOS token.
+      ids = [x and vocabularies.cut_with_eos(x, len(x) + 1, eos_id) for x in ids]
+      ids_MT = _padded_ids(ids, length, eos_id)
+      ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
+      missing = (count or width) - width
+      result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
+    return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
+
+  def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
+    """Returns the language of each row's text if the vocabulary splits words."""
+    if not getattr(self.vocabulary, "pretokenize", False):
+      return None
+    return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
+
+
+def _padded_ids(ids: Sequence[Sequence[int]], length: int | None, eos_id: int | None) -> np.ndarray:
+  """Returns ids that end with an EOS token, int32 [N, length]; None: of the longest text."""
+  size_N = np.fromiter(map(len, ids), int, len(ids))
+  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids
+  if (size_N > width).any():
+    ids = [x if len(x) <= width else vocabularies.cut_with_eos(x, width, eos_id) for x in ids]
+  size_N = np.minimum(size_N, width)
+  ids_NT = np.zeros([len(ids), width], np.int32)
+  flat = itertools.chain.from_iterable(ids)
+  ids_NT[np.arange(width) < size_N[:, None]] = np.fromiter(flat, np.int32, int(size_N.sum()))
+  return ids_NT
+
+
+def check_lengths(
+  shapes: Mapping[str, Sequence[int | None]],
+  lengths: Mapping[str, Any],
+  passed_through: Iterable[str] = (),
+) -> None:
+  """Raises InputError if `task_feature_lengths` do not fit the data.
+
+  Args:
+    shapes: Shape of each column of a row.
+    lengths: `task_feature_lengths`; see `BitextFeatureConverter`.
+    passed_through: Further columns that may have a length.
+  """
+  ranks = {name: spec.rank for name, spec in BitextFeatureConverter.TASK_FEATURES.items()}
+  if "inputs" not in lengths or not set(lengths) <= {*ranks, *passed_through}:
+    raise errors.InputError(
+      f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs' and may have "
+      f"{sorted(set(ranks) - {'inputs'})}"
+    )
+  for name in ranks.keys() & lengths.keys():
+    length = lengths[name]
+    if name not in shapes:
+      argument = _ARGUMENTS.get(name)
+      raise errors.InputError(
+        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}; "
+        + (f"bind bitext.files.{argument}" if argument else "remove it")
+      )
+    if np.size(length) != ranks[name]:
+      wanted = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
+      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
+    if name in TEACHER_SIDES and shapes[name][0] != length:
+      raise errors.InputError(
+        f"task_feature_lengths[{name!r}] is {length}; set it to {shapes[name][0]}, the dimension "
+        "of the teacher's vectors"
+      )
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):
@@ -257,43 +293,16 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     """Returns the features that have a length, padded to it, and drops all others.
 
     Raises:
-      InputError: a length is given for an unknown or missing feature, or is wrong, or `inputs` has
-        no length.
+      InputError: see `check_lengths`.
     """
-    unknown = set(task_feature_lengths) - set(self.TASK_FEATURES) - set(self._passthrough_features)
-    if unknown or "inputs" not in task_feature_lengths:
-      raise errors.InputError(
-        f"task_feature_lengths has {sorted(task_feature_lengths)}; it needs 'inputs' and may have "
-        f"{sorted(set(self.TASK_FEATURES) - {'inputs'})}"
-      )
-    for name in task_feature_lengths:
-      if name in self.TASK_FEATURES:
-        self._check(ds, name, task_feature_lengths[name])
+    shapes = {name: spec.shape for name, spec in ds.element_spec.items()}
+    check_lengths(shapes, task_feature_lengths, self._passthrough_features)
     narrowed = copy.copy(self)
     narrowed.TASK_FEATURES = {
       name: spec for name, spec in self.TASK_FEATURES.items() if name in task_feature_lengths
     }
     narrowed.MODEL_FEATURES = narrowed.TASK_FEATURES
     return super(BitextFeatureConverter, narrowed).__call__(ds, task_feature_lengths)
-
-  def _check(self, ds: tf.data.Dataset, name: str, length: Any) -> None:
-    """Raises InputError if the data does not have a feature, or its length is wrong."""
-    shape = ds.element_spec[name].shape if name in ds.element_spec else None
-    if shape is None:
-      argument = _ARGUMENTS.get(name)
-      raise errors.InputError(
-        f"task_feature_lengths has {name!r}, but the data only has {sorted(ds.element_spec)}; "
-        + (f"bind bitext.files.{argument}" if argument else "remove it")
-      )
-    rank = self.TASK_FEATURES[name].rank
-    if np.size(length) != rank:
-      wanted = "(number of texts, length of each)" if rank == 2 else "one number"
-      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
-    if name in TEACHER_SIDES and shape[0] != length:
-      raise errors.InputError(
-        f"task_feature_lengths[{name!r}] is {length}; set it to {shape[0]}, the dimension of the "
-        "teacher's vectors"
-      )
 
   def _convert_features(
     self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]

@@ -1,41 +1,85 @@
-"""SeqIO tasks of texts, which are tokenized while they are read, and mixtures of language pairs.
+"""SeqIO tasks of texts, mixtures of language pairs, and their rows, read by Grain.
 
-In a TensorFlow pipeline, the overhead of a stage per row exceeds its work. Therefore one function
-tokenizes, filters, cuts and pads dozens of rows at a time; only shuffling and mixing, which
-TensorFlow does without calling a function, work on single rows. Nothing here has state in Python,
-so that `tf.train.Checkpoint` can save the iterators.
+A task defines what its rows are: a table of texts, a vocabulary, the features. `read_rows` reads
+the rows of one or several tasks for training, a few hundred at a time, since a Python call per row
+costs more than tokenizing it. `TextTask.get_dataset` returns the same rows to SeqIO and T5X.
 """
 
 import functools
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import grain
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.data import features, readers, sources, vocabularies
-from vmsst.data.features import SIDES
+from vmsst.data import features, readers, tables, vocabularies
+from vmsst.data.tables import SIDES
 from vmsst.languages import Language
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
+CHUNK = 256
+"""Number of rows that are read and tokenized together."""
+_PLACE = "place"  # in a chunk
+_WHOLE = seqio.ShardInfo(index=0, num_shards=1)
+READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
+"""Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 # The arguments of all names from `unique_name`, by kind of name. This is global because the
 # registries of seqio are: gin may call a function such as `files` several times, and the same
 # arguments must name the same mixture, which is registered already.
 _NAMES: dict[str, list[str]] = {}
 
 
-class TextTask(seqio.Task):
-  """A seqio task of a source of texts, which also shuffles them.
+class TableSource(seqio.DataSource):
+  """The tables of a task's splits, for `TextTask`.
 
-  Shuffling strings takes the least memory; everything else is done in one step. Rows are padded to
-  the requested lengths.
+  Args:
+    splits: For each split, a function that opens its table, called when it is first needed.
+  """
+
+  def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
+    # SeqIO would cache texts; tokenizing them is faster than reading its cache.
+    super().__init__(splits=tuple(splits), caching_permitted=False)
+    self._open = dict(splits)
+    self._tables: dict[str, tables.Table] = {}
+    self._lock = threading.Lock()
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    """True: shard i of n has rows i, i + n, i + 2n ... of the order of all epochs."""
+    return True
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    """Returns one shard, the split itself."""
+    return [split]
+
+  def table(self, split: str) -> tables.Table:
+    """Returns the table of a split."""
+    with self._lock:
+      if split not in self._tables:
+        self._tables[split] = self._open[split]()
+      return self._tables[split]
+
+  def num_input_examples(self, split: str) -> int:
+    """Returns the number of rows of a split."""
+    return len(self.table(split))
+
+  def get_dataset(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
+    """Raises NotImplementedError: `TextTask` reads the rows."""
+    raise NotImplementedError("read the rows of the task")
+
+
+class TextTask(seqio.Task):
+  """A seqio task of a table of texts, which are tokenized while they are read.
 
   Args:
     name: Name of the task.
-    source: Has the texts, `inputs` and perhaps `targets` and `negatives` [K]; other columns of a
-      row are kept.
+    source: The tables.
     output_features: The features.
     vocabulary: Tokenizes all texts.
     max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
@@ -47,7 +91,7 @@ class TextTask(seqio.Task):
   def __init__(
     self,
     name: str,
-    source: sources.TextSource,
+    source: TableSource,
     output_features: Mapping[str, seqio.Feature],
     *,
     vocabulary: vocabularies.Vocabulary,
@@ -56,13 +100,45 @@ class TextTask(seqio.Task):
     **options: Any,
   ):
     super().__init__(name, source, output_features, **options)
-    self._vocabulary = vocabulary
-    self._max_length = max_length
-    self._keep_all = keep_all
+    self.tokenizer = features.Tokenizer(vocabulary, max_length, keep_all)
+    self._checked: set[str] = set()
 
-  # AutoGraph would translate the source code of every function that `map` reaches, which takes
-  # longer than tracing them; none of them branches on tensors.
-  @tf.autograph.experimental.do_not_convert
+  def table(self, split: str) -> tables.Table:
+    """Returns the table of a split.
+
+    Raises:
+      InputError: no row will be kept, or the word splitter of a language is not installed.
+    """
+    table = self.source.table(split)
+    if split not in self._checked and not self.tokenizer.keep_all:
+      starts = range(0, len(table), CHUNK)
+      parts = (np.arange(start, min(start + CHUNK, len(table))) for start in starts)
+      if not any(len(self._tokenized(table, part)["inputs"]) for part in parts):
+        raise errors.InputError(
+          f"{self.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
+          f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "
+          f"and max_length ({self.tokenizer.max_length})"
+        )
+    self._checked.add(split)
+    return table
+
+  def _tokenized(self, table: tables.Table, number_N: np.ndarray) -> dict[str, np.ndarray]:
+    columns = table.rows(number_N)
+    return self.tokenizer(columns, dict.fromkeys(columns))
+
+  def spec(self, split: str, lengths: Mapping[str, Any] = {}) -> dict[str, tf.TensorSpec]:
+    """Returns the dtype and shape of every column of a row; texts without a length have None."""
+    columns = self.table(split).rows(np.zeros(1, np.int64))
+    spec = {}
+    for name, column in columns.items():
+      is_text = not isinstance(column, np.ndarray)
+      shape = [*np.shape(column)[1:], None] if is_text else column.shape[1:]
+      given = np.atleast_1d(lengths.get(name) or []).astype(int).tolist()
+      spec[name] = tf.TensorSpec(
+        [*given, *shape[len(given) :]], tf.int32 if is_text else column.dtype
+      )
+    return spec
+
   def get_dataset(
     self,
     sequence_length: Mapping[str, Any] | None = None,
@@ -76,165 +152,125 @@ class TextTask(seqio.Task):
     trim_output_features: bool = True,
     try_in_mem_cache: bool = True,
   ) -> tf.data.Dataset:
-    """Returns rows as seqio.Task, padded to given lengths, and without seqio's cache in memory.
+    """Returns rows as seqio.Task, padded to given lengths; their order is that of `read_rows`.
 
-    That cache would be part of every checkpoint of the iterator; shuffle buffers are the source's.
     `features.EXTRA_FEATURES`, which not all data has, are included if their length is given.
 
     Raises:
-      InputError: a cache is asked for, or the word splitter of a language is not installed.
+      InputError: a cache is asked for, or see `table`.
     """
     del shuffle_buffer_size, try_in_mem_cache
-    if use_cached:
-      raise errors.InputError(
-        f"task {self.name} cannot be cached: its texts are tokenized while they are read; set "
-        "USE_CACHED_TASKS = False"
-      )
-    for language in self.source.split_languages:
-      self._vocabulary.tokenize([""], language)  # raises if its word splitter is not installed
-    rows = self.source.stream(
-      split,
+    check_uncached(self, use_cached)
+    wanted = sequence_length or {}
+    spec = self.spec(split, wanted if trim_output_features else {})
+    for name in features.EXTRA_FEATURES:
+      if sequence_length is not None and not wanted.get(name):
+        spec.pop(name, None)
+    lengths = {name: wanted.get(name) if trim_output_features else None for name in spec}
+    chunks = read_rows(
+      [self],
+      [1.0],
+      lengths,
+      split=split,
       shuffle=shuffle,
       seed=seed,
-      shard=shard_info or sources.WHOLE,
+      shard=shard_info or _WHOLE,
       num_epochs=num_epochs,
     )
-    names = features.wanted(rows.element_spec, sequence_length)
-    lengths = {
-      name: (sequence_length or {}).get(name) if trim_output_features else None for name in names
-    }
-    splits = self.source.split_languages and getattr(self._vocabulary, "pretokenize", False)
-    rows = rows.batch(features.SPLIT_ROWS if splits else sources.ROWS)
-    if splits:
-      rows = rows.map(features.split_columns, tf.data.AUTOTUNE)
-    rows = rows.map(lambda columns: self._tokenized(columns, lengths), tf.data.AUTOTUNE).unbatch()
-    open_sides = [side for side in SIDES if side in names and not lengths[side]]
+    signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}
+    rows = tf.data.Dataset.from_generator(lambda: chunks, output_signature=signature).unbatch()
+    open_sides = [side for side in SIDES if side in lengths and not lengths[side]]
     if open_sides:
-      rows = rows.map(lambda row: {**row, **{side: stripped(row[side]) for side in open_sides}})
+      rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
     return rows.prefetch(tf.data.AUTOTUNE)
 
-  def _tokenized(
-    self, columns: Mapping[str, tf.Tensor], lengths: Mapping[str, Any]
-  ) -> dict[str, tf.Tensor]:
-    """Returns the rows of a batch that are kept, with the features in `lengths`.
 
-    Args:
-      columns: Strings of the texts, and the other columns of the source.
-      lengths: Maximum length of each feature to return; None: no limit.
-    """
-    encoder, eos_id = features.SeqioVocabulary(self._vocabulary), self._vocabulary.eos_id
-    row_batch = {name: columns[name] for name in lengths}
-    keep_B = tf.constant(True)
-    for side in [side for side in SIDES if side in row_batch]:
-      ids_BT = encoder.encode_rows(columns[side]).to_tensor()
-      size_B = tf.math.count_nonzero(ids_BT, axis=1, dtype=tf.int32)
-      limit = self._max_length
-      if not self._keep_all:
-        keep_B &= size_B > 0
-        if limit is not None:
-          keep_B &= size_B <= limit
-      elif limit is not None:
-        size_B = tf.minimum(size_B, limit - (eos_id is not None))
-      row_batch[side] = _ended(ids_BT, size_B, eos_id, lengths[side])
-    if "negatives" in row_batch:
-      text_BK, length = row_batch["negatives"], lengths["negatives"]
-      ids_MT = encoder.encode_rows(tf.reshape(text_BK, [-1])).to_tensor()
-      size_M = tf.math.count_nonzero(ids_MT, axis=1, dtype=tf.int32)
-      # A missing text has no EOS token.
-      ids_MT = _ended(ids_MT, tf.where(size_M > 0, size_M, -1), eos_id, length and length[1])
-      ids_BKT = tf.reshape(ids_MT, [-1, text_BK.shape[1], tf.shape(ids_MT)[1]])
-      row_batch["negatives"] = ids_BKT
-      if length:
-        ids_BKT = ids_BKT[:, : length[0]]
-        missing = length[0] - ids_BKT.shape[1]
-        ids_BKT = tf.pad(ids_BKT, [[0, 0], [0, missing], [0, 0]])
-        row_batch["negatives"] = tf.ensure_shape(ids_BKT, [None, *length])
-    if self._keep_all:
-      return row_batch
-    return {name: tf.boolean_mask(column, keep_B) for name, column in row_batch.items()}
+def check_uncached(task: seqio.Task, use_cached: bool) -> None:
+  """Raises InputError if a cache is asked for."""
+  if use_cached:
+    raise errors.InputError(
+      f"task {task.name} cannot be cached: its texts are tokenized while they are read; set "
+      "USE_CACHED_TASKS = False"
+    )
 
 
-def _ended(
-  ids_BT: tf.Tensor, size_B: tf.Tensor, eos_id: int | None, length: int | None
-) -> tf.Tensor:
-  """Returns texts with EOS tokens, cut and padded to `length` (None: the longest); none at -1."""
-  if length is None or length == 0:
-    width = tf.shape(ids_BT)[1] + (eos_id is not None)
-  else:
-    width = tf.constant(length)
-    size_B = tf.minimum(size_B, length - (eos_id is not None))
-  place_T = tf.range(width)[None]
-  ids_BT = tf.pad(ids_BT[:, :width], [[0, 0], [0, tf.maximum(width - tf.shape(ids_BT)[1], 0)]])
-  ids_BT = tf.where(place_T < size_B[:, None], ids_BT, 0)
-  if eos_id is not None:
-    ids_BT = tf.where(place_T == size_B[:, None], eos_id, ids_BT)
-  return tf.ensure_shape(ids_BT, [None, length or None])
-
-
-def stripped(ids_T: tf.Tensor) -> tf.Tensor:
+def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
   """Returns the tokens of a text without its padding."""
   return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]
 
 
-class PairMixture(seqio.Mixture):
-  """A seqio mixture that samples whole rows at the rates of its tasks."""
+def read_rows(
+  tasks: Sequence[TextTask],
+  rates: Sequence[float],
+  lengths: Mapping[str, Any],
+  *,
+  split: str,
+  shuffle: bool,
+  seed: int | None,
+  shard: seqio.ShardInfo,
+  num_epochs: int | None,
+  reading: grain.ReadOptions = READING,
+) -> grain.IterDataset:
+  """Returns a shard's rows of tasks, about `CHUNK` at a time, as columns [N, ...].
 
-  @tf.autograph.experimental.do_not_convert  # as in `TextTask`
-  def get_dataset(
-    self,
-    sequence_length: Mapping[str, int] | None = None,
-    split: str = "train",
-    use_cached: bool = False,
-    shuffle: bool = True,
-    seed: int | None = None,
-    shard_info: seqio.ShardInfo | None = None,
-    num_epochs: int | None = None,
-    trim_output_features: bool = True,
-    **options,
-  ) -> tf.data.Dataset:
-    """Returns rows as seqio.Mixture; all shards take the tasks in the same order.
+  The state of an iterator is one number, so that a run resumes exactly. The order depends on the
+  seed and the shard: each epoch of a task is shuffled anew.
 
-    With `num_epochs`, it ends with the task that ends first, and the other tasks are not read to
-    their ends. To read every row, get the dataset of each task.
-    """
-    arguments: dict[str, Any] = {
-      "split": split,
-      "use_cached": use_cached,
-      "shuffle": shuffle,
-      "seed": seed,
-      "shard_info": shard_info,
-      "num_epochs": num_epochs,
-      "trim_output_features": trim_output_features,
-    }
-    if any(options.get(name) for name in ("copy_pretokenized", "passthrough_features")):
-      return super().get_dataset(sequence_length, **arguments, **options)
-    self._check_compatible_features()
-    tasks = [task for task in self.tasks if split in task.splits]
-    datasets = [task.get_dataset(sequence_length, **arguments) for task in tasks]
-    mixing_seed = sources.as_seed(seed) if seed is not None or shuffle else 42
-    return _mixed(datasets, [self.get_rate(task) for task in tasks], mixing_seed)
-
-
-def _mixed(
-  datasets: Sequence[tf.data.Dataset], rates: Sequence[float], seed: int
-) -> tf.data.Dataset:
-  """Returns rows of datasets, sampled at these rates; ends with the first dataset that ends.
-
-  This replaces `sample_from_datasets`, which takes longer per sample than tokenizing a short pair,
-  and which in TensorFlow 2.21 sometimes hangs after a checkpoint of a repeated stream.
+  Args:
+    tasks: The tasks.
+    rates: How often each is sampled.
+    lengths: The columns to return; see `features.Tokenizer`.
+    split: Their split.
+    shuffle: Whether to shuffle.
+    seed: Seed of the order; None: the time.
+    shard: Which rows: those of its share of a table's files, or else every n-th one.
+    num_epochs: Number of epochs, None: endless. The rows end before a task would begin another.
+    reading: Threads, and number of chunks to read ahead.
   """
-  if len(datasets) == 1:
-    return datasets[0]
-  share = np.cumsum(np.asarray(rates, np.float64))
-  bounds = tf.constant(share[:-1] / share[-1])
+  base = int(time.time()) if seed is None else seed % 2**63
+  seeds = (np.random.SeedSequence(base).generate_state(len(tasks)) >> 1).tolist()
+  numbers, opened, ends = [], [], [0]
+  for task, task_seed in zip(tasks, seeds, strict=True):
+    table = task.table(split)
+    share = table.share(shard.index, shard.num_shards)
+    opened.append(table if share is None else share)
+    ends.append(ends[-1] + len(opened[-1]))
+    part = grain.MapDataset.range(*ends[-2:])
+    in_windows = num_epochs is None and len(part) > (table.window or len(part))
+    if shuffle and not in_windows:
+      part = part.shuffle(task_seed)
+    part = part.repeat(num_epochs)
+    if shuffle and in_windows:
+      part = grain.experimental.WindowShuffleMapDataset(
+        part, window_size=table.window, seed=task_seed
+      )
+    numbers.append(part[shard.index :: shard.num_shards] if share is None else part)
 
-  def choose(number: tf.Tensor) -> tf.Tensor:
-    seeds = tf.stack([tf.constant(seed, tf.int64), number])
-    sampled = tf.random.stateless_uniform([sources.CHOICES], seeds, dtype=tf.float64)
-    return tf.searchsorted(bounds, sampled, side="right", out_type=tf.int64)
+  def read(number_N: np.ndarray) -> dict[str, np.ndarray] | None:
+    task_N = np.searchsorted(ends, number_N, side="right") - 1
+    parts = []
+    for task in np.unique(task_N).tolist():
+      place_N = np.flatnonzero(task_N == task)
+      columns = opened[task].rows(number_N[place_N] - ends[task])
+      parts.append({**columns, _PLACE: place_N})
+    rows = tasks[0].tokenizer(_joined(parts), {**lengths, _PLACE: None})
+    order_N = np.argsort(rows.pop(_PLACE))
+    if not len(order_N):
+      return None  # which Grain skips
+    return {name: column[order_N] for name, column in rows.items()}
 
-  choices = tf.data.Dataset.range(tf.int64.max).map(choose).unbatch()
-  return tf.data.Dataset.choose_from_datasets(datasets, choices, stop_on_empty_dataset=True)
+  mixed = grain.MapDataset.mix(numbers, rates) if len(numbers) > 1 else numbers[0]
+  return mixed.batch(CHUNK, batch_fn=np.asarray).map(read).to_iter_dataset(reading)
+
+
+def _joined(parts: Sequence[tables.Columns]) -> dict[str, Any]:
+  """Returns the rows of all parts."""
+  return {
+    name: np.concatenate([part[name] for part in parts])
+    if isinstance(parts[0][name], np.ndarray)
+    else [row for part in parts for row in part[name]]
+    for name in parts[0]
+  }
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:
@@ -274,7 +310,7 @@ def unique_name(kind: str, *arguments: object) -> str:
 def add(
   name: str,
   pairs: Sequence[tuple[Language, Language]],
-  source: Callable[[tuple[Language, Language], str], sources.TextSource],
+  source: Callable[[tuple[Language, Language], str], TableSource],
   output_features: Mapping[str, seqio.Feature],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
@@ -305,7 +341,7 @@ def add(
         seqio.TaskRegistry.add_provider(task_name, task)
     rate = functools.partial(_rate, power=power)
     parts = [(task_name, rate) for task_name in tasks.values()]
-    seqio.MixtureRegistry.add_provider(name, PairMixture(name, parts))
+    seqio.MixtureRegistry.add_provider(name, seqio.Mixture(name, parts))
   return name
 
 

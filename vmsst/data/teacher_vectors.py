@@ -4,10 +4,7 @@
 source and target of every line. Nothing here imports TensorFlow.
 """
 
-import functools
 import os
-import pathlib
-import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,37 +18,19 @@ from vmsst.io import npy_files, storage
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
   """Opens the vectors of a bitext, float32 [lines, 2, S], as a memory map.
 
+  A file in an object store is copied, once per process.
+
   Raises:
     InputError: the file is missing or cannot be read, or contains something else.
-  """
-  local = local_path(folder, bitext)
-  with storage.naming(local, vectors_path(folder, bitext)):
-    return npy_files.open_mapped(local, ("lines", 2, "width"))
-
-
-def local_path(folder: str, bitext: BitextFile) -> str:
-  """Returns the path of a bitext's vectors on this machine.
-
-  A file in an object store is copied, once per process, because training reads it in each epoch.
-
-  Raises:
-    InputError: the file is missing or cannot be read.
   """
   path = vectors_path(folder, bitext)
   if not storage.exists(path):
     raise errors.InputError(
       f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
     )
-  return _copy(path) if storage.is_url(path) else path
-
-
-@functools.cache
-def _copy(url: str) -> str:
-  """Returns the path of a local copy, which lasts as long as the process."""
-  local = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), "vectors.npy")
-  with storage.explained(url, "read"):
-    storage.download(url, local)
-  return str(local)
+  local = storage.cached_copy(path)
+  with storage.naming(local, path):
+    return npy_files.open_mapped(local, ("lines", 2, "width"))
 
 
 def vectors_path(folder: str, bitext: BitextFile) -> str:
@@ -74,13 +53,27 @@ def check_count(folder: str, bitext: BitextFile, count: int) -> None:
     )
 
 
-def take(arrays: Sequence[np.ndarray], numbers_N: np.ndarray, side: int) -> np.ndarray:
-  """Returns rows of one side, float32 [N, S]; row numbers count through all arrays and ascend."""
-  ends = np.cumsum([0, *map(len, arrays)])
-  cuts = np.searchsorted(numbers_N, ends)
-  return np.concatenate(
-    [
-      array[numbers_N[first:last] - start, side]
-      for array, start, first, last in zip(arrays, ends[:-1], cuts[:-1], cuts[1:], strict=True)
-    ]
-  )
+class Column:
+  """The vectors of one side of rows of several arrays [lines, 2, S].
+
+  Args:
+    arrays: The vectors.
+    side: 0 or 1.
+    line_N: The line of each row, counted through all arrays; None: all lines.
+  """
+
+  def __init__(self, arrays: Sequence[np.ndarray], side: int, line_N: np.ndarray | None = None):
+    self._arrays = arrays
+    self._side = side
+    self._line_N = line_N
+    self._starts = np.cumsum([0, *map(len, arrays)])
+
+  def __getitem__(self, number_B: np.ndarray) -> np.ndarray:
+    """Returns the vectors of rows, float32 [B, S]."""
+    line_B = number_B if self._line_N is None else self._line_N[number_B]
+    array_B = np.searchsorted(self._starts, line_B, side="right") - 1
+    vector_BS = np.empty([len(line_B), self._arrays[0].shape[2]], np.float32)
+    for array in np.unique(array_B):
+      rows = array_B == array
+      vector_BS[rows] = self._arrays[array][line_B[rows] - self._starts[array], self._side]
+    return vector_BS

@@ -1,7 +1,6 @@
 """Vocabularies: text to token ids and back, the same for training and inference.
 
-Nothing here needs TensorFlow. Training tokenizes through `vmsst.data.features`, which gives
-the same ids. Padding is id 0 in every vocabulary.
+Nothing here needs TensorFlow. Padding is id 0 in every vocabulary.
 """
 
 import dataclasses
@@ -15,8 +14,8 @@ from vmsst.data import word_splitting
 from vmsst.data.word_splitting import Languages
 from vmsst.io import input_files
 
-# Capital letters of Unicode 14 to 17. Python versions and TensorFlow disagree on their small
-# letters, so `lowercase` keeps them.
+# Capital letters of Unicode 14 to 17. Python versions disagree on their small letters, so
+# `lowercase` keeps them.
 _NEW_CAPITALS = re.compile(
   "([\u1c89\u2c2f\ua7c0\ua7cb\ua7cc\ua7ce\ua7d0\ua7d2\ua7d4\ua7d6\ua7d8\ua7da\ua7dc"
   "\U00010570-\U00010595\U00010d50-\U00010d65\U00016ea0-\U00016eb8]+)"
@@ -93,7 +92,7 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
 
 
 def lowercase(text: str) -> str:
-  """Returns `text` in small letters, the same in every Python version and in TensorFlow."""
+  """Returns `text` in small letters, the same in every Python version."""
   if _NEW_CAPITALS.search(text):
     parts = _NEW_CAPITALS.split(text)
     return "".join(part if i % 2 else part.lower() for i, part in enumerate(parts))

@@ -357,6 +357,21 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 @functools.cache
+def cached_copy(path: str) -> str:
+  """Returns a file's path on this machine; copies a file in a store, once per process.
+
+  Raises:
+    InputError: the file cannot be read.
+  """
+  if not is_url(path):
+    return path
+  local = os.path.join(tempfile.mkdtemp(dir=process_folder()), os.path.basename(path))
+  with explained(path, "read"):
+    download(path, pathlib.Path(local))
+  return local
+
+
+@functools.cache
 def process_folder() -> str:
   """Returns a temporary local folder that is removed when the process ends."""
   folder = tempfile.mkdtemp(prefix="vmsst-")

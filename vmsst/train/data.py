@@ -7,13 +7,13 @@ one.
 
 import collections
 import dataclasses
+import itertools
 import json
-import pathlib
 import queue
 import re
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -87,8 +87,8 @@ def get_dataset(
   num_shards: int,
   feature_converter_cls: Callable[..., Any],
   num_epochs: int | None = None,
-) -> Any:
-  """Returns batches of model features, [batch / num_shards, ...]; see `tasks.datasets`."""
+) -> datasets.BatchIterator:
+  """Returns batches of model features, [batch / num_shards, ...]; see `datasets.get_batches`."""
   return datasets.get_batches(cfg, shard_id, num_shards, feature_converter_cls, num_epochs)
 
 
@@ -110,38 +110,43 @@ def get_training_eval_datasets(
   provider = datasets.get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
-
   share = cfg.batch_size // num_shards
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
-  def load(provider: Any) -> Any:
-    examples = get_dataset(
-      dataclasses.replace(cfg, mixture_or_task_name=provider, batch_size=1),
+  def load(provider: Any) -> _EvalBatches:
+    batches = get_dataset(
+      dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
       num_shards=1,
       feature_converter_cls=feature_converter_cls,
-      num_epochs=eval_steps * cfg.batch_size,  # finite, so that shards without examples do not hang
+      num_epochs=eval_steps * cfg.batch_size,  # finite, so that tasks without examples do not hang
     )
-    batches = (
-      examples.unbatch().repeat().batch(cfg.batch_size, drop_remainder=True).take(eval_steps)
-    )
-    if cfg.use_memory_cache:
-      batches = batches.cache()
-    return batches if num_shards == 1 else _TrimmedRows(batches, rows)
+    return _EvalBatches(batches, eval_steps, rows if num_shards > 1 else None, cfg.use_memory_cache)
 
   return {provider.name: load(provider) for provider in providers}
 
 
-@dataclasses.dataclass(frozen=True)
-class _TrimmedRows:
-  """Some rows of every batch of a dataset, trimmed to the length of the whole batch."""
+@dataclasses.dataclass
+class _EvalBatches:
+  """The first batches of a dataset; or some rows of each, trimmed to the length of the batch."""
 
-  batches: Any
-  rows: slice
+  batches: datasets.BatchIterator
+  count: int
+  rows: slice | None
+  keep: bool
+  kept: list[Batch] | None = None
 
   def as_numpy_iterator(self) -> Iterator[Batch]:
-    for batch in self.batches.as_numpy_iterator():
-      yield take_rows(trim_padding(batch), self.rows)
+    if self.kept is not None:
+      return iter(self.kept)
+    self.batches.reset()
+    batches: Iterator[Batch] = itertools.islice(self.batches, self.count)
+    if self.rows is not None:
+      batches = (take_rows(trim_padding(batch), self.rows) for batch in batches)
+    if not self.keep:
+      return batches
+    self.kept = list(batches)
+    return iter(self.kept)
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
@@ -192,31 +197,21 @@ def can_trim() -> bool:
 
 @dataclasses.dataclass
 class DataState:
-  """Data iterator state: the iterator's saved state before the batch of step `position`.
+  """Data iterator state before the batch of a step.
 
   Attributes:
-    position: Step of the next batch.
-    prefix: Path prefix of the files of tf.train.Checkpoint; None if a fresh iterator is at
-      `position`.
+    position: The step.
+    dataset: The state of the dataset; None if it is at its start.
   """
 
   position: int
-  prefix: storage.Path | None
+  dataset: Any
 
   def copy_to(self, folder: storage.Path, process: int, processes: int) -> None:
-    """Writes the state below `folder`, under upstream T5X's names, and a JSON file next to it.
-
-    Upstream assumes that the state is that of the checkpoint's step and ignores the JSON file.
-    """
-    folder, name = _state_path(folder, process, processes)
-    folder.mkdir(parents=True, exist_ok=True)
-    if self.prefix is not None:
-      for path in self.prefix.parent.glob(self.prefix.name + ".*"):
-        if path.suffix != ".json":
-          target = folder / (name + path.name[len(self.prefix.name) :])
-          target.write_bytes(path.read_bytes())
-    description = {"batches": self.position, "saved": self.prefix is not None}
-    (folder / (name + ".json")).write_text(json.dumps(description))
+    """Writes the state below `folder`, where upstream T5X looks for it."""
+    path = _state_path(folder, process, processes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"batches": self.position, "dataset": self.dataset}))
 
   @classmethod
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
@@ -224,28 +219,16 @@ class DataState:
 
     A state is only for the number of processes that saved it, since another number reads other
     rows: returns None then, with a warning.
-
-    A state saved by upstream T5X has no JSON file. It is that of the checkpoint's step, which ends
-    the name of the parent of `folder`. At step 0 it is one batch ahead; returns None then.
     """
-    process_folder, name = _state_path(folder, process, processes)
-    prefix = process_folder / name if (process_folder / (name + ".index")).is_file() else None
-    description = process_folder / (name + ".json")
-    if description.is_file():
+    path = _state_path(folder, process, processes)
+    if path.is_file():
       try:
-        record = json.loads(description.read_text())
-        position, saved = int(record["batches"]), bool(record["saved"])
-        if saved and prefix is None:
-          raise ValueError("files are missing")
+        record = json.loads(path.read_text())
+        return cls(int(record["batches"]), record["dataset"])
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-          f"{description} is damaged; delete the folder {description.parent} to replay the data "
-          "instead"
+          f"{path} is damaged; delete the folder {path.parent} to replay the data instead"
         ) from error
-      return cls(position, prefix)
-    if prefix is not None:
-      step = int(folder.parent.name.rpartition("_")[2])
-      return cls(step, prefix) if step else None
     names = storage.names(folder)
     # Files of a state are in `folder`, or in folders there.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
@@ -258,43 +241,46 @@ class DataState:
     return None
 
 
-def _state_path(folder: storage.Path, process: int, processes: int) -> tuple[storage.Path, str]:
-  """Returns folder and name of a process's state below a checkpoint's folder `dataset`."""
+def _state_path(folder: storage.Path, process: int, processes: int) -> storage.Path:
+  """Returns the path of a process's state below a checkpoint's folder `dataset`."""
   if processes > 1:
     folder = folder / f"process_{process}-of-{processes}"
-  return folder, f"train_ds-{process:03d}-of-{processes:03d}"
+  return folder / f"train_ds-{process:03d}-of-{processes:03d}"
 
 
 class TrainIterator:
   """Iterates over batches on the devices, prefetched by a thread.
 
   Args:
-    dataset: tf.data dataset of this process's rows of batches, starting with the batch of step 0.
+    batches: This process's rows of batches, starting with the batch of step 0; tf.data datasets
+      too.
     partitioner: The mesh.
-    snapshot_period: Steps between saved iterator states, for `state`; None saves none, so that a
-      restart rereads the data from the start, without training on it.
+    save_state: Whether `state` returns the state of the iterator; otherwise it is the one that the
+      run started with, so that a restart rereads the data, without training on it.
     ahead: Number of batches to prefetch.
 
   Attributes:
-    element_spec: Spec of the dataset.
+    element_spec: Shape and dtype of the columns of a batch.
   """
 
   def __init__(
     self,
-    dataset: Any,
+    batches: Any,
     partitioner: partitioning.PjitPartitioner,
     *,
-    snapshot_period: int | None = None,
+    save_state: bool = True,
     ahead: int = 2,
   ):
-    self.element_spec = dataset.element_spec
-    self._iterator = iter(dataset)
+    if hasattr(batches, "as_numpy_iterator"):
+      batches = datasets.from_tensorflow(batches)
+    self.element_spec = batches.element_spec
+    self._batches: datasets.BatchIterator = batches
     self._partitioner = partitioner
-    self._snapshot_period = snapshot_period
+    self._save_state = save_state
+    self._first = DataState(0, None)
     self._position = 0  # step of the dataset's next batch, in the thread that reads
-    self._snapshots = [DataState(0, None)]
-    self._snapshot_steps: frozenset[int] = frozenset()
-    self._folder = tempfile.TemporaryDirectory(prefix="vmsst_data_")
+    self._taken = 0  # step of the next batch, in the thread that trains
+    self._states: dict[int, DataState] = {}  # by step, of the batches that were read ahead
     # Batches that processes trim together, so that all of them have the same shapes.
     self._together = 1 if can_trim() else _TOGETHER
     self._trimmed: collections.deque[dict[str, jax.Array]] = collections.deque()
@@ -302,59 +288,57 @@ class TrainIterator:
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
 
-  def start(
-    self, step: int, saved: DataState | None = None, *, snapshot_steps: Collection[int] = ()
-  ) -> None:
+  def start(self, step: int, saved: DataState | None = None) -> None:
     """Starts prefetching, from the batch of `step`.
 
     Args:
       step: First step of the run.
       saved: State to resume from; batches between it and `step` are read and dropped. None starts
         with the batch of step 0.
-      snapshot_steps: Further steps to save the iterator state at.
     """
-    self._snapshot_steps = frozenset(snapshot_steps)
     if saved is not None and saved.position <= step:
       self._restore(saved)
-    if self._snapshot_period and self._position == step:
-      self._snapshot()  # now, for a checkpoint before the first step
     if step > self._position:
       logging.info("Skipping %d batches that the run has trained on.", step - self._position)
+    self._taken = step
     self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
     self._thread.start()
 
   def _restore(self, saved: DataState) -> None:
-    import tensorflow as tf
-
-    if saved.prefix is not None:
+    if saved.dataset is not None:
       try:
-        with storage.local_copy(saved.prefix.parent) as folder:  # TensorFlow reads no s3://
-          state = tf.train.Checkpoint(ds=self._iterator).read(str(folder / saved.prefix.name))
-        state.assert_consumed()
-      except (tf.errors.OpError, AssertionError, ValueError) as error:
-        logging.warning("Cannot use the data iterator state %s (%s).", saved.prefix, error)
+        self._batches.set_state({"batches": saved.position, "dataset": saved.dataset})
+      except (KeyError, TypeError, ValueError, IndexError) as error:
+        logging.warning(
+          "Cannot use the data iterator state of step %d (%r); the data is read from the start.",
+          saved.position,
+          error,
+        )
+        self._batches.reset()
         return
     self._position = saved.position
-    self._snapshots = [saved]
+    self._first = saved
 
   def _read(self, step: int) -> None:
     try:
       while self._position < step and not self._closed.is_set():
-        next(self._iterator)
+        next(self._batches)
         self._position += 1
+      self._record()
       while not self._closed.is_set():
-        if self._snapshot_period and (
-          self._position % self._snapshot_period == 0 or self._position in self._snapshot_steps
-        ):
-          self._snapshot()
-        batch = {name: np.asarray(value) for name, value in next(self._iterator).items()}
+        batch = {name: np.asarray(value) for name, value in next(self._batches).items()}
         self._position += 1
+        self._record()
         alone = self._together == 1
         self._put(self._partitioner.to_devices(trim_padding(batch)) if alone else batch)
     except StopIteration:
       self._put(InputError("the training data ended: the dataset does not repeat; add .repeat()"))
     except BaseException as error:  # raised in the training thread
       self._put(error)
+
+  def _record(self) -> None:
+    """Keeps the state before the next batch."""
+    self._states[self._position] = DataState(self._position, self._batches.state()["dataset"])
 
   def _put(self, item: Any) -> None:
     while not self._closed.is_set():
@@ -363,40 +347,17 @@ class TrainIterator:
       except queue.Full:
         continue
 
-  def _snapshot(self) -> None:
-    import tensorflow as tf
-
-    newest = self._snapshots[-1]
-    if newest.position == self._position and newest.prefix is not None:
-      return
-    prefix = pathlib.Path(self._folder.name) / str(self._position)
-    try:
-      tf.train.Checkpoint(ds=self._iterator).write(str(prefix))
-    except tf.errors.OpError as error:
-      logging.warning(
-        "The iterator state of this dataset cannot be saved (%s); a restart will reread the data.",
-        str(error).splitlines()[0],
-      )
-      self._snapshot_period = None
-      return
-    self._snapshots.append(DataState(self._position, prefix))
-
-  def state(self, step: int) -> DataState:
-    """Returns the latest saved state at or before `step`; deletes older ones."""
-    while len(self._snapshots) > 1 and self._snapshots[1].position <= step:
-      old = self._snapshots.pop(0)
-      if old.prefix is not None and old.prefix.parent == pathlib.Path(self._folder.name):
-        for path in old.prefix.parent.glob(old.prefix.name + ".*"):
-          path.unlink()
-    return self._snapshots[0]
+  def state(self) -> DataState:
+    """Returns the state before the batch that `next` returns next."""
+    while self._taken not in self._states and self._thread and self._thread.is_alive():
+      time.sleep(0.01)  # it skips batches, or is reading this one
+    return self._states.get(self._taken, self._first) if self._save_state else self._first
 
   def __iter__(self) -> Iterator[dict[str, jax.Array]]:
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    if self._together == 1:
-      return self._take()
-    if not self._trimmed:
+    if self._together > 1 and not self._trimmed:
       batches = [self._take() for _ in range(self._together)]
       eighths_here = np.array([used_eighths(batch) for batch in batches])
       all_processes = np.reshape(
@@ -405,7 +366,10 @@ class TrainIterator:
       eighths = all_processes.max(axis=0)
       for batch, part in zip(batches, eighths.tolist(), strict=True):
         self._trimmed.append(self._partitioner.to_devices(trim_padding(batch, part)))
-    return self._trimmed.popleft()
+    batch = self._trimmed.popleft() if self._together > 1 else self._take()
+    del self._states[self._taken]
+    self._taken += 1
+    return batch
 
   def _take(self) -> Any:
     item = self._queue.get()
@@ -418,4 +382,3 @@ class TrainIterator:
     self._closed.set()
     if self._thread is not None:
       self._thread.join(timeout=10)
-    self._folder.cleanup()

@@ -40,6 +40,7 @@ class Progress(progress_bar.Bar):
       mininterval=_LIVE_SECONDS if sys.stderr.isatty() else _PLAIN_SECONDS,
       miniters=1,
       delay=1e-9,
+      position=0,
       disable=jax.process_index() != 0,
     )
 

@@ -120,7 +120,7 @@ def train(
       data_lib.TrainIterator(
         get_dataset_fn(train_dataset_cfg, *shard, converter),
         partitioner,
-        snapshot_period=save_cfg.period if save_cfg.save_dataset else None,
+        save_state=save_cfg.save_dataset,
       )
     )
     train_eval_datasets: Mapping[str, Any] = {}
@@ -134,7 +134,7 @@ def train(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
       input_shapes={name: (layout.batch_size, *x.shape[1:]) for name, x in spec.items()},
-      input_types={name: x.dtype.as_numpy_dtype for name, x in spec.items()},
+      input_types={name: x.dtype for name, x in spec.items()},
       partitioner=partitioner,
     )
     own_checkpoint = checkpoints.newest_intact(model_dir)
@@ -150,9 +150,7 @@ def train(
       checkpoint_steps=frozenset(save_cfg.checkpoint_steps or ()),
       stats_period=stats_period,
     )
-    batches.start(
-      first_step, data_state, snapshot_steps={schedule.total_steps, *schedule.checkpoint_steps}
-    )
+    batches.start(first_step, data_state)
     trainer = closing(
       trainer_cls(
         model=model,
@@ -473,7 +471,7 @@ class _Run:
       )
     self.lock.check()
     self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
-    self.manager.save(self.trainer.train_state, self.batches.state(self.step))
+    self.manager.save(self.trainer.train_state, self.batches.state())
 
   def evaluate(self) -> None:
     """Computes and writes the training evaluation and the SeqIO evaluation."""

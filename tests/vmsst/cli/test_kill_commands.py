@@ -131,7 +131,7 @@ def test_a_killed_command_is_resumed(name, start):
   write_texts(start, 500)
   default = COMMANDS[name].argv, {"vmsst.mining.pair_scoring._WINDOW": 4}, (7, [10])
   argv, settings, moments = PARTS.get(name, default)
-  words = {"encoder": "run", "OUT": "out/made"}
+  words = {"OUT": "out/made"} | ({} if name == "import encoder" else {"encoder": "run"})
   check(
     *killed_commands.run(
       IMPORTS,

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import sentencepiece
 import seqio
-import tensorflow as tf
 
 import vmsst
 from vmsst import errors
-from vmsst.data import features, readers, sample, sources, vocabularies, vocabulary_training
+from vmsst.data import features, readers, sample, vocabularies, vocabulary_training
 from vmsst.encoder import encoder as encoder_lib
 from vmsst.tasks import bitext, evaluation
 
@@ -71,10 +70,9 @@ def folder(tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
-def test_training_from_memory_or_a_stream(folder, vocabulary, expected, memory_limit):
+def test_training(folder, vocabulary, expected):
   files = readers.find_bitext(str(folder / "*.tsv"))
-  name = bitext.files(str(folder / "*.tsv"), vocabulary, memory_limit=memory_limit)
+  name = bitext.files(str(folder / "*.tsv"), vocabulary)
   for file, task in zip(files, seqio.MixtureRegistry.get(name).tasks, strict=True):
     (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
     assert row["inputs"].tolist() == expected[file.source.iso639_3]
@@ -116,25 +114,33 @@ def test_inference(vocabulary, expected, monkeypatch):
     encoder.encode(texts, language=["de", "fr"])
 
 
-def test_negatives_of_a_stream_are_split_as_targets():
-  row = {
+def test_negatives_are_split_as_targets(vocabulary):
+  columns = {
     "inputs": ["L'eau", "x"],
     "targets": ["it's", "y"],
     "negatives": [["he's", ""], ["a.", "b"]],
+    "input_language": np.array([[83], [83]]),
+    "target_language": np.array([[74], [74]]),
   }
-  codes = {"input_language": [[83], [83]], "target_language": [[74], [74]]}
-  found = features.split_columns({k: tf.constant(v) for k, v in (row | codes).items()})
-  assert (found["inputs"][0], found["targets"][0]) == (b"L' eau", b"it 's")
-  assert found["negatives"].numpy().tolist() == [[b"he 's", b""], [b"a .", b"b"]]
+  tokenizer = features.Tokenizer(vocabulary, max_length=None, keep_all=False)
+  found = tokenizer(columns, dict.fromkeys(columns))
+  plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
+
+  def ids(rows, text):
+    return [[*plain.tokenize([text])[0], 1] if text else []] == [[x for x in rows if x]]
+
+  assert ids(found["inputs"][0].tolist(), "L' eau")
+  assert ids(found["targets"][0].tolist(), "it 's")
+  for row, texts in zip(found["negatives"].tolist(), [["he 's", ""], ["a .", "b"]], strict=True):
+    assert all(map(ids, row, texts))
 
 
-def test_a_missing_program_is_one_clear_error_for_streams_too(tmp_path, monkeypatch, vocabulary):
+def test_a_missing_program_is_one_clear_error(tmp_path, monkeypatch, vocabulary):
   (tmp_path / "a.ja-en.tsv").write_text("日本語\ta\n", encoding="utf-8")
   monkeypatch.setenv("PATH", str(tmp_path))
-  for limit in (0, sources.MEMORY_LIMIT):
-    name = bitext.files(str(tmp_path / "*.tsv"), vocabulary, memory_limit=limit)
-    with pytest.raises(errors.InputError, match="jumanpp is not on the PATH"):
-      seqio.MixtureRegistry.get(name).get_dataset(LENGTHS)
+  name = bitext.files(str(tmp_path / "*.tsv"), vocabulary)
+  with pytest.raises(errors.InputError, match="jumanpp is not on the PATH"):
+    seqio.MixtureRegistry.get(name).get_dataset(LENGTHS)
 
 
 def test_a_vocabulary_is_trained_on_words(tmp_path):

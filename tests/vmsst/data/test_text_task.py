@@ -12,7 +12,7 @@ from vmsst.data import (
   readers,
   sample,
   seqio_tasks,
-  sources,
+  tables,
   teacher_vectors,
   vocabularies,
 )
@@ -33,14 +33,12 @@ TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(150)]
 
 def make_task(vocabulary, **options):
   columns = {
-    "inputs": np.array([source.encode() for source, _ in TEXTS], object),
-    "targets": np.array([target.encode() for _, target in TEXTS], object),
     "input_language": np.full([len(TEXTS), 1], PAIR[0].index, np.int32),
     "target_language": np.full([len(TEXTS), 1], PAIR[1].index, np.int32),
   }
   return seqio_tasks.TextTask(
     "texts",
-    sources.MemorySource({"train": lambda: columns}),
+    seqio_tasks.TableSource({"train": lambda: tables.TextTable(TEXTS, columns)}),
     features.pair_features(vocabulary),
     vocabulary=vocabulary,
     **{"max_length": MAX_LENGTH, **options},
@@ -84,21 +82,36 @@ def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
   assert found["input_language"].vocabulary.vocab_size > len(languages.LANGUAGES)
 
 
-def _source(count=10):
-  columns = {"inputs": np.array([f"s{i}" for i in range(count)], object), "id": np.arange(count)}
-  return sources.MemorySource({"train": lambda: columns})
+def _table(count=10):
+  columns = {"id": np.arange(count, dtype=np.int32)}
+  return tables.TextTable(([f"s{i}"] for i in range(count)), columns)
 
 
-def _ids(**options):
-  whole = {"shuffle": True, "seed": 3, "shard": sources.WHOLE, "num_epochs": 1}
-  stream = _source().stream("train", **{**whole, **options})
-  rows = list(stream.as_numpy_iterator())
-  assert all(row["inputs"] == f"s{row['id']}".encode() for row in rows)
-  return [int(row["id"]) for row in rows]
+def _ids(window=None, **options):
+  table = _table()
+  table.window = window
+  task = seqio_tasks.TextTask(
+    "ids", seqio_tasks.TableSource({"train": lambda: table}), {}, vocabulary=BYTES, max_length=None
+  )
+  shard = seqio.ShardInfo(0, 1)
+  options = {
+    "split": "train",
+    "shuffle": True,
+    "seed": 3,
+    "shard": shard,
+    "num_epochs": 1,
+  } | options
+  chunks = seqio_tasks.read_rows([task], [1.0], {"inputs": 5, "id": None}, **options)
+  ids = []
+  for chunk in itertools.islice(chunks, 3):
+    assert [BYTES.decode(text) for text in chunk["inputs"].tolist()] == [
+      f"s{i}" for i in chunk["id"]
+    ]
+    ids += chunk["id"].tolist()
+  return ids
 
 
-def test_rows_in_memory_are_whole_and_in_order():
-  assert _source().num_input_examples("train") == 10
+def test_rows_are_whole_and_in_order():
   assert _ids(shuffle=False) == list(range(10))
   shards = [_ids(num_epochs=2, shard=seqio.ShardInfo(i, 3)) for i in range(3)]
   assert [len(shard) for shard in shards] == [7, 7, 6]
@@ -114,32 +127,25 @@ def test_every_epoch_is_a_new_order_of_all_rows():
   assert stream != _ids(num_epochs=3, seed=4)
 
 
-def _streamed(tmp_path):
+def test_rows_in_random_order_are_shuffled_in_windows():
+  stream = _ids(window=4, num_epochs=None)
+  whole = [*range(10)] * 80
+  for start in range(0, 760, 4):
+    assert sorted(stream[start : start + 4]) == sorted(whole[start : start + 4])
+  assert stream[:40] != whole[:40]
+  assert sorted(_ids(window=4)) == list(range(10))
+
+
+def test_files_give_their_lines_in_order(tmp_path):
   line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
-  line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\ns6\ns7")
+  line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\n \r\ns7")
   line_files.write_text(tmp_path / "b.de-en.en", "t5\r\nt6\nt7")
-  files = readers.find_bitext(str(tmp_path / "*.de-en.*"))
-  assert len(files) == 2
-  return sources.StreamSource({"train": files})
-
-
-def test_streamed_files_give_their_lines_in_order(tmp_path):
-  source = _streamed(tmp_path)
-  assert source.num_input_examples("train") == 8
-  rows = list(source.get_dataset(shuffle=False).as_numpy_iterator())
-  assert [(x["inputs"], x["targets"]) for x in rows] == [
-    (f"s{i}".encode(), f"t{i}".encode()) for i in range(8)
-  ]
-  assert int(rows[7]["target_language"][0]) == language("en").index
-  mixed = source.get_dataset(shuffle=True, seed=0).as_numpy_iterator()
-  assert sorted(x["inputs"] for x in mixed) == [f"s{i}".encode() for i in range(8)]
-
-
-def test_streamed_files_are_checked_before_the_first_line(tmp_path):
-  line_files.write_text(tmp_path / "b.de-en.tsv", "a\tb\nc\n")
-  source = sources.StreamSource({"train": readers.find_bitext(str(tmp_path / "b.*"))})
-  with pytest.raises(errors.InputError, match=r"b\.de-en\.tsv:2"):
-    source.get_dataset()
+  table = tables.open_files("x", readers.find_bitext(str(tmp_path / "*.de-en.*")))
+  assert (len(table), table.dropped) == (7, 1)
+  rows = table.rows(np.array([6, 0, 5]))
+  assert rows["inputs"] == ["s7", "s0", "s5"]
+  assert rows["targets"] == ["t7", "t0", "t5"]
+  assert rows["target_language"].tolist() == [[language("en").index]] * 3
 
 
 ROW = {
@@ -238,17 +244,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("memory_limit", [sources.MEMORY_LIMIT, 0])
-def test_every_row_has_its_own_negatives_and_vectors(corpus, memory_limit):
-  name = files(corpus, negatives=3, memory_limit=memory_limit)
-  tasks = seqio.MixtureRegistry.get(name).tasks
-  kinds = {type(task.source) for task in tasks}
-  assert kinds == {sources.MemorySource if memory_limit else sources.StreamSource}
+def test_every_row_has_its_own_negatives_and_vectors(corpus):
+  tasks = seqio.MixtureRegistry.get(files(corpus, negatives=3)).tasks
   seen = []
-  shards = 2 if memory_limit else 1
-  for task, shard in itertools.product(tasks, range(shards)):
+  for task, shard in itertools.product(tasks, range(2)):
     rows = task.get_dataset(
-      WITH_ALL, shuffle=True, seed=3, shard_info=seqio.ShardInfo(index=shard, num_shards=shards)
+      WITH_ALL, shuffle=True, seed=3, shard_info=seqio.ShardInfo(index=shard, num_shards=2)
     )
     for row in BitextFeatureConverter()(rows, WITH_ALL).as_numpy_iterator():
       file, line = check(row)
@@ -322,8 +323,8 @@ def test_vectors_that_do_not_go_with_the_files_are_refused(corpus, tmp_path):
   folder.mkdir(parents=True)
   source = corpus / "bitext" / "a.de-en.tsv"
 
-  def tasks(**options):
-    name = bitext.files(str(source), BYTES, teacher=str(tmp_path / "vectors"), **options)
+  def tasks():
+    name = bitext.files(str(source), BYTES, teacher=str(tmp_path / "vectors"))
     return seqio.MixtureRegistry.get(name).tasks
 
   with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv\.npy: no such file: .*data embed"):
@@ -337,19 +338,22 @@ def test_vectors_that_do_not_go_with_the_files_are_refused(corpus, tmp_path):
     with pytest.raises(errors.InputError, match=r"must be float32 \[lines, 2, width\]"):
       tasks()
   np.save(path, np.zeros([13, 2, 3], np.float32))
-  for options in ({}, {"memory_limit": 0}):
-    with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
-      tasks(**options)[0].get_dataset(WITH_ALL)
+  with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
+    tasks()[0].get_dataset(WITH_ALL)
   for name, width in {"a": 3, "b": 4}.items():
     np.save(folder / f"{name}.de-en.tsv.npy", np.zeros([1, 2, width], np.float32))
   with pytest.raises(errors.InputError, match=r"have several dimensions: 3 \(.*, 4 \("):
     bitext.files(str(corpus / "bitext" / "?.de-en.tsv"), BYTES, teacher=str(tmp_path / "vectors"))
 
 
-def test_rows_are_taken_across_arrays():
+def test_vectors_are_taken_across_arrays():
   arrays = [np.arange(n * 2 * 2, dtype=np.float32).reshape(n, 2, 2) + 100 * n for n in (3, 0, 2)]
   whole = np.concatenate(arrays)
-  for numbers in ([0, 2, 3], [], [1, 4], list(range(5))):
+  for numbers in ([3, 0, 2, 0], [], [1, 4], list(range(5))):
     index = np.array(numbers, np.int64)
     for side in (0, 1):
-      np.testing.assert_array_equal(teacher_vectors.take(arrays, index, side), whole[index, side])
+      column = teacher_vectors.Column(arrays, side)
+      np.testing.assert_array_equal(column[index], whole[index, side])
+    column = teacher_vectors.Column(arrays, 0, index)
+    turned = np.arange(len(index))[::-1]
+    np.testing.assert_array_equal(column[turned], whole[index[::-1], 0])

@@ -260,11 +260,10 @@ def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, mon
   )
   np.testing.assert_array_equal(found, expected)
   teacher_vectors.check_count("gs://bucket/out", file, 3)
-  local = teacher_vectors.local_path("gs://bucket/out", file)
-  assert local == teacher_vectors.local_path("gs://bucket/out", file)
+  assert found.filename == teacher_vectors.open_vectors("gs://bucket/out", file).filename
   # A finished file is not written again, and its settings are compared.
   monkeypatch.setattr(memory_store.MemoryStore, "put_file", None)
   assert cli.main(["data", "embed", str(run), "gs://bucket/out", str(path)]) == 0
   store.rm(url)
   with pytest.raises(errors.InputError, match=f"{url}: no such file"):
-    teacher_vectors.local_path("gs://bucket/out", file)
+    teacher_vectors.open_vectors("gs://bucket/out", file)

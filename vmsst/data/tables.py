@@ -1,0 +1,250 @@
+"""Tables of texts: the rows of one split of a task, each of which can be read alone.
+
+Training reads rows in random order, so a table finds any of its rows at once: `TextTable` holds
+texts that were read and checked from files of any format, `RecordTable` reads the files of a built
+dataset where they are. Neither needs memory for the texts: both map files.
+"""
+
+import abc
+import array
+import errno
+import functools
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from vmsst import errors
+from vmsst.data import dataset_shards, readers, teacher_vectors
+from vmsst.data.readers import BitextFile
+from vmsst.languages import Language
+
+SIDES = {"inputs": "input_language", "targets": "target_language"}
+"""The two texts of a pair, and their language ids."""
+TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
+"""A teacher's vectors of the two texts."""
+
+Columns = Mapping[str, Any]
+"""Columns of N rows by name: texts are lists, `negatives` a list of lists, others arrays [N, ...].
+"""
+
+
+class Table(abc.ABC):
+  """Rows of texts.
+
+  Attributes:
+    dropped: Number of rows that were left out, since they lack a text.
+    window: Number of neighboring rows to shuffle, for rows in random order already; None: all.
+  """
+
+  dropped = 0
+  window: int | None = None
+
+  @abc.abstractmethod
+  def __len__(self) -> int:
+    """Number of rows."""
+
+  @abc.abstractmethod
+  def rows(self, number_N: np.ndarray) -> Columns:
+    """Returns the rows of these numbers, in their order."""
+
+  def share(self, index: int, count: int) -> "Table | None":
+    """Returns the table of a host's share of the files, or None if there are fewer than hosts."""
+    del index, count
+    return None
+
+
+class TextTable(Table):
+  """Texts, copied to a temporary file, and other columns.
+
+  Args:
+    texts: The texts of each row: `inputs`, perhaps `targets`, then any number of `negatives`.
+    columns: For each other column, its rows: an array [N, ...], or another object that an array of
+      row numbers indexes.
+    dropped: Number of rows that were left out.
+  """
+
+  def __init__(
+    self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any], *, dropped: int = 0
+  ):
+    ends, width = array.array("q", [0]), 1
+    with tempfile.TemporaryFile(prefix="vmsst-") as file:
+      try:
+        for row in texts:
+          width = len(row)
+          for text in row:
+            ends.append(ends[-1] + file.write(text.encode()))
+        file.flush()
+      except OSError as error:
+        if error.errno != errno.ENOSPC:
+          raise
+        raise errors.InputError(
+          f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set TMPDIR "
+          "to a folder with more space"
+        ) from None
+      self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
+    self._ends = np.frombuffer(ends, np.int64)
+    self._width = width
+    self._columns = columns
+    self.dropped = dropped
+
+  def __len__(self) -> int:
+    """Number of rows."""
+    return (len(self._ends) - 1) // self._width
+
+  def rows(self, number_N: np.ndarray) -> Columns:
+    """Returns the rows of these numbers, in their order."""
+    first_N = number_N * self._width
+    texts = [self._texts(first_N + i) for i in range(self._width)]
+    columns: dict[str, Any] = dict(zip(SIDES, texts, strict=False))
+    if self._width > len(SIDES):
+      columns["negatives"] = [list(row) for row in zip(*texts[len(SIDES) :], strict=True)]
+    return columns | {name: column[number_N] for name, column in self._columns.items()}
+
+  def _texts(self, place_N: np.ndarray) -> list[str]:
+    bounds = zip(self._ends[place_N].tolist(), self._ends[place_N + 1].tolist(), strict=True)
+    return [self._bytes[start:end].decode() for start, end in bounds]
+
+
+def open_files(
+  name: str, files: Sequence[BitextFile], *, negatives: int = 0, teacher: str | None = None
+) -> TextTable:
+  """Reads and checks bitext files of one language pair; leaves out pairs without one of the texts.
+
+  Args:
+    name: Of the task and split, for messages.
+    files: The files.
+    negatives: Number of hard negatives of each pair.
+    teacher: Folder of a teacher's vectors of the files, or None.
+
+  Raises:
+    InputError: see `readers.read_rows`; or the vectors do not belong to the files.
+  """
+
+  def rows() -> Iterator[tuple[str, ...]]:
+    for file in files:
+      count = 0
+      for count, row in enumerate(readers.read_rows(file, negatives), 1):  # noqa: B007
+        yield row
+      if teacher:
+        teacher_vectors.check_count(teacher, file, count)
+
+  vectors = [teacher_vectors.open_vectors(teacher, file) for file in files] if teacher else []
+  return pair_table(name, rows(), (files[0].source, files[0].target), vectors)
+
+
+def pair_table(
+  name: str,
+  rows: Iterable[Sequence[str]],
+  pair: tuple[Language, Language],
+  vectors: Sequence[np.ndarray] = (),
+) -> TextTable:
+  """Returns the table of the rows that have both texts.
+
+  Args:
+    name: Of the task and split, for messages.
+    rows: Source, target and hard negatives of each pair.
+    pair: The languages of sources and of all other texts.
+    vectors: A teacher's vectors of all rows, arrays [N, 2, S]; none: no such columns.
+  """
+  numbers = array.array("q")
+  total = 0
+
+  def kept() -> Iterator[Sequence[str]]:
+    nonlocal total
+    for total, row in enumerate(rows, 1):
+      if row[0].strip() and row[1].strip():
+        numbers.append(total - 1)
+        yield row
+
+  columns: dict[str, Any] = {}
+  table = TextTable(kept(), columns)
+  table.dropped = total - len(numbers)
+  logging.info("%s: %d pairs, and %d with an empty side", name, len(numbers), table.dropped)
+  columns |= _language_columns(pair, len(numbers))
+  number_N = np.frombuffer(numbers, np.int64) if numbers else np.zeros(0, np.int64)
+  if vectors:
+    for side, column in enumerate(TEACHER_SIDES):
+      columns[column] = teacher_vectors.Column(vectors, side, number_N)
+  return table
+
+
+def _language_columns(pair: Sequence[Language], count: int) -> dict[str, np.ndarray]:
+  """Returns the language ids of rows of two languages, int32 [N, 1] each."""
+  return {
+    name: np.broadcast_to(np.int32(language.index), [count, 1])
+    for name, language in zip(SIDES.values(), pair, strict=True)
+  }
+
+
+class RecordTable(Table):
+  """Pairs of files of a dataset of `vmsst data build`, which has them in random order.
+
+  Files are opened when one of their rows is first read; those in an object store are copied then.
+
+  Args:
+    files: The files, of one language pair.
+    counts: Number of pairs in each.
+    teacher: Folder of a teacher's vectors of the files, or None.
+
+  Raises:
+    InputError: the vectors do not belong to the files.
+  """
+
+  window = 10_000
+
+  def __init__(self, files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None):
+    self._files = files
+    self._counts = counts
+    self._teacher = teacher
+    self._ends = np.cumsum(counts)
+    pair = files[0].source, files[0].target
+    self._columns: dict[str, Any] = {**_language_columns(pair, len(self))}
+    if teacher:
+      vectors = [teacher_vectors.open_vectors(teacher, file) for file in files]
+      for file, count in zip(files, counts, strict=True):
+        teacher_vectors.check_count(teacher, file, count)
+      for side, column in enumerate(TEACHER_SIDES):
+        self._columns[column] = teacher_vectors.Column(vectors, side)
+
+  def __len__(self) -> int:
+    """Number of rows."""
+    return int(self._ends[-1])
+
+  def rows(self, number_N: np.ndarray) -> Columns:
+    """Returns the rows of these numbers, in their order.
+
+    Raises:
+      InputError: a file is missing or damaged, or has another number of pairs.
+    """
+    pairs = []
+    for number, file in zip(
+      number_N.tolist(),
+      np.searchsorted(self._ends, number_N, side="right").tolist(),
+      strict=True,
+    ):
+      first = int(self._ends[file]) - self._counts[file]
+      example = _open_records(self._files[file].paths[0], self._counts[file]).texts(number - first)
+      pairs.append((example["source"], example["target"]))
+    texts = zip(SIDES, map(list, zip(*pairs, strict=True)), strict=True)
+    return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
+
+  def share(self, index: int, count: int) -> "RecordTable | None":
+    """Returns the table of a host's share of the files, or None if there are fewer than hosts."""
+    if len(self._files) < count:
+      return None
+    return RecordTable(self._files[index::count], self._counts[index::count], self._teacher)
+
+
+@functools.lru_cache(maxsize=256)  # open files
+def _open_records(path: str, count: int) -> dataset_shards.Records:
+  records = dataset_shards.Records(path)
+  if len(records) != count:
+    raise errors.InputError(
+      f"{path} has {len(records)} pairs, but the dataset's description counts {count}; copy or "
+      "build the dataset again"
+    )
+  return records
