@@ -135,9 +135,12 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   """Returns this process's rows of the batches of one process: the same for any number of them."""
   size = cfg.batch_size // num_shards
   rows = slice(shard_id * size, (shard_id + 1) * size)
-  return datasets.get_batches(cfg, 0, 1, converter, **options).map(
-    lambda batch: {name: value[rows] for name, value in batch.items()}
-  )
+  batches = datasets.get_batches(cfg, 0, 1, converter, **options)
+  return datasets.BatchIterator(
+    batches._dataset.map(lambda batch: data.take_rows(batch, rows)),
+    {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+     for name, x in batches.element_spec.items()},
+  )  # fmt: skip
 
 
 def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overrides):

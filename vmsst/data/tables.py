@@ -82,8 +82,8 @@ class TextTable(Table):
         if error.errno != errno.ENOSPC:
           raise
         raise errors.InputError(
-          f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set TMPDIR "
-          "to a folder with more space"
+          f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set "
+          "TMPDIR to a folder with more space"
         ) from None
       self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
     self._ends = np.frombuffer(ends, np.int64)
