@@ -99,12 +99,11 @@ def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(corp
   name = _files(corpus, weighting="temperature", temperature=2.0)
   rows = itertools.islice(_rows(name), 3000)
   french = [row["input_language"][0, 0] == language("fr").index for row in rows]
-  assert np.mean(french) == pytest.approx(5**0.5 / (5**0.5 + 40**0.5), abs=0.001)
+  assert np.mean(french) == pytest.approx(5**0.5 / (5**0.5 + 40**0.5), abs=0.02)
   for epochs in (1, 2):  # ends before a task would begin again: here the smaller one
     found = [BYTES.decode(row["inputs"][0].tolist()) for row in _rows(name, num_epochs=epochs)]
     counts = collections.Counter(text for text in found if text[0] == "c")
-    assert 5 * epochs - 1 <= counts.total() <= 5 * epochs
-    assert max(counts.values()) == epochs
+    assert counts == {f"c{i}": epochs for i in range(5)}
 
 
 def test_the_sample_corpus_is_a_mixture_too():

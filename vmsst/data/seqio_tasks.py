@@ -5,6 +5,7 @@ the rows of one or several tasks for training, a few hundred at a time, since a 
 costs more than tokenizing it. `TextTask.get_dataset` returns the same rows to SeqIO and T5X.
 """
 
+import dataclasses
 import functools
 import os
 import threading
@@ -26,6 +27,7 @@ WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 _PLACE = "place"  # in a chunk
+_PATTERN = 1 << 16  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
@@ -228,39 +230,98 @@ def read_rows(
     reading: Threads, and number of chunks to read ahead.
   """
   base = int(time.time()) if seed is None else seed % 2**63
-  seeds = (np.random.SeedSequence(base).generate_state(len(tasks)) >> 1).tolist()
-  numbers, opened, ends = [], [], [0]
-  for task, task_seed in zip(tasks, seeds, strict=True):
+  streams = []
+  for number, task in enumerate(tasks):
     table = task.table(split)
     share = table.share(shard.index, shard.num_shards)
-    opened.append(table if share is None else share)
-    ends.append(ends[-1] + len(opened[-1]))
-    part = grain.MapDataset.range(*ends[-2:])
-    in_windows = num_epochs is None and len(part) > (table.window or len(part))
-    if shuffle and not in_windows:
-      part = part.shuffle(task_seed)
-    part = part.repeat(num_epochs)
-    if shuffle and in_windows:
-      part = grain.experimental.WindowShuffleMapDataset(
-        part, window_size=table.window, seed=task_seed
-      )
-    numbers.append(part[shard.index :: shard.num_shards] if share is None else part)
+    first, step = (shard.index, shard.num_shards) if share is None else (0, 1)
+    task_seed = (base, number) if shuffle else None
+    streams.append(_Stream(table if share is None else share, task_seed, first, step, num_epochs))
+  pattern, rank, counts = _pattern(rates, base)
+  total = 2**62
+  if num_epochs is not None:  # up to the first row that a task has not
+    parts = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
+    total = min(
+      cycles * len(pattern) + int(np.flatnonzero(pattern == index)[rest])
+      for index, (cycles, rest) in enumerate(parts)
+    )
 
-  def read(number_N: np.ndarray) -> dict[str, np.ndarray] | None:
-    task_N = np.searchsorted(ends, number_N, side="right") - 1
+  def read(chunk: int) -> dict[str, np.ndarray] | None:
+    cycle_N, place_N = np.divmod(
+      np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
+    )
+    task_N = pattern[place_N]
     parts = []
-    for task in np.unique(task_N).tolist():
-      place_N = np.flatnonzero(task_N == task)
-      columns = opened[task].rows(number_N[place_N] - ends[task])
-      parts.append({**columns, _PLACE: place_N})
+    for index in np.unique(task_N).tolist():
+      row_K = np.flatnonzero(task_N == index)
+      columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[place_N[row_K]])
+      parts.append({**columns, _PLACE: row_K})
     rows = tasks[0].tokenizer(_joined(parts), {**lengths, _PLACE: None})
     order_N = np.argsort(rows.pop(_PLACE))
     if not len(order_N):
       return None  # which Grain skips
     return {name: column[order_N] for name, column in rows.items()}
 
-  mixed = grain.MapDataset.mix(numbers, rates) if len(numbers) > 1 else numbers[0]
-  return mixed.batch(CHUNK, batch_fn=np.asarray).map(read).to_iter_dataset(reading)
+  chunks = grain.MapDataset.range(-(-total // CHUNK))
+  return chunks.map(read).to_iter_dataset(reading)
+
+
+def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns an order in which tasks take turns at their rates, to be repeated.
+
+  Returns:
+    The task of each row [P], its number among the rows of that task [P], and the number of rows of
+    each task.
+  """
+  counts = np.ones(len(rates), int)
+  if len(rates) > 1:
+    counts = np.maximum(1, np.rint(_PATTERN * np.array(rates) / sum(rates))).astype(int)
+  tasks = np.repeat(np.arange(len(rates)), counts)
+  pattern = np.random.default_rng([seed]).permutation(tasks)
+  rank = np.empty(len(pattern), int)
+  rank[np.argsort(pattern, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+  return pattern, rank, counts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+  """A host's rows of the epochs of a table: every `step`-th one, from number `first` on.
+
+  Each epoch has another order, in which every row of a window is in the same window.
+
+  Attributes:
+    table: The table.
+    seed: Seed of the order; None: the order of the table.
+    first: Number of the first row.
+    step: Number of hosts that share the rows.
+    num_epochs: Number of epochs; None: endless.
+  """
+
+  table: tables.Table
+  seed: tuple[int, ...] | None
+  first: int
+  step: int
+  num_epochs: int | None
+
+  def __len__(self) -> int:
+    return max(0, -(-(len(self.table) * (self.num_epochs or 0) - self.first) // self.step))
+
+  def rows(self, position_N: np.ndarray) -> tables.Columns:
+    """Returns the rows at these positions of the stream."""
+    epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
+    if self.seed is not None:
+      start_N = number_N - number_N % self.table.window
+      for epoch, start in set(zip(epoch_N.tolist(), start_N.tolist(), strict=True)):
+        size = min(self.table.window, len(self.table) - start)
+        same_N = (epoch_N == epoch) & (start_N == start)
+        order = _permutation((*self.seed, epoch, start), size)
+        number_N[same_N] = start + order[number_N[same_N] - start]
+    return self.table.rows(number_N)
+
+
+@functools.lru_cache(maxsize=512)
+def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
+  return np.random.default_rng(seed).permutation(np.arange(size, dtype=np.int32))
 
 
 def _joined(parts: Sequence[tables.Columns]) -> dict[str, Any]:

@@ -37,11 +37,11 @@ class Table(abc.ABC):
 
   Attributes:
     dropped: Number of rows that were left out, since they lack a text.
-    window: Number of neighboring rows to shuffle, for rows in random order already; None: all.
+    window: Number of neighboring rows that are shuffled together.
   """
 
   dropped = 0
-  window: int | None = None
+  window = 1 << 20
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -194,7 +194,7 @@ class RecordTable(Table):
     InputError: the vectors do not belong to the files.
   """
 
-  window = 10_000
+  window = 10_000  # Few, so that few files are open; their order is random already.
 
   def __init__(self, files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None):
     self._files = files

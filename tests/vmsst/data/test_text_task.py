@@ -87,7 +87,7 @@ def _table(count=10):
   return tables.TextTable(([f"s{i}"] for i in range(count)), columns)
 
 
-def _ids(window=None, **options):
+def _ids(window=10, **options):
   table = _table()
   table.window = window
   task = seqio_tasks.TextTask(
@@ -127,13 +127,13 @@ def test_every_epoch_is_a_new_order_of_all_rows():
   assert stream != _ids(num_epochs=3, seed=4)
 
 
-def test_rows_in_random_order_are_shuffled_in_windows():
-  stream = _ids(window=4, num_epochs=None)
-  whole = [*range(10)] * 80
-  for start in range(0, 760, 4):
-    assert sorted(stream[start : start + 4]) == sorted(whole[start : start + 4])
-  assert stream[:40] != whole[:40]
-  assert sorted(_ids(window=4)) == list(range(10))
+def test_large_tables_are_shuffled_in_windows():
+  stream = _ids(window=4, num_epochs=3)
+  windows = [range(4), range(4, 8), range(8, 10)] * 3
+  ends = np.cumsum([len(window) for window in windows]).tolist()
+  for start, end, window in zip([0, *ends], ends, windows, strict=False):
+    assert sorted(stream[start:end]) == list(window)
+  assert len({tuple(stream[i : i + 10]) for i in (0, 10, 20)}) == 3
 
 
 def test_files_give_their_lines_in_order(tmp_path):
