@@ -213,6 +213,12 @@ def test_what_is_no_dataset(data_dir, tmp_path):
   with pytest.raises(errors.InputError, match="is not a complete TFDS dataset"):
     mixtures.opus("vmsst", BYTES, str(tmp_path))
   shutil.rmtree(folder)
+  folder = opus_tree.write_dataset(tmp_path, "short", {("de", "en"): [("a", "b"), ("c", "d")]})
+  (path,) = folder.glob("*-train_*")
+  path.write_bytes(b"")
+  mixture = seqio.MixtureRegistry.get(mixtures.opus("short", BYTES, str(tmp_path)))
+  with pytest.raises(errors.InputError, match=r"has 0 pairs, but .* counts 1; copy or build"):
+    mixture.get_dataset(MIXTURES_LENGTHS)
   opus_tree.write_dataset(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
   info = tmp_path / "opus_bitext" / "other" / "1.0.0" / "dataset_info.json"
   record = json.loads(info.read_text())

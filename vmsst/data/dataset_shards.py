@@ -86,6 +86,20 @@ class Records:
   def _location(self, number: int) -> str:
     return f"{self._path}: record {number + 1}"
 
+  def pair(self, number: int) -> tuple[str, str]:
+    """Returns source and target of an example.
+
+    Raises:
+      InputError: see `texts`; or the example lacks a side.
+    """
+    example = self.texts(number)
+    if missing := [side for side in ("source", "target") if side not in example]:
+      raise errors.InputError(
+        f"{self._location(number)} has no {' and no '.join(missing)}; use a dataset of `vmsst data "
+        "build`"
+      )
+    return example["source"], example["target"]
+
   def texts(self, number: int) -> dict[str, str]:
     """Returns the features of an example, which are single texts.
 

@@ -118,7 +118,9 @@ def get_batches(
   size = cfg.batch_size // num_shards
   bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []
 
-  def batches(part: seqio.Task | seqio.Mixture) -> tuple[grain.IterDataset, Mapping[str, Any]]:
+  def batches(
+    part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
+  ) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
     rows, spec = _rows(
       cfg,
       part,
@@ -126,7 +128,7 @@ def get_batches(
       seed=seed,
       shard=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
       num_epochs=num_epochs,
-      alone=not one_language_pair,
+      reading=reading,
     )
     if not group_by_length:
       return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
@@ -135,11 +137,12 @@ def get_batches(
 
   if one_language_pair and isinstance(provider, seqio.Mixture):
     tasks = [task for task in provider.tasks if cfg.split in task.splits]
-    parts, specs = zip(*map(batches, tasks), strict=True)
-    dataset = grain.IterDataset.mix(parts, [provider.get_rate(task) for task in tasks])
-    spec = specs[0]
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    parts = [batches(task, seed + number, few) for number, task in enumerate(tasks)]
+    rates = [provider.get_rate(task) for task in tasks]
+    dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
-    dataset, spec = batches(provider)
+    dataset, spec = batches(provider, seed, seqio_tasks.READING)
   return BatchIterator(
     dataset,
     {
@@ -157,7 +160,7 @@ def _rows(
   seed: int,
   shard: seqio.ShardInfo,
   num_epochs: int | None,
-  alone: bool,
+  reading: grain.ReadOptions,
 ) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
   """Returns some rows at a time, as columns [N, ...], and the shape and dtype of a row."""
   converter = feature_converter_cls(
@@ -165,9 +168,9 @@ def _rows(
   )
   lengths = cfg.task_feature_lengths
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
-  is_text = all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
+  are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
   if (
-    is_text
+    are_texts
     and isinstance(converter, features.BitextFeatureConverter)
     and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
   ):
@@ -185,7 +188,7 @@ def _rows(
       seed=seed,
       shard=shard,
       num_epochs=num_epochs,
-      reading=seqio_tasks.READING if alone else grain.ReadOptions(1, 2),
+      reading=reading,
     )
     spec = tasks[0].spec(cfg.split, lengths)
     return rows, {name: spec[name] for name in lengths}

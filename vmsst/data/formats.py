@@ -224,13 +224,9 @@ def parse_shard(path: str) -> Iterator[Row]:
   Raises:
     InputError: the file is damaged, or an example lacks a side.
   """
-  for number, example in enumerate(dataset_shards.read_examples(path), 1):
-    if missing := [side for side in ("source", "target") if side not in example]:
-      raise errors.InputError(
-        f"{path}: record {number} has no {' and no '.join(missing)}; use a dataset of `vmsst data "
-        "build`"
-      )
-    yield Row(number, (example["source"], example["target"]))
+  records = dataset_shards.Records(path)
+  for number in range(len(records)):
+    yield Row(number + 1, records.pair(number))
 
 
 def parse_tmx(

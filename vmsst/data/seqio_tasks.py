@@ -26,7 +26,7 @@ from vmsst.languages import Language
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
-_PLACE = "place"  # in a chunk
+_SLOT = "slot"  # in a chunk
 _PATTERN = 1 << 16  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
@@ -113,9 +113,11 @@ class TextTask(seqio.Task):
     """
     table = self.source.table(split)
     if split not in self._checked and not self.tokenizer.keep_all:
-      starts = range(0, len(table), CHUNK)
-      parts = (np.arange(start, min(start + CHUNK, len(table))) for start in starts)
-      if not any(len(self._tokenized(table, part)["inputs"]) for part in parts):
+      parts = (
+        table.rows(np.arange(start, min(start + CHUNK, len(table))))
+        for start in range(0, len(table), CHUNK)
+      )
+      if not any(len(self.tokenizer(part, {"inputs": None})["inputs"]) for part in parts):
         raise errors.InputError(
           f"{self.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
           f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "
@@ -123,10 +125,6 @@ class TextTask(seqio.Task):
         )
     self._checked.add(split)
     return table
-
-  def _tokenized(self, table: tables.Table, number_N: np.ndarray) -> dict[str, np.ndarray]:
-    columns = table.rows(number_N)
-    return self.tokenizer(columns, dict.fromkeys(columns))
 
   def spec(self, split: str, lengths: Mapping[str, Any] = {}) -> dict[str, tf.TensorSpec]:
     """Returns the dtype and shape of every column of a row; texts without a length have None."""
@@ -181,9 +179,11 @@ class TextTask(seqio.Task):
     )
     signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}
     rows = tf.data.Dataset.from_generator(lambda: chunks, output_signature=signature).unbatch()
-    open_sides = [side for side in SIDES if side in lengths and not lengths[side]]
-    if open_sides:
-      rows = rows.map(lambda row: {**row, **{side: _stripped(row[side]) for side in open_sides}})
+    for side in SIDES:
+      if side in lengths and not lengths[side]:
+        rows = rows.map(
+          lambda row, side=side: {**row, side: row[side][: tf.math.count_nonzero(row[side])]}
+        )
     return rows.prefetch(tf.data.AUTOTUNE)
 
 
@@ -194,11 +194,6 @@ def check_uncached(task: seqio.Task, use_cached: bool) -> None:
       f"task {task.name} cannot be cached: its texts are tokenized while they are read; set "
       "USE_CACHED_TASKS = False"
     )
-
-
-def _stripped(ids_T: tf.Tensor) -> tf.Tensor:
-  """Returns the tokens of a text without its padding."""
-  return ids_T[: tf.math.count_nonzero(ids_T, dtype=tf.int32)]
 
 
 def read_rows(
@@ -247,17 +242,17 @@ def read_rows(
     )
 
   def read(chunk: int) -> dict[str, np.ndarray] | None:
-    cycle_N, place_N = np.divmod(
+    cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
     )
-    task_N = pattern[place_N]
+    task_N = pattern[slot_N]
     parts = []
     for index in np.unique(task_N).tolist():
       row_K = np.flatnonzero(task_N == index)
-      columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[place_N[row_K]])
-      parts.append({**columns, _PLACE: row_K})
-    rows = tasks[0].tokenizer(_joined(parts), {**lengths, _PLACE: None})
-    order_N = np.argsort(rows.pop(_PLACE))
+      columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
+      parts.append({**columns, _SLOT: row_K})
+    rows = tasks[0].tokenizer(_joined(parts), {**lengths, _SLOT: None})
+    order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
       return None  # which Grain skips
     return {name: column[order_N] for name, column in rows.items()}

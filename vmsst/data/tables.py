@@ -104,8 +104,8 @@ class TextTable(Table):
       columns["negatives"] = [list(row) for row in zip(*texts[len(SIDES) :], strict=True)]
     return columns | {name: column[number_N] for name, column in self._columns.items()}
 
-  def _texts(self, place_N: np.ndarray) -> list[str]:
-    bounds = zip(self._ends[place_N].tolist(), self._ends[place_N + 1].tolist(), strict=True)
+  def _texts(self, cell_N: np.ndarray) -> list[str]:
+    bounds = zip(self._ends[cell_N].tolist(), self._ends[cell_N + 1].tolist(), strict=True)
     return [self._bytes[start:end].decode() for start, end in bounds]
 
 
@@ -220,15 +220,12 @@ class RecordTable(Table):
     Raises:
       InputError: a file is missing or damaged, or has another number of pairs.
     """
-    pairs = []
-    for number, file in zip(
-      number_N.tolist(),
-      np.searchsorted(self._ends, number_N, side="right").tolist(),
-      strict=True,
-    ):
-      first = int(self._ends[file]) - self._counts[file]
-      example = _open_records(self._files[file].paths[0], self._counts[file]).texts(number - first)
-      pairs.append((example["source"], example["target"]))
+    file_N = np.searchsorted(self._ends, number_N, side="right")
+    first_N = self._ends[file_N] - np.asarray(self._counts)[file_N]
+    pairs = [
+      _open_records(self._files[file].paths[0], self._counts[file]).pair(record)
+      for file, record in zip(file_N.tolist(), (number_N - first_N).tolist(), strict=True)
+    ]
     texts = zip(SIDES, map(list, zip(*pairs, strict=True)), strict=True)
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
 
