@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vmsst import errors
@@ -186,8 +186,14 @@ def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, 
 
 def _checksum(content: bytes) -> bytes:
   """Returns the masked CRC-32C of TFRecord."""
-  import google_crc32c
-
-  crc = google_crc32c.value(content)
+  crc = _crc32c()(content)
   rotated = crc >> 15 | crc << 17
   return _CHECKSUM.pack((rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+  with errors.requires("train", "reading a dataset"):
+    import google_crc32c
+
+  return google_crc32c.value
