@@ -387,9 +387,9 @@ def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
       language = languages.language(side.language).index
       texts += side.texts
       rows += [(task_number, side_number, row, language) for row in range(len(side.texts))]
-  *place, language_N = np.array(rows, np.int32).T
+  *numbers, language_N = np.array(rows, np.int32).T
   columns = {
-    **dict(zip(PLACE, place, strict=True)),
+    **dict(zip(PLACE, numbers, strict=True)),
     "input_language": language_N[:, None],
     # With this column, seqio does not require a feature `targets`.
     "targets_pretokenized": np.full(len(texts), b""),

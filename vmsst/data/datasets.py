@@ -100,8 +100,8 @@ def get_batches(
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
       them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
-    one_language_pair: Whether all rows of a batch are of one task, and so of one language pair, as
-      the tasks of this package are. Batches then have the rates of the tasks.
+    one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
+      package has one language pair. Batches then have the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
     group_batches: Number of batches that are sorted together.
 
@@ -113,6 +113,12 @@ def get_batches(
   if cfg.batch_size % num_shards:
     raise errors.InputError(
       f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
+    )
+  is_mixture = isinstance(provider, seqio.Mixture)
+  if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
+    raise errors.InputError(
+      f"ONE_LANGUAGE_PAIR needs a task for each language pair, but {provider.name} is a single "
+      "task; make a mixture of tasks, or set it to False"
     )
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
@@ -135,7 +141,7 @@ def get_batches(
     order_seed = seed % 2**63 if cfg.shuffle else None
     return _sorted_by_length(rows, size, bounds, group_batches, order_seed), spec
 
-  if one_language_pair and isinstance(provider, seqio.Mixture):
+  if one_language_pair and is_mixture:
     tasks = [task for task in provider.tasks if cfg.split in task.splits]
     few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     parts = [batches(task, seed + number, few) for number, task in enumerate(tasks)]
@@ -175,7 +181,9 @@ def _rows(
     and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
   ):
     seqio_tasks.check_uncached(tasks[0], cfg.use_cached)
-    features.check_lengths({name: x.shape for name, x in tasks[0].spec(cfg.split).items()}, lengths)
+    features.check_lengths(
+      {name: x.shape for name, x in tasks[0].spec(cfg.split, {}).items()}, lengths
+    )
     rates = [1.0]
     if isinstance(provider, seqio.Mixture):
       rates = [provider.get_rate(task) for task in tasks]

@@ -161,20 +161,17 @@ class Tokenizer:
       columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
       lengths: The columns to return, with the maximum length of those of texts; None: no limit.
     """
-    eos_id, result = self.vocabulary.eos_id, {name: columns[name] for name in lengths}
+    result = {name: columns[name] for name in lengths}
     keep_N = np.ones(len(columns["inputs"]), bool)
     for side in SIDES:
       if side in columns and (side in lengths or not self.keep_all):
-        kinds = self._languages(columns, SIDES[side])
-        ids = self.vocabulary.tokenize(columns[side], kinds)
-        if self.keep_all:
-          ids = [vocabularies.cut_with_eos(x, self.max_length or len(x) + 1, eos_id) for x in ids]
-        else:
+        ids = self.vocabulary.tokenize(columns[side], self._languages(columns, SIDES[side]))
+        if not self.keep_all:
           size_N = np.fromiter(map(len, ids), int, len(ids))
           keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
-          ids = [vocabularies.cut_with_eos(x, len(x) + 1, eos_id) for x in ids]
         if side in lengths:
-          result[side] = _padded_ids(ids, lengths[side], eos_id)
+          ids = self._ended(ids, lengths[side], self.max_length if self.keep_all else None)
+          result[side] = _padded_ids(ids, lengths[side])
     if "negatives" in lengths:
       count, length = lengths["negatives"] or (None, None)
       kept = [row[:count] for row in columns["negatives"]]
@@ -185,12 +182,18 @@ class Tokenizer:
         kinds and [kind for kind in kinds for _ in range(width)],
       )
       # A missing text has no EOS token.
-      ids = [x and vocabularies.cut_with_eos(x, len(x) + 1, eos_id) for x in ids]
-      ids_MT = _padded_ids(ids, length, eos_id)
+      ended = zip(ids, self._ended(ids, length), strict=True)
+      ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
       ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
       missing = (count or width) - width
       result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
+
+  def _ended(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
+    """Returns ids with an EOS token, if the vocabulary has one, cut to the smallest limit."""
+    limit = min((limit for limit in limits if limit), default=None)
+    eos_id = self.vocabulary.eos_id
+    return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
 
   def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
     """Returns the language of each row's text if the vocabulary splits words."""
@@ -199,13 +202,10 @@ class Tokenizer:
     return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
 
 
-def _padded_ids(ids: Sequence[Sequence[int]], length: int | None, eos_id: int | None) -> np.ndarray:
-  """Returns ids that end with an EOS token, int32 [N, length]; None: of the longest text."""
+def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
+  """Returns texts of ids, int32 [N, length]; None: the length of the longest text."""
   size_N = np.fromiter(map(len, ids), int, len(ids))
-  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids
-  if (size_N > width).any():
-    ids = [x if len(x) <= width else vocabularies.cut_with_eos(x, width, eos_id) for x in ids]
-  size_N = np.minimum(size_N, width)
+  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids.
   ids_NT = np.zeros([len(ids), width], np.int32)
   flat = itertools.chain.from_iterable(ids)
   ids_NT[np.arange(width) < size_N[:, None]] = np.fromiter(flat, np.int32, int(size_N.sum()))
@@ -230,8 +230,9 @@ def check_lengths(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs' and may have "
       f"{sorted(set(ranks) - {'inputs'})}"
     )
-  for name in ranks.keys() & lengths.keys():
-    length = lengths[name]
+  for name, length in lengths.items():
+    if name not in ranks:
+      continue
     if name not in shapes:
       argument = _ARGUMENTS.get(name)
       raise errors.InputError(

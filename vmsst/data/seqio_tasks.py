@@ -1,8 +1,8 @@
-"""SeqIO tasks of texts, mixtures of language pairs, and their rows, read by Grain.
+"""SeqIO tasks of texts, mixtures of language pairs, and their rows, which Grain reads.
 
-A task defines what its rows are: a table of texts, a vocabulary, the features. `read_rows` reads
-the rows of one or several tasks for training, a few hundred at a time, since a Python call per row
-costs more than tokenizing it. `TextTask.get_dataset` returns the same rows to SeqIO and T5X.
+A task has a table of texts, a vocabulary and features. `read_rows` returns the rows of tasks for
+training, a few hundred at a time, since Python calls for each row take longer than tokenizing it.
+`TextTask.get_dataset` returns the same rows to SeqIO and T5X.
 """
 
 import dataclasses
@@ -45,8 +45,7 @@ class TableSource(seqio.DataSource):
   """
 
   def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
-    # SeqIO would cache texts; tokenizing them is faster than reading its cache.
-    super().__init__(splits=tuple(splits), caching_permitted=False)
+    super().__init__(splits=tuple(splits))
     self._open = dict(splits)
     self._tables: dict[str, tables.Table] = {}
     self._lock = threading.Lock()
@@ -126,7 +125,7 @@ class TextTask(seqio.Task):
     self._checked.add(split)
     return table
 
-  def spec(self, split: str, lengths: Mapping[str, Any] = {}) -> dict[str, tf.TensorSpec]:
+  def spec(self, split: str, lengths: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
     """Returns the dtype and shape of every column of a row; texts without a length have None."""
     columns = self.table(split).rows(np.zeros(1, np.int64))
     spec = {}

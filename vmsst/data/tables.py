@@ -64,32 +64,30 @@ class TextTable(Table):
     texts: The texts of each row: `inputs`, perhaps `targets`, then any number of `negatives`.
     columns: For each other column, its rows: an array [N, ...], or another object that an array of
       row numbers indexes.
-    dropped: Number of rows that were left out.
   """
 
-  def __init__(
-    self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any], *, dropped: int = 0
-  ):
+  def __init__(self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any]):
     ends, width = array.array("q", [0]), 1
-    with tempfile.TemporaryFile(prefix="vmsst-") as file:
-      try:
+    try:
+      with tempfile.TemporaryFile(prefix="vmsst-") as file:
         for row in texts:
           width = len(row)
           for text in row:
             ends.append(ends[-1] + file.write(text.encode()))
         file.flush()
-      except OSError as error:
-        if error.errno != errno.ENOSPC:
-          raise
-        raise errors.InputError(
-          f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set "
-          "TMPDIR to a folder with more space"
-        ) from None
-      self._bytes: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
+        self._bytes: Any = b""
+        if ends[-1]:
+          self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+      if error.errno != errno.ENOSPC:
+        raise
+      raise errors.InputError(
+        f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set TMPDIR "
+        "to a folder with more space"
+      ) from None
     self._ends = np.frombuffer(ends, np.int64)
     self._width = width
     self._columns = columns
-    self.dropped = dropped
 
   def __len__(self) -> int:
     """Number of rows."""
@@ -194,13 +192,13 @@ class RecordTable(Table):
     InputError: the vectors do not belong to the files.
   """
 
-  window = 10_000  # Few, so that few files are open; their order is random already.
+  window = 10_000  # The rows are in random order already; few rows keep few files open.
 
   def __init__(self, files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None):
     self._files = files
     self._counts = counts
     self._teacher = teacher
-    self._ends = np.cumsum(counts)
+    self._starts = np.cumsum([0, *counts])
     pair = files[0].source, files[0].target
     self._columns: dict[str, Any] = {**_language_columns(pair, len(self))}
     if teacher:
@@ -212,7 +210,7 @@ class RecordTable(Table):
 
   def __len__(self) -> int:
     """Number of rows."""
-    return int(self._ends[-1])
+    return int(self._starts[-1])
 
   def rows(self, number_N: np.ndarray) -> Columns:
     """Returns the rows of these numbers, in their order.
@@ -220,11 +218,11 @@ class RecordTable(Table):
     Raises:
       InputError: a file is missing or damaged, or has another number of pairs.
     """
-    file_N = np.searchsorted(self._ends, number_N, side="right")
-    first_N = self._ends[file_N] - np.asarray(self._counts)[file_N]
+    file_N = np.searchsorted(self._starts, number_N, side="right") - 1
+    record_N = number_N - self._starts[file_N]
     pairs = [
       _open_records(self._files[file].paths[0], self._counts[file]).pair(record)
-      for file, record in zip(file_N.tolist(), (number_N - first_N).tolist(), strict=True)
+      for file, record in zip(file_N.tolist(), record_N.tolist(), strict=True)
     ]
     texts = zip(SIDES, map(list, zip(*pairs, strict=True)), strict=True)
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}

@@ -23,11 +23,10 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst.data import datasets
+from vmsst.data.datasets import Batch
 from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import partitioning
-
-Batch = Mapping[str, np.ndarray]
 
 _LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4

@@ -208,6 +208,8 @@ def test_wrong_values_are_refused(mixture):
     )
   with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
     _dataset("no_such_task")
+  with pytest.raises(errors.InputError, match="a task for each language pair, but toy is a single"):
+    _dataset(toy_runs.add_task("toy"), one_language_pair=True)
 
 
 def test_batches_of_one_language_pair_come_in_proportion(mixture):
