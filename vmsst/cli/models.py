@@ -99,7 +99,7 @@ def export_sentence_transformers(
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import sentence_transformers_folder as export
+  from vmsst.checkpoints.exporters import sentence_transformers_folder as export
 
   exported = export.export_sentence_transformers(
     encoder, output, pretokenized=tokenizer.pretokenized
@@ -113,7 +113,7 @@ def export_safetensors(encoder: OwnEncoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import safetensors_folder
+  from vmsst.checkpoints.exporters import safetensors_folder
 
   folder = safetensors_folder.export_safetensors(encoder, output)
   print(f"vmsst.load({str(folder)!r}) opens it")

@@ -150,6 +150,11 @@ OUTPUT = "sentence_embedding"
 _AXES = ("batch_size", "sequence_length")
 
 
+def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
+  """Returns whether `build` draws a network."""
+  return type(network.config) in _ENCODERS and _is_drawn(network.config)
+
+
 def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
   """Returns the graph from token ids to sentence vectors.
 
@@ -161,7 +166,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     InputError: there is no graph of the encoder, or the package onnx is not installed.
   """
   config: Any = network.config
-  if type(config) not in _ENCODERS or not _is_drawn(config):
+  if not has_graph(network):
     raise errors.InputError(
       f"there is no ONNX graph of a {type(config).__name__} encoder with these options; use the "
       "backend 'jax'"

@@ -13,10 +13,10 @@ import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders
+from vmsst.checkpoints.exporters import tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder, onnx_encoder
-from vmsst.exports import tokenizer_file
+from vmsst.encoder import onnx_encoder
 from vmsst.io import outputs, storage, work_folders
 
 _OPENVINO = (
@@ -104,7 +104,7 @@ def export_onnx(
     max_length=max_length,
     dimension=saved.network.latent_dim,
     prefix=prefix,
-    prompts=encoder.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
+    prompts=hugging_face_vocabulary.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     tokenizer=tokenizer,
     problem=problem,

@@ -35,7 +35,7 @@ def saved(name, folder):
 def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   run = saved(name, tmp_path)
   encoder = vmsst.load(run, backend=backend)
-  reference = vmsst.load(run, dtype="float32")
+  reference = vmsst.load(run, dtype="float32", backend="jax")
   expected_ND = reference.encode(TEXTS, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3
   # Batches of one sentence, of several, and of all.
@@ -80,7 +80,9 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
     with pytest.raises(errors.InputError, match=f"no ONNX graph of a {kind} encoder"):
       vmsst.load(other, backend="openvino")
   run = saved("t5", tmp_path)
-  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, onnx, openvino"):
+  with pytest.raises(
+    errors.InputError, match="backend is 'torch'; known: auto, jax, onnx, openvino"
+  ):
     vmsst.load(run, backend="torch")
   with pytest.raises(
     errors.InputError, match="'openvino' computes in float32; omit dtype 'bfloat16'"
@@ -90,6 +92,17 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(errors.InputError, match=rf"pip install 'vmsst\[{backend}\]'"):
       vmsst.load(run, backend=backend)
+
+
+def test_auto_is_the_fastest_that_is_installed_and_keeps_the_precision(tmp_path, monkeypatch):
+  run = saved("t5", tmp_path)
+  assert vmsst.load(run).backend == "onnx"
+  assert vmsst.load(run, dtype="bfloat16").backend == "jax"
+  find, absent = importlib.util.find_spec, {"onnxruntime"}
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name not in absent and find(name))
+  assert vmsst.load(run).backend == "openvino"
+  absent.add("openvino")
+  assert vmsst.load(run).backend == "jax"
 
 
 def test_tight_batches_have_every_sentence_once():

@@ -140,9 +140,9 @@ def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
   max_length = min(config.max_tokens, released.max_length or config.max_tokens)
 
   def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
-    tokenizer_file = str(folder / TOKENIZER_FILE)
-    tokenizer.save(tokenizer_file, pretty=False)
-    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_file, prefix, prompts)
+    vocabulary = hugging_face_vocabulary.save(
+      tokenizer, str(folder / TOKENIZER_FILE), prefix, prompts
+    )
     network = sentence_encoder.SentenceEncoder(
       config,
       dimension,
