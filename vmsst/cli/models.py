@@ -174,7 +174,7 @@ def finetune(
   output: OutputFolder,
   *,
   dev: InputFile | None = None,
-  objective: Literal["contrastive", "distillation", "soft_contrastive"] = "contrastive",
+  objective: Literal["contrastive", "distillation", "soft_contrastive", "ems"] = "contrastive",
   negatives: int = 0,
   teacher: OwnEncoder | None = None,
   steps: Positive = 500,
@@ -193,9 +193,10 @@ def finetune(
     pairs: TSV or JSONL file of pairs, with hard negatives in further columns.
     output: Folder of the run, for vmsst.load; rerun the command to resume.
     dev: Other pairs, to evaluate on and to choose the best checkpoint by.
-    objective: Loss: contrastive, or that of a teacher (default: contrastive).
+    objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which
+      also predicts the tokens of translations (default: contrastive).
     negatives: Hard negatives of each pair (default: 0).
-    teacher: Encoder to learn from, with the same tokenizer.
+    teacher: Encoder to learn from, or vectors of the pairs (`vmsst data embed`).
     steps: Training steps (default: 500).
     batch_size: Pairs in a batch (default: 64).
     learning_rate: Highest learning rate (default: 2e-5).
