@@ -13,7 +13,7 @@ with interrupts.default_interrupt():
   import vmsst
   from vmsst.cli import compilation_cache, data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
-  from vmsst.io import commands, watchdog
+  from vmsst.io import commands, progress_bar, watchdog
 
 
 def gin_dir() -> None:
@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
       levels[words] = child.add_subparsers(required=True, metavar="COMMAND")
     else:
       COMMANDS[words].declare(child)
+      child.add_argument("--quiet", action="store_true", help="show no progress")
       child.set_defaults(command=COMMANDS[words])
   return parser
 
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
     compilation_cache.enable()
-    with watchdog.watching("vmsst", args.command.patience):
+    progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
+    with progress, watchdog.watching("vmsst", args.command.patience):
       args.command(args)
   return process.status
