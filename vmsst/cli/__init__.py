@@ -13,7 +13,7 @@ with interrupts.default_interrupt():
   import vmsst
   from vmsst.cli import compilation_cache, data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
-  from vmsst.io import commands, progress_bar, watchdog
+  from vmsst.io import commands, watchdog
 
 
 def gin_dir() -> None:
@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
+    from vmsst.io import progress_bar  # slow, and `--help` is instant
+
     compilation_cache.enable()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
     with progress, watchdog.watching("vmsst", args.command.patience):
