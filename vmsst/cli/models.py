@@ -36,7 +36,7 @@ def import_encoder(
   """Import a released encoder as a checkpoint, for upstream T5X or to keep.
 
   Args:
-    folder: Hugging Face folder (config.json, weights, tokenizer.json).
+    folder: Hugging Face folder (config.json, weights, tokenizer.json), or files of LASER.
     output: Folder to make, for vmsst.load and for training to start from.
     prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
       without).

@@ -52,11 +52,11 @@ def load(
 
   Args:
     path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a folder of sentence-transformers or transformers (see docs/models.md), which is read as it
-      is; or a training run, for the checkpoint that its `best.json` names or else the latest; or
-      one of its `checkpoint_<step>` folders, an imported encoder or an export. All but the second
-      may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have been saved
-      from any number of devices.
+      or a folder of sentence-transformers, transformers or LASER (see docs/models.md), which is
+      read as it is; or a training run, for the checkpoint that its `best.json` names or else the
+      latest; or one of its `checkpoint_<step>` folders, an imported encoder or an export. All but
+      the second may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have
+      been saved from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
