@@ -58,7 +58,7 @@ def export_onnx(
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  BERT's position table limits T. If the weights exceed 2 GB, they are in `model.onnx_data`.
+  table of positions, as in BERT, limits T. Weights of more than 2 GB are in `model.onnx_data`.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
