@@ -48,6 +48,7 @@ class Graph:
     self._parameters, self._inputs = parameters, inputs
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+    self._outputs: dict[str, tuple[str | int, ...]] = {}
 
   def __contains__(self, name: str) -> bool:
     """Returns whether there is a parameter."""
@@ -69,10 +70,10 @@ class Graph:
     self._nodes.append((operator, inputs, output, attributes))
     return output
 
-  def finish(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
-    """Gives the graph its float32 output, of a name, a value, and sizes or names of axes."""
+  def output(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
+    """Gives the graph a float32 output, of a name, a value, and sizes or names of axes."""
     self._nodes.append(("Identity", [value], name, {}))
-    self._output, self._shape = name, shape
+    self._outputs[name] = shape
 
   def write(self, folder: pathlib.Path) -> None:
     """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
@@ -120,7 +121,7 @@ class Graph:
       ],
       "sentence_encoder",
       [helper.make_tensor_value_info(x, kinds.INT64, axes) for x, axes in self._inputs.items()],
-      [helper.make_tensor_value_info(self._output, kinds.FLOAT, self._shape)],
+      [helper.make_tensor_value_info(x, kinds.FLOAT, axes) for x, axes in self._outputs.items()],
       # Runtimes read shapes and the like in the model.
       [from_array(x, name) for name, x in self._constants.items() if name not in large],
     )
@@ -144,8 +145,8 @@ class Graph:
 
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
-OUTPUT = "sentence_embedding"
-"""Output of the graph, float32 [B, S]."""
+OUTPUT, HIDDEN = "sentence_embedding", "last_hidden_state"
+"""Outputs of the graph, float32 [B, S] and [B, T, D]."""
 _AXES = ("batch_size", "sequence_length")
 
 
@@ -154,12 +155,18 @@ def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
   return type(network.config) in _ENCODERS
 
 
-def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
+def build(
+  params: Mapping[str, np.ndarray],
+  network: sentence_encoder.SentenceEncoder,
+  *,
+  hidden: bool = False,
+) -> Graph:
   """Returns the graph from token ids to sentence vectors.
 
   Args:
     params: Parameters of the network by name, with separate layers.
     network: The network.
+    hidden: Whether the hidden states of the last layer are an output, too.
 
   Raises:
     InputError: there is no graph of the encoder, or the package onnx is not installed.
@@ -181,7 +188,9 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
     length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
     vector_BS = graph.node("Div", vector_BS, length_B1)
-  graph.finish(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
+  graph.output(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
+  if hidden:
+    graph.output(HIDDEN, hidden_BTD, (*_AXES, config.width))
   return graph
 
 
