@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from vmsst import errors
 from vmsst.checkpoints import t5x
-from vmsst.encoder import loading
+from vmsst.data import derived_files, readers, teacher_vectors
+from vmsst.encoder import file_embedding, loading
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import atomic_files
 from vmsst.launch import main
 
-Objective = Literal["contrastive", "distillation", "soft_contrastive"]
+Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
 Pairs = str | os.PathLike[str] | Iterable[Sequence[str]]
 
 _MODELS = {
@@ -22,7 +23,9 @@ _MODELS = {
   "hard_negatives": "@hard_negatives.HardNegativesModel()",
   "distillation": "@distillation.DistillationModel()",
   "soft_contrastive": "@soft_contrastive.SoftContrastiveModel()",
+  "ems": "@ems.EmsModel()",
 }
+_WITH_TEACHER = ("distillation", "soft_contrastive")
 _TOKEN_TABLE = "token_embedder/.*"
 
 
@@ -65,9 +68,11 @@ def finetune(
     objective: "contrastive": a text must be more similar to its own partner than to those of the
       batch; "soft_contrastive": as similar as the teacher finds them (Park et al. 2024);
       "distillation": the vectors of both sides are to be the teacher's vector of the first
-      (Reimers and Gurevych 2020).
+      (Reimers and Gurevych 2020); "ems": the vector of a text must also predict the tokens of its
+      translation (Mao et al. 2024), for encoders with mean pooling.
     negatives: Number of hard negatives of each pair; for "contrastive" only.
-    teacher: What `vmsst.load` opens, with the encoder's tokenizer.
+    teacher: What `vmsst.load` opens, to embed the texts of all pairs first, into
+      `output`/teacher; or a folder of vectors that `vmsst data embed` has written.
     languages: Codes of the two sides; they name the metrics.
     steps: Training steps.
     batch_size: Pairs in a batch.
@@ -87,7 +92,7 @@ def finetune(
   path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
   errors.check(path is not None, "encoder", encoder, "one that vmsst.load has read")
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
-  if (teacher is None) != (objective == "contrastive"):
+  if (teacher is not None) != (objective in _WITH_TEACHER):
     raise errors.InputError(
       f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher"
     )
@@ -108,7 +113,6 @@ def finetune(
     "MATRYOSHKA_DIMS": tuple(matryoshka_dims),
     "EMBEDDING_SLICES": slices,
     "FROZEN": (_TOKEN_TABLE,) if freeze_tokens else (),
-    "TEACHER": None if teacher is None else os.fspath(teacher),
     "RANDOM_SEED": seed,
   }
   if max_length is not None:
@@ -120,11 +124,28 @@ def finetune(
     files += ["eval/files.gin", "runs/early_stopping.gin"]
     macros["VALIDATION_PATTERNS"] = _file(dev, folder / "dev.tsv")
     macros["PATIENCE"] = steps if patience is None else patience
+  if teacher is not None:
+    files.append("runs/teacher.gin")
+    bitexts = [macros[name] for name in ("PAIRS", "VALIDATION_PATTERNS") if name in macros]
+    macros |= _teacher_vectors(os.fspath(teacher), bitexts, languages, folder / "teacher")
   arguments = ["train", *(f"--gin_file={file}" for file in files)]
   arguments += [f"--gin.{name}={value!r}" for name, value in {**macros, **(gin or {})}.items()]
   main.run([*arguments, f"--gin.MODEL={_MODELS[model]}"])
   atomic_files.write_text(folder / "report.md", _report(folder))
   return loading.load(folder)
+
+
+def _teacher_vectors(
+  teacher: str, bitexts: list[str], languages: tuple[str, str], folder: pathlib.Path
+) -> dict[str, Any]:
+  """Returns the macros of a teacher's vectors, which are computed unless the teacher has them."""
+  vectors = os.path.abspath(os.path.expanduser(teacher))
+  if not os.path.isfile(os.path.join(vectors, derived_files.DESCRIPTION)):
+    vectors = str(folder)
+    file_embedding.embed_files(teacher, bitexts, vectors, languages=languages)
+  first = readers.find_bitext(bitexts, languages)[0]
+  width = teacher_vectors.open_vectors(vectors, first).shape[2]
+  return {"TEACHER": None, "TEACHER_VECTORS": vectors, "TEACHER_DIM": width}
 
 
 def _report(folder: pathlib.Path) -> str:

@@ -22,7 +22,7 @@ LAYERS = [
   {"vmsst.units", "vmsst.data", "vmsst.downloads", "vmsst.networks"},
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
-  {"vmsst.mining", "vmsst.evaluation", "vmsst.launch"},
+  {"vmsst.mining", "vmsst.evaluation", "vmsst.launch", "vmsst.plots"},
   {"vmsst.exports", "vmsst.opus"},
   {"vmsst.tasks", "vmsst.cli"},
 ]

@@ -63,6 +63,7 @@ class EmsModel(base.BitextModel):
       one group per device, this equals the released code's negatives.
     embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: Likewise, for the contrastive loss.
+    normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on it.
 
   The other options are those of `vmsst.models.base.BitextModel`.
   """
@@ -77,6 +78,7 @@ class EmsModel(base.BitextModel):
   negative_groups: int = 1
   embedding_slices: int = 1
   matryoshka_dims: Sequence[int] = ()
+  normalize: bool = False
 
   def __post_init__(self) -> None:
     """Checks the options."""
@@ -107,7 +109,7 @@ class EmsModel(base.BitextModel):
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
     """The encoder with mean pooling, without heads."""
     return sentence_encoder.SentenceEncoder(
-      self.network.config, self.network.latent_dim, head=False
+      self.network.config, self.network.latent_dim, head=False, normalize=self.normalize
     )
 
   def loss_fn(

@@ -24,10 +24,10 @@ import trials
 from trials import Reader
 
 import vmsst
+from vmsst.checkpoints.exporters import safetensors_folder, sentence_transformers_folder
 from vmsst.checkpoints.importers import ems, encoders, mt5, vmsst_release
 from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.encoder import file_embedding, loading
-from vmsst.exports import safetensors_folder, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store

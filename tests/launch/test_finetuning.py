@@ -56,7 +56,7 @@ def test_only_the_frozen_table_keeps_its_values(source, tuned):
 
 @pytest.mark.parametrize("objective", [
   "contrastive",
-  *(pytest.param(x, marks=pytest.mark.slow) for x in ("distillation", "soft_contrastive")),
+  *(pytest.param(x, marks=pytest.mark.slow) for x in ("distillation", "soft_contrastive", "ems")),
 ])  # fmt: skip
 def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
   width = 4 if objective == "contrastive" else 2
@@ -64,7 +64,10 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
   (tmp_path / "pairs.tsv").write_text("\n".join(rows))
   options = ["--objective", objective, "--steps", "1", "--batch-size", "4"]
   dev = ["--dev", str(tmp_path / "pairs.tsv")]  # a second task of this process
-  options += ["--teacher", str(source)] if width == 2 else ["--negatives", "2", *dev]
+  if width == 4:
+    options += ["--negatives", "2", *dev]
+  elif objective != "ems":  # a teacher with another tokenizer
+    options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
   paths = map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out"))
   assert cli.main(["finetune", *paths, *options]) == 0
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out

@@ -123,7 +123,7 @@ for file, own in plan["files"].items():
   lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
   metrics = [row for row in map(json.loads, lines) if "loss" in row]
   texts = ["x", "y z"]
-  vectors = vmsst.load(folder).encode(texts, language="en", progress=False)
+  vectors = vmsst.load(folder, backend="jax").encode(texts, language="en", progress=False)
   print(json.dumps({"file": file, "metrics": metrics, "vectors": vectors.tolist()}))
 """
 

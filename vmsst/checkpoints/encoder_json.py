@@ -193,6 +193,8 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
       "prefix": vocabulary.prefix,
       **({"prompts": dict(vocabulary.prompts)} if vocabulary.prompts else {}),
     }
+  if isinstance(vocabulary, vocabularies.LaserVocabulary):
+    return {"kind": "laser", "prepend_bos": vocabulary.prepend_bos}
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return {
       "kind": "sentencepiece",
@@ -296,9 +298,12 @@ def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocab
   kind = _get(entry, "kind", str, path)
   if kind == "hugging_face":
     return _hugging_face_vocabulary(entry, folder)
+  if kind == "laser":
+    model_path = _checked_file(entry, folder, VOCABULARY_FILE)
+    return vocabularies.LaserVocabulary(model_path, _get(entry, "prepend_bos", bool, path))
   if kind not in ("byte", "sentencepiece"):
     raise errors.InputError(
-      f"{path}: unknown kind of vocabulary {kind!r}; known: byte, sentencepiece, hugging_face"
+      f"{path}: unknown vocabulary {kind!r}; known: byte, sentencepiece, laser, hugging_face"
     )
   lowercase = _get(entry, "lowercase", bool, path)
   if kind == "byte":

@@ -19,6 +19,7 @@ from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_
 from vmsst.checkpoints.importers import (
   architectures,
   encoders,
+  laser,
   mt5,
   vmsst_release,
   weight_tables,
@@ -87,12 +88,11 @@ def find(name: str) -> HubModel:
 
 
 def is_released(folder: pathlib.Path) -> bool:
-  """Returns whether a folder has a model of transformers that `vmsst.load` reads as it is."""
+  """Returns whether a folder has a model of transformers or LASER, which `vmsst.load` reads."""
   path = sentence_transformers_files.config_path(folder)
-  return (
-    path.is_file()
-    and hugging_face.read_object(path).get("model_type") in architectures.ARCHITECTURES
-  )
+  if not path.is_file():
+    return bool(laser.files(folder))
+  return hugging_face.read_object(path).get("model_type") in architectures.ARCHITECTURES
 
 
 def checkpoint(path: str | os.PathLike[str]) -> str:

@@ -8,7 +8,7 @@ An encoder is one of
   next to it;
 * a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
 * a folder of transformers or sentence-transformers on this machine, with one of the encoders in
-  `vmsst.checkpoints.importers.architectures`.
+  `vmsst.checkpoints.importers.architectures`, or of LASER2 or LASER3.
 
 The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
 "sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.

@@ -39,6 +39,20 @@ def network(checkpoint: str | os.PathLike[str], **options: Any) -> sentence_enco
   return dataclasses.replace(saved, config=config, parent=None)
 
 
+def mean_pooled(network: sentence_encoder.SentenceEncoder) -> sentence_encoder.EncoderConfig:
+  """Returns the config of a network whose vectors are means of token states.
+
+  Raises:
+    InputError: it pools in another way, or has a head.
+  """
+  if network.pooling != "mean" or network.head:
+    raise errors.InputError(
+      f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r} and "
+      f"{'a' if network.head else 'no'} linear head: choose another encoder or objective"
+    )
+  return network.config
+
+
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   """Returns how the encoder of a checkpoint pools token states, as `SentenceEncoder.pooling`.
 

@@ -92,8 +92,11 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
     InputError: the file is missing or damaged, holds other objects, or torch is required but not
       installed.
   """
+  if path.suffix != ".safetensors":
+    record = read_torch(path)
+    return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
   input_files.check(path)
-  return _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
+  return _open_safetensors(path)
 
 
 def write_file(
@@ -147,7 +150,17 @@ def _open_safetensors(path: pathlib.Path) -> dict[str, StoredTensor]:
   return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
 
 
-def _open_torch(path: pathlib.Path) -> dict[str, StoredTensor]:
+def read_torch(path: pathlib.Path, *allowed: type) -> Any:
+  """Returns the object in a file of torch, without running any code in it.
+
+  Args:
+    path: The file.
+    *allowed: Classes that it may hold besides tensors and plain values.
+
+  Raises:
+    InputError: the file is missing, damaged or holds other objects, or torch is not installed.
+  """
+  input_files.check(path)
   with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
     import torch
   if _is_compressed(path):  # torch never does that, and would read it however large it gets
@@ -156,14 +169,24 @@ def _open_torch(path: pathlib.Path) -> dict[str, StoredTensor]:
     with path.open("rb") as stream:
       if stream.read(1) not in (b"P", b"\x80"):  # torch would unpack a tar file on disk
         raise ValueError("not a zip archive or pickle")
-    record = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals([*allowed]):
+      return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
     # Not torch's own message, which recommends loading the file without protection.
     raise errors.InputError(
       f"{path} is not a file of torch, is damaged, or holds more than tensors and plain values, "
       "which could run code and are not read; copy it again, or save only its state dict"
     ) from None
-  state = record.get("state_dict", record) if isinstance(record, Mapping) else None
+
+
+def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
+  """Returns the tensors of a state dict that was read from a file, by name.
+
+  Raises:
+    InputError: it is not a state dict, or the file is smaller than its tensors.
+  """
+  import torch
+
   if not isinstance(state, Mapping):
     raise errors.InputError(f"{path} holds no state_dict of names and tensors")
   for name, value in state.items():

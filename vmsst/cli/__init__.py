@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
       levels[words] = child.add_subparsers(required=True, metavar="COMMAND")
     else:
       COMMANDS[words].declare(child)
+      child.add_argument("--quiet", action="store_true", help="show no progress")
       child.set_defaults(command=COMMANDS[words])
   return parser
 
@@ -68,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
+    from vmsst.io import progress_bar  # slow, and `--help` is instant
+
     compilation_cache.enable()
-    with watchdog.watching("vmsst", args.command.patience):
+    progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
+    with progress, watchdog.watching("vmsst", args.command.patience):
       args.command(args)
   return process.status

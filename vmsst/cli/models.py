@@ -36,7 +36,7 @@ def import_encoder(
   """Import a released encoder as a checkpoint, for upstream T5X or to keep.
 
   Args:
-    folder: Hugging Face folder (config.json, weights, tokenizer.json).
+    folder: Hugging Face folder (config.json, weights, tokenizer.json), or files of LASER.
     output: Folder to make, for vmsst.load and for training to start from.
     prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
       without).
@@ -99,7 +99,7 @@ def export_sentence_transformers(
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import sentence_transformers_folder as export
+  from vmsst.checkpoints.exporters import sentence_transformers_folder as export
 
   exported = export.export_sentence_transformers(
     encoder, output, pretokenized=tokenizer.pretokenized
@@ -113,7 +113,7 @@ def export_safetensors(encoder: OwnEncoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import safetensors_folder
+  from vmsst.checkpoints.exporters import safetensors_folder
 
   folder = safetensors_folder.export_safetensors(encoder, output)
   print(f"vmsst.load({str(folder)!r}) opens it")
@@ -174,7 +174,7 @@ def finetune(
   output: OutputFolder,
   *,
   dev: InputFile | None = None,
-  objective: Literal["contrastive", "distillation", "soft_contrastive"] = "contrastive",
+  objective: Literal["contrastive", "distillation", "soft_contrastive", "ems"] = "contrastive",
   negatives: int = 0,
   teacher: OwnEncoder | None = None,
   steps: Positive = 500,
@@ -193,9 +193,10 @@ def finetune(
     pairs: TSV or JSONL file of pairs, with hard negatives in further columns.
     output: Folder of the run, for vmsst.load; rerun the command to resume.
     dev: Other pairs, to evaluate on and to choose the best checkpoint by.
-    objective: Loss: contrastive, or that of a teacher (default: contrastive).
+    objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which
+      also predicts the tokens of translations (default: contrastive).
     negatives: Hard negatives of each pair (default: 0).
-    teacher: Encoder to learn from, with the same tokenizer.
+    teacher: Encoder to learn from, or vectors of the pairs (`vmsst data embed`).
     steps: Training steps (default: 500).
     batch_size: Pairs in a batch (default: 64).
     learning_rate: Highest learning rate (default: 2e-5).

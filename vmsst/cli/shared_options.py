@@ -81,19 +81,46 @@ class Backend:
   """How vectors are computed.
 
   Attributes:
-    backend: What computes vectors: jax; or, faster on CPUs and in float32, openvino or onnx (ONNX
-      Runtime).
+    backend: What computes vectors: jax; or, faster on CPUs and in float32, onnx (ONNX Runtime) or
+      openvino (default: jax on accelerators, the fastest that is installed on CPUs).
+    prompt_name: Prompt of the encoder before every text, such as query or passage (default: embed
+      has that of documents, search that of queries).
+    prompt: Text before every text.
   """
 
-  backend: Literal["jax", "onnx", "openvino"] = "jax"
+  backend: Literal["auto", "jax", "onnx", "openvino"] = "auto"
+  prompt_name: Annotated[str, Argument("NAME")] | None = None
+  prompt: Annotated[str, Argument("TEXT")] | None = None
 
-  def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
-    """Returns an encoder's name, the encoder, and what opens it in another process."""
+  def open(
+    self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
+  ) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
+    """Returns an encoder's name, the encoder, and what opens it in another process.
+
+    Args:
+      path: Path of the encoder.
+      role: What its texts are, whose prompt is used if no other is given.
+      **how: Further options of `loading.open_encoder`.
+    """
+    from vmsst.data import hugging_face_vocabulary
     from vmsst.encoder import loading
 
-    name, encoder = loading.open_encoder(path, backend=self.backend, **how)
-    load = functools.partial(loading.open_encoder, name, backend=self.backend, **how)
-    return name, encoder, load
+    if self.prompt is not None and self.prompt_name is not None:
+      raise errors.InputError("--prompt and --prompt-name are both given; omit one")
+    how["backend"], prompt = self.backend, self.prompt
+    name, encoder = loading.open_encoder(path, **how)
+    prompts = getattr(encoder, "prompts", {})
+    if self.prompt_name is not None:
+      if self.prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
+      prompt = prompts[self.prompt_name]
+    elif prompt is None and role:
+      prompt = hugging_face_vocabulary.role_prompt(prompts, role)
+    if prompt:
+      print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
+    load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
+    return name, loading.with_prompt(encoder, prompt), load
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def embed(
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
-  name, model, load = computing.open(encoder)
+  name, model, load = computing.open(encoder, role="document")
   options: dict[str, Any] = {
     "field": fields.pop(),
     "language": language,
@@ -124,7 +124,7 @@ def score(
   given = {
     "--per-token": (per_token, "likelihood"),
     "--compute-dtype": (computing.compute_dtype, "cosine"),
-    "--backend": (computing.backend != "jax", "cosine"),
+    "--backend": (computing.backend != "auto", "cosine"),
   }
   for flag, (is_given, of) in given.items():
     if is_given and of != by:
@@ -326,10 +326,13 @@ def search(
   path = encoder or searched.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
-  name, model, load = computing.open(path)
-  differences = searched.encoder and stored_settings.differences(
-    {"encoder": searched.encoder}, {"encoder": encoding.identity(model, name)}
+  name, model, load = computing.open(path, role="query")
+  # Queries and lines may have prompts of their own.
+  of_lines, of_queries = (
+    {"encoder": {key: value for key, value in known.items() if key != "prompt"}}
+    for known in (searched.encoder, encoding.identity(model, name))
   )
+  differences = searched.encoder and stored_settings.differences(of_lines, of_queries)
   if differences and not encoder:
     raise errors.InputError(
       f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "

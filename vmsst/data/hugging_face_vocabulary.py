@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import math
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tokenizers
 
@@ -20,6 +21,9 @@ from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
 from vmsst.io import input_files, text_fields
+
+Role = Literal["query", "document"]
+"""What a text is in a search."""
 
 TOKENIZER_FILE = "tokenizer.json"
 _PADDING = ("<pad>", "[PAD]")
@@ -30,6 +34,8 @@ _GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNorm
            "ByteLevel": 4}  # fmt: skip
 # Above those of released tokenizers: 1,296 times in 7 steps in ALBERT's.
 _MAX_GROWTH, _MAX_STEPS = 2048, 32
+# Names of the prompts of queries and documents, by preference.
+_ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 
@@ -82,7 +88,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     """
     start = len(self._loaded.start_ids)
     with_prefix = self._ids(_PROBES)
-    plain = dataclasses.replace(self, prefix="")._ids(_PROBES)
+    plain = self.with_prefix("")._ids(_PROBES)
     prefixes = set()
     for ids, text_ids in zip(with_prefix, plain, strict=True):
       leading = len(ids) - len(text_ids) + start
@@ -95,6 +101,12 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
         "it with a space"
       )
     return leading_ids
+
+  def with_prefix(self, prefix: str) -> "HuggingFaceVocabulary":
+    """Returns this vocabulary with another prefix; the file is not read again."""
+    vocabulary = dataclasses.replace(self, prefix=prefix)
+    vocabulary.__dict__["_loaded"] = self._loaded
+    return vocabulary
 
   @property
   def padding_id(self) -> int:
@@ -144,6 +156,27 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     return _parse(
       self.path, vocabularies.read_file(self.path, f"give the path of a {TOKENIZER_FILE}")
     )
+
+
+def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
+  """Returns the prompt of queries, or of the texts to be found; None if there is none.
+
+  That of texts to be found has the name "document", "passage" or "corpus": the first that is not
+  empty.
+  """
+  present = [prompts[name] for name in _ROLES[role] if name in prompts]
+  return next(filter(None, present), "" if present else None)
+
+
+def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
+  """Returns the prefixes of `encode_query` and `encode_document`, as "query" and "document".
+
+  Args:
+    prefix: That of `encode`.
+    prompts: The encoder's prompts.
+  """
+  by_role = {role: role_prompt(prompts, role) for role in get_args(Role)}
+  return {role: prefix if prompt is None else prompt for role, prompt in by_role.items()}
 
 
 def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
@@ -231,13 +264,27 @@ class _Loaded:
   start_ids: tuple[int, ...]
 
 
+def save(
+  tokenizer: tokenizers.Tokenizer, path: str, prefix: str, prompts: Mapping[str, str]
+) -> HuggingFaceVocabulary:
+  """Writes a tokenizer to a file and returns its vocabulary, which does not read it again."""
+  tokenizer.save(path, pretty=False)
+  vocabulary = HuggingFaceVocabulary(path, prefix, prompts)
+  vocabulary.__dict__["_loaded"] = _load(path, pathlib.Path(path).read_bytes(), tokenizer)
+  return vocabulary
+
+
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> _Loaded:
   """Returns the tokenizer in a file; a large one takes about a second."""
+  return _load(path, content, None)
+
+
+def _load(path: str, content: bytes, tokenizer: tokenizers.Tokenizer | None) -> _Loaded:
   with package_errors(path):
     record = input_files.parse_json(content, path)
     check(path, record)
-    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    tokenizer = tokenizer or tokenizers.Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)

@@ -6,6 +6,7 @@ Nothing here needs TensorFlow. Padding is id 0 in every vocabulary.
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -151,6 +152,56 @@ class SentencePieceVocabulary(Vocabulary):
   @property
   def _processor(self) -> Any:
     return _load_sentencepiece(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaserVocabulary(SentencePieceVocabulary):
+  """The vocabulary of LASER2 or LASER3, a file of `vmsst import`.
+
+  As in the release, characters that do not print become spaces, Moses normalizes the punctuation of
+  English, text is lowercased, and SentencePiece splits it. A piece that LASER's dictionary does not
+  contain is unknown, and text that SentencePiece does not know may be in the dictionary.
+
+  Attributes:
+    path: A SentencePiece model with the pieces of the dictionary in its order, except padding,
+      which is id 0. Words of the dictionary that are not pieces are control symbols.
+    prepend_bos: Whether texts start with the BOS token.
+  """
+
+  lowercase: bool = dataclasses.field(default=True, init=False)
+  pretokenize: bool = dataclasses.field(default=False, init=False)
+  prepend_bos: bool = False
+
+  @property
+  def leading_ids(self) -> tuple[int, ...]:
+    """Ids before the ids of every text: the BOS token, if any."""
+    return (self._processor.bos_id(),) if self.prepend_bos else ()
+
+  @property
+  def special_ids(self) -> tuple[int, ...]:
+    """Ids of the BOS token, if any, and of the EOS token."""
+    return (*self.leading_ids, self._processor.eos_id())
+
+  def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
+    """Returns the ids of every text, without EOS token; none at all for a blank text.
+
+    Raises:
+      InputError: the package that normalizes punctuation is not installed.
+    """
+    specials = len(self.special_ids)
+    return [x[:-1] if len(x) > specials else [] for x in self.encode(texts, sys.maxsize, language)]
+
+  def encode(
+    self, texts: Sequence[str], max_length: int, language: Languages = None
+  ) -> list[list[int]]:
+    """Returns at most `max_length` ids of every text, including special tokens."""
+    del language
+    processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
+    small = [lowercase(text) for text in word_splitting.normalize_punctuation(texts)]
+    # Pieces of unknown text may contain spaces, at which the original splits them.
+    split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
+    ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
+    return [cut_with_eos(text_ids, max_length, eos_id) for text_ids in ids]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ import logging
 import shutil
 import subprocess
 import tempfile
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +69,28 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     for index, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
       words[index] = text
   return words
+
+
+def normalize_punctuation(texts: Sequence[str]) -> list[str]:
+  """Returns texts with spaces for characters that do not print, and punctuation as in Moses.
+
+  This is the normalization of LASER, which applies the rules of English to all languages: quotes of
+  all kinds become `"`, dashes `-`, and so on, like those of Moses 4.0.
+
+  Raises:
+    InputError: sacremoses is not installed.
+  """
+  with errors.requires("ems", "normalizing punctuation for LASER"):
+    import sacremoses
+  moses = sacremoses.MosesPunctNormalizer("en", perl_parity=True)
+  # Moses 4.0 makes double quotes of these, sacremoses apostrophes.
+  quotes = dict.fromkeys("‘‚", '"')
+  moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
+  return [moses.normalize("".join(map(_printing, text))) for text in texts]
+
+
+def _printing(character: str) -> str:
+  return " " if unicodedata.category(character).startswith("C") else character
 
 
 def _row(language: str | Language) -> Language:

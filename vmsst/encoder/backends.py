@@ -3,6 +3,8 @@
 import concurrent.futures
 import ctypes
 import functools
+import importlib.util
+import logging
 import os
 import queue
 import sys
@@ -20,15 +22,40 @@ from vmsst.checkpoints import layer_stacks
 from vmsst.encoder import batching, onnx_encoder
 from vmsst.networks import sentence_encoder
 
-JAX = "jax"
+AUTO, JAX = "auto", "jax"
 BACKENDS = (JAX, "onnx", "openvino")
 """Names of the backends, as in sentence-transformers; all but the first compute in float32."""
+# Those for CPUs, the fastest first, and the packages that they need.
+_ON_CPUS = {"onnx": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}
 
 Compute = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Maps the inputs of a graph to vectors [B, S]; called by several threads at once."""
 
 # Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
 _BATCH_TOKENS = 1024
+
+
+def fastest(network: sentence_encoder.SentenceEncoder) -> str:
+  """Returns the fastest backend that computes a network on this machine with the same precision.
+
+  That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
+  """
+  if jax.default_backend() != "cpu" or network.config.dtype != "float32":
+    return JAX
+  if not onnx_encoder.has_graph(network):
+    return JAX
+  for name, packages in _ON_CPUS.items():
+    if all(map(importlib.util.find_spec, packages)):
+      _say(f"vectors are computed by the backend {name!r}")
+      return name
+  _say("vectors are computed by JAX; pip install 'vmsst[onnx]' for more speed on CPUs")
+  return JAX
+
+
+@functools.cache
+def _say(message: str) -> None:
+  """Logs a message once per process."""
+  logging.info(message)
 
 
 def new(

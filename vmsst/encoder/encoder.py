@@ -1,6 +1,7 @@
 """The encoder as users call it: sentences to vectors, similarities and margin scores."""
 
 import collections
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -16,11 +17,12 @@ import numpy as np
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json
+from vmsst.checkpoints import encoder_json, saved_encoders
+from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
-from vmsst.io import progress_bar
+from vmsst.io import outputs, progress_bar
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 
@@ -29,9 +31,6 @@ _Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
-# The prompts of queries and documents, by preference.
-_QUERY = ("query",)
-_DOCUMENT = ("document", "passage", "corpus")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +63,7 @@ class Encoder:
     dimension: Dimensions of a sentence vector.
     languages: Codes of the training languages, or None if unknown.
     prompts: Prefixes by name, such as E5's of queries and passages.
+    prompt: What `with_prompt` has set, or None.
     path: Path of the parameters, or None.
     backend: What computes the vectors: "jax", "onnx" or "openvino".
     similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
@@ -99,11 +99,12 @@ class Encoder:
       backend: "jax"; "onnx" and "openvino" compute in float32 on the CPU, with the parameters as
         NumPy arrays or on it.
     """
-    self.vocabulary = vocabulary
+    self.vocabulary = self._own_vocabulary = vocabulary
     self.max_length = max_length
     self.dimension = network.latent_dim
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
+    self.prompt: str | None = None
     self.path = path
     self._process = os.getpid()
     self._network = network
@@ -125,9 +126,9 @@ class Encoder:
   def digest(self) -> str:
     """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
 
-    Two encoders with one digest compute the same vectors, up to rounding error.
+    Two encoders with one digest and one `prompt` compute the same vectors, up to rounding error.
     """
-    settings = encoder_json.digest(self._network, self.vocabulary, self.max_length)
+    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
     return hashlib.sha256(f"{settings} {self._params_digest}".encode()).hexdigest()
 
   @functools.cached_property
@@ -138,6 +139,35 @@ class Encoder:
       total.update(f"{name} {array.dtype} {array.shape}".encode())
       total.update(array.view(np.uint8).data)
     return total.hexdigest()
+
+  def with_prompt(self, prompt: str) -> "Encoder":
+    """Returns this encoder with `prompt` as its vocabulary's prefix; both share the parameters.
+
+    Raises:
+      InputError: the vocabulary takes no prefix; those of Hugging Face models do.
+    """
+    vocabulary = self.vocabulary
+    if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      raise errors.InputError(f"{self.path} is no encoder with prompts; omit the prompt")
+    encoder = copy.copy(self)
+    encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
+    return encoder
+
+  def save(self, folder: str | os.PathLike[str]) -> None:
+    """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.
+
+    Raises:
+      InputError: the folder exists, or its format cannot express the encoder; see
+        `vmsst.checkpoints.exporters.sentence_transformers_folder`.
+    """
+    assets = encoder_json.EncoderAssets(
+      self._network,
+      self.vocabulary,
+      self.max_length,
+      languages=None if self.languages is None else tuple(self.languages),
+    )
+    saved = saved_encoders.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
+    sentence_transformers_folder.write(saved, outputs.new_folder(folder))
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -270,7 +300,7 @@ class Encoder:
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
-    return self._encode_as(_QUERY, sentences, options)
+    return self._encode_as("query", sentences, options)
 
   def encode_document(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of texts to be found.
@@ -278,11 +308,13 @@ class Encoder:
     As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
     and that is not empty.
     """
-    return self._encode_as(_DOCUMENT, sentences, options)
+    return self._encode_as("document", sentences, options)
 
-  def _encode_as(self, names: Sequence[str], sentences: Texts, options: dict[str, Any]) -> Any:
+  def _encode_as(
+    self, role: hugging_face_vocabulary.Role, sentences: Texts, options: dict[str, Any]
+  ) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
-      options["prefix"] = _preferred(self.prompts, names)
+      options["prefix"] = hugging_face_vocabulary.role_prompt(self.prompts, role)
     return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
@@ -304,7 +336,7 @@ class Encoder:
       raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      vocabulary = dataclasses.replace(vocabulary, prefix="")
+      vocabulary = vocabulary.with_prefix("")
     return functools.partial(_cut, vocabulary, self.max_length, prefix or "")
 
   def check_process(self) -> None:
@@ -487,23 +519,6 @@ def _cut(
   if prefix:
     texts = [prefix + text for text in texts]
   return batching.cut(vocabulary, texts, max_length, language)
-
-
-def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
-  """Returns the prefixes of `encode_query` and `encode_document`, as "query" and "document".
-
-  Args:
-    prefix: That of `encode`.
-    prompts: The encoder's prompts.
-  """
-  by_method = {"query": _preferred(prompts, _QUERY), "document": _preferred(prompts, _DOCUMENT)}
-  return {name: prefix if prompt is None else prompt for name, prompt in by_method.items()}
-
-
-def _preferred(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
-  """Returns the first of the named prompts that is not empty, or else an empty one, or None."""
-  present = [prompts[name] for name in names if name in prompts]
-  return next(filter(None, present), "" if present else None)
 
 
 def _first(given: Any) -> Any:

@@ -62,7 +62,7 @@ def encode(
 
 
 def identity(encoder: Any, name: str) -> dict[str, str]:
-  """Returns what identifies an encoder, for JSON: its `name` and, if it has one, its `digest`.
+  """Returns what identifies an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
 
   Stored results with other digests are of another encoder; see `stored_settings.differences`.
 
@@ -71,8 +71,8 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
       content. Others are identified by name.
     name: Name or path for people.
   """
-  digest = getattr(encoder, "digest", None)
-  return {"name": name} | ({"digest": digest} if digest else {})
+  known = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
+  return {"name": name} | {key: value for key, value in known.items() if value is not None}
 
 
 def max_length(encoder: Any) -> int | None:
@@ -140,16 +140,19 @@ class EncoderSource:
     digest: Hash of its content; "": its name identifies it.
     load: Returns name and encoder, as `loading.open_encoder` does; must be picklable. None: only
       processes that are `using` the encoder have it.
+    prompt: Its `prompt`, if it has one.
   """
 
   name: str
   digest: str
   load: Callable[[], tuple[str, Any]] | None = dataclasses.field(default=None, compare=False)
+  prompt: str | None = None
 
   @property
   def identity(self) -> str:
     """What identifies the encoder, for the keys of units."""
-    return self.digest or self.name
+    known = self.digest or self.name
+    return known if self.prompt is None else f"{known} {self.prompt!r}"
 
   def open(self) -> Any:
     """Returns the encoder.
@@ -181,7 +184,8 @@ def source_of(
   encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None
 ) -> EncoderSource:
   """Returns the source of an encoder; see `EncoderSource`."""
-  return EncoderSource(name, identity(encoder, name).get("digest", ""), load)
+  known = identity(encoder, name)
+  return EncoderSource(name, known.get("digest", ""), load, known.get("prompt"))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,9 @@ from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
 from vmsst.io import checksums, storage
 
+# Name of a given prompt in an encoder of sentence-transformers.
+_PROMPT = "given"
+
 
 def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
   return Encoder(
@@ -43,33 +46,34 @@ def load(
   *,
   dtype: str | None = None,
   max_length: int | None = None,
-  backend: str = backends.JAX,
+  backend: str = backends.AUTO,
 ) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
   Args:
     path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a folder of sentence-transformers or transformers (see docs/models.md), which is read as it
-      is; or a training run, for the checkpoint that its `best.json` names or else the latest; or
-      one of its `checkpoint_<step>` folders, an imported encoder or an export. All but the second
-      may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have been saved
-      from any number of devices.
+      or a folder of sentence-transformers, transformers or LASER (see docs/models.md), which is
+      read as it is; or a training run, for the checkpoint that its `best.json` names or else the
+      latest; or one of its `checkpoint_<step>` folders, an imported encoder or an export. All but
+      the second may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have
+      been saved from any number of devices.
     dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
-    backend: "jax"; or, on CPUs, "openvino" (`vmsst[openvino]`) or "onnx" (ONNX Runtime,
-      `vmsst[onnx]`), which are faster there. They compute in float32; their vectors are those of
-      JAX, up to rounding error. They have graphs of T5, BERT, RoBERTa, XLM-R and DistilBERT.
+    backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`) or "openvino" (`vmsst[openvino]`), which
+      are faster on CPUs. These compute in float32; their vectors are those of JAX, up to rounding
+      error. "auto" is JAX on accelerators and for bfloat16, and the fastest that is installed on
+      CPUs.
 
   Raises:
     InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
       unknown, they exclude each other, `max_length` exceeds its position table, or the package that
       reads the store or computes is not installed.
   """
-  errors.check_choice("backend", backend, backends.BACKENDS)
+  errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-  if backend != backends.JAX:
+  if backend not in (backends.AUTO, backends.JAX):
     if dtype not in (None, "float32"):
       raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
     dtype = "float32"
@@ -84,6 +88,8 @@ def load(
 
   with on_host:
     saved = saved_encoders.read(path, in_dtype)
+  if backend == backends.AUTO:
+    backend = backends.fastest(saved.network)
   encoder = _new_encoder(saved, saved.network, backend=backend)
   if max_length is not None:
     most = getattr(saved.network.config, "max_tokens", None)  # None: any length
@@ -122,7 +128,8 @@ def open_encoder(
   path: str,
   dtype: str | None = None,
   max_length: int | None = None,
-  backend: str = backends.JAX,
+  backend: str = backends.AUTO,
+  prompt: str | None = None,
 ) -> tuple[str, Any]:
   """Opens an encoder of this library or of sentence-transformers.
 
@@ -134,6 +141,7 @@ def open_encoder(
       own maximum at most.
     backend: Backend; see `load`. sentence-transformers has its own in a folder that was exported
       for one.
+    prompt: Text before every sentence; None: as the encoder has it.
 
   Returns:
     The absolute path of its parameters, and an object with `encode(texts)` and the attribute
@@ -143,25 +151,24 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  if (
+  is_ours = (
     not path
     or storage.is_url(path)
     or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
     or (folder / encoder_json.ENCODER_FILE).is_file()
-  ):
-    encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
-    return str(encoder.path), encoder
-  if hub_models.is_released(folder):
+  )
+  is_automatic = backend in (backends.AUTO, backends.JAX)
+  if is_ours or hub_models.is_released(folder):
     try:
-      encoder = load(folder, dtype=dtype, max_length=max_length, backend=backend)
-      return str(encoder.path), encoder
+      encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
+      return str(encoder.path), with_prompt(encoder, prompt)
     except errors.InputError as error:
-      if dtype is not None or backend != backends.JAX:
+      if is_ours or dtype is not None or not is_automatic:
         raise
       logging.warning("%s; sentence-transformers opens it instead", error)
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
-  if backend != backends.JAX:
+  if not is_automatic:
     raise errors.InputError(
       f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
       "`vmsst import encoder`"
@@ -186,4 +193,19 @@ def open_encoder(
       f"max_length of {path}", max_length, maximum=theirs.max_seq_length
     )
     theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
-  return str(folder.resolve()), theirs
+  return str(folder.resolve()), with_prompt(theirs, prompt)
+
+
+def with_prompt(encoder: Any, prompt: str | None) -> Any:
+  """Returns what `open_encoder` has opened with another text before every sentence.
+
+  Its attribute `prompt` is that text, and not part of its `digest`. None: no change.
+
+  Raises:
+    InputError: the vocabulary takes no prompts.
+  """
+  if prompt is None or isinstance(encoder, Encoder):
+    return encoder if prompt is None else encoder.with_prompt(prompt)
+  encoder.prompt, encoder.default_prompt_name = prompt, _PROMPT
+  encoder.prompts = {**encoder.prompts, _PROMPT: prompt}
+  return encoder

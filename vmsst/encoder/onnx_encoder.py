@@ -21,11 +21,6 @@ WEIGHTS_FILE = "model.onnx_data"
 """File of the weights of a model that is too large for one file."""
 # LayerNormalization came with 17.
 _OPERATOR_SET = 17
-_OPTIONS_OF_BERT = (
-  "vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "max_positions",
-  "position_offset", "num_token_types", "activation", "layer_norm_eps", "initializer_std",
-  "dropout_rate", "dtype", "remat", "scan_layers",
-)  # fmt: skip
 # A file of protocol buffers ends at 2 GiB; this leaves room for the nodes.
 _MOST_BYTES_IN_ONE_FILE = 2_000_000_000
 # Runtimes map arrays into memory that start at a multiple.
@@ -53,6 +48,10 @@ class Graph:
     self._parameters, self._inputs = parameters, inputs
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+
+  def __contains__(self, name: str) -> bool:
+    """Returns whether there is a parameter."""
+    return name in self._parameters
 
   def parameter(self, name: str) -> str:
     """Returns the value of a parameter."""
@@ -150,6 +149,11 @@ OUTPUT = "sentence_embedding"
 _AXES = ("batch_size", "sequence_length")
 
 
+def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
+  """Returns whether `build` draws a network."""
+  return type(network.config) in _ENCODERS
+
+
 def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
   """Returns the graph from token ids to sentence vectors.
 
@@ -161,10 +165,9 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     InputError: there is no graph of the encoder, or the package onnx is not installed.
   """
   config: Any = network.config
-  if type(config) not in _ENCODERS or not _is_drawn(config):
+  if not has_graph(network):
     raise errors.InputError(
-      f"there is no ONNX graph of a {type(config).__name__} encoder with these options; use the "
-      "backend 'jax'"
+      f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
     )
   graph = Graph(params, {TOKENS: _AXES, MASK: _AXES})
   x_BTD = graph.node("Gather", graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
@@ -183,152 +186,49 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
 
 
 # --------------------------------------------------------------------------------------------
-# T5
+# Encoders
 
 
 def _t5(graph: Graph, config: t5.T5Config, x_BTD: str, mask_BT: str) -> str:
-  bias_BHTT = graph.node("Add", _t5_positions(graph, config), _padding_bias(graph, mask_BT))
-  for i in range(config.num_encoder_layers):
-    layer = f"encoder/layers_{i}"
-    y_BTD = _rms_norm(graph, x_BTD, f"{layer}/pre_attention_layer_norm")
-    heads = (config.num_heads, config.head_dim)
-    y_BTD = _attention(graph, y_BTD, f"{layer}/attention", bias_BHTT, heads)
-    x_BTD = graph.node("Add", x_BTD, y_BTD)
-    y_BTD = _rms_norm(graph, x_BTD, f"{layer}/pre_mlp_layer_norm")
-    gate_BTM = _gelu_of_tanh(graph, _dense(graph, y_BTD, f"{layer}/mlp/wi_0"))
-    y_BTM = graph.node("Mul", gate_BTM, _dense(graph, y_BTD, f"{layer}/mlp/wi_1"))
-    x_BTD = graph.node("Add", x_BTD, _dense(graph, y_BTM, f"{layer}/mlp/wo"))
-  return _rms_norm(graph, x_BTD, "encoder/encoder_norm")
-
-
-def _t5_positions(graph: Graph, config: t5.T5Config) -> str:
-  """Returns the biases of all offsets, [H, T, T], looked up by offset for any T."""
-  reach = config.relpos_max_distance
-  bucket_O = t5.buckets_by_offset(buckets=config.relpos_buckets, max_distance=reach)
-  table_HR = graph.array("encoder/relpos_bias/rel_embedding")
-  position_T = _positions(graph)
-  key_1T = graph.node("Unsqueeze", position_T, np.array([0]))
-  query_T1 = graph.node("Unsqueeze", position_T, np.array([1]))
-  offset_TT = graph.node(
-    "Clip", graph.node("Sub", key_1T, query_T1), np.int64(-reach), np.int64(reach)
+  """Draws a T5: a stack with some of the options of a TransformerConfig."""
+  stack = transformer.TransformerConfig(
+    vocab_size=config.vocab_size,
+    emb_dim=config.emb_dim,
+    num_heads=config.num_heads,
+    head_dim=config.head_dim,
+    mlp_dim=config.mlp_dim,
+    num_layers=config.num_encoder_layers,
+    query_scalar=1,
+    relpos_buckets=config.relpos_buckets,
+    activation="gelu_tanh",
+    norm="rms",
+    layer_norm_eps=1e-6,
+    norm_place="before",
+    gated=True,
   )
-  return graph.node(
-    "Gather", table_HR[:, bucket_O], graph.node("Add", offset_TT, np.int64(reach)), axis=1
-  )
+  return _stack(graph, stack, x_BTD, mask_BT, _positions(graph), config.relpos_max_distance)
 
 
-def _rms_norm(graph: Graph, x: str, name: str) -> str:
-  square = graph.node("Pow", x, np.float32(2))
-  mean = graph.node("ReduceMean", square, axes=[-1], keepdims=1)
-  root = graph.node("Sqrt", graph.node("Add", mean, np.float32(1e-6)))
-  return graph.node("Mul", graph.node("Div", x, root), graph.parameter(f"{name}/scale"))
-
-
-def _gelu_of_tanh(graph: Graph, x: str) -> str:
-  """Returns `gelu(x)` in the approximation with tanh."""
-  cube = graph.node("Mul", graph.node("Pow", x, np.float32(3)), np.float32(0.044715))
-  inner = graph.node("Mul", graph.node("Add", x, cube), np.float32(math.sqrt(2 / math.pi)))
-  gate = graph.node("Add", graph.node("Tanh", inner), np.float32(1))
-  return graph.node("Mul", graph.node("Mul", x, gate), np.float32(0.5))
-
-
-# --------------------------------------------------------------------------------------------
-# BERT
-
-
-def _is_drawn(config: Any) -> bool:
-  """Returns whether `_bert` draws all options of a config: those of BERT, not of its successors."""
-  if not isinstance(config, transformer.TransformerConfig):
-    return True
-  bert = {name: getattr(config, name) for name in _OPTIONS_OF_BERT}
-  return config == transformer.TransformerConfig(**bert)
-
-
-def _bert(graph: Graph, config: transformer.TransformerConfig, x_BTD: str, mask_BT: str) -> str:
-  table_RD = graph.array("encoder/position_embedding")[config.position_offset :]
-  if config.num_token_types:
-    table_RD = table_RD + graph.array("encoder/token_type_embedding")[0]
-  x_BTD = graph.node("Add", x_BTD, graph.node("Gather", table_RD, _positions(graph)))
-  x_BTD = _layer_norm(graph, config, x_BTD, "encoder/embedding_layer_norm")
-  bias_B11T = _padding_bias(graph, mask_BT)
-  heads = (config.num_heads, config.emb_dim // config.num_heads)
-  for i in range(config.num_layers):
-    layer = f"encoder/layers_{i}"
-    y_BTD = _attention(
-      graph, x_BTD, f"{layer}/attention", bias_B11T, heads, bias=True, scale=heads[1] ** -0.5
-    )
-    x_BTD = graph.node("Add", x_BTD, y_BTD)
-    x_BTD = _layer_norm(graph, config, x_BTD, f"{layer}/post_attention_layer_norm")
-    y_BTM = _dense(graph, x_BTD, f"{layer}/mlp/wi", bias=True)
-    y_BTM = _activation(graph, config.activation, y_BTM)
-    x_BTD = graph.node("Add", x_BTD, _dense(graph, y_BTM, f"{layer}/mlp/wo", bias=True))
-    x_BTD = _layer_norm(graph, config, x_BTD, f"{layer}/post_mlp_layer_norm")
-  return x_BTD
-
-
-def _layer_norm(graph: Graph, config: transformer.TransformerConfig, x: str, name: str) -> str:
-  scale, bias = graph.parameter(f"{name}/scale"), graph.parameter(f"{name}/bias")
-  return graph.node("LayerNormalization", x, scale, bias, epsilon=config.layer_norm_eps)
-
-
-def _activation(graph: Graph, name: str, x: str) -> str:
-  if name == "relu":
-    return graph.node("Relu", x)
-  if name == "gelu_tanh":
-    return _gelu_of_tanh(graph, x)
-  if name == "swish":
-    return graph.node("Mul", x, graph.node("Sigmoid", x))
-  error = graph.node("Erf", graph.node("Div", x, np.float32(math.sqrt(2))))
-  gate = graph.node("Add", error, np.float32(1))
-  return graph.node("Mul", graph.node("Mul", x, gate), np.float32(0.5))
-
-
-# --------------------------------------------------------------------------------------------
-# Parts of all
-
-
-def _dense(graph: Graph, x: str, name: str, *, bias: bool = False) -> str:
-  y = graph.node("MatMul", x, graph.parameter(f"{name}/kernel"))
-  return graph.node("Add", y, graph.parameter(f"{name}/bias")) if bias else y
-
-
-def _attention(
-  graph: Graph,
-  x_BTD: str,
-  name: str,
-  bias_BHTT: str,
-  heads: tuple[int, int],
-  *,
-  bias: bool = False,
-  scale: float = 1.0,
+def _transformer(
+  graph: Graph, config: transformer.TransformerConfig, x_BTD: str, mask_BT: str
 ) -> str:
-  """Adds multi-head self-attention.
+  position_T = _positions(graph)
+  if config.scale_embeddings:
+    x_BTD = graph.node("Mul", x_BTD, np.float32(math.sqrt(config.emb_dim)))
+  if config.positions == "learned":
+    table_RD = graph.array("encoder/position_embedding")[config.position_offset :]
+    if config.num_token_types:
+      table_RD = table_RD + graph.array("encoder/token_type_embedding")[0]
+    x_BTD = graph.node("Add", x_BTD, graph.node("Gather", table_RD, position_T))
+  if config.embedding_norm:
+    x_BTD = _norm(graph, config, x_BTD, "encoder/embedding_layer_norm")
+  return _stack(graph, config, x_BTD, mask_BT, position_T, transformer.RELPOS_MAX_DISTANCE)
 
-  Args:
-    graph: The graph.
-    x_BTD: Hidden states.
-    name: Name of the layer's parameters.
-    bias_BHTT: Added to the logits.
-    heads: Number and width of the heads.
-    bias: Whether the linear layers have biases.
-    scale: Factor of the queries.
-  """
 
-  def projected(part: str, order: list[int]) -> str:
-    x_BTM = _dense(graph, x_BTD, f"{name}/{part}", bias=bias)
-    if part == "query" and scale != 1:
-      x_BTM = graph.node("Mul", x_BTM, np.float32(scale))
-    x_BTHK = graph.node("Reshape", x_BTM, np.array([0, 0, *heads]))
-    return graph.node("Transpose", x_BTHK, perm=order)
-
-  logits_BHTT = graph.node(
-    "MatMul", projected("query", [0, 2, 1, 3]), projected("key", [0, 2, 3, 1])
-  )
-  weights_BHTT = graph.node("Softmax", graph.node("Add", logits_BHTT, bias_BHTT), axis=-1)
-  out_BHTK = graph.node("MatMul", weights_BHTT, projected("value", [0, 2, 1, 3]))
-  out_BTHK = graph.node("Transpose", out_BHTK, perm=[0, 2, 1, 3])
-  out_BTM = graph.node("Reshape", out_BTHK, np.array([0, 0, math.prod(heads)]))
-  return _dense(graph, out_BTM, f"{name}/out", bias=bias)
+_ENCODERS: dict[type, Callable[..., str]] = {
+  transformer.TransformerConfig: _transformer,
+  t5.T5Config: _t5,
+}
 
 
 def _positions(graph: Graph) -> str:
@@ -337,10 +237,207 @@ def _positions(graph: Graph) -> str:
   return graph.node("Range", np.int64(0), length, np.int64(1))
 
 
-def _padding_bias(graph: Graph, mask_BT: str) -> str:
-  """Returns the bias of attention logits that hides padding, [B, 1, 1, T]."""
-  bias_BT = graph.node("Where", mask_BT, np.float32(0), np.float32(t5.MASKED))
-  return graph.node("Unsqueeze", bias_BT, np.array([1, 2]))
+def _stack(
+  graph: Graph,
+  config: transformer.TransformerConfig,
+  x_BTD: str,
+  mask_BT: str,
+  position_T: str,
+  max_distance: int,
+) -> str:
+  """Adds layers.
+
+  Args:
+    graph: The graph.
+    config: Sizes and numerics. Linear layers and norms have a bias if it is among the parameters.
+    x_BTD: Input of the first layer.
+    mask_BT: Whether a token is not padding.
+    position_T: Positions of tokens.
+    max_distance: Distances from here on share a bucket of relative positions.
+  """
+  # By whether a layer is local.
+  biases, rotations = {}, {}
+  for is_local in {i in config.local_layers for i in range(config.num_layers)}:
+    biases[is_local] = _attention_bias(
+      graph, config, mask_BT, position_T, max_distance, is_local=is_local
+    )
+    if config.positions == "rotary":
+      theta = config.local_rope_theta if is_local else config.rope_theta
+      rotations[is_local] = _rotation(graph, position_T, config.head_width, theta)
+  for i in range(config.num_layers):
+    is_local = i in config.local_layers
+    for part in ("attention", "mlp"):
+      layer, y_BTD = f"encoder/layers_{i}", x_BTD
+      has_first_norm = config.first_norm or (i, part) != (0, "attention")
+      if config.norm_place != "after" and has_first_norm:
+        y_BTD = _norm(graph, config, y_BTD, f"{layer}/pre_{part}_layer_norm")
+      if part == "mlp":
+        y_BTD = _mlp(graph, config, y_BTD, f"{layer}/mlp")
+      else:
+        bias_BHTT, rotation = biases[is_local], rotations.get(is_local)
+        y_BTD = _attention(graph, config, y_BTD, f"{layer}/attention", bias_BHTT, rotation)
+      if config.norm_place == "around":
+        y_BTD = _norm(graph, config, y_BTD, f"{layer}/post_{part}_layer_norm")
+      x_BTD = graph.node("Add", x_BTD, y_BTD)
+      if config.norm_place == "after":
+        x_BTD = _norm(graph, config, x_BTD, f"{layer}/post_{part}_layer_norm")
+  if config.norm_place == "after":
+    return x_BTD
+  return _norm(graph, config, x_BTD, "encoder/encoder_norm")
+
+
+# --------------------------------------------------------------------------------------------
+# Attention
+
+
+def _attention_bias(
+  graph: Graph,
+  config: transformer.TransformerConfig,
+  mask_BT: str,
+  position_T: str,
+  max_distance: int,
+  *,
+  is_local: bool,
+) -> str:
+  """Returns what is added to the logits: positions and masks, [B, 1 or H, 1 or T, T]."""
+
+  def hidden_unless(is_visible: str) -> str:
+    return graph.node("Where", is_visible, np.float32(0), np.float32(t5.MASKED))
+
+  bias_BHTT = graph.node("Unsqueeze", hidden_unless(mask_BT), np.array([1, 2]))
+  if not (config.relpos_buckets or config.causal or is_local):
+    return bias_BHTT
+  key_1T = graph.node("Unsqueeze", position_T, np.array([0]))
+  query_T1 = graph.node("Unsqueeze", position_T, np.array([1]))
+  offset_TT = graph.node("Sub", key_1T, query_T1)
+  added = []
+  if config.relpos_buckets:
+    reach = max_distance
+    bucket_O = t5.buckets_by_offset(buckets=config.relpos_buckets, max_distance=reach)
+    bias_HO = graph.array("encoder/relpos_bias/rel_embedding")[:, bucket_O]
+    near_TT = graph.node("Clip", offset_TT, np.int64(-reach), np.int64(reach))
+    index_TT = graph.node("Add", near_TT, np.int64(reach))
+    added.append(graph.node("Gather", bias_HO, index_TT, axis=1))
+  if config.causal:
+    added.append(hidden_unless(graph.node("LessOrEqual", offset_TT, np.int64(0))))
+  if is_local:
+    distance_TT = graph.node("Abs", offset_TT)
+    added.append(hidden_unless(graph.node("Less", distance_TT, np.int64(config.window))))
+  for bias in added:
+    bias_BHTT = graph.node("Add", bias_BHTT, bias)
+  return bias_BHTT
+
+
+def _rotation(graph: Graph, position_T: str, width: int, theta: float) -> tuple[str, str]:
+  """Returns the factors of a vector, and of its swapped halves, that rotate it; each [T, 1, K]."""
+  rate_F = theta ** (-np.arange(0, width, 2) / width)
+  # The sine is odd: the first half of a rotated vector is `first * cos - second * sin`.
+  rate_K = np.float32(np.concatenate([-rate_F, rate_F]))
+  position_T11 = graph.node("Unsqueeze", position_T, np.array([1, 2]))
+  position_T11 = graph.node("Cast", position_T11, to=library().TensorProto.FLOAT)
+  angle_T1K = graph.node("Mul", position_T11, rate_K)
+  return graph.node("Cos", angle_T1K), graph.node("Sin", angle_T1K)
+
+
+def _rotated(graph: Graph, x_BTHK: str, width: int, rotation: tuple[str, str]) -> str:
+  first, second = (
+    graph.node("Slice", x_BTHK, np.array([start]), np.array([start + width // 2]), np.array([-1]))
+    for start in (0, width // 2)
+  )
+  swapped_BTHK = graph.node("Concat", second, first, axis=-1)
+  cos_T1K, sin_T1K = rotation
+  return graph.node(
+    "Add", graph.node("Mul", x_BTHK, cos_T1K), graph.node("Mul", swapped_BTHK, sin_T1K)
+  )
+
+
+def _attention(
+  graph: Graph,
+  config: transformer.TransformerConfig,
+  x_BTD: str,
+  name: str,
+  bias_BHTT: str,
+  rotation: tuple[str, str] | None,
+) -> str:
+  """Adds multi-head self-attention.
+
+  Args:
+    graph: The graph.
+    config: Sizes and numerics.
+    x_BTD: Hidden states.
+    name: Name of the layer's parameters.
+    bias_BHTT: Added to the logits.
+    rotation: Factors of rotary positions, or None.
+  """
+  width = config.head_width
+  scalar = width if config.query_scalar is None else config.query_scalar
+
+  def heads(part: str, count: int, order: list[int]) -> str:
+    x_BTM = _dense(graph, x_BTD, f"{name}/{part}")
+    x_BTHK = graph.node("Reshape", x_BTM, np.array([0, 0, count, width]))
+    if config.qk_norm and part != "value":
+      x_BTHK = _norm(graph, config, x_BTHK, f"{name}/{part}_norm")
+    if rotation is not None and part != "value":
+      x_BTHK = _rotated(graph, x_BTHK, width, rotation)
+    if count < config.num_heads:
+      shared_H = np.arange(config.num_heads) // (config.num_heads // count)
+      x_BTHK = graph.node("Gather", x_BTHK, shared_H, axis=2)
+    if part == "query" and scalar != 1:
+      x_BTHK = graph.node("Mul", x_BTHK, np.float32(scalar**-0.5))
+    return graph.node("Transpose", x_BTHK, perm=order)
+
+  query_BHTK = heads("query", config.num_heads, [0, 2, 1, 3])
+  logits_BHTT = graph.node("MatMul", query_BHTK, heads("key", config.kv_heads, [0, 2, 3, 1]))
+  weights_BHTT = graph.node("Softmax", graph.node("Add", logits_BHTT, bias_BHTT), axis=-1)
+  value_BHTK = heads("value", config.kv_heads, [0, 2, 1, 3])
+  out_BHTK = graph.node("MatMul", weights_BHTT, value_BHTK)
+  out_BTHK = graph.node("Transpose", out_BHTK, perm=[0, 2, 1, 3])
+  out_BTM = graph.node("Reshape", out_BTHK, np.array([0, 0, config.num_heads * width]))
+  return _dense(graph, out_BTM, f"{name}/out")
+
+
+# --------------------------------------------------------------------------------------------
+# Other layers
+
+
+def _dense(graph: Graph, x: str, name: str) -> str:
+  y = graph.node("MatMul", x, graph.parameter(f"{name}/kernel"))
+  bias = f"{name}/bias"
+  return graph.node("Add", y, graph.parameter(bias)) if bias in graph else y
+
+
+def _norm(graph: Graph, config: transformer.TransformerConfig, x: str, name: str) -> str:
+  scale, bias = graph.parameter(f"{name}/scale"), f"{name}/bias"
+  if config.norm == "layer":
+    biases = [graph.parameter(bias)] if bias in graph else []
+    return graph.node("LayerNormalization", x, scale, *biases, epsilon=config.layer_norm_eps)
+  square = graph.node("Pow", x, np.float32(2))
+  mean = graph.node("ReduceMean", square, axes=[-1], keepdims=1)
+  root = graph.node("Sqrt", graph.node("Add", mean, np.float32(config.layer_norm_eps)))
+  return graph.node("Mul", graph.node("Div", x, root), scale)
+
+
+def _mlp(graph: Graph, config: transformer.TransformerConfig, x_BTD: str, name: str) -> str:
+  wide_BTM = _dense(graph, x_BTD, f"{name}/wi_0" if config.gated else f"{name}/wi")
+  hidden_BTM = _activation(graph, config.activation, wide_BTM)
+  if config.gated:
+    hidden_BTM = graph.node("Mul", hidden_BTM, _dense(graph, x_BTD, f"{name}/wi_1"))
+  return _dense(graph, hidden_BTM, f"{name}/wo")
+
+
+def _activation(graph: Graph, name: str, x: str) -> str:
+  if name == "relu":
+    return graph.node("Relu", x)
+  if name == "swish":
+    return graph.node("Mul", x, graph.node("Sigmoid", x))
+  if name == "gelu_tanh":
+    cube = graph.node("Mul", graph.node("Pow", x, np.float32(3)), np.float32(0.044715))
+    inner = graph.node("Mul", graph.node("Add", x, cube), np.float32(math.sqrt(2 / math.pi)))
+    error = graph.node("Tanh", inner)
+  else:
+    error = graph.node("Erf", graph.node("Div", x, np.float32(math.sqrt(2))))
+  gate = graph.node("Add", error, np.float32(1))
+  return graph.node("Mul", graph.node("Mul", x, gate), np.float32(0.5))
 
 
 def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
@@ -348,7 +445,7 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
     first_BD = graph.node("Gather", hidden_BTD, np.int64(0), axis=1)
     if pooling == "cls":
       return first_BD
-    return graph.node("Tanh", _dense(graph, first_BD, "pooler/dense", bias=True))
+    return graph.node("Tanh", _dense(graph, first_BD, "pooler/dense"))
   if pooling == "last":
     last_B = graph.node("ReduceSum", MASK, np.array([1]), keepdims=0)
     last_B = graph.node("Max", graph.node("Sub", last_B, np.int64(1)), np.int64(0))
@@ -368,6 +465,3 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
   return graph.node(
     "Where", graph.node("Greater", count_B1, np.float32(0)), largest_BD, np.float32(0)
   )
-
-
-_ENCODERS: dict[type, Callable[..., str]] = {transformer.TransformerConfig: _bert, t5.T5Config: _t5}

@@ -11,7 +11,8 @@ import tempfile
 
 from vmsst import errors
 from vmsst.checkpoints import hub_models
-from vmsst.exports import model_card, sentence_transformers_folder
+from vmsst.checkpoints.exporters import sentence_transformers_folder
+from vmsst.exports import model_card
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(

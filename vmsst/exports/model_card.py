@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from vmsst import languages
 from vmsst.checkpoints import encoder_json
+from vmsst.checkpoints.exporters.sentence_transformers_folder import Exported
 from vmsst.evaluation import report
-from vmsst.exports.sentence_transformers_folder import Exported
 from vmsst.io import storage, text_files
 
 FILE = "README.md"

@@ -13,10 +13,10 @@ import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders
+from vmsst.checkpoints.exporters import tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder, onnx_encoder
-from vmsst.exports import tokenizer_file
+from vmsst.encoder import onnx_encoder
 from vmsst.io import outputs, storage, work_folders
 
 _OPENVINO = (
@@ -58,7 +58,7 @@ def export_onnx(
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  BERT's position table limits T. If the weights exceed 2 GB, they are in `model.onnx_data`.
+  table of positions, as in BERT, limits T. Weights of more than 2 GB are in `model.onnx_data`.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
@@ -104,7 +104,7 @@ def export_onnx(
     max_length=max_length,
     dimension=saved.network.latent_dim,
     prefix=prefix,
-    prompts=encoder.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
+    prompts=hugging_face_vocabulary.method_prompts(prefix, getattr(vocabulary, "prompts", {})),
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     tokenizer=tokenizer,
     problem=problem,

@@ -38,5 +38,7 @@ def _shown(value: Any) -> str:
     return "unset"
   if isinstance(value, Mapping) and isinstance(value.get(_FOR_PEOPLE), str):
     digest = value.get("digest")
-    return value[_FOR_PEOPLE] + (f" ({str(digest)[:12]})" if digest else "")
+    others = {key: x for key, x in value.items() if key not in (_FOR_PEOPLE, "digest")}
+    shown = json.dumps(others, ensure_ascii=False) if others else ""
+    return value[_FOR_PEOPLE] + (f" ({str(digest)[:12]})" if digest else "") + shown
   return json.dumps(value, ensure_ascii=False)

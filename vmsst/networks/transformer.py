@@ -40,8 +40,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 POSITIONS = ("learned", "rotary")
 NORMS = ("layer", "rms")
 NORM_PLACES = ("after", "before", "around")
-# Distances from here on share a bucket of relative positions.
-_RELPOS_MAX_DISTANCE = 128
+RELPOS_MAX_DISTANCE = 128
+"""Distances from here on share a bucket of relative positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,7 +466,7 @@ class TransformerEncoder(nn.Module):
     bias = t5.padding_bias(mask_BT)
     if cfg.relpos_buckets:
       bias += t5.RelativePositionBias(
-        cfg.num_heads, cfg.relpos_buckets, _RELPOS_MAX_DISTANCE, name="relpos_bias"
+        cfg.num_heads, cfg.relpos_buckets, RELPOS_MAX_DISTANCE, name="relpos_bias"
       )(length)
     if cfg.causal:
       bias += t5.causal_bias(length)

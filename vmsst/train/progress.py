@@ -3,17 +3,15 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from vmsst.io import progress_bar
 from vmsst.train import summaries
 
 _LIVE_SECONDS = 0.5
-_PLAIN_SECONDS = 15.0
 
 
 def print_once(text: str) -> None:
@@ -37,19 +35,13 @@ class Progress(progress_bar.Bar):
       total=total_steps,
       bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
       unit=" steps",
-      mininterval=_LIVE_SECONDS if sys.stderr.isatty() else _PLAIN_SECONDS,
+      mininterval=_LIVE_SECONDS if sys.stderr.isatty() else progress_bar.LINE_SECONDS,
       miniters=1,
       delay=1e-9,
       position=0,
       disable=jax.process_index() != 0,
+      lines=True,
     )
-
-  @staticmethod
-  def status_printer(file: TextIO) -> Any:
-    """Returns a function that shows a line in place, or as a further one except on terminals."""
-    if file.isatty():
-      return tqdm.tqdm.status_printer(file)
-    return lambda line: print(line, file=file, flush=True)
 
   @property
   def format_dict(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import trials
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import hub_models, sentence_transformers_files
+from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.checkpoints.importers import encoders, mt5, vmsst_release
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
-from vmsst.exports import sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 
 TEXTS = ["one two", "three"]
@@ -53,7 +53,7 @@ def e5(tmp_path_factory, tokenizer_files):
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   tiny_hugging_face.save_me5(folder, tokenizer_files["xlmr"])
   imported = encoders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
-  return folder, vmsst.load(imported).encode(TEXTS)
+  return folder, vmsst.load(imported, backend="jax").encode(TEXTS)
 
 
 def load(hub, home, *names, **changes):
@@ -83,7 +83,7 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
 
 def test_a_folder_of_sentence_transformers_is_opened_as_it_is(e5):
   folder, vectors = e5
-  encoder = vmsst.load(folder)
+  encoder = vmsst.load(folder, backend="jax")
   np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
   assert encoder.digest == vmsst.load(folder.parent / "imported").digest
   assert repr(encoder).startswith(f"Encoder({str(folder)!r}, Transformer, layers=")
@@ -140,7 +140,9 @@ def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
   folders = (tmp_path / "imported-mt5", tmp_path / "imported-vmsst", own)
   for name, folder, (path, found) in zip(names, folders, loaded, strict=False):
     assert path.startswith(f"{name}@")
-    np.testing.assert_allclose(found, vmsst.load(folder).encode(TEXTS), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+      found, vmsst.load(folder, backend="jax").encode(TEXTS), rtol=0, atol=1e-6
+    )
   assert "some/without-vocabulary has neither a tokenizer.json nor a spiece.model" in error
 
 
@@ -250,7 +252,7 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
   theirs = st.SentenceTransformer(str(folder), device="cpu")
   assert cli.main(["import", "encoder", str(folder), str(tmp_path / "out")]) == 0
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
-  ours = vmsst.load(tmp_path / "out")
+  ours = vmsst.load(tmp_path / "out", backend="jax")
   for name in ("encode", "encode_query", "encode_document"):
     expected = getattr(theirs, name)(released_folders.TEXTS, show_progress_bar=False)
     found = getattr(ours, name)(released_folders.TEXTS, progress=False, on_cut=None)
@@ -268,12 +270,12 @@ def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name
   theirs = st.SentenceTransformer(str(folder), device="cpu")
   sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "out")
   again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-  ours, texts = vmsst.load(folder), released_folders.LINES
+  ours, texts = vmsst.load(folder, backend="jax"), released_folders.LINES
   for prompt in (None, "query"):
     expected = theirs.encode(texts, prompt_name=prompt, show_progress_bar=False)
     found = ours.encode(texts, prompt_name=prompt, show_progress_bar=False)
     np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
-    exported = vmsst.load(tmp_path / "out").encode(texts, prompt_name=prompt)
+    exported = vmsst.load(tmp_path / "out", backend="jax").encode(texts, prompt_name=prompt)
     np.testing.assert_array_equal(exported, found)
     found = again.encode(texts, prompt_name=prompt, show_progress_bar=False)
     np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)

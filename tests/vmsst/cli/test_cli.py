@@ -14,6 +14,7 @@ import line_files
 import memory_store
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 
 import vmsst
@@ -324,6 +325,32 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   (tmp_path / "q.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + queries.encode()))
   assert cli.main(["search", str(tmp_path / "q.gz"), sides[1], vectors, "--count", "2"]) == 0
   assert capsys.readouterr().out == printed
+
+
+def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_path, capsys):
+  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "red ", "passage": "the "}}}
+  model = str(released_folders.write(tmp_path / "m", "bert", prompts))
+  encoder, texts = vmsst.load(model), ["apple", "museum is open"]
+  corpus, queries = tmp_path / "corpus.txt", tmp_path / "queries.txt"
+  corpus.write_text("\n".join(texts), encoding="utf-8")
+  queries.write_text("museum", encoding="utf-8")
+  for out, options, prompt in (
+    ("v", [], "the "),
+    ("named", ["--prompt-name", "query"], "red "),
+    ("given", ["--prompt", "open "], "open "),
+  ):
+    assert cli.main(["embed", model, str(corpus), str(tmp_path / out), *options]) == 0
+    assert f"the prompt before every text is {prompt!r}" in capsys.readouterr().err
+    found_ND = vmsst.open_vectors(tmp_path / out)[:]
+    np.testing.assert_allclose(found_ND, encoder.encode(texts, prefix=prompt), atol=1e-6)
+  assert cli.main(["search", str(queries), str(corpus), str(tmp_path / "v")]) == 0
+  found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
+  expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
+  np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
+  # Vectors with another prompt are other vectors.
+  assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
+  assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1
+  assert "--prompt-name is 'x'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("encoder")

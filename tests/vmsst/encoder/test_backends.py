@@ -1,18 +1,20 @@
 """Encoders on CPUs by OpenVINO and ONNX Runtime: the vectors of JAX, and which options apply."""
 
-import dataclasses
 import importlib.util
+import pathlib
 import sys
 
 import commands
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 
 import vmsst
 from vmsst import errors
+from vmsst.checkpoints.importers import architectures
 from vmsst.encoder import batching
-from vmsst.networks import lstm
+from vmsst.networks import lstm, transformer
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
 # Not imported here: the backend imports OpenVINO without its telemetry.
@@ -25,17 +27,32 @@ pytestmark = pytest.mark.skipif(
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
 
 
+def released(name, **changes):
+  """Returns a network with the options that imports read from a file."""
+  _, options, *_ = released_folders.ARCHITECTURES[name]
+  file = architectures.ConfigFile(pathlib.Path("config.json"), options | {"vocab_size": 259})
+  sizes = architectures.ARCHITECTURES["gemma3_text" if name == "gemma" else name].sizes(file)
+  config = transformer.TransformerConfig(**{**sizes, **changes})
+  return tiny_encoders.encoder(config, pooling="last" if config.causal else "mean", normalize=True)
+
+
+NETWORKS = {
+  **{name: tiny_encoders.NETWORKS[name] for name in ("t5", "t5 scanned", "labse", "last")},
+  **{name: released(name) for name in released_folders.ARCHITECTURES},
+  "gemma causal scanned": released("gemma", causal=True, scan_layers=True),
+}
+
+
 def saved(name, folder):
-  network = tiny_encoders.NETWORKS[name]
-  return tiny_encoders.save_run(folder, tiny_encoders.model_of(network, max_length=28))
+  return tiny_encoders.save_run(folder, tiny_encoders.model_of(NETWORKS[name], max_length=28))
 
 
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
-@pytest.mark.parametrize("name", ["t5", "t5 scanned", "labse", "last"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   run = saved(name, tmp_path)
   encoder = vmsst.load(run, backend=backend)
-  reference = vmsst.load(run, dtype="float32")
+  reference = vmsst.load(run, dtype="float32", backend="jax")
   expected_ND = reference.encode(TEXTS, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3
   # Batches of one sentence, of several, and of all.
@@ -72,15 +89,15 @@ def test_commands_take_a_backend(tmp_path):
 
 
 def test_errors_name_the_options(tmp_path, monkeypatch):
-  mpnet = dataclasses.replace(tiny_encoders.BERT, relpos_buckets=8)
   laser = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
-  for config in (mpnet, laser):
-    network, kind = tiny_encoders.encoder(config, head=False), type(config).__name__
-    other = tiny_encoders.save_run(tmp_path / kind, tiny_encoders.model_of(network))
-    with pytest.raises(errors.InputError, match=f"no ONNX graph of a {kind} encoder"):
-      vmsst.load(other, backend="openvino")
+  network = tiny_encoders.encoder(laser, head=False)
+  other = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
+  with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
+    vmsst.load(other, backend="openvino")
   run = saved("t5", tmp_path)
-  with pytest.raises(errors.InputError, match="backend is 'torch'; known: jax, onnx, openvino"):
+  with pytest.raises(
+    errors.InputError, match="backend is 'torch'; known: auto, jax, onnx, openvino"
+  ):
     vmsst.load(run, backend="torch")
   with pytest.raises(
     errors.InputError, match="'openvino' computes in float32; omit dtype 'bfloat16'"
@@ -90,6 +107,17 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(errors.InputError, match=rf"pip install 'vmsst\[{backend}\]'"):
       vmsst.load(run, backend=backend)
+
+
+def test_auto_is_the_fastest_that_is_installed_and_keeps_the_precision(tmp_path, monkeypatch):
+  run = saved("t5", tmp_path)
+  assert vmsst.load(run).backend == "onnx"
+  assert vmsst.load(run, dtype="bfloat16").backend == "jax"
+  find, absent = importlib.util.find_spec, {"onnxruntime"}
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name not in absent and find(name))
+  assert vmsst.load(run).backend == "openvino"
+  absent.add("openvino")
+  assert vmsst.load(run).backend == "jax"
 
 
 def test_tight_batches_have_every_sentence_once():

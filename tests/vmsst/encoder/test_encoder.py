@@ -60,7 +60,7 @@ def run(tmp_path_factory, params):
 
 @pytest.fixture(scope="module")
 def encoder(run):
-  return vmsst.load(run)
+  return vmsst.load(run, backend="jax")
 
 
 def one_by_one(params, sentences):

@@ -4,7 +4,7 @@ import pytest
 import tiny_encoders
 
 import vmsst
-from vmsst.exports import sentence_transformers_folder
+from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 
 torch = pytest.importorskip("torch", reason="needs sentence-transformers")

@@ -51,7 +51,7 @@ def found(encode, sources, targets):
 
 def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, capsys):
   results = evaluate(run, data, tmp_path / "out")
-  encode = vmsst.load(run).encode
+  encode = vmsst.load(run, backend="jax").encode
   forward, backward = found(encode, GERMAN, ENGLISH), found(encode, ENGLISH, GERMAN)
   summary = results["benchmarks"]["tatoeba"]["summary"]
   assert summary["average seen (incomplete)"] == pytest.approx((forward + backward) / 2)
@@ -75,7 +75,7 @@ def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp
     evaluate(run, data, tmp_path / str(length), "--max-length", str(length))
   results = [json.loads((tmp_path / x / "results.json").read_text()) for x in ("3", "20")]
   # Bytes are tokens: two letters and EOS.
-  encode = vmsst.load(run).encode
+  encode = vmsst.load(run, backend="jax").encode
   short = found(encode, [x[:2] for x in GERMAN], [x[:2] for x in ENGLISH])
   german = {x["name"]: x["metrics"] for x in results[0]["benchmarks"]["tatoeba"]["results"]}["deu"]
   assert german["to English"] == pytest.approx(short)

@@ -19,14 +19,14 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints import saved_encoders, t5x
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, sample, vocabularies
-from vmsst.encoder import loading
-from vmsst.exports import (
+from vmsst.checkpoints.exporters import (
   safetensors_folder,
   sentence_transformers_folder,
   tokenizer_file,
 )
+from vmsst.checkpoints.importers import encoders
+from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.encoder import loading
 from vmsst.networks import lstm
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
@@ -125,12 +125,14 @@ def test_sentence_transformers_gives_the_same_vectors(
     # transformers reads it as padding, this library as unknown text.
     texts.remove("</s> a <pad>")
   opened = st.SentenceTransformer(str(out), device="cpu", local_files_only=True)
-  expected_ND = vmsst.load(run, dtype="float32").encode(texts, batch_size=256, on_cut=None)
+  expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(
+    texts, batch_size=256, on_cut=None
+  )
   found_ND = opened.encode(texts, show_progress_bar=False)
   assert found_ND.shape == expected_ND.shape
   assert np.ptp(expected_ND, axis=0).min() > 0.01
   np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5, rtol=0)
-  name, again = loading.open_encoder(str(out), dtype="float32")
+  name, again = loading.open_encoder(str(out), dtype="float32", backend="jax")
   assert (name, again.languages) == (str(out), ("deu", "eng"))
   np.testing.assert_allclose(
     again.encode(texts, batch_size=256, on_cut=None), expected_ND, atol=1e-6, rtol=0
@@ -159,12 +161,13 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   tiny_encoders.save_run(
     run, tiny_encoders.model_of(encoder(BERT, head=False), vocabulary, max_length=28)
   )
-  sentence_transformers_folder.export_sentence_transformers(run, out)
+  original = vmsst.load(run)
+  original.save(out)
   # What sentence-transformers looks up, whether it is installed or not.
   written = json.loads((out / "config_sentence_transformers.json").read_text())
   default = written["prompts"].get(written["default_prompt_name"], "")
   assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
-  original, export = vmsst.load(run), vmsst.load(out)
+  export = vmsst.load(out)
   (out / "encoder.json").unlink()
   encoders.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]

@@ -184,6 +184,21 @@ def test_names_cannot_control_a_terminal(body, stream, status, tmp_path):
   assert not {*range(8), *range(11, 13), *range(14, 32), 0x7F} & {*shown}
 
 
+_LONG_WORK = """
+from vmsst.io import progress_bar
+progress_bar.LINE_SECONDS = 1e-9
+for where in ("terminal", "anywhere", "nowhere"):
+  with progress_bar.shown(where):
+    for _ in progress_bar.Bar(range(3), desc=where, disable=None): pass
+"""
+
+
+def test_commands_print_lines_of_progress_where_there_is_no_terminal(tmp_path):
+  lines = run(tmp_path, _LONG_WORK)[2].decode().split("\n")
+  assert [line.partition(":")[0] for line in lines] == [*["anywhere"] * 3, ""]
+  assert "\r" not in "".join(lines)
+
+
 def test_text_is_escaped_for_the_encoding_of_a_stream_and_bytes_are_kept(tmp_path):
   body = "print('\u00e9')\nsys.stdout.flush()\nsys.stdout.buffer.write(b'\\x1b\\xe9')"
   environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -160,6 +160,7 @@ def bert_layers(
     "output.dense",
     "output.LayerNorm",
   ),
+  place: str = "post",
 ) -> tuple[Rule, ...]:
   """Returns the rules of all layers of a BERT.
 
@@ -167,6 +168,7 @@ def bert_layers(
     source: Start of the layers' names.
     attention: Names of the linear layers of queries, keys, values and outputs.
     others: Names of the norm of attention, of the feed-forward layers, and of their norm.
+    place: "post", norms after the residual sums, or "pre", before the layers.
   """
   query, key, value, out = attention
   attention_norm, wide, narrow, mlp_norm = others
@@ -176,10 +178,10 @@ def bert_layers(
     *dense(key, "attention/key"),
     *dense(value, "attention/value"),
     *dense(out, "attention/out"),
-    *norm(attention_norm, "post_attention_layer_norm"),
+    *norm(attention_norm, f"{place}_attention_layer_norm"),
     *dense(wide, "mlp/wi", "mlp_dim"),
     *dense(narrow, "mlp/wo", "emb_dim", "mlp_dim"),
-    *norm(mlp_norm, "post_mlp_layer_norm"),
+    *norm(mlp_norm, f"{place}_mlp_layer_norm"),
   )
 
 

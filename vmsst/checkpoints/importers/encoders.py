@@ -1,4 +1,4 @@
-"""Imports released encoders: LaBSE, XLM-R, multilingual E5, MiniLM, Qwen3-Embedding and others.
+"""Imports released encoders: LaBSE, XLM-R, multilingual E5, Qwen3-Embedding, LASER and others.
 
 The parameters are those of a `TokenEmbedder`, a `TransformerEncoder` and, if the source has one, a
 `ClsPooler` (`vmsst.networks.transformer`), named `token_embedder`, `encoder` and `pooler`.
@@ -19,7 +19,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, tensors
-from vmsst.checkpoints.importers import architectures, weight_tables
+from vmsst.checkpoints.importers import architectures, laser, weight_tables
 from vmsst.checkpoints.importers.architectures import ARCHITECTURES
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported
 from vmsst.data import hugging_face_vocabulary
@@ -49,10 +49,11 @@ def import_encoder(
   Args:
     folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
       pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
-      becomes the pooler and replaces the encoder's own. One in an object store is copied to this
-      machine.
+      becomes the pooler and replaces the encoder's own. Or a folder of LASER (`laser.convert`). One
+      in an object store is copied to this machine.
     output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
-      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files.
+      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files
+      (of LASER, `vocabulary.model`).
     prefix: Text before every sentence. None: the folder's default prompt; if its files do not
       mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
 
@@ -71,6 +72,9 @@ def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
   if config_file.is_file():
     # Before the modules, whose errors would hide that it is another kind of model.
     hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
+  elif laser.files(local):
+    errors.check(not prefix, f"the prefix of {local}", prefix, "None: LASER has no prefix")
+    return laser.convert(local)
   released = sentence_transformers_files.read(local)
   source, tokenizer = released.transformer, cast(Any, released.tokenizer)
   file = architectures.ConfigFile(source / hugging_face.CONFIG_FILE, released.config)
@@ -140,9 +144,9 @@ def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
   max_length = min(config.max_tokens, released.max_length or config.max_tokens)
 
   def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
-    tokenizer_file = str(folder / TOKENIZER_FILE)
-    tokenizer.save(tokenizer_file, pretty=False)
-    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_file, prefix, prompts)
+    vocabulary = hugging_face_vocabulary.save(
+      tokenizer, str(folder / TOKENIZER_FILE), prefix, prompts
+    )
     network = sentence_encoder.SentenceEncoder(
       config,
       dimension,

@@ -139,7 +139,7 @@ def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, sh
   copies = "left out, a copy of the token table: model.decoder.decoder.weight, model.target_emb"
   assert (copies in capsys.readouterr().out) == shared
 
-  encoder = vmsst.load(tmp_path / "out")
+  encoder = vmsst.load(tmp_path / "out", backend="jax")
   assert encoder.max_length == LENGTH
   assert encoder.vocabulary.lowercase
   tokens_BT = ids(encoder.vocabulary)

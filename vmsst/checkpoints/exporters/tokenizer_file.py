@@ -67,7 +67,7 @@ def export_tokenizer(
     return _of_hugging_face(vocabulary)
   if isinstance(vocabulary, vocabularies.ByteVocabulary):
     made, special = _of_bytes(tokenizers, vocabulary)
-  elif isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
+  elif type(vocabulary) is vocabularies.SentencePieceVocabulary:
     if vocabulary.pretokenize and not pretokenized:
       raise errors.InputError(
         f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
@@ -77,7 +77,10 @@ def export_tokenizer(
       )
     made, special = _of_sentencepiece(tokenizers, vocabulary)
   else:
-    raise errors.InputError(f"a {type(vocabulary).__name__} cannot be written as tokenizer.json")
+    raise errors.InputError(
+      f"a {type(vocabulary).__name__} cannot be written as tokenizer.json; use `vmsst export "
+      "safetensors`, which vmsst.load opens"
+    )
   eos = None if vocabulary.eos_id is None else special[vocabulary.eos_id]
   if eos is not None:
     made.post_processor = tokenizers.processors.TemplateProcessing(

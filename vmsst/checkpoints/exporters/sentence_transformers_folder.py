@@ -25,12 +25,11 @@ from vmsst.checkpoints import (
   tensors,
   transformers_weights,
 )
+from vmsst.checkpoints.exporters import tokenizer_file
+from vmsst.checkpoints.exporters.tokenizer_file import ExportedTokenizer
 from vmsst.checkpoints.importers import architectures
 from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.data import hugging_face_vocabulary
-from vmsst.encoder import encoder
-from vmsst.exports import tokenizer_file
-from vmsst.exports.tokenizer_file import ExportedTokenizer
 from vmsst.io import outputs, storage, work_folders
 from vmsst.networks import lstm, t5, transformer
 
@@ -102,7 +101,11 @@ def export_sentence_transformers(
       the rules of its language), there is no encoder, or `output` exists. Nothing is written then.
   """
   target = outputs.new_folder(output)
-  saved = saved_encoders.read(path)
+  return write(saved_encoders.read(path), target, pretokenized=pretokenized)
+
+
+def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = False) -> Exported:
+  """Writes the folder of `export_sentence_transformers` for an encoder in memory."""
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
@@ -270,7 +273,7 @@ def _prompts(vocabulary: Any) -> dict[str, Any]:
   prefix, prompts = "", {}
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     prefix, prompts = vocabulary.prefix, dict(vocabulary.prompts)
-  prompts |= encoder.method_prompts(prefix, prompts)
+  prompts |= hugging_face_vocabulary.method_prompts(prefix, prompts)
   default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
   if prefix and default is None:
     default = _PROMPT

@@ -1,0 +1,31 @@
+"""Plots show the cosines and the principal components of vectors."""
+
+import types
+
+import numpy as np
+import pytest
+
+import vmsst
+from vmsst import errors
+
+pytest.importorskip("matplotlib", reason="plots need matplotlib")
+VECTORS = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+UNIT = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
+
+
+def test_similarity_shows_the_cosines_of_sentences():
+  encoder = types.SimpleNamespace(encode=lambda texts: VECTORS[[int(text) for text in texts]])
+  axes = vmsst.plots.similarity(["0", "1", "2"], ["5", "7"], encoder=encoder).axes[0]
+  np.testing.assert_allclose(axes.images[0].get_array(), UNIT[:3] @ UNIT[[5, 7]].T, atol=1e-6)
+  assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
+  assert len(axes.texts) == 6
+
+
+def test_languages_shows_two_principal_components_in_a_group_for_each():
+  axes = vmsst.plots.languages(VECTORS, ["de", "en", "de"] * 4).axes[0]
+  groups = [points.get_offsets() for points in axes.collections]
+  assert [len(group) for group in groups] == [8, 4]
+  variance = np.concatenate(groups).var(axis=0, ddof=1)
+  np.testing.assert_allclose(variance, np.linalg.eigvalsh(np.cov(UNIT.T))[:-3:-1], rtol=1e-5)
+  with pytest.raises(errors.InputError, match="12 vectors have 2 labels"):
+    vmsst.plots.languages(VECTORS, ["de", "en"])

@@ -1,0 +1,1 @@
+"""Writes encoders as folders that other programs open."""
