@@ -282,7 +282,7 @@ COMMANDS = {
     for kind in ("mt5", "encoder", "vmsst")
   },
   "import ems": _At_once("import ems x.safetensors OUT --vocabulary x.model", result=_params),
-  "eval": _Resumed("eval --encoder encoder --data data --out OUT --suite tatoeba", result=_scores),
+  "eval": _Resumed("eval encoder --data data --out OUT --suite tatoeba", result=_scores),
   "report": _Resumed("report results --out OUT", result=_files("")),
 }
 

@@ -213,7 +213,7 @@ def evaluate(folder):
   records = (json.dumps({"question": f"{x}?", "answer": [str(i % 9)]}) for i, x in enumerate(lines))
   questions = itertools.islice(records, 300)
   line_files.write_lines(folder / "data" / "nq" / "NQ-open.dev.jsonl", questions)
-  return ["eval", "--encoder=encoder", "--suite=questions", "--data=data", "--out=out"]
+  return ["eval", "encoder", "--suite=questions", "--data=data", "--out=out"]
 
 
 def _vectors(seed):

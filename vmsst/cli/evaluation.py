@@ -1,5 +1,6 @@
 """`vmsst eval` and `vmsst report`."""
 
+import os
 import sys
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ from vmsst.cli.command import (
   Argument,
   Command,
   Encoder,
+  InputFile,
   InputFolder,
   Language,
   OutputFolder,
@@ -21,8 +23,11 @@ Name = Annotated[str, Argument("NAME")]
 
 
 def evaluate(
+  encoder: list[Encoder] | None = None,
   *,
-  encoder: Encoder | None = None,
+  sts: list[InputFile] | None = None,
+  bitext: list[InputFile] | None = None,
+  retrieval: list[InputFile] | None = None,
   suite: list[Name] | None = None,
   mteb: list[Annotated[str, Argument("TASK")]] | None = None,
   data: InputFolder | None = None,
@@ -36,14 +41,20 @@ def evaluate(
   computing: Backend,
   engine: GpuWorkers,
 ) -> None:
-  """Evaluate an encoder on benchmarks.
+  """Evaluate encoders on your own files or on benchmarks.
 
   Args:
+    sts: Your scored sentence pairs (score TAB first TAB second): correlations.
+    bitext: Your bitexts, with languages in their names, such as my.de-en.tsv; also .tmx, .jsonl and
+      Moses files: accuracy and xSIM in both directions.
+    retrieval: Your queries, each with a text to find among all texts (query TAB text, or .jsonl
+      with query and text): accuracy, MRR, recall and nDCG.
     suite: Benchmarks (see --list; default: all).
     mteb: Tasks of MTEB instead, such as STS22.v2, which mteb downloads; results in its format.
     data: Data folder, with one folder per benchmark (see --list).
-    out: Output folder; finished benchmarks are skipped.
-    name: Name of the encoder in reports (default: its path).
+    out: Output folder; finished benchmarks are skipped. Several encoders get a folder in it each,
+      named by the last part of their path.
+    name: Name of a single encoder in reports (default: its path).
     seen: Languages of the encoder's training data (default: from its encoder.json).
     max_length: Maximum tokens per text; longer ones are cut (default: the encoder's own).
     dimensions: Also evaluate vectors cut to their first N dimensions, for encoders trained with
@@ -53,53 +64,69 @@ def evaluate(
     list: Print the benchmarks and their files, and exit.
   """
   from vmsst import languages
-  from vmsst.evaluation import benchmarks
+  from vmsst.evaluation import benchmarks, mteb_models
   from vmsst.evaluation import suite as suites
+  from vmsst.evaluation.benchmarks import own_files
   from vmsst.search import device_search
 
   if list:
     print("\n\n".join(map(suites.describe_benchmark, benchmarks.BENCHMARKS.values())))
     return
-  if encoder is None or out is None:
-    missing = "--encoder" if encoder is None else "--out"
+  if not encoder or out is None:
+    missing = "--out" if encoder else "ENCODER, before all options,"
     raise errors.InputError(f"{missing} is missing: give it, or --list")
+  files = (("sts", sts), ("bitext", bitext), ("retrieval", retrieval))
+  own = {kind: paths for kind, paths in files if paths}
+  if sum(map(bool, (own, mteb, data or suite))) > 1 or (mteb and dimensions):
+    raise errors.InputError(
+      "give one of --data with --suite, --mteb without --dimensions, or your files with --sts, "
+      "--bitext and --retrieval"
+    )
+  folders = {os.path.join(out, os.path.basename(x.rstrip("/"))): x for x in encoder}
+  if len(encoder) == 1:
+    folders = {out: encoder[0]}
+  elif name or len(folders) < len(encoder):
+    raise errors.InputError("the paths of several encoders must end differently; omit --name")
   if mteb:
-    if data or suite or dimensions:
-      flags = "--dimensions does" if dimensions else "--data and --suite do"
-      raise errors.InputError(f"{flags} not apply to --mteb; omit {'it' if dimensions else 'them'}")
-    from vmsst.evaluation import mteb_models
-
     storage.check_local(out, "the results of MTEB")
     tasks = mteb_models.get_tasks(mteb)
-    path, model, _ = computing.open(encoder, max_length=max_length)
-    for task, score in mteb_models.evaluate(model, tasks, out, name=name or path).items():
-      print(f"{task:48}{score:8.2f}")
-    return
-  if data is None:
-    raise errors.InputError("--data is missing: give it, or --list")
-  chosen = benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
-  workers = engine.chosen()
-  path, model, load = computing.open(encoder, max_length=max_length)
-  codes = seen or getattr(model, "languages", None)
-  evaluated = suites.evaluate(
-    model,
-    chosen,
-    data,
-    out,
-    name=name or path,
-    seen=None if codes is None else {languages.language(code) for code in codes},
-    report=lambda line: print(line, file=sys.stderr, flush=True),
-    compare=device_search.compare,
-    engine=workers,
-    load=load,
-    dimensions=dimensions or [],
-  )
-  results = storage.path(out) / suites.RESULTS_FILE
-  print(suites.format_table(evaluated))
-  print(f"{results}; `vmsst report {out}` shows all results")
-  if failed := evaluated["failed"]:
-    count = f"{len(failed)} of {len(chosen)} benchmarks failed"
-    raise errors.InputError(f"{count}: {', '.join(failed)}; {results} has the reasons")
+  elif own:
+    chosen = own_files.benchmarks(**own)
+  elif data is None:
+    raise errors.InputError("no data: give --data, or --sts, --bitext or --retrieval, or --list")
+  else:
+    chosen = benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
+  workers = None if mteb else engine.chosen()
+  failures = []
+  for folder, given_path in folders.items():
+    path, model, load = computing.open(given_path, max_length=max_length)
+    label = name or (path if folder == out else os.path.basename(folder))
+    if mteb:
+      for task, score in mteb_models.evaluate(model, tasks, folder, name=label).items():
+        print(f"{task:48}{score:8.2f}")
+      continue
+    codes = seen or getattr(model, "languages", None)
+    evaluated = suites.evaluate(
+      model,
+      chosen,
+      data,
+      folder,
+      name=label,
+      seen=None if codes is None else {languages.language(code) for code in codes},
+      report=lambda line: print(line, file=sys.stderr, flush=True),
+      compare=device_search.compare,
+      engine=workers,
+      load=load,
+      dimensions=dimensions or [],
+    )
+    results = storage.path(folder) / suites.RESULTS_FILE
+    print(suites.format_table(evaluated))
+    print(f"{results}; `vmsst report {folder}` shows all results")
+    if failed := evaluated["failed"]:
+      count = f"{len(failed)} of {len(chosen)} benchmarks failed"
+      failures.append(f"{count}: {', '.join(failed)}; {results} has the reasons")
+  if failures:
+    raise errors.InputError("; ".join(failures))
 
 
 def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder) -> None:

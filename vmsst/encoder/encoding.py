@@ -233,24 +233,29 @@ class EmbedTexts(base.StagedUnit):
     encoder: The encoder.
     texts: The texts.
     languages: Code of each text's language.
+    method: Method of the encoder; see `encode`.
     path: Output file; "": the vectors are not written.
   """
 
   encoder: EncoderSource
   texts: tuple[str, ...]
   languages: tuple[str, ...]
+  method: str = "encode"
   path: str = ""
 
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    return base.digest("texts", _FORMAT, self.encoder.identity, self.texts, self.languages)
+    identity = self.encoder.identity
+    return base.digest("texts", _FORMAT, identity, self.texts, self.languages, self.method)
 
   def __str__(self) -> str:
     return f"{len(self.texts):,} texts"
 
   def read(self) -> Any:
-    """Returns the texts, tokenized if the encoder supports it."""
+    """Returns the texts, tokenized if the encoder supports it for the method."""
+    if self.method != "encode":
+      return list(self.texts)
     return prepare(self.encoder.open(), list(self.texts), list(self.languages))
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
@@ -260,6 +265,7 @@ class EmbedTexts(base.StagedUnit):
       vectors_ND = encode(
         self.encoder.open(),
         prepared,
+        method=self.method,
         language=list(self.languages),
         progress=False,
         on_cut=lambda *counts: cut.append(counts),
@@ -282,6 +288,7 @@ def embed(
   folder: str | os.PathLike[str],
   engine: engines.Engine,
   *,
+  method: str = "encode",
   keep: bool = False,
 ) -> np.ndarray:
   """Returns the vectors of texts, float32 [N, D]; the same for every engine.
@@ -294,6 +301,7 @@ def embed(
       ones are kept in it; rerun to resume. Unused if the engine has no other processes, unless
       vectors are kept.
     engine: Where to compute.
+    method: Method of the encoder; see `encode`.
     keep: Keep the vectors in the folder, from which later calls with the same texts read them.
 
   Raises:
@@ -302,10 +310,9 @@ def embed(
     ValueError: the encoder returns arrays of another shape.
   """
   units = [
-    EmbedTexts(
-      encoder, tuple(texts[start : start + WINDOW]), tuple(languages[start : start + WINDOW])
-    )
+    EmbedTexts(encoder, tuple(texts[rows]), tuple(languages[rows]), method)
     for start in range(0, max(1, len(texts)), WINDOW)
+    for rows in [slice(start, start + WINDOW)]
   ]
   if engine.in_process and not keep:
     vectors, cuts = [], []

@@ -166,40 +166,39 @@ class Folder:
 
 
 class DataDigests:
-  """Computes digests of files under a data root; each file is read once, in chunks.
+  """Computes digests of files under data roots; each file is read once, in chunks.
 
   The digests of a folder in an object store are those of its copy on this machine.
   """
 
-  def __init__(self, root: str | os.PathLike[str], *, leave_out: str | os.PathLike[str]):
-    """Takes the data root, and a folder that does not count even if it is below the root."""
-    self._root = storage.path(root)
+  def __init__(self, *, leave_out: str | os.PathLike[str]):
+    """Takes a folder that does not count even if it is below a root."""
     self._left_out = leave_out
     self._cached_digest: dict[storage.Path, str] = {}
 
-  def identity(self, folders: Iterable[str], patterns: Iterable[str] = ()) -> dict[str, str]:
+  def identity(
+    self, root: storage.Path, folders: Iterable[str], patterns: Iterable[str] = ()
+  ) -> dict[str, str]:
     """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
 
     The digest is a SHA-256 of the names and contents of all files. Hidden files do not count.
 
     Args:
+      root: The data root.
       folders: Folders under the root, with all files at any depth.
       patterns: Glob patterns under the root, of further files.
     """
-    below = self._objects_below if storage.is_url(self._root) else self._local_files_below
-    paths = {path for name in folders for path in below(self._root / name)}
+    below = self._objects_below if storage.is_url(root) else self._local_files_below
+    paths = {path for name in folders for path in below(root / name)}
     paths |= {
-      path
-      for pattern in patterns
-      for path in storage.find(self._root, pattern)
-      if storage.is_file(path)
+      path for pattern in patterns for path in storage.find(root, pattern) if storage.is_file(path)
     }
     total = hashlib.sha256()
     for path in sorted(paths):
       if path not in self._cached_digest:
         self._cached_digest[path] = checksums.of_file(path)
-      total.update(f"{self._cached_digest[path]}  {path.relative_to(self._root)}\n".encode())
-    return {"name": storage.absolute(self._root), "digest": total.hexdigest()}
+      total.update(f"{self._cached_digest[path]}  {path.relative_to(root)}\n".encode())
+    return {"name": storage.absolute(root), "digest": total.hexdigest()}
 
   def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
     left_out = storage.path(self._left_out)

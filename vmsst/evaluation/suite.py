@@ -26,7 +26,7 @@ from vmsst.units import engines
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"
-_NAMED = 5  # Missing sets named in a table.
+_NAMED = 5  # Missing sets that are named.
 # The work folder has a folder for each benchmark, and this one for vectors of texts.
 _TEXTS = "texts.vectors"
 
@@ -38,10 +38,12 @@ class Side:
   Attributes:
     language: Language code in the benchmark's files; `vmsst.languages.language` accepts it.
     texts: The texts, in file order.
+    method: Method of the encoder, if it has it. Others than `encode` are for `LargeTask`s.
   """
 
   language: str
   texts: Sequence[str]
+  method: str = "encode"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +157,7 @@ class Benchmark:
       are present.
     options: Choices in its protocol, by name, for results and reports. Results with other choices
       are replaced.
+    root: Its own data root, if that is not the common one.
   """
 
   name: str
@@ -169,6 +172,7 @@ class Benchmark:
   files: tuple[str, ...] = ()
   more_files: tuple[str, ...] = ()
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  root: storage.Path | None = None
 
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the sets and the languages without results."""
@@ -213,16 +217,21 @@ def format_table(results: Mapping[str, Any]) -> str:
   """
   rows = []
   for name, scored in results["benchmarks"].items():
-    rows += [f"{name:24}{key:48}{value:8.2f}" for key, value in scored["summary"].items()]
+    rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
     for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
       title = f"first {cut['dimension']}"
-      rows += [f"{name:24}{f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
+      rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
-      more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-      rows.append(f"{name:24}missing: {', '.join(lacking[:_NAMED])}{more}")
+      rows.append(f"{name:23} missing: {shortened(lacking)}")
   for key in ("failed", "absent"):
-    rows += [f"{name:24}{key}: {reason}" for name, reason in results[key].items()]
+    rows += [f"{name:23} {key}: {reason}" for name, reason in results[key].items()]
   return "\n".join(rows)
+
+
+def shortened(names: Sequence[str]) -> str:
+  """Returns the first of many names and the number of others, for people."""
+  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+  return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
@@ -239,7 +248,7 @@ def collect_results(scored: Mapping[str, Any]) -> list[Result]:
 def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
-  data_root: str | os.PathLike[str],
+  data_root: str | os.PathLike[str] | None,
   output: str | os.PathLike[str],
   *,
   name: str,
@@ -264,7 +273,8 @@ def evaluate(
       it; else `name` does.
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without folders are
       listed as absent.
-    data_root: Data folder, local or in an object store, with one folder per benchmark.
+    data_root: Data folder, local or in an object store, with one folder per benchmark; None: each
+      benchmark has its own root.
     output: Output folder, local or in an object store. Other processes and the search in a
       knowledge base keep unfinished work in it, from which a second call resumes; else nothing is
       written before the first result.
@@ -297,11 +307,11 @@ def evaluate(
   """
   sizes = sorted({errors.as_integer("dimensions", item) for item in dimensions})
   _check_width(getattr(encoder, "dimension", None), sizes)
-  root = storage.path(data_root)
-  with storage.explained(root, "read"):
-    is_folder = root.is_dir()
+  common = storage.path(data_root or "")
+  with storage.explained(common, "read"):
+    is_folder = common.is_dir()
   if not is_folder:
-    raise errors.InputError(f"{root}: not a folder; give the data folder, with one per benchmark")
+    raise errors.InputError(f"{common}: not a folder; give the data folder, with one per benchmark")
   known = None if seen is None else seen_test(seen)
   codes = None if seen is None else sorted({item.name for item in seen})
   made_by = encoding.identity(encoder, name)
@@ -310,7 +320,7 @@ def evaluate(
   folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
-  digests = results_files.DataDigests(root, leave_out=output)
+  digests = results_files.DataDigests(leave_out=output)
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
   done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
@@ -323,12 +333,12 @@ def evaluate(
       report(f"{key}: absent: {reason}")
 
   for benchmark in benchmarks:
-    key = benchmark.name
+    key, root = benchmark.name, benchmark.root or common
     if reason := absence(benchmark, root):
       leave_out(key, reason)
       continue
     lone = (name + end for name in benchmark.files for end in ("", ".gz"))
-    data = digests.identity(benchmark.folders, (*lone, *benchmark.more_files))
+    data = digests.identity(root, benchmark.folders, (*lone, *benchmark.more_files))
     again = ""
     if key in done:
       record = done[key]
@@ -355,7 +365,7 @@ def evaluate(
       raise errors.InputError("; ".join(f"{key} is absent: {absent[key]}" for key in absent))
     expected = dict.fromkeys(folder for benchmark in benchmarks for folder in benchmark.folders)
     raise errors.InputError(
-      f"{root} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
+      f"{common} has no data of the chosen benchmarks: expected folders {', '.join(expected)} "
       "(see `vmsst eval --list`)"
     )
   failed: dict[str, str] = {}
@@ -524,10 +534,15 @@ class Embedder:
     further calls with the same texts read them.
     """
     codes = [side.language] * len(side.texts)
-    return self.many(list(side.texts), codes, keep=bool(self.dimensions))
+    return self.many(list(side.texts), codes, method=side.method, keep=bool(self.dimensions))
 
-  def many(self, texts: list[str], codes: list[str], *, keep: bool = False) -> np.ndarray:
-    """Returns the vectors of texts with a language each, float32 [N, D]; may keep them on disk.
+  def many(self, texts: list[str], codes: list[str], **options: Any) -> np.ndarray:
+    """Returns the vectors of texts with a language each, float32 [N, D].
+
+    Args:
+      texts: The texts.
+      codes: Code of each text's language.
+      **options: `method` and `keep` of `encoding.embed`.
 
     Raises:
       UnusableEncoderError: no vector is finite, in this call and all before it, or the vectors have
@@ -537,7 +552,7 @@ class Embedder:
     start = time.perf_counter()
     try:
       with self.opened():
-        vectors_ND = encoding.embed(self.source, texts, codes, self._folder, self.engine, keep=keep)
+        vectors_ND = encoding.embed(self.source, texts, codes, self._folder, self.engine, **options)
     except encoding.NotFiniteError as error:
       if self.width or not error.every:
         raise

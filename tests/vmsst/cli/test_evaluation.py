@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import sys
@@ -34,7 +35,7 @@ def evaluate(data, tmp_path, monkeypatch, capsys):
   def run(vector_of, *options):
     encoder = fake_encoders.FakeEncoder(vector_of)
     monkeypatch.setattr(loading, "open_encoder", lambda path, **how: (path, encoder))
-    command = ["eval", "--encoder", "E", "--data", str(data), "--out", str(tmp_path / "out")]
+    command = ["eval", "E", "--data", str(data), "--out", str(tmp_path / "out")]
     status = cli.main([*command, *options])
     found = capsys.readouterr()
     return status, found.out.splitlines(), found.err.splitlines()
@@ -76,7 +77,7 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   status, table, _ = evaluate(fake_encoders.random_vector, "--suite", "sts", "tatoeba", "tatoeba")
   assert status == 0
   assert any(re.match("sts +absent: no folder", line) for line in table)
-  assert cli.main(["eval", "--encoder", "E", "--data", str(data)]) == 1
+  assert cli.main(["eval", "E", "--data", str(data)]) == 1
   assert "--out is missing" in capsys.readouterr().err
   assert cli.main(["eval", "--list"]) == 0
   assert "ROOT/ntrex" in capsys.readouterr().out
@@ -93,8 +94,63 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
     assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
   status, _, lines = evaluate(fake_encoders.random_vector, *options, "7")
   assert (status, "dimensions is 7" in lines[-1]) == (1, True)
-  assert cli.main(["eval", "--encoder", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
-  assert "--dimensions does not apply to --mteb" in capsys.readouterr().err
+  assert cli.main(["eval", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
+  assert "give one of --data with --suite, --mteb" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------
+# A user's own files
+
+
+def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatch, capsys):
+  pairs = [(f"q{i // 2}", f"text {i % 5}") for i in range(8)]
+  rng, turn = np.random.default_rng(0), [1, 1, 1, 1, 1, -1]
+  vector = {x: rng.normal(size=6) for x in sorted({*itertools.chain(*pairs)})}
+  scores = [f"{i % 3}.5\t{a}\t{b}" for i, (a, b) in enumerate(pairs)]
+  records = (json.dumps({"query": query, "text": text}) for query, text in pairs)
+  files = {"my.tsv.gz": scores, "[my].de-en.tsv": map("\t".join, pairs), "my.jsonl": records}
+  for name, lines in files.items():
+    line_files.write_lines(tmp_path / name, lines)
+  encoders = {}
+
+  def open_encoder(path, **how):
+    encoder = encoders[path] = fake_encoders.FakeEncoder(vector.__getitem__)
+    encoder.encode_query = lambda texts: encoder.encode(texts) * turn
+    return path, encoder
+
+  monkeypatch.setattr(loading, "open_encoder", open_encoder)
+  monkeypatch.chdir(tmp_path)
+  own = ["--sts", "my.tsv.gz", "--bitext", "[my].de-en.tsv", "--retrieval", "my.jsonl"]
+  command = ["eval", "x/a", "x/b", *own, "--out", "out"]
+  assert cli.main(command) == 0
+  assert "incomplete" not in capsys.readouterr().out
+  results = json.loads((tmp_path / "out" / "b" / "results.json").read_text())["benchmarks"]
+  found = {name: each["summary"] for name, each in results.items()}
+  unit = {x: y / np.linalg.norm(y) for x, y in vector.items()}
+  left, right = zip(*pairs, strict=True)
+  cosine_NN = np.array([unit[x] for x in left]) @ np.transpose([unit[x] for x in right])
+  pearson = np.corrcoef(np.diag(cosine_NN), [i % 3 for i in range(8)])[0, 1]
+  assert found["sts-my"]["pearson"] == pytest.approx(100 * pearson)
+  forward = np.mean([right[j] == right[i] for i, j in enumerate(cosine_NN.argmax(axis=1))])
+  backward = np.mean([left[j] == left[i] for i, j in enumerate(cosine_NN.argmax(axis=0))])
+  bitext = found["bitext-[my].de-en"]
+  ways = [bitext[f"accuracy{x}"] for x in (" forward", " backward", "")]
+  assert ways == pytest.approx([100 * forward, 100 * backward, 50 * (forward + backward)])
+  nearest = {(x, max(right, key=lambda y: unit[x] * turn @ unit[y])) for x in left}
+  accuracy = np.mean([pair in pairs for pair in nearest])
+  assert found["retrieval-my"]["accuracy"] == pytest.approx(100 * accuracy)
+  assert cli.main(command) == 0
+  assert not encoders["x/b"].calls
+  line_files.write_lines(tmp_path / "my.tsv", [*scores, "high\ta\tb"])
+  for more, message in (
+    (["--sts", "my.tsv"], "two files are sts-my: rename one"),
+    (["--bitext", "my.tsv"], "its name has no pair of known language codes"),
+    (["--name", "x"], "the paths of several encoders must end differently"),
+  ):
+    assert cli.main([*command, *more]) == 1
+    assert message in capsys.readouterr().err
+  assert cli.main(["eval", "E", "--sts", "my.tsv", "--out", "other"]) == 1
+  assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------
@@ -141,7 +197,7 @@ def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, m
 
   monkeypatch.setattr(task, "load_data", load_data)
   monkeypatch.setattr(mteb, "get_task", lambda name: {"Tatoeba": task}[name])
-  command = ["eval", "--encoder", str(run), "--out", str(tmp_path), "--mteb"]
+  command = ["eval", str(run), "--out", str(tmp_path), "--mteb"]
   assert cli.main([*command, "Tatoeba"]) == 0
   assert capsys.readouterr().out.startswith("Tatoeba ")
   (path,) = tmp_path.rglob("Tatoeba.json")
@@ -156,8 +212,8 @@ def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, m
 
 def test_mteb_must_be_installed(run, tmp_path, monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, "mteb", None)
-  command = ["eval", "--encoder", str(run), "--out", str(tmp_path / "out"), "--mteb", "Tatoeba"]
+  command = ["eval", str(run), "--out", str(tmp_path / "out"), "--mteb", "Tatoeba"]
   assert cli.main(command) == 1
   assert "pip install 'vmsst[mteb]'" in capsys.readouterr().err
   assert cli.main([*command, "--data", str(tmp_path)]) == 1
-  assert "--data and --suite do not apply to --mteb; omit them" in capsys.readouterr().err
+  assert "give one of --data with --suite, --mteb" in capsys.readouterr().err

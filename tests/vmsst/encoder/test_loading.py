@@ -34,7 +34,7 @@ def data(tmp_path):
 
 
 def evaluate(encoder, data, out, *options):
-  command = ["eval", "--encoder", str(encoder), "--data", str(data), "--out", str(out)]
+  command = ["eval", str(encoder), "--data", str(data), "--out", str(out)]
   assert cli.main([*command, "--suite", "tatoeba", "nusax", *options]) == 0
   return json.loads((out / "results.json").read_text())
 
@@ -83,7 +83,7 @@ def test_max_length_of_eval_cuts_texts_and_is_part_of_the_results(run, data, tmp
   assert [each["max_length"] for each in results] == [3, 20]
   assert results[0]["encoder"]["digest"] != results[1]["encoder"]["digest"]
   capsys.readouterr()
-  command = ["eval", "--encoder", str(run), "--data", str(data), "--out", str(tmp_path / "3")]
+  command = ["eval", str(run), "--data", str(data), "--out", str(tmp_path / "3")]
   assert cli.main([*command, "--suite", "tatoeba"]) == 1
   assert "max_length is 3, not 20" in capsys.readouterr().err
   out = tmp_path / "report"

@@ -9,12 +9,11 @@ skipped (`agnosticism.usable_rows`), but not in `WMT2012`, where it scores all 3
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors, languages
+from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
 from vmsst.evaluation.metrics import agnosticism
@@ -135,7 +134,7 @@ FLORES = suite.Benchmark(
   source=parallel.FLORES_SOURCE,
   read=read_flores,
   averages=agnosticism_results.summarize,
-  codes=tuple(itertools.chain.from_iterable(each.flores for each in languages.LANGUAGES)),
+  codes=parallel.FLORES_CODES,
 )
 
 WMT2012 = suite.Benchmark(

@@ -1,6 +1,5 @@
 """Means over results, marked if sets are missing, the groups of EMS, and the Score of VMSST."""
 
-import dataclasses
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -111,44 +110,17 @@ SCORE_PARTS: dict[str, list[tuple[str, str]]] = {
 """The six parts of section 6.2: each is the mean of these averages, by benchmark and name."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-  """The overall Score, or its available parts.
-
-  Attributes:
-    value: Mean of the six parts; None if a part is missing.
-    parts: Available parts by name.
-    missing: Why other parts are missing, by name.
-  """
-
-  value: float | None
-  parts: dict[str, float]
-  missing: dict[str, str]
-
-
-def overall_score(results: Mapping[str, Any]) -> Score:
+def overall_score(results: Mapping[str, Any]) -> suite.Numbers:
   """Returns the Score of section 6.2 of the VMSST paper for what `suite.evaluate` returns.
 
   It is the mean of English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean
-  of F1 by cosine and by margin), NQ and MKQA (accuracy). A benchmark with missing sets has no part.
+  of F1 by cosine and by margin), NQ and MKQA (accuracy). Returns these parts too, by name; {} if
+  one is missing or lacks sets.
   """
-  parts, missing = {}, {}
+  summaries = {name: scored["summary"] for name, scored in results["benchmarks"].items()}
+  parts: suite.Numbers = {}
   for name, keys in SCORE_PARTS.items():
-    lacking = {reason for key in keys if (reason := _lacking(results, *key))}
-    if lacking:
-      missing[name] = "; ".join(sorted(lacking))
-    else:
-      values = [results["benchmarks"][benchmark]["summary"][key] for benchmark, key in keys]
-      parts[name] = sum(values) / len(values)
-  value = None if missing else sum(parts.values()) / len(parts)
-  return Score(value, parts, missing)
-
-
-def _lacking(results: Mapping[str, Any], benchmark: str, key: str) -> str | None:
-  """Returns why a benchmark's average is missing; None if it exists and lacks no sets."""
-  if scored := results["benchmarks"].get(benchmark):
-    return None if key in scored["summary"] else f"{benchmark} has no complete {key}"
-  for what, reason in (("failed", "failed"), ("absent", "is absent")):
-    if benchmark in results.get(what, {}):
-      return f"{benchmark} {reason}"
-  return f"{benchmark} was not run"
+    if any(key not in summaries.get(benchmark, {}) for benchmark, key in keys):
+      return {}
+    parts[name] = statistics.fmean(summaries[benchmark][key] for benchmark, key in keys)
+  return {SCORE: statistics.fmean(parts.values()), **parts}

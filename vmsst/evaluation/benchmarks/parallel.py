@@ -29,10 +29,10 @@ from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim")
 NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
-# FLORES+ added N'Ko later.
-_FLORES_CODES = tuple(
+FLORES_CODES = tuple(
   each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
 )
+"""Codes of the languages of FLORES-200; FLORES+ added N'Ko."""
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": averages.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
@@ -173,8 +173,8 @@ def summarize(
   """Returns means over ordered pairs of languages.
 
   `accuracy` and `xsim` over all pairs, those to English, from English and without it, of languages
-  seen in training and others, and of groups; `xsim` also over the searches in each language of a
-  group; `xsim++` and its types over all pairs that have them.
+  seen in training and others, and of whole groups; `xsim` also over the searches in each language
+  of a group; `xsim++` and its types over all pairs that have them.
 
   Args:
     groups: Language codes by metric and by name of the group.
@@ -199,14 +199,15 @@ def summarize(
     for name, group in groups.get(metric, {}).items():
       members = {languages.language(code) for code in group}
       inside = [x for x in zip(pairs, values, strict=True) if members >= {*x[0]}]
-      whole = len(inside) >= len(members) * (len(members) - 1)
-      summary |= averages.mean(f"{metric} {name}", (x for _, x in inside), complete=whole)
+      if len(inside) < len(members) * (len(members) - 1):
+        continue
+      summary |= averages.mean(f"{metric} {name}", (x for _, x in inside), complete=True)
       # The soft contrastive paper does not state the direction of its Table 9; LASER's tool prints
       # the averages of searches in each language.
       for code in group if metric == "xsim" else ():
         target = languages.language(code)
         into = (x for pair, x in inside if pair[1] == target)
-        summary |= averages.mean(f"{metric} {name}: {code}", into, complete=whole)
+        summary |= averages.mean(f"{metric} {name}: {code}", into, complete=True)
   changed = [result.metrics for result in results if "xsim++" in result.metrics]
   for name in sorted({name for metrics in changed for name in metrics} - {*METRICS}):
     summary |= averages.mean(name, (x[name] for x in changed), complete=complete)
@@ -226,7 +227,7 @@ def _flores(name: str, split: str) -> suite.Benchmark:
     source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
     averages=functools.partial(summarize, GROUPS),
-    codes=_FLORES_CODES,
+    codes=FLORES_CODES,
   )
 
 

@@ -78,13 +78,14 @@ def _score(code: str, foreign_ND: np.ndarray, english_ND: np.ndarray) -> list[su
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns means over all, seen and unseen languages, and `average` over the `GROUPS`."""
+  """Returns means over all, seen and unseen languages, and `average` over whole `GROUPS`."""
   foreign = without_english(results)
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
     summary |= averages.mean(name, (x.metrics[name] for x in results), complete=complete)
   summary |= averages.by_seen("average", foreign, "average", seen, complete=complete)
-  return summary | averages.of_groups(results, "average", GROUPS)
+  groups = averages.of_groups(results, "average", GROUPS)
+  return summary | {name: groups[name] for name in GROUPS if name in groups}
 
 
 def without_english(results: Sequence[suite.Result]) -> list[suite.Result]:

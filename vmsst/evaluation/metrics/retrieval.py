@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -38,23 +38,37 @@ def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[s
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 
-def recall(near: exact_search.Neighbors, gold_N: np.ndarray, k: int) -> float:
-  """Returns R@k: the share of queries with their gold row among the k nearest.
+def rank_metrics(
+  near: exact_search.Neighbors, gold: Sequence[Collection[int]], k: int
+) -> dict[str, float]:
+  """Returns `accuracy`, `MRR@k`, `R@k` and `nDCG@k`, means over queries with several gold rows.
+
+  `accuracy` is the share of queries whose nearest row is gold. MRR@k is the mean of 1 / rank of the
+  first gold row, R@k the share of a query's gold rows among the k nearest, nDCG@k their gain,
+  discounted by log2(1 + rank), over that of the best order.
 
   Args:
     near: At least k neighbors of each query, or all.
-    gold_N: The gold row of each query.
+    gold: Distinct gold rows of each query.
     k: Number of neighbors to consider.
 
-  Raises:
-    ValueError: there is no query, not one gold row per query, or k is below 1.
+  Examples:
+    >>> near = exact_search.Neighbors(np.array([[2, 0, 1]]), np.zeros([1, 3]))
+    >>> rank_metrics(near, [{0}], 2)
+    {'accuracy': 0.0, 'MRR@2': 0.5, 'R@2': 1.0, 'nDCG@2': 0.6309297535714575}
   """
-  gold_N = np.asarray(gold_N)
-  if k < 1 or not len(gold_N) or gold_N.shape != (len(near.index_NK),):
-    raise ValueError(
-      f"R@{k} is undefined for {len(near.index_NK)} queries and gold rows of shape {gold_N.shape}"
-    )
-  return float(np.mean((near.index_NK[:, :k] == gold_N[:, None]).any(axis=1)))
+  pairs = zip(near.index_NK[:, :k], gold, strict=True)
+  hit_QK = np.array([np.isin(index_K, [*rows]) for index_K, rows in pairs], float)
+  count_Q = np.array([len(rows) for rows in gold])
+  rank_K = np.arange(1, hit_QK.shape[1] + 1)
+  best_Q = np.cumsum(1 / np.log2(1 + rank_K))[np.minimum(count_Q, len(rank_K)) - 1]
+  values_Q = {
+    "accuracy": hit_QK[:, 0],
+    f"MRR@{k}": (hit_QK / rank_K).max(axis=1),
+    f"R@{k}": hit_QK.sum(axis=1) / count_Q,
+    f"nDCG@{k}": (hit_QK / np.log2(1 + rank_K)).sum(axis=1) / best_Q,
+  }
+  return {name: float(value_Q.mean()) for name, value_Q in values_Q.items()}
 
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

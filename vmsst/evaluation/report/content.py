@@ -1,8 +1,9 @@
 """The content of a report: sections with notes, tables and figures, and tables as text."""
 
 import dataclasses
+import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism as benchmarks
-from vmsst.evaluation.benchmarks import agnosticism_results, averages
+from vmsst.evaluation.benchmarks import agnosticism_results, averages, own_files
 from vmsst.evaluation.metrics import agnosticism, clustering
 from vmsst.evaluation.report import plots, published
 from vmsst.evaluation.report.reading import Run
@@ -55,7 +56,11 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-  """Returns all sections.
+  """Returns all sections, with tables of measured numbers before those with published ones.
+
+  A published number is shown next to a measured value of the same metric and the same sets. Numbers
+  of ablations are shown if the last part of an encoder's name has the key of their paper as a word,
+  as in /runs/vmsst_24l/checkpoint_100000 or "EMS, no XTR".
 
   Raises:
     InputError: results are not those that `vmsst eval` writes.
@@ -65,14 +70,19 @@ def sections(runs: Sequence[Run]) -> list[Section]:
   for encoder, results in evaluated.items():
     for name, section in results["benchmarks"].items():
       by_benchmark.setdefault(name, {})[encoder] = {"seen": results.get("seen"), **section}
-  papers = [f"{key}: {title}" for key, title in published.content()["papers"].items()]
+  own = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
+  own_tables = [table(next(iter(x.values()))["title"], "System", _averages(x)) for x in own]
+  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
+  families = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
   made = [
+    Section("Your files", tables=own_tables),
     _overview(by_benchmark),
-    *(_benchmark(name, of_encoder) for name, of_encoder in by_benchmark.items()),
+    *(_benchmark(name, found, families) for name, found in by_benchmark.items()),
     Section("Training", figures=_training(runs)),
-    Section("Papers", papers),
-    Section("What is missing", list(_missing(evaluated))),
   ]
+  papers, text = published.content()["papers"], str([section.tables for section in made])
+  cited = [f"{key}: {title}" for key, title in papers.items() if f"({key}, Table" in text]
+  made += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
   return [
     section
     for section in made
@@ -80,34 +90,31 @@ def sections(runs: Sequence[Run]) -> list[Section]:
   ]
 
 
-def _with_score(results: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns results with the overall Score as the first benchmark."""
-  average = averages.overall_score(results)
-  score = {
-    "title": "Overall Score of the VMSST paper",
-    "summary": average.parts | ({} if average.value is None else {averages.SCORE: average.value}),
-    "missing": list(dict.fromkeys(average.missing.values())),
-    "options": {},
-    "results": [],
-  }
-  return {**results, "benchmarks": {"score": score, **results["benchmarks"]}}
+def _with_score(results: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns results with the overall Score, if it is complete, as the first benchmark."""
+  score = averages.overall_score(results)
+  if not score:
+    return results
+  title = "Overall Score of the VMSST paper"
+  scored = {"title": title, "summary": score, "missing": [], "options": {}, "results": []}
+  return {**results, "benchmarks": {"score": scored, **results["benchmarks"]}}
 
 
 def _overview(by_benchmark: Mapping[str, Found]) -> Section:
-  """Returns the papers' main averages, if they are complete, next to the best published ones."""
+  """Returns the averages that papers compare, or the first one, of each benchmark."""
   cells: Cells = {}
-  best = {}
-  for benchmark, name in published.content()["main"]:
-    for encoder, scored in by_benchmark.get(benchmark, {}).items():
-      if name in scored["summary"]:
-        cells[encoder, f"{benchmark} {name}"] = f"{scored['summary'][name]:.2f}"
-        best[f"{benchmark} {name}"] = [published.best(benchmark, name)]
-  title = "Main averages, next to the best published ones"
-  return Section("Overview", tables=[table(title, "System", cells | published_cells(best))])
+  for benchmark, of_encoder in by_benchmark.items():
+    main = [name for key, name in published.content()["main"] if key == benchmark]
+    for encoder, scored in of_encoder.items():
+      summary = scored["summary"]
+      names = [x for x in summary if x.removesuffix(averages.INCOMPLETE) in main]
+      for name in names or [*summary][:1]:
+        cells[f"{scored['title']}: {name}", encoder] = f"{summary[name]:.2f}"
+  return Section("Overview", tables=[table("Main averages", "Benchmark", cells)])
 
 
-def _benchmark(name: str, of_encoder: Found) -> Section:
-  section = Section(next(iter(of_encoder.values()))["title"])
+def _averages(of_encoder: Found) -> Cells:
+  """Returns the averages of a benchmark by encoder, also those of cut vectors."""
   cells: Cells = {}
   for encoder, scored in of_encoder.items():
     summaries = {encoder: scored["summary"]}
@@ -115,18 +122,26 @@ def _benchmark(name: str, of_encoder: Found) -> Section:
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
-  numbers = {key: published.for_average(name, key) for _, key in cells}
-  numbers |= published.seen_and_unseen(name, of_encoder)
-  section.tables.append(table("Averages", "System", cells | published_cells(numbers)))
-  section.notes.extend(_notes(name, of_encoder))
-  section.notes.extend(
-    dict.fromkeys(f"{x.source}: {x.note}" for scored in numbers.values() for x in scored if x.note)
-  )
+  return cells
+
+
+def _benchmark(name: str, of_encoder: Found, papers: Collection[str]) -> Section:
+  section = Section(next(iter(of_encoder.values()))["title"], [*_notes(name, of_encoder)])
   results = {encoder: suite.collect_results(scored) for encoder, scored in of_encoder.items()}
   if name in benchmarks.NAMES:
     section.figures.extend(_error_figures(section.title, results))
     results = {x: [*_error_averages(scored), *scored] for x, scored in results.items()}
-  section.tables.append(_results(name, results))
+  cells = _averages(of_encoder)
+  numbers = {key: published.for_average(name, key, papers) for _, key in cells}
+  numbers |= published.seen_and_unseen(name, of_encoder)
+  compared = {place: text for place, text in cells.items() if numbers[place[1]]}
+  section.notes.extend(
+    dict.fromkeys(f"{x.source}: {x.note}" for scored in numbers.values() for x in scored if x.note)
+  )
+  title = "Averages, next to published ones"
+  section.tables.append(table("Averages", "System", cells))
+  section.tables.append(table(title, "System", compared | published_cells(numbers)))
+  section.tables.append(table("Results", "Set", _results(name, results, papers)))
   return section
 
 
@@ -143,9 +158,12 @@ def _notes(name: str, of_encoder: Found) -> Iterator[str]:
     yield "The encoders were evaluated on different sets: their averages are not comparable."
 
 
-def _results(name: str, of_encoder: Mapping[str, Sequence[suite.Result]]) -> Table:
-  """Returns results next to published numbers of the same languages."""
+def _results(
+  name: str, of_encoder: Mapping[str, Sequence[suite.Result]], papers: Collection[str]
+) -> Cells:
+  """Returns all results, followed by the published numbers of the same languages."""
   cells: Cells = {}
+  others: Cells = {}
   for metric in dict.fromkeys(
     x for scored in of_encoder.values() for y in scored for x in y.metrics
   ):
@@ -154,10 +172,10 @@ def _results(name: str, of_encoder: Mapping[str, Sequence[suite.Result]]) -> Tab
       for x in scored:
         if metric in x.metrics:
           cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
-          numbers[x.name] = published.for_result(name, x.name, x.languages, metric)
+          numbers[x.name] = published.for_result(name, x.name, x.languages, metric, papers)
     for (system, row), text in published_cells(numbers).items():
-      cells[row, f"{system}: {metric}"] = text
-  return table("Results", "Set", cells)
+      others[row, f"{system}: {metric}"] = text
+  return cells | others
 
 
 def _error_averages(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
@@ -220,14 +238,14 @@ def _training(runs: Sequence[Run]) -> list[plots.Figure]:
 
 
 def _missing(evaluated: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-  """Yields what each evaluation lacks: benchmarks, sets, the Score, training languages."""
+  """Yields what each evaluation lacks: benchmarks, sets, training languages."""
   for encoder, results in evaluated.items():
     for what, of in (("failed", results["failed"]), ("was not run", results["absent"])):
       yield from (f"{encoder}: {name} {what}: {reason}" for name, reason in of.items())
     for scored in results["benchmarks"].values():
       if scored["missing"]:
-        yield f"{encoder}: {scored['title']} lacks {', '.join(scored['missing'])}"
-    if results.get("seen") is None:
+        yield f"{encoder}: {scored['title']} lacks {suite.shortened(scored['missing'])}"
+    if results.get("seen") is None and not all(map(own_files.is_own, results["benchmarks"])):
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
 
 

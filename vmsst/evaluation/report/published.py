@@ -2,16 +2,16 @@
 
 published.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
 its columns, [benchmark, name] or [benchmark, name, of] as in `Published`, and its rows by system;
-`note` documents tables that contradict themselves. `main` has the averages to compare first,
-`remarks` when a benchmark or one of its options is comparable with the papers. Tables of the soft
-contrastive paper on STS and BUCC are omitted, because they measure MTEB's collections, not the
-benchmarks of that name here; and the single languages of the VMSST paper's Table 6, because their
-labels contradict the values (Arabic and Spanish appear swapped).
+`note` documents tables that contradict themselves, `ablations` marks those of a model's variants.
+`main` has the averages to show first, `remarks` when a benchmark or one of its options is
+comparable with the papers. Tables of the soft contrastive paper on STS and BUCC are omitted,
+because they measure MTEB's collections, not the benchmarks of that name here; and the single
+languages of the VMSST paper's Table 6, because their labels contradict the values (Arabic and
+Spanish appear swapped).
 
-Averages over seen and unseen languages depend on which languages were seen. The VMSST paper's Table
-8 splits Tatoeba's into 93 and 19, but does not name them, and its training data (Table 15) has 82
-of them. So that only models differ, averages of published systems are computed here over the
-languages of each evaluation (`seen_and_unseen`).
+Averages over seen and unseen languages depend on which languages were seen. So that only models
+differ, averages of published systems are computed here over the languages of each evaluation
+(`seen_and_unseen`). The VMSST paper's Table 8 is omitted: it does not name its languages.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import functools
 import json
 import pathlib
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
@@ -42,6 +42,7 @@ class Published:
       the domain or text and a space if there are several; None for an average.
     value: As published, shares times 100.
     note: Remark on the table; "" if there is none.
+    ablation: Whether the table is about variants of the paper's model.
   """
 
   paper: str
@@ -52,6 +53,7 @@ class Published:
   of: str | None
   value: float
   note: str
+  ablation: bool
 
   @property
   def source(self) -> str:
@@ -71,36 +73,41 @@ def content() -> dict[str, Any]:
 def load() -> tuple[Published, ...]:
   """Returns all published numbers, in file order."""
   return tuple(
-    Published(*source, system, benchmark, name, of[0] if of else None, value, table.get("note", ""))
+    Published(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
     for table in content()["tables"]
     for source in [(table["paper"], table["table"])]
+    for remarks in [(table.get("note", ""), table.get("ablations", False))]
     for system, values in table["rows"].items()
     for (benchmark, name, *of), value in zip(table["columns"], values, strict=True)
     if value is not None
   )
 
 
-def for_average(benchmark: str, name: str) -> list[Published]:
-  """Returns the published numbers of an average, given its name in the benchmark's summary."""
-  return _index().get((benchmark, name, None), [])
+def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Published]:
+  """Returns the published numbers of an average, given its name in the benchmark's summary.
+
+  Without those of ablations, except of these papers.
+  """
+  return _find((benchmark, name, None), papers)
 
 
-def best(benchmark: str, name: str) -> Published:
-  """Returns the best of an average's published numbers, of which there must be some."""
-  better = min if name.startswith(("error", "xsim")) else max
-  return better(for_average(benchmark, name), key=lambda number: number.value)
-
-
-def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Published]:
+def for_result(
+  benchmark: str, name: str, codes: Sequence[str], metric: str, papers: Collection[str] = ()
+) -> list[Published]:
   """Returns the published numbers of one metric of a result, given its name and languages.
 
-  Languages match across code standards, and "de-en" matches "en-de".
+  Languages match across code standards, and "de-en" matches "en-de". Without ablations, except of
+  these papers.
   """
   if name.startswith("track4b."):  # Of xlsts; the papers have 4a, of the same languages.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
-  return _index().get((benchmark, metric, _key(f"{domain} {joined}")), [])
+  return _find((benchmark, metric, _key(f"{domain} {joined}")), papers)
+
+
+def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Published]:
+  return [x for x in _index().get(key, []) if not x.ablation or x.paper in papers]
 
 
 @functools.cache
@@ -128,9 +135,6 @@ def _language(code: str) -> str:
     return code
 
 
-_PARTS = {"seen": "seen (93)", "unseen": "unseen (19)"}  # In Table 8.
-
-
 def seen_and_unseen(
   name: str, of_encoder: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Published]]:
@@ -153,13 +157,12 @@ def seen_and_unseen(
       continue
     seen = suite.seen_test(map(languages.language, scored["seen"]))
     split = averages.split_by_seen(tatoeba.without_english(suite.collect_results(scored)), seen)
-    for part, results in zip(_PARTS, (split[True], split[False]), strict=True):
+    for part, results in (("seen", split[True]), ("unseen", split[False])):
       codes = frozenset(x.name for x in results)
       average = next((x for x in scored["summary"] if x.startswith(f"average {part}")), "")
       if not average or (average, codes) in done:
         continue
       done.add((average, codes))
-      numbers[_PARTS[part]] = for_average(name, _PARTS[part])
       of_system: dict[tuple[str, str], dict[str, Published]] = {}
       for code in codes:
         for number in for_result(name, code, (code, "eng"), "average"):

@@ -37,8 +37,8 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
     assert local
     assert all(texts for _, _, texts, _ in local)
     own, other = (
-      DataDigests(root, leave_out=root / "results").identity(
-        benchmark.folders, (*benchmark.files, *benchmark.more_files)
+      DataDigests(leave_out=root / "results").identity(
+        root, benchmark.folders, (*benchmark.files, *benchmark.more_files)
       )
       for root in roots
     )
@@ -53,10 +53,10 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
 @pytest.mark.parametrize("left_out", ["", "xlsts", "xlsts/gold", "xlsts/gold/x", "xlsts/gol"])
 def test_results_inside_the_data_count_as_in_a_local_folder(roots, left_out):
   local, remote = (
-    DataDigests(root, leave_out=root / left_out).identity(["xlsts"])["digest"] for root in roots
+    DataDigests(leave_out=root / left_out).identity(root, ["xlsts"])["digest"] for root in roots
   )
   assert local == remote
-  whole = DataDigests(roots[0], leave_out="elsewhere").identity(["xlsts"])["digest"]
+  whole = DataDigests(leave_out="elsewhere").identity(roots[0], ["xlsts"])["digest"]
   assert (local == whole) == (left_out not in ("xlsts/gold", "xlsts/gold/x"))
 
 
