@@ -207,26 +207,10 @@ def finetune(
     freeze_tokens: Keep the token table, most of a multilingual encoder's parameters.
     seed: Seed of dropout and of the order of the pairs (default: 0).
   """
+  options = locals()
   from vmsst.launch import finetuning
 
-  finetuning.finetune(
-    encoder,
-    pairs,
-    output=output,
-    dev=dev,
-    objective=objective,
-    negatives=negatives,
-    teacher=teacher,
-    steps=steps,
-    batch_size=batch_size,
-    learning_rate=learning_rate,
-    max_length=max_length,
-    eval_every=eval_every,
-    patience=patience,
-    slices=slices,
-    freeze_tokens=freeze_tokens,
-    seed=seed,
-  )
+  finetuning.finetune(**options)
   print(f"vmsst.load({output!r}) opens the encoder; {output}/report.md has the results")
 
 
