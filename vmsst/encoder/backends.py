@@ -122,8 +122,9 @@ class JaxBackend:
     """
     return batching.padded_batches(ids, batch_size, max_length, self._devices)
 
-  def start(self, tokens_RT: np.ndarray) -> Callable[[], np.ndarray]:
+  def start(self, tokens_RT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:
     """Starts a batch; returns a function that waits for its vectors, float32 [R, S]."""
+    del alone
     on_devices = tokens_RT
     if self._sharding is not None:
       on_devices = jax.device_put(tokens_RT, self._sharding)
@@ -136,7 +137,7 @@ class CpuBackend:
   Nothing is written to disk: the graph is built in memory, and the runtimes get the arrays of the
   parameters. OpenVINO reads the token table where it is, such as in a mapped file. Each core
   computes a batch of its own. Small batches stay in its cache, and cores do not wait for each
-  other, as they do if they share a batch.
+  other, as they do if they share a batch; they share one that is alone.
 
   Attributes:
     params: The parameters of the network, a tree.
@@ -167,7 +168,7 @@ class CpuBackend:
       threads = max(1, min(threads, int(limit)))
     self.in_flight = 2 * threads
     start = _openvino if runtime == "openvino" else _onnx_runtime
-    self._compute = start(model, self._weights, threads)
+    self._compiled = functools.cache(start(model, self._weights, threads))
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
 
   def batches(
@@ -177,16 +178,22 @@ class CpuBackend:
     del max_length  # the ids are cut
     return batching.tight_batches(ids, batch_size, _BATCH_TOKENS)
 
-  def start(self, tokens_BT: np.ndarray) -> Callable[[], np.ndarray]:
-    """Starts a batch; returns a function that waits for its vectors, float32 [B, S]."""
+  def start(self, tokens_BT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:
+    """Starts a batch; returns a function that waits for its vectors, float32 [B, S].
+
+    Args:
+      tokens_BT: Token ids.
+      alone: Whether no other batch is computed at the same time.
+    """
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
-    return self._pool.submit(self._compute, feeds).result
+    return self._pool.submit(self._compiled(alone), feeds).result
 
 
-def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
-  """Returns a function that computes a batch by ONNX Runtime, in the thread that calls it."""
-  del threads
+def _onnx_runtime(
+  model: Any, weights: dict[str, np.ndarray], threads: int
+) -> Callable[[bool], Compute]:
+  """Returns what compiles a graph with ONNX Runtime, for batches alone or one per thread."""
   with errors.requires("onnx", "the backend 'onnx'"):
     import onnxruntime
   onnx = onnx_encoder.library()
@@ -195,17 +202,23 @@ def _onnx_runtime(model: Any, weights: dict[str, np.ndarray], threads: int) -> C
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="given")
-  options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads = options.inter_op_num_threads = 1
   values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-  options.add_external_initializers(list(weights), values)
   content = model.SerializeToString()
-  session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-  return lambda feeds: session.run([onnx_encoder.OUTPUT], feeds)[0]
+
+  def compiled(alone: bool) -> Compute:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
+    options.add_external_initializers(list(weights), values)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run([onnx_encoder.OUTPUT], feeds)[0]
+
+  return compiled
 
 
-def _openvino(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compute:
-  """Returns a function that computes a batch by OpenVINO, in as many threads at a time."""
+def _openvino(
+  model: Any, weights: dict[str, np.ndarray], threads: int
+) -> Callable[[bool], Compute]:
+  """Returns what compiles a graph with OpenVINO, for batches alone or one per thread."""
   openvino = _import_openvino()
   helper = onnx_encoder.library().helper
   for name, array in weights.items():
@@ -223,26 +236,31 @@ def _openvino(model: Any, weights: dict[str, np.ndarray], threads: int) -> Compu
       constant = openvino.op.Constant(writable, shared_memory=True)
       parameter.output(0).replace(constant.output(0))
       graph.remove_parameter(parameter)
-  settings = {
-    "PERFORMANCE_HINT": "THROUGHPUT",
-    "NUM_STREAMS": threads,
-    "INFERENCE_NUM_THREADS": threads,
-    "INFERENCE_PRECISION_HINT": "f32",
-  }
-  compiled = core.compile_model(graph, "CPU", settings)
-  requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-  for _ in range(threads):
-    requests.put(compiled.create_infer_request())
 
-  def compute(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    request = requests.get()
-    try:
-      request.infer(feeds, share_inputs=True)
-      return request.get_output_tensor(0).data.copy()
-    finally:
-      requests.put(request)
+  def compiled(alone: bool) -> Compute:
+    streams = 1 if alone else threads
+    settings = {
+      "PERFORMANCE_HINT": "LATENCY" if alone else "THROUGHPUT",
+      "NUM_STREAMS": streams,
+      "INFERENCE_NUM_THREADS": threads,
+      "INFERENCE_PRECISION_HINT": "f32",
+    }
+    network = core.compile_model(graph, "CPU", settings)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(streams):
+      requests.put(network.create_infer_request())
 
-  return compute
+    def compute(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+      request = requests.get()
+      try:
+        request.infer(feeds, share_inputs=True)
+        return request.get_output_tensor(0).data.copy()
+      finally:
+        requests.put(request)
+
+    return compute
+
+  return compiled
 
 
 def _import_openvino() -> Any:

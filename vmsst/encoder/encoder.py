@@ -450,8 +450,9 @@ class Encoder:
       vectors_ND[index_B] = vectors()[: len(index_B)]
       done(len(index_B))
 
-    for index_B, tokens_RT in backend.batches(ids, batch_size, self.max_length):
-      pending.append((index_B, backend.start(tokens_RT)))
+    batches = list(backend.batches(ids, batch_size, self.max_length))
+    for index_B, tokens_RT in batches:
+      pending.append((index_B, backend.start(tokens_RT, alone=len(batches) == 1)))
       if len(pending) > backend.in_flight:
         collect()
     while pending:
