@@ -44,12 +44,7 @@ OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 # Importing TensorFlow takes longer than most scripts: one process imports it and forks for each.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-  [
-    "vmsst.launch.main",
-    "vmsst.train.train",
-    "vmsst.tasks.evaluation",
-    "clu.metric_writers",
-  ]
+  ["vmsst.launch.main", "vmsst.train.train", "vmsst.tasks.evaluation", "clu.metric_writers"]
 )
 
 _T5X = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"

@@ -64,8 +64,7 @@ def test_gradients_of_linear_are_those_of_a_matmul():
 
 
 @pytest.mark.parametrize(
-  ("axes", "spec"),
-  [(("embed", "mlp"), (None, "model")), (("joined_kv", "embed"), ("model", None))],
+  ("axes", "spec"), [(("embed", "mlp"), (None, "model")), (("joined_kv", "embed"), ("model", None))]
 )
 def test_kernels_are_gathered_along_embed_and_stay_sharded_along_other_axes(axes, spec):
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))

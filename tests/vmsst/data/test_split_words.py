@@ -25,10 +25,7 @@ TEXTS = {
     "wie geht ' s dr. müller , z.b. um 8.30 uhr ?",
   ),
   "fra": ("L'élève dit « C'est M. Dupont »", "l' élève dit « c' est m. dupont »"),
-  "tur": (
-    'İstanbul\'da "5.000" KIŞI var...',
-    'i\u0307stanbul \' da " 5.000 " kişi var ...',
-  ),
+  "tur": ('İstanbul\'da "5.000" KIŞI var...', 'i\u0307stanbul \' da " 5.000 " kişi var ...'),
   "cmn": ("我来到北京清华大学。你好, World!", "我 来到 北京 清华大学 。 你好 , world !"),
   "kor": ("안녕하세요, 세계!(테스트)", "안녕하세요 , 세계 ! ( 테스트 )"),
   "arb": ("مرحبا، كيف حالك؟", "مرحبا ، كيف حالك ؟"),

@@ -213,10 +213,7 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
 
 @pytest.mark.parametrize(
   ("changes", "message"),
-  [
-    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
-    (None, "not JSON"),
-  ],
+  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "not JSON")],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
   path = tmp_path / "tokenizer.json"

@@ -93,13 +93,7 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
   ("case", "kind"),
-  [
-    ("t5", "sample"),
-    ("t5 scanned", "unigram"),
-    ("ems", "ems"),
-    ("labse", "bert"),
-    ("e5", "xlmr"),
-  ],
+  [("t5", "sample"), ("t5 scanned", "unigram"), ("ems", "ems"), ("labse", "bert"), ("e5", "xlmr")],
 )
 def test_sentence_transformers_gives_the_same_vectors(
   case, kind, vocabulary_of, tokenizer_files, sentences, tmp_path

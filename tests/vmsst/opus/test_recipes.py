@@ -76,7 +76,7 @@ def test_a_recipe_of_one_s_own(tmp_path):
   path.write_text(
     "name: mine\npairs: [en-de, tr-en]\nunlisted: true\nseed: 7\n"
     "corpora:\n- {name: B, version: v2, cap: 10, caps: {de-en: 5}}\n- {name: A}\n"
-    "cleaning: {max_ratio: 4.0}\nvalidation: {share: 0.25, at_most: 3}\n",
+    "cleaning: {max_ratio: 4.0}\nvalidation: {share: 0.25, at_most: 3}\n"
   )
   mine = recipes.load(path)
   assert mine.pairs == ("deu_eng", "eng_tur")

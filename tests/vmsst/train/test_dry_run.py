@@ -205,12 +205,7 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
   assert done.stdout.startswith("mesh: data=4 model=2 (8 cpu devices)\nbatch: 2048 examples, ")
   assert "embedding  [250112, 1024]  P('model', None)  488.5\n" in done.stdout
   report = json.loads(done.stdout.splitlines()[-1])
-  assert set(report) == {
-    "parameters",
-    "parameters_by_module",
-    "flops_per_step",
-    "bytes_per_device",
-  }
+  assert set(report) == {"parameters", "parameters_by_module", "flops_per_step", "bytes_per_device"}
   assert report["parameters"] == 270_011_904 == paper_size(layers=1)
   # Parameters and gradients; Adafactor's factors and the batch are small in comparison.
   here = 2 * 4 * paper_size(layers=1, shared_by=2)

@@ -203,11 +203,7 @@ def test_wrapped_optimizers_are_optaxs(name):
     updates, opt_state = theirs.update(gradient(step), opt_state, params)
     params = optax.apply_updates(params, updates)
   assert state.step == 3
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-6),
-    state.params,
-    params,
-  )
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), state.params, params)
 
 
 def clip_and_adamw():

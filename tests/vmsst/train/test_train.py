@@ -181,11 +181,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
     ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
     ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
     ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
-    (
-      "run",
-      {"model": toy_runs.ToyModel(width=6)},
-      r"shape \(16, 6\) .*/checkpoint_2",
-    ),
+    ("run", {"model": toy_runs.ToyModel(width=6)}, r"shape \(16, 6\) .*/checkpoint_2"),
     ("new", {"actions": {"train": []}}, "unknown modes"),
   ):
     with pytest.raises(InputError, match=message):
@@ -210,11 +206,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
       None,
       r"s3://bucket/run: checkpoints cannot be written to s3://; set a loc",
     ),
-    (
-      "gs://bucket/run",
-      OSError("no\n\t route"),
-      r"gs://bucket/run cannot be .*: no route\. Che",
-    ),
+    ("gs://bucket/run", OSError("no\n\t route"), r"gs://bucket/run cannot be .*: no route\. Che"),
     ("gs://bucket/run", None, "gs://bucket/run cannot be reached: .*: no answer in 0.1 s"),
   ],
 )

@@ -268,11 +268,7 @@ def test_default_rules_shard_the_vocabulary_and_replicate_the_width():
 
 @pytest.mark.parametrize(
   "arguments",
-  [
-    {},
-    {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)},
-    {"num_partitions": 1 << 20},
-  ],
+  [{}, {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)}, {"num_partitions": 1 << 20}],
 )
 def test_meshes_that_cannot_be_are_refused(arguments):
   with pytest.raises(InputError):
