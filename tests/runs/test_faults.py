@@ -8,7 +8,6 @@ import subprocess
 import warnings
 
 import jax
-import killed_runs
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -220,5 +219,5 @@ def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch, c
 
 @pytest.mark.slow
 def test_training_is_killed_10_times(tmp_path):
-  killed_runs.kill(tmp_path, 10, cwd=tmp_path)
-  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 100)
+  toy_runs.kill(tmp_path, 10, cwd=tmp_path)
+  toy_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 100)
