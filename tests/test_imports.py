@@ -40,16 +40,9 @@ WITHOUT_JAX = "vmsst.evaluation"
 TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
-  "vmsst.tasks",
-  "vmsst.opus",
-  "vmsst.launch",
-  "vmsst.train",
-  "vmsst.models",
-  "vmsst.data.datasets",
-  "vmsst.data.features",
-  "vmsst.data.seqio_tasks",
-  "vmsst.data.sources",
-)
+  "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.datasets",
+  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.sources",
+)  # fmt: skip
 
 
 def modules():

@@ -12,17 +12,11 @@ from vmsst.train import partitioning as runtime_partitioning
 @pytest.mark.parametrize(
   ("kind", "name"),
   [
-    ("TPU v4", "TPU v4"),
-    ("TPU v5 lite", "TPU v5e"),
-    ("TPU v5e", "TPU v5e"),
-    ("TPU v5", "TPU v5p"),
-    ("TPU v5p", "TPU v5p"),
-    ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
-    ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-    ("NVIDIA H200", "H200 SXM"),
-    ("cpu", None),
+    ("TPU v4", "TPU v4"), ("TPU v5 lite", "TPU v5e"), ("TPU v5e", "TPU v5e"), ("TPU v5", "TPU v5p"),
+    ("TPU v5p", "TPU v5p"), ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA H200", "H200 SXM"), ("cpu", None),
   ],
-)
+)  # fmt: skip
 def test_a_device_is_known_by_its_kind(kind, name):
   assert devices.of_kind(kind) == devices.BY_NAME.get(name)
 

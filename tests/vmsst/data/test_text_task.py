@@ -147,12 +147,8 @@ def test_files_give_their_lines_in_order(tmp_path):
 
 
 ROW = {
-  "inputs": [5, 6, 1],
-  "targets": [7, 1],
-  "input_language": [2],
-  "target_language": [3],
-  "id": 4,
-}
+  "inputs": [5, 6, 1], "targets": [7, 1], "input_language": [2], "target_language": [3], "id": 4,
+}  # fmt: skip
 FEATURE_CONVERTER_LENGTHS = {"inputs": 5, "targets": 2, "input_language": 1, "target_language": 1}
 
 

@@ -33,15 +33,8 @@ FORMATS = ("safetensors", "sentence-transformers", "onnx")
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 ODD = [
-  "",
-  "  ",
-  "word " * 300,
-  "</s> a <pad>",
-  "▁a\tb\u3000c",
-  "ΟΔΟΣ ΣΑΣ’Α Σ",
-  "İ x\u00ad",
-  "<w> 😀",
-]
+  "", "  ", "word " * 300, "</s> a <pad>", "▁a\tb\u3000c", "ΟΔΟΣ ΣΑΣ’Α Σ", "İ x\u00ad", "<w> 😀",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

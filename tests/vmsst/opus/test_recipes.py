@@ -167,14 +167,9 @@ def test_targets_level_the_largest_cells_of_a_language_and_count_both_pivots():
     expected={"eng_tur": 33},
   )
   sizes = {
-    ("deu_eng", "A"): 10,
-    ("deu_eng", "B"): 500,
-    ("deu_spa", "A"): 25,
-    ("deu_spa", "B"): 5000,
-    ("eng_fra", "A"): 70,
-    ("eng_spa", "A"): 300,
-    ("eng_tur", "B"): 40,
-  }
+    ("deu_eng", "A"): 10, ("deu_eng", "B"): 500, ("deu_spa", "A"): 25, ("deu_spa", "B"): 5000,
+    ("eng_fra", "A"): 70, ("eng_spa", "A"): 300, ("eng_tur", "B"): 40,
+  }  # fmt: skip
   ranks = random_ranks(sizes)
   cuts = recipes.plan(recipe, ranks)
   counts = [train for train, _ in taken(ranks, cuts).values()]

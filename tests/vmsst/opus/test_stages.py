@@ -178,18 +178,10 @@ def test_the_card_says_where_the_data_are_from_and_what_was_left_out(tree):
     for start in ("| languages | corpus", "| deu_eng | Europarl")
   )
   assert dict(zip(header, row, strict=True)) == {
-    "languages": "deu_eng",
-    "corpus": "Europarl",
-    "read": "110",
-    "empty": "1",
-    "copy": "1",
-    "held out": "4",
-    "duplicate": "3",
-    "near duplicate": "1",
-    "kept": "100",
-    "training": "80",
+    "languages": "deu_eng", "corpus": "Europarl", "read": "110", "empty": "1", "copy": "1",
+    "held out": "4", "duplicate": "3", "near duplicate": "1", "kept": "100", "training": "80",
     "validation": "20",
-  }
+  }  # fmt: skip
   assert "| tatoeba | 1 | 3 |" in text
   assert '"name": "Europarl"' in text
 

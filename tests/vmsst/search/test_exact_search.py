@@ -46,15 +46,10 @@ def on_disk(monkeypatch):
 @pytest.mark.parametrize(
   ("compare", "n", "m", "k", "width"),
   [
-    (exact_search.compare, 23, 17, 5, 4),
-    (SMALL, 23, 17, 5, 16),
-    (SMALL, 40, 61, 1, 4),
-    (SMALL, 3, 50, 4, 16),
-    (SMALL, 1, 1, 99, 4),
-    (DEVICES, 23, 57, 5, 4),
-    (DEVICES, 3, 50, 4, 16),
+    (exact_search.compare, 23, 17, 5, 4), (SMALL, 23, 17, 5, 16), (SMALL, 40, 61, 1, 4),
+    (SMALL, 3, 50, 4, 16), (SMALL, 1, 1, 99, 4), (DEVICES, 23, 57, 5, 4), (DEVICES, 3, 50, 4, 16),
   ],
-)
+)  # fmt: skip
 def test_the_nearest_are_those_of_a_stable_sort(compare, n, m, k, width):
   rng = np.random.default_rng(n)
   source, target = signs(rng, n, width), signs(rng, m, width)

@@ -104,15 +104,10 @@ def tiny_config(**overrides):
   lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
   return data.DatasetConfig(
     **{
-      "mixture_or_task_name": None,
-      "task_feature_lengths": lengths,
-      "split": "train",
-      "batch_size": B,
-      "shuffle": True,
-      "seed": 0,
-      **overrides,
+      "mixture_or_task_name": None, "task_feature_lengths": lengths, "split": "train",
+      "batch_size": B, "shuffle": True, "seed": 0, **overrides,
     }
-  )
+  )  # fmt: skip
 
 
 def tiny_report(model, **overrides):
