@@ -77,13 +77,6 @@ def test_a_kernel_stays_as_it_is_without_rules():
 MT5 = 250112
 
 
-def test_chunks_of_known_devices():
-  chunks = {name: fused_gradients.default_chunk(MT5, x) for name, x in devices.BY_NAME.items()}
-  gpus = dict.fromkeys(("A100 SXM", "H100 SXM", "H200 SXM"), 4096)
-  assert chunks == {"TPU v4": 1024, "TPU v5e": 512, "TPU v5p": 4096, **gpus}
-  assert fused_gradients.default_chunk(MT5, None) == 512
-
-
 @pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)
 @pytest.mark.parametrize("columns", [60000, MT5 // 8, MT5])
 def test_a_chunk_leaves_time_to_the_matmuls_unless_the_memory_is_too_small(device, columns):

@@ -298,19 +298,6 @@ def test_links_lead_to_the_same_output(tmp_path):
     pass
 
 
-@pytest.mark.parametrize("part", [".part", ".search", ".vmsst-part"])
-def test_foreign_files_of_similar_names_are_neither_read_nor_changed(tmp_path, part):
-  foreign, linked = tmp_path / f"out{part}", tmp_path / f"out{part}-0a"
-  foreign.write_text("foreign")
-  linked.symlink_to(foreign)
-  with work_folders.owned(tmp_path / "out"):
-    atomic_files.write_text(tmp_path / "out", "two")
-  with work_folders.atomic_folder(tmp_path / "folder") as folder:
-    (folder / "x").touch()
-  assert foreign.read_text() == linked.read_text() == "foreign"
-  assert {path.name for path in tmp_path.iterdir()} == {"out", "folder", foreign.name, linked.name}
-
-
 def test_of_two_writers_of_a_new_folder_one_wins(place):
   """Both start before either has written."""
   barrier, failed = threading.Barrier(2), []

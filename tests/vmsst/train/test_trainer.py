@@ -258,14 +258,6 @@ def test_tables_show_the_first_and_the_newest_evaluation(capsys):
 # Meshes, rules and data layouts
 
 
-def test_default_rules_shard_the_vocabulary_and_replicate_the_width():
-  rules = dict(partitioning.standard_logical_axis_rules())
-  assert rules["batch"] == "data"
-  assert rules["vocab"] == "model"
-  assert rules["embed"] is None
-  assert dict(partitioning.standard_logical_axis_rules(1, 2))["embed"] == "data"
-
-
 @pytest.mark.parametrize(
   "arguments",
   [{}, {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)}, {"num_partitions": 1 << 20}],
