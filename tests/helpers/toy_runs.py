@@ -158,6 +158,17 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   )  # fmt: skip
 
 
+def saving(period, *, save_dataset=True, restore=None, **options):
+  """Returns a CheckpointConfig that saves every `period` steps and starts from `restore`."""
+  save = checkpoints.SaveCheckpointConfig(period=period, save_dataset=save_dataset, **options)
+  return checkpoints.CheckpointConfig(save=save, restore=restore)
+
+
+def restoring(checkpoint):
+  """Returns a RestoreCheckpointConfig of one checkpoint."""
+  return checkpoints.RestoreCheckpointConfig(path=str(checkpoint), mode="specific")
+
+
 def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overrides):
   """Trains; returns the last step and train state."""
   arguments = {
@@ -165,9 +176,7 @@ def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overr
     "train_dataset_cfg": config(),
     "train_eval_dataset_cfg": None,
     "infer_eval_dataset_cfg": None,
-    "checkpoint_cfg": checkpoints.CheckpointConfig(
-      save=checkpoints.SaveCheckpointConfig(period=period, save_dataset=True)
-    ),
+    "checkpoint_cfg": saving(period),
     "partitioner": partitioning.PjitPartitioner(num_partitions=partitions),
     "trainer_cls": make_trainer(),
     "model_dir": str(model_dir),
@@ -262,7 +271,6 @@ class Watched(ToyModel):
 def train_watched(folder, total_steps):
   """Runs training with checkpoints, both evaluations and metrics of every step."""
   loggers = [seqio.TensorBoardLogger, functools.partial(seqio.JSONLogger, write_n_results=0)]
-  save = checkpoints.SaveCheckpointConfig(period=PERIOD, keep=2, save_dataset=True)
   run(
     folder,
     model=Watched(noise=0.5),
@@ -273,7 +281,7 @@ def train_watched(folder, total_steps):
     infer_eval_dataset_cfg=config("validation", batch_size=24, shuffle=False),
     inference_evaluator_cls=functools.partial(seqio.Evaluator, logger_cls=loggers),
     run_eval_before_training=True,
-    checkpoint_cfg=checkpoints.CheckpointConfig(save=save),
+    checkpoint_cfg=saving(PERIOD, keep=2),
   )
 
 

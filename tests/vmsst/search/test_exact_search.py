@@ -188,19 +188,6 @@ def test_broken_input_is_an_error(search):
       search(*sides, k)
 
 
-def test_faiss_finds_the_same():
-  faiss = pytest.importorskip("faiss")
-  rng = np.random.default_rng(2)
-  source, target = (exact_search.unit_rows(rng.normal(size=[count, 32])) for count in (2500, 3100))
-  forward, backward = exact_search.mutual_top_k(source, target, 4)
-  for near, query, base in ((forward, source, target), (backward, target, source)):
-    index = faiss.IndexFlatIP(32)
-    index.add(base)
-    score_NK, index_NK = index.search(query, 4)
-    np.testing.assert_allclose(near.score_NK, score_NK, atol=1e-6)
-    assert np.mean(near.index_NK == index_NK) > 0.999  # those that are equal up to rounding
-
-
 def run_on_eight_devices(folder):
   """Asserts that devices agree with a stable sort, for any device and block of a row."""
   import jax
