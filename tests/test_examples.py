@@ -152,7 +152,7 @@ def test_the_quickstart_learns(tmp_path):
 BENCHMARKS = {
   "compare": "batches --data_root={data} --output_dir=out --rows random --seeds 0 --steps 2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
-  "encode": "--data={data} --models=bert --sentences=50 --repeats=1 --rounds=1",
+  "encode": "--data={data} --sentences=50 --repeats=1 --rounds=1",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
   "opus_build": "--sizes 2000 --workers 1",
