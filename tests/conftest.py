@@ -35,7 +35,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # These take longest. They run first, so that all processes of a run end at about the same time.
-_LONG = ("runs", "launch", "train", "test_readme.py", "test_notebooks.py")
+_LONG = ("runs", "launch", "train", "test_readme.py", "test_examples.py")
 
 # What CI does not have. Parts of the reasons that the tests give.
 _ALLOWED = (

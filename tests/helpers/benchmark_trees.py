@@ -53,22 +53,16 @@ def _pairs():
 def _aligned():
   """Returns files of five sentences, which share them up to a word."""
   words = {
-    "tatoeba/tatoeba.deu-eng.deu": "ja",
-    "tatoeba/tatoeba.deu-eng.eng.gz": "yes",
-    "flores200/dev/eng_Latn.dev": "a",
-    "flores200/dev/deu_Latn.dev.gz": "ein",
-    "flores200/devtest/eng_Latn.devtest": "a",
-    "flores200/devtest/deu_Latn.devtest.gz": "ein",
+    "tatoeba/tatoeba.deu-eng.deu": "ja", "tatoeba/tatoeba.deu-eng.eng.gz": "yes",
+    "flores200/dev/eng_Latn.dev": "a", "flores200/dev/deu_Latn.dev.gz": "ein",
+    "flores200/devtest/eng_Latn.devtest": "a", "flores200/devtest/deu_Latn.devtest.gz": "ein",
     "flores200/devtest_augmented/eng_Latn_augmented.devtest": "no",
     "ntrex/NTREX-128/newstest2019-src.eng.txt": "a",
-    "ntrex/NTREX-128/newstest2019-ref.deu.txt.gz": "ein",
-    "paracrawl/x.de-en.queries": "ein",
-    "paracrawl/x.de-en.candidates": "a",
-    "translations/a.eng.txt": "a",
-    "translations/a.deu.txt": "ein",
-    "translations/a.eng+deu.txt.gz": "der",
+    "ntrex/NTREX-128/newstest2019-ref.deu.txt.gz": "ein", "paracrawl/x.de-en.queries": "ein",
+    "paracrawl/x.de-en.candidates": "a", "translations/a.eng.txt": "a",
+    "translations/a.deu.txt": "ein", "translations/a.eng+deu.txt.gz": "der",
     **{f"wmt2012/newstest2012.{code}": code for code in ("cs", "de", "en", "es", "fr")},
-  }
+  }  # fmt: skip
   types = {f"no {n}": {"src": f"a {n}", "errtype": "Negation"} for n in range(5)}
   return {path: [f"{word} {n}" for n in range(5)] for path, word in words.items()} | {
     "flores200/devtest_augmented/eng_Latn_errtype.devtest.json": [json.dumps(types)]

@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -91,31 +90,12 @@ def bash(
     (programs / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
     (programs / name).chmod(0o755)
   path = f"{programs}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
-  done = subprocess.run(
-    ["bash", "-euo", "pipefail", "-c", text],
-    cwd=folder,
-    env={**commands.environment(), "PATH": path},
-    stdin=subprocess.DEVNULL,
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-  return done.stdout
+  command = ["bash", "-euo", "pipefail", "-c", text]
+  return commands.run(command, cwd=folder, variables={"PATH": path}).stdout
 
 
 def python(text: str, folder: pathlib.Path, replace: Mapping[str, str]) -> str:
   """Runs a Python block in its own process and returns its output; fails if it fails."""
   for place, other in replace.items():
     text = text.replace(place, other)
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", text],
-    cwd=folder,
-    env=commands.environment(),
-    stdin=subprocess.DEVNULL,
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-  return done.stdout
+  return commands.run([sys.executable, "-W", "error", "-c", text], cwd=folder).stdout

@@ -44,12 +44,7 @@ OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 # Importing TensorFlow takes longer than most scripts: one process imports it and forks for each.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-  [
-    "vmsst.launch.main",
-    "vmsst.train.train",
-    "vmsst.tasks.evaluation",
-    "clu.metric_writers",
-  ]
+  ["vmsst.launch.main", "vmsst.train.train", "vmsst.tasks.evaluation", "clu.metric_writers"]
 )
 
 _T5X = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
@@ -63,19 +58,18 @@ def environment(devices=1):
   return {**outside, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": HELPERS}
 
 
+def run(command, *, cwd, text="", variables=None):
+  """Runs a command with `text` as standard input and more variables; fails if it fails."""
+  variables = environment() | (variables or {})
+  options = {"input": text, "capture_output": True, "text": True, "timeout": 3000}
+  done = subprocess.run([*map(str, command)], cwd=cwd, env=variables, check=False, **options)
+  assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+  return done
+
+
 def fresh_script(code, *arguments, cwd, text=""):
   """Runs a Python script in a new interpreter, to see what it imports; fails if it fails."""
-  done = subprocess.run(
-    [sys.executable, "-c", code, *map(str, arguments)],
-    cwd=cwd,
-    env=environment(),
-    input=text,
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  return done
+  return run([sys.executable, "-c", code, *arguments], cwd=cwd, text=text)
 
 
 def t5x(*arguments, cwd, devices=1):

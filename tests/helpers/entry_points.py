@@ -297,13 +297,8 @@ def write_inputs(folder, encoder=None):
   other = "".join(f"{x[::-1]}\n" for x in sentences).encode()
   pairs = "".join(f"{x[::-1]}\t{x}\n" for x in sentences).encode()
   sides = {f"data/tatoeba/tatoeba.deu-eng.{k}": x for k, x in (("deu", other), ("eng", lines))}
-  texts = {
-    "a.txt": lines,
-    "b.txt": other,
-    "corpus": lines,
-    "t/x.de-en.tsv": pairs,
-    "t/y.fr-en.tsv": pairs,
-  }
+  texts = {"a.txt": lines, "b.txt": other, "corpus": lines}
+  texts |= dict.fromkeys(("t/x.de-en.tsv", "t/y.fr-en.tsv"), pairs)
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(mt5_files(), folder / "hub" / "mt5")
   trials.lay_out(bert_files(), folder / "hub" / "encoder")

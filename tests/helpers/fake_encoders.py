@@ -86,12 +86,7 @@ def make_lines(count: int) -> Iterator[str]:
 def make_encoder(folder: pathlib.Path) -> None:
   """Writes a small encoder with random weights in the format of `vmsst export safetensors`."""
   config = t5.T5Config(
-    vocab_size=259,
-    emb_dim=WIDTH,
-    num_heads=2,
-    head_dim=32,
-    mlp_dim=WIDTH,
-    num_encoder_layers=1,
+    vocab_size=259, emb_dim=WIDTH, num_heads=2, head_dim=32, mlp_dim=WIDTH, num_encoder_layers=1
   )
   network = sentence_encoder.SentenceEncoder(config, WIDTH, head=False)
 

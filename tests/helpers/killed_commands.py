@@ -44,10 +44,7 @@ def run(imports, argv, folder, *, moments, settings=None, atomic=False):
     "accepted": [0, 1] if atomic else [0],
   }
   done = subprocess.run(
-    [sys.executable, __file__, json.dumps(options)],
-    capture_output=True,
-    text=True,
-    check=False,
+    [sys.executable, __file__, json.dumps(options)], capture_output=True, text=True, check=False
   )
   assert done.returncode == 0, done.stderr[-3000:]
   found = json.loads(done.stdout.splitlines()[-1])

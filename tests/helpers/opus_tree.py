@@ -33,11 +33,7 @@ unlisted: true
 validation: {share: 0.2}
 """
 _TIME = (2021, 7, 22, 0, 0, 0)
-_PLACES = {
-  "zip": ("moses", "txt.zip"),
-  "tmx": ("tmx", "tmx.gz"),
-  "tsv": ("tsv", "tsv.gz"),
-}
+_PLACES = {"zip": ("moses", "txt.zip"), "tmx": ("tmx", "tmx.gz"), "tsv": ("tsv", "tsv.gz")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,9 @@ from vmsst.checkpoints.importers import mt5
 from vmsst.data import sample
 
 SIZES = {
-  **released_folders.SIZES,
-  "num_layers": 1,
-  "position_offset": 2,
-  "num_token_types": 1,
-  "activation": "gelu",
-  "layer_norm_eps": 1e-5,
-}
+  **released_folders.SIZES, "num_layers": 1, "position_offset": 2, "num_token_types": 1,
+  "activation": "gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
 
 
 def save_me5(folder, tokenizer_file):
@@ -42,15 +38,9 @@ def save_me5(folder, tokenizer_file):
 
 
 MT5_SIZES = {
-  "vocab_size": 3600,
-  "emb_dim": 16,
-  "num_heads": 2,
-  "head_dim": 8,
-  "mlp_dim": 16,
-  "num_encoder_layers": 2,
-  "num_decoder_layers": 2,
-  "relpos_buckets": 32,
-}
+  "vocab_size": 3600, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16,
+  "num_encoder_layers": 2, "num_decoder_layers": 2, "relpos_buckets": 32,
+}  # fmt: skip
 TINY = """
 EMBED_DIM = 16
 MAX_LENGTH = 8

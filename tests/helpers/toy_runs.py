@@ -1,8 +1,21 @@
-"""A model and a task small enough to train in a test, and a dataset with hidden state."""
+"""A model and a task small enough to train in a test, and a dataset with hidden state.
 
+As a script, kills training runs and compares their results with an undisturbed run.
+"""
+
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
 import warnings
 
 import clu.metrics
+import commands
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,7 +26,9 @@ import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
 from vmsst.data import datasets
+from vmsst.io import checksums, storage
 from vmsst.train import adafactor, checkpoints, data, partitioning, train, trainer, utils
+from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
 
@@ -143,6 +158,17 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   )  # fmt: skip
 
 
+def saving(period, *, save_dataset=True, restore=None, **options):
+  """Returns a CheckpointConfig that saves every `period` steps and starts from `restore`."""
+  save = checkpoints.SaveCheckpointConfig(period=period, save_dataset=save_dataset, **options)
+  return checkpoints.CheckpointConfig(save=save, restore=restore)
+
+
+def restoring(checkpoint):
+  """Returns a RestoreCheckpointConfig of one checkpoint."""
+  return checkpoints.RestoreCheckpointConfig(path=str(checkpoint), mode="specific")
+
+
 def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overrides):
   """Trains; returns the last step and train state."""
   arguments = {
@@ -150,9 +176,7 @@ def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overr
     "train_dataset_cfg": config(),
     "train_eval_dataset_cfg": None,
     "infer_eval_dataset_cfg": None,
-    "checkpoint_cfg": checkpoints.CheckpointConfig(
-      save=checkpoints.SaveCheckpointConfig(period=period, save_dataset=True)
-    ),
+    "checkpoint_cfg": saving(period),
     "partitioner": partitioning.PjitPartitioner(num_partitions=partitions),
     "trainer_cls": make_trainer(),
     "model_dir": str(model_dir),
@@ -220,3 +244,153 @@ def expected_rows(start, count):
   """Returns what `take` returns of batches `start` to `start + count` of the dataset."""
   rows = list(shuffled_dataset().take(start + count).as_numpy_iterator())
   return [row["inputs"][:, 0].tolist() for row in rows[start:]]
+
+
+# --------------------------------------------------------------------------------------------
+# Runs that are killed
+
+PERIOD = 5
+# Kills come some milliseconds after the n-th start of an event in an attempt.
+MOMENTS = (
+  ("step", 12, 20), ("save", 3, 60), ("checksums", 3, 2), ("evaluate", 2, 80), ("start", 1, 900),
+)  # fmt: skip
+
+
+class Watched(ToyModel):
+  """The toy model, with a metric that identifies batches."""
+
+  def loss_fn(self, params, batch, dropout_rng):
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    tokens = batch["inputs"]
+    places = jnp.arange(tokens.size, dtype=jnp.uint32).reshape(tokens.shape) + 1
+    number = jnp.sum(tokens.astype(jnp.uint32) * places**2) % 2**24
+    number = number.astype(jnp.float32)[None]
+    return loss, {**metrics, "batch": clu.metrics.LastValue.from_model_output(number)}
+
+
+def train_watched(folder, total_steps):
+  """Runs training with checkpoints, both evaluations and metrics of every step."""
+  loggers = [seqio.TensorBoardLogger, functools.partial(seqio.JSONLogger, write_n_results=0)]
+  run(
+    folder,
+    model=Watched(noise=0.5),
+    total_steps=total_steps,
+    stats_period=1,
+    eval_period=2 * PERIOD,
+    train_eval_dataset_cfg=config("validation", shuffle=False),
+    infer_eval_dataset_cfg=config("validation", batch_size=24, shuffle=False),
+    inference_evaluator_cls=functools.partial(seqio.Evaluator, logger_cls=loggers),
+    run_eval_before_training=True,
+    checkpoint_cfg=saving(PERIOD, keep=2),
+  )
+
+
+def written_metrics(folder):
+  """Returns all metrics below `folder` except times, by file, step and name.
+
+  Repeated steps must have the same values.
+  """
+  found = {}
+
+  def add(place, step, name, value):
+    if not name.startswith("timing/"):
+      key = (place, step, name)
+      assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
+
+  for path in sorted(folder.rglob("*.jsonl")):
+    for line in path.read_text().splitlines():
+      record = json.loads(line)
+      step = record.pop("step")
+      for name, value in record.items():
+        add(str(path.relative_to(folder)), step, name, value)
+  return found
+
+
+def _kill_after(milliseconds):
+  def kill():
+    time.sleep(milliseconds / 1000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+  threading.Thread(target=kill, daemon=True).start()
+
+
+def _arm(event, count, milliseconds):
+  """Kills this process some milliseconds after `event` begins for the `count`-th time."""
+  if event == "start":
+    _kill_after(milliseconds)
+    return
+  owner, name = {
+    "step": (data.TrainIterator, "__next__"),
+    "save": (checkpoints.CheckpointManager, "save"),
+    "checksums": (checksums, "write"),
+    "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
+  }[event]
+  inner, seen = getattr(owner, name), []
+
+  def wrapped(*args, **kwargs):
+    seen.append(1)
+    if len(seen) == count:
+      _kill_after(milliseconds)
+    return inner(*args, **kwargs)
+
+  setattr(owner, name, wrapped)
+
+
+def _in_a_child(work):
+  """Runs `work` in a forked child; returns its status from os.waitpid."""
+  sys.stdout.flush()
+  child = os.fork()
+  if not child:
+    code = 1
+    try:
+      work()
+      code = 0
+    except BaseException:
+      traceback.print_exc()
+    finally:
+      sys.stdout.flush()
+      os._exit(code)
+  return os.waitpid(child, 0)[1]
+
+
+def assert_same_runs(first, second, total_steps):
+  """Asserts bitwise equal last checkpoints and equal metrics of every step."""
+  name = f"checkpoint_{total_steps}"
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    read_checkpoint(first / name),
+    read_checkpoint(second / name),
+  )
+  wanted = written_metrics(first)
+  assert written_metrics(second) == wanted
+  lines = "train/metrics.jsonl"
+  assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
+  kinds = {place for place, _, _ in wanted}
+  assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
+
+
+def kill(folder, kills, cwd):
+  """Trains `folder`/whole undisturbed, and `folder`/killed with SIGKILLs until it is finished."""
+  commands.run([sys.executable, __file__, folder, kills], cwd=cwd)
+
+
+def _main(folder, kills):
+  steps = 10 * kills
+  assert _in_a_child(lambda: train_watched(folder / "whole", steps)) == 0
+  draw = random.Random(0)
+  for number in range(kills):
+    event, counts, delays = MOMENTS[number % len(MOMENTS)]
+    count, milliseconds = draw.randint(1, counts), draw.uniform(0, delays)
+
+    def attempt(event=event, count=count, milliseconds=milliseconds):
+      _arm(event, count, milliseconds)
+      train_watched(folder / "killed", steps)
+
+    status = _in_a_child(attempt)
+    print(f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}", flush=True)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+  assert _in_a_child(lambda: train_watched(folder / "killed", steps)) == 0
+
+
+if __name__ == "__main__":
+  _main(storage.path(sys.argv[1]), int(sys.argv[2]))

@@ -8,7 +8,6 @@ import subprocess
 import warnings
 
 import jax
-import killed_runs
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -145,19 +144,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_reason_and_a_wh
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_loss_that_is_nan_is_named_with_its_step_and_batch(tmp_path, watched):
   actions = {"TRAIN": [trainer.TerminateOnNanAction(task="train")]} if watched else None
-  cfg = checkpoints.CheckpointConfig(
-    save=checkpoints.SaveCheckpointConfig(period=10, keep=1, save_dataset=True)
-  )
   wanted = "train loss is nan by step" if watched else "parameters are not finite after step"
+  model, cfg = toy_runs.ToyModel(poison=5), toy_runs.saving(10, keep=1)
+  options = {"total_steps": 500, "checkpoint_cfg": cfg, "actions": actions, "eval_period": 0}
   with pytest.raises(InputError, match=wanted) as raised:
-    toy_runs.run(
-      tmp_path,
-      model=toy_runs.ToyModel(poison=5),
-      total_steps=500,
-      checkpoint_cfg=cfg,
-      actions=actions,
-      eval_period=0,
-    )
+    toy_runs.run(tmp_path, model=model, **options)
   (path,) = (tmp_path / "not_finite").iterdir()
   step = int(path.stem.rpartition("_")[2])
   assert f"is that of step {step}; its batch is in {path}" in str(raised.value)
@@ -220,5 +211,5 @@ def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch, c
 
 @pytest.mark.slow
 def test_training_is_killed_10_times(tmp_path):
-  killed_runs.kill(tmp_path, 10, cwd=tmp_path)
-  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 100)
+  toy_runs.kill(tmp_path, 10, cwd=tmp_path)
+  toy_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 100)

@@ -409,30 +409,15 @@ def test_ems_has_the_numbers_of_table_ii_and_section_iv_c(reports):
   assert report["steps"] == 733_176
   assert report["max_length"] == report["lengths"]["inputs"] == report["lengths"]["targets"] == 120
   wanted = {
-    "num_layers": 6,
-    "num_heads": 16,
-    "emb_dim": 1024,
-    "mlp_dim": 4096,
-    "max_positions": 120,
-    "vocab_size": 60_000,
-    "activation": "swish",
-    "dropout_rate": 0.1,
-  }
+    "num_layers": 6, "num_heads": 16, "emb_dim": 1024, "mlp_dim": 4096, "max_positions": 120,
+    "vocab_size": 60_000, "activation": "swish", "dropout_rate": 0.1,
+  }  # fmt: skip
   assert report["network"] | wanted == report["network"]
   options = {
-    "xtr": True,
-    "contrastive": True,
-    "language_dim": 128,
-    "num_languages": languages.NUM_LANGUAGES,
-    "share_embedding": False,
-    "xtr_layer_norm": False,
-    "projection_dim": 128,
-    "scale": 1 / 0.1,
-    "margin": 0,
-    "masking": "none",
-    "count_repeats": True,
-    "negative_groups": 1,
-  }
+    "xtr": True, "contrastive": True, "language_dim": 128, "num_languages": languages.NUM_LANGUAGES,
+    "share_embedding": False, "xtr_layer_norm": False, "projection_dim": 128, "scale": 1 / 0.1,
+    "margin": 0, "masking": "none", "count_repeats": True, "negative_groups": 1,
+  }  # fmt: skip
   assert report["options"] | options == report["options"]
   for step, rate in report["rates"].items():
     assert rate == pytest.approx(3e-4 * min(int(step) / 10_000, 1), rel=1e-6), step

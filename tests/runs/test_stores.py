@@ -15,13 +15,13 @@ import benchmark_trees
 import commands
 import fake_encoders
 import killed_commands
-import killed_runs
 import line_files
 import naive_search
 import numpy as np
 import pytest
 import servers
 import tiny_encoders
+import toy_runs
 
 from vmsst.errors import InputError
 from vmsst.io import storage
@@ -45,10 +45,10 @@ of_training = pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # not s3
 @of_training
 @pytest.mark.slow
 def test_training_in_a_store_is_killed_and_resumes_exactly(bucket, tmp_path):
-  killed_runs.kill(f"{bucket}/killed_runs", 5, cwd=tmp_path)
+  toy_runs.kill(f"{bucket}/killed_runs", 5, cwd=tmp_path)
   assert not list(tmp_path.iterdir())  # no folder named "gs:"
   storage.download(f"{bucket}/killed_runs", tmp_path)
-  killed_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 50)
+  toy_runs.assert_same_runs(tmp_path / "whole", tmp_path / "killed", 50)
   for run in ("whole", "killed"):
     names = storage.names(f"{bucket}/killed_runs/{run}")
     assert {name for name in names if "checkpoint" in name} == {"checkpoint_45", "checkpoint_50"}
@@ -269,15 +269,8 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
     """Returns the exit codes of commands, each with the moment when it is killed or None."""
     places = {"run": run, "data": f"{root}/data", "out": f"{root}/out"}
     given = [(kill, KILLED[name][0].format(**places).split()) for kill, name in jobs]
-    process = subprocess.run(
-      [sys.executable, "-c", JOBS, json.dumps(given)],
-      env=commands.environment(),
-      cwd=work,
-      stdout=subprocess.PIPE,
-      text=True,
-      check=True,
-    )
-    return json.loads(process.stdout.splitlines()[-1])
+    done = commands.fresh_script(JOBS, json.dumps(given), cwd=work)
+    return json.loads(done.stdout.splitlines()[-1])
 
   def contents(folder):
     """Returns the bytes of all outputs by name, without the places of inputs and outputs."""

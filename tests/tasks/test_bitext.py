@@ -190,9 +190,7 @@ def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypat
   assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
   assert {name[-7:] for name in tasks(pivots=["en"])} == {"deu_eng", "eng_fra"}
   assert len(tasks(languages=("de", "en", "es"))) == 1
-  with pytest.raises(
-    errors.InputError, match=r"no language pair of these languages; choose among tra"
-  ):
+  with pytest.raises(errors.InputError, match="no language pair of these languages; choose"):
     tasks(pivots=["tr"])
   # Longer pairs are dropped.
   name = mixtures.opus("vmsst", BYTES, data_dir, max_length=7, languages=["de", "en"])
@@ -204,9 +202,7 @@ def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypat
 
 
 def test_what_is_no_dataset(data_dir, tmp_path):
-  with pytest.raises(
-    errors.InputError, match=r"no dataset opus_bitext/mine in .*vmsst data build --recipe mine --ou"
-  ):
+  with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
     mixtures.opus("mine", BYTES, data_dir)
   folder = opus_tree.write_dataset(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
   (folder / "dataset_info.json").write_text("{")

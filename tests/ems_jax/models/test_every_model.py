@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
+import inspect
+import pkgutil
 import re
 
 import commands
@@ -10,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+import toy_runs
 from flax import traverse_util
 from tiny_models import jit
 
@@ -21,7 +25,7 @@ from vmsst import errors, languages
 from vmsst.checkpoints import encoder_json
 from vmsst.data import vocabularies
 from vmsst.losses import gaussian
-from vmsst.models import bitranslation, contrastive, vmsst
+from vmsst.models import base, bitranslation, contrastive, vmsst
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -66,6 +70,7 @@ MODELS = {
 }  # fmt: skip
 TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
 SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
+COMPARING = SLICED[:-1]  # the pairs of a batch with each other
 
 
 def make_model(name, *, dropout_rate=0.0, network=(), **options):
@@ -247,3 +252,34 @@ def test_vectors_must_be_longer_than_they_are_cut():
   params = tiny_models.random_params(model.network)
   with pytest.raises(errors.InputError, match="matryoshka_dims has 8, but vectors have 8 dim"):
     jax.eval_shape(model.eval_fn, params, make_batch())
+
+
+def test_every_model_is_listed_here():
+  found = set()
+  for package in map(importlib.import_module, ("vmsst.models", "ems_jax.models")):
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+      values = vars(importlib.import_module(info.name)).values()
+      found |= {x for x in values if inspect.isclass(x) and issubclass(x, base.BitextModel)}
+  trainable = {x for x in found if "loss_fn" not in x.__abstractmethods__}
+  assert trainable == {cls for cls, *_ in MODELS.values()}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_microbatches_need_permission_if_pairs_are_compared(name):
+  model = make_model(name)
+  model.check_microbatches(1)
+  if name not in COMPARING:
+    model.check_microbatches(4)
+    return
+  unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
+  with pytest.raises(errors.InputError) as refusal:  # the trainer asks the model
+    toy_runs.make_trainer(num_microbatches=2)(model=model, eval_names=[], **unused)
+  kind = type(model).__name__
+  assert f"NUM_MICROBATCHES=2 leaves a pair of {kind} only 1/2 of its" in str(refusal.value)
+  assert {"EMBEDDING_SLICES=2", "ALLOW_FEWER_NEGATIVES=True"} <= set(
+    re.findall(r"[A-Z_]+=\w+", str(refusal.value))
+  )
+  make_model(name, allow_fewer_negatives=True).check_microbatches(4)
+  make_model(name, embedding_slices=2)  # the way out exists
+  if name == "ems":  # without negatives
+    make_model(name, network={"contrastive": False}).check_microbatches(4)

@@ -34,13 +34,9 @@ BYTES = vocabularies.ByteVocabulary()
 CODES = ("en", "fr", "ko", "de", "tr")
 # Labels, whether to use TCM, whether both directions have the paper's labels.
 VARIANTS = [
-  ("priority", True, False),
-  ("priority", True, True),
-  ("priority", False, True),
-  ("average", False, False),
-  ("average", True, True),
-  ("hard", False, False),
-]
+  ("priority", True, False), ("priority", True, True), ("priority", False, True),
+  ("average", False, False), ("average", True, True), ("hard", False, False),
+]  # fmt: skip
 
 
 def network(dropout_rate=0.0):

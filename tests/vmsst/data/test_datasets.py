@@ -168,6 +168,9 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
   assert len(batches) == 170 // 8
 
 
+TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
+
+
 @pytest.mark.parametrize("taken", [0, 1, 37])
 @pytest.mark.parametrize(
   "options",
@@ -176,11 +179,7 @@ def test_an_epoch_ends_with_the_last_full_batch(mixture):
     {"one_language_pair": True, "group_by_length": False},
     {"one_language_pair": True},
     {"group_by_length": False},
-    {
-      "mixture": "toy",
-      "group_by_length": False,
-      "changes": {"task_feature_lengths": {"inputs": 8}},
-    },
+    {"mixture": "toy", "group_by_length": False, "changes": TOY_LENGTHS},
   ],
 )
 def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, taken, tmp_path):

@@ -7,15 +7,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.data import (
-  features,
-  readers,
-  sample,
-  seqio_tasks,
-  tables,
-  teacher_vectors,
-  vocabularies,
-)
+from vmsst.data import features, readers, sample, seqio_tasks, tables, teacher_vectors, vocabularies
 from vmsst.data.features import BitextFeatureConverter
 from vmsst.languages import language
 from vmsst.tasks import bitext
@@ -155,12 +147,8 @@ def test_files_give_their_lines_in_order(tmp_path):
 
 
 ROW = {
-  "inputs": [5, 6, 1],
-  "targets": [7, 1],
-  "input_language": [2],
-  "target_language": [3],
-  "id": 4,
-}
+  "inputs": [5, 6, 1], "targets": [7, 1], "input_language": [2], "target_language": [3], "id": 4,
+}  # fmt: skip
 FEATURE_CONVERTER_LENGTHS = {"inputs": 5, "targets": 2, "input_language": 1, "target_language": 1}
 
 
@@ -315,10 +303,7 @@ def test_what_does_not_go_together_is_refused(corpus, tmp_path):
       {**PAIR_LENGTHS, "teacher_inputs": 5},
       r"\['teacher_inputs'\] is 5; set it to 4, the dimension",
     ),
-    (
-      {**PAIR_LENGTHS, "inputs": (3, 12)},
-      r"\['inputs'\] is \(3, 12\); set it to one number",
-    ),
+    ({**PAIR_LENGTHS, "inputs": (3, 12)}, r"\['inputs'\] is \(3, 12\); set it to one number"),
   ):
     with pytest.raises(errors.InputError, match=message):
       BitextFeatureConverter()(data, lengths)

@@ -13,19 +13,11 @@ from vmsst.data import vocabularies
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 
 ODD_TEXTS = [
-  "Hello, world!",
-  "  two  spaces\tand a tab ",
-  "",
-  "   ",
-  "İstanbul'da IĞDIR ve ışık",
-  "ΟΔΥΣΣΕΥΣ ΚΑΙ Ο ΣΩΚΡΑΤΗΣ. ΑΣ-Β Σ",
-  "STRAẞE straße GROẞ",
-  "日本語のテキスト、ﾊﾝｶｸ ｶﾅ",
-  "Привет 👋🏽 мир\u00a0nbsp\u200bzero\u00adsoft",
-  "e\u0301 versus é, ﬁ ligature, ½, ²",
-  "اَلْعَرَبِيَّةُ שָׁלוֹם हिन्दी",
-  "\U00010570\U00010571 ꟀA ⱯB",
-]
+  "Hello, world!", "  two  spaces\tand a tab ", "", "   ", "İstanbul'da IĞDIR ve ışık",
+  "ΟΔΥΣΣΕΥΣ ΚΑΙ Ο ΣΩΚΡΑΤΗΣ. ΑΣ-Β Σ", "STRAẞE straße GROẞ", "日本語のテキスト、ﾊﾝｶｸ ｶﾅ",
+  "Привет 👋🏽 мир\u00a0nbsp\u200bzero\u00adsoft", "e\u0301 versus é, ﬁ ligature, ½, ²",
+  "اَلْعَرَبِيَّةُ שָׁלוֹם हिन्दी", "\U00010570\U00010571 ꟀA ⱯB",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -133,15 +125,9 @@ MARKS = {
   "xlmr": {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"},
 }
 TEXTS = [
-  "Hello, world!",
-  "  Привет,\tмир.  ",
-  "世界 你好 ☃ Ωmega",
-  "आज अच्छा है।",
-  "Welt " * 50,
-  "[SEP] and </s> within",
-  "",
-  "   ",
-]
+  "Hello, world!", "  Привет,\tмир.  ", "世界 你好 ☃ Ωmega", "आज अच्छा है।", "Welt " * 50,
+  "[SEP] and </s> within", "", "   ",
+]  # fmt: skip
 
 
 def theirs(transformers, kind, path, texts, length):
@@ -213,10 +199,7 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
 
 @pytest.mark.parametrize(
   ("changes", "message"),
-  [
-    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
-    (None, "not JSON"),
-  ],
+  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "not JSON")],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
   path = tmp_path / "tokenizer.json"

@@ -311,25 +311,18 @@ HOSTILE = {
   ),
   "two.tar": (functools.partial(write, members=[("x", b"1"), ("x", b"2")]), "two members are x"),
 }
-
-
-for _name in ("a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"):
-  _members = [("small", b"1"), ("bomb", bytes(4 << 20))]
-  HOSTILE[f"bomb-{_name}"] = (
-    functools.partial(write, members=_members),
-    "more bytes than expected; nothing was unpacked",
+_BOMB = [("small", b"1"), ("bomb", bytes(4 << 20))]
+HOSTILE |= {
+  f"bomb-{name}": (functools.partial(write, members=_BOMB), "more bytes than expected; nothing was")
+  for name in ("a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz")
+}
+HOSTILE |= {
+  f"{n}.{end}": (functools.partial(write, members=[("good", b"1"), (name, b"evil")]), "outside of")
+  for n, name in enumerate(
+    ("../evil", "/evil", "a/../../evil", "..", "..\\evil", "C:evil", "\\\\host\\evil", "a\nb")
   )
-
-
-for _number, _hostile in enumerate(
-  ["../evil", "/evil", "a/../../evil", "..", "..\\evil", "C:evil", "\\\\host\\evil", "a\nb"]
-):
-  for _ending in ("zip", "tar.gz"):
-    _members = [("good", b"1"), (_hostile, b"evil")]
-    HOSTILE[f"{_number}.{_ending}"] = (
-      functools.partial(write, members=_members),
-      "outside of itself; nothing was unpacked",
-    )
+  for end in ("zip", "tar.gz")
+}
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -147,12 +147,8 @@ def test_wrong_files_and_responses_are_named_and_not_kept(
 
 def test_only_https_is_downloaded_except_from_this_machine(fetcher, tmp_path):
   for url in (
-    "http://example.org/a",
-    "ftp://example.org/a",
-    "file:///etc/passwd",
-    "https:///a",
-    "a",
-  ):
+    "http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "https:///a", "a",
+  ):  # fmt: skip
     with pytest.raises(errors.InputError, match="not an HTTPS"):
       fetcher.fetch(fetch.File(url), tmp_path / "a")
   with pytest.raises(errors.InputError, match="gave up after 3"):

@@ -17,15 +17,10 @@ def record(server, pair, corpus="Europarl", version="v8", **changes):
   url = server.put(path, content)
   source, target = pair.split("-")
   return {
-    "alignment_pairs": 1961119,
-    "corpus": corpus,
-    "preprocessing": "moses",
-    "size": len(content) // 1024,
-    "source": source,
-    "target": target,
-    "url": url,
+    "alignment_pairs": 1961119, "corpus": corpus, "preprocessing": "moses",
+    "size": len(content) // 1024, "source": source, "target": target, "url": url,
     "version": version,
-  } | changes
+  } | changes  # fmt: skip
 
 
 def put_list(server, records):
@@ -92,17 +87,11 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
 @pytest.mark.parametrize(
   "changes",
   [
-    {"corpus": "../../etc"},
-    {"corpus": None},
-    {"version": ".."},
-    {"source": "fr"},
-    {"url": "https://example.org/passwd"},
-    {"url": "http://example.org/de-en.txt.zip"},
-    {"url": 5},
-    {"size": "200"},
-    {"size": -1},
+    {"corpus": "../../etc"}, {"corpus": None}, {"version": ".."}, {"source": "fr"},
+    {"url": "https://example.org/passwd"}, {"url": "http://example.org/de-en.txt.zip"}, {"url": 5},
+    {"size": "200"}, {"size": -1},
   ],
-)
+)  # fmt: skip
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
   with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):

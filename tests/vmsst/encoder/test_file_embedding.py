@@ -151,9 +151,7 @@ def test_broken_input_is_an_error(text, tmp_path):
     embed(make_encoder(), str(bad), tmp_path / "w")
   encoder = make_encoder()
   encoder.encode = lambda sentences: np.full([len(sentences), 3], 1e6)
-  with pytest.raises(
-    errors.InputError, match=r"text\.txt, lines 1 to 4: vector 0 contains .* not finite as float16"
-  ):
+  with pytest.raises(errors.InputError, match=r"text\.txt, lines 1 to 4: vector 0 .* as float16"):
     embed(encoder, text, tmp_path / "x", dtype="float16")
 
   calls = []

@@ -1,4 +1,4 @@
-"""Encoders of this library and of sentence-transformers in `vmsst eval`."""
+"""Encoders of this library and of sentence-transformers in `vmsst eval` and in evaluators."""
 
 import json
 
@@ -10,12 +10,14 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
+from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.encoder import loading
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
 GERMAN = ["Hallo Welt", "Wie geht es dir?", "Das Wetter ist gut", "heute", "Welt"]
 ENGLISH = ["hello world", "How are you?", "The weather is good", "today", "world"]
+NEEDS = "needs sentence-transformers"
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
-  st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+  st = pytest.importorskip("sentence_transformers", reason=NEEDS)
   pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}  # not ours
   changes = {"1_Pooling/config.json": pooling}
   folder = str(released_folders.write(tmp_path / "theirs", "bert", changes))
@@ -124,3 +126,70 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):
     loading.open_encoder(folder)
+
+
+# --------------------------------------------------------------------------------------------
+# Evaluators of sentence-transformers, called with an `Encoder` as with a SentenceTransformer
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+  return pytest.importorskip("sentence_transformers.sentence_transformer.evaluation", reason=NEEDS)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+  """Returns an encoder, and its export as sentence-transformers opens it."""
+  theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
+  folder = tmp_path_factory.mktemp("encoder")
+  run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
+  sentence_transformers_folder.export_sentence_transformers(run, folder / "export")
+  return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
+
+
+def retrieval(evaluation, **options):
+  queries, corpus = ({str(i): x for i, x in enumerate(side)} for side in (ENGLISH, GERMAN * 3))
+  relevant = {key: {key} for key in queries}
+  return evaluation.InformationRetrievalEvaluator(queries, corpus, relevant, **options)
+
+
+def reranking(evaluation):
+  samples = zip(ENGLISH, GERMAN, [*GERMAN[1:], GERMAN[0]], strict=True)
+  return evaluation.RerankingEvaluator(
+    [{"query": query, "positive": [right], "negative": [wrong]} for query, right, wrong in samples]
+  )
+
+
+SCORES = [0.9, 0.3, 0.5, 0.1, 0.7]
+EVALUATORS = {
+  "similarity": lambda x: x.EmbeddingSimilarityEvaluator(ENGLISH, GERMAN, SCORES),
+  "translation": lambda x: x.TranslationEvaluator(ENGLISH, GERMAN, show_progress_bar=True),
+  "retrieval": retrieval,
+  "truncated": lambda x: retrieval(x, truncate_dim=3),
+  "prompts": lambda x: retrieval(x, query_prompt="query: ", corpus_prompt="passage: "),
+  "reranking": reranking,
+}
+
+
+@pytest.mark.parametrize("name", EVALUATORS)
+def test_an_evaluator_reports_the_numbers_of_sentence_transformers(evaluation, both, name):
+  ours, opened = (EVALUATORS[name](evaluation)(encoder) for encoder in both)
+  assert ours == pytest.approx(opened, abs=1e-4)
+
+
+def test_the_error_to_a_teacher_is_that_of_sentence_transformers(evaluation, both):
+  for teacher in both:
+    evaluator = evaluation.MSEEvaluator(ENGLISH, GERMAN, teacher_model=teacher)
+    ours, opened = (evaluator(student)["negative_mse"] for student in both)
+    assert ours == pytest.approx(opened, rel=1e-4)
+
+
+def test_tensors_are_those_of_sentence_transformers(both):
+  torch = pytest.importorskip("torch", reason=NEEDS)
+  ours, opened = both
+  for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
+    found, expected = (x.encode(ENGLISH, normalize_embeddings=True, **options) for x in both)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+  for one, other in ((found, expected), (found[0], expected[1:])):
+    torch.testing.assert_close(ours.similarity(one, other), opened.similarity(one, other))

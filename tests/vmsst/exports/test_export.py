@@ -33,15 +33,8 @@ FORMATS = ("safetensors", "sentence-transformers", "onnx")
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 ODD = [
-  "",
-  "  ",
-  "word " * 300,
-  "</s> a <pad>",
-  "▁a\tb\u3000c",
-  "ΟΔΟΣ ΣΑΣ’Α Σ",
-  "İ x\u00ad",
-  "<w> 😀",
-]
+  "", "  ", "word " * 300, "</s> a <pad>", "▁a\tb\u3000c", "ΟΔΟΣ ΣΑΣ’Α Σ", "İ x\u00ad", "<w> 😀",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -93,13 +86,7 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
   ("case", "kind"),
-  [
-    ("t5", "sample"),
-    ("t5 scanned", "unigram"),
-    ("ems", "ems"),
-    ("labse", "bert"),
-    ("e5", "xlmr"),
-  ],
+  [("t5", "sample"), ("t5 scanned", "unigram"), ("ems", "ems"), ("labse", "bert"), ("e5", "xlmr")],
 )
 def test_sentence_transformers_gives_the_same_vectors(
   case, kind, vocabulary_of, tokenizer_files, sentences, tmp_path

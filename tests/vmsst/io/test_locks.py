@@ -149,9 +149,6 @@ def test_of_processes_that_start_together_at_most_one_gets_the_lock(monkeypatch)
     return numbers(path)
 
   monkeypatch.setattr(locks, "_numbers", listed)
-  with (
-    pytest.raises(locks.InUseError, match="process 7 on elsewhere"),
-    locks.held(PATH),
-  ):
+  with pytest.raises(locks.InUseError, match="process 7 on elsewhere"), locks.held(PATH):
     pass
   assert names() == [".lock-000002"]

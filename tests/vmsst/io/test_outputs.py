@@ -168,9 +168,7 @@ def test_a_file_in_a_store_must_be_writable(monkeypatch):
     raise PermissionError("read-only")
 
   monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
-  with pytest.raises(
-    errors.InputError, match=r"gs://bucket/new/\.write.* cannot be written: .*only"
-  ):
+  with pytest.raises(errors.InputError, match=r"bucket/new/\.write.* cannot be written: .*only"):
     outputs.check([], file="gs://bucket/new/file")
 
 
@@ -300,19 +298,6 @@ def test_links_lead_to_the_same_output(tmp_path):
     pass
 
 
-@pytest.mark.parametrize("part", [".part", ".search", ".vmsst-part"])
-def test_foreign_files_of_similar_names_are_neither_read_nor_changed(tmp_path, part):
-  foreign, linked = tmp_path / f"out{part}", tmp_path / f"out{part}-0a"
-  foreign.write_text("foreign")
-  linked.symlink_to(foreign)
-  with work_folders.owned(tmp_path / "out"):
-    atomic_files.write_text(tmp_path / "out", "two")
-  with work_folders.atomic_folder(tmp_path / "folder") as folder:
-    (folder / "x").touch()
-  assert foreign.read_text() == linked.read_text() == "foreign"
-  assert {path.name for path in tmp_path.iterdir()} == {"out", "folder", foreign.name, linked.name}
-
-
 def test_of_two_writers_of_a_new_folder_one_wins(place):
   """Both start before either has written."""
   barrier, failed = threading.Barrier(2), []
@@ -414,11 +399,7 @@ A = {"name": "/a", "digest": "1" * 64}
     ({"encoder": {"name": "/a"}}, {"encoder": {"name": "/a"}}, ""),
     ({"x": "a"}, {}, 'x is "a", not unset'),
     ({}, {"x": [1]}, "x is unset, not [1]"),
-    (
-      {"encoder": A},
-      {"encoder": {**A, "digest": "2" * 64}},
-      "encoder is /a (111111111111), not /a (2",
-    ),
+    ({"encoder": A}, {"encoder": {**A, "digest": "22"}}, "encoder is /a (111111111111), not /a (2"),
     ({"encoder": A}, {"encoder": {"name": "/b"}}, "encoder is /a (111111111111), not /b"),
     ({"encoder": {"name": "/a"}}, {"encoder": {"name": "/b"}}, "encoder is /a, not /b"),
     ({"sides": [A]}, {"sides": [A, A]}, "sides is "),

@@ -67,14 +67,10 @@ def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_pat
     for name in ("x.txt", "y.txt.gz", ".z.txt", "in/deep/x.txt", "in/x.tsv"):
       atomic_files.write_text(folder / name, "text")
     for pattern, found in (
-      ("*.txt", [".z.txt", "x.txt"]),
-      ("*.txt*", [".z.txt", "x.txt", "y.txt.gz"]),
-      ("*/x.*", ["in/x.tsv"]),
-      ("*/deep", ["in/deep"]),
-      ("**/x.txt", ["in/deep/x.txt", "x.txt"]),
-      ("x.txt", ["x.txt"]),
-      ("nothing/*", []),
-    ):
+      ("*.txt", [".z.txt", "x.txt"]), ("*.txt*", [".z.txt", "x.txt", "y.txt.gz"]),
+      ("*/x.*", ["in/x.tsv"]), ("*/deep", ["in/deep"]), ("**/x.txt", ["in/deep/x.txt", "x.txt"]),
+      ("x.txt", ["x.txt"]), ("nothing/*", []),
+    ):  # fmt: skip
       assert storage.find(folder, pattern) == [folder / name for name in found]
     assert storage.is_file(folder / "x.txt")
     assert not storage.is_file(folder / "in")
@@ -143,28 +139,16 @@ def test_an_object_is_created_once(store):
 @pytest.mark.parametrize(
   "use",
   [
-    storage.names,
-    storage.exists,
-    storage.is_file,
-    storage.size,
-    storage.version,
-    storage.objects_below,
-    storage.remove,
-    storage.check_finished,
-    storage.check_writable,
-    lambda url: storage.matches(f"{url}*"),
-    lambda url: storage.find(epath.Path(url), "*"),
-    lambda url: storage.remove_files(url, ["a"]),
-    lambda url: storage.rename(url, "gs://bucket/b"),
+    storage.names, storage.exists, storage.is_file, storage.size, storage.version,
+    storage.objects_below, storage.remove, storage.check_finished, storage.check_writable,
+    lambda url: storage.matches(f"{url}*"), lambda url: storage.find(epath.Path(url), "*"),
+    lambda url: storage.remove_files(url, ["a"]), lambda url: storage.rename(url, "gs://bucket/b"),
     lambda url: storage.create(url, b""),
     lambda url: storage.download(url, pathlib.Path("nowhere")),
-    lambda url: storage.open_binary(url).read(),
-    lambda url: storage.read_ranges(url, [0], 1),
-    lambda url: list(text_files.read_lines(url)),
-    checksums.of_file,
-    input_files.read_json,
+    lambda url: storage.open_binary(url).read(), lambda url: storage.read_ranges(url, [0], 1),
+    lambda url: list(text_files.read_lines(url)), checksums.of_file, input_files.read_json,
   ],
-)
+)  # fmt: skip
 def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
   storage.filesystem("gs://bucket")  # which has answered
 

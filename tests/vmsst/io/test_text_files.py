@@ -85,13 +85,9 @@ def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
 
 
 TEXTS = [
-  b"",
-  b"\n",
-  b"one",
-  b"\xef\xbb\xbfone\r\n\ntwo",
-  b"".join(b"line %d\n" % n for n in range(20)),
+  b"", b"\n", b"one", b"\xef\xbb\xbfone\r\n\ntwo", b"".join(b"line %d\n" % n for n in range(20)),
   b"".join(b"x" * n + b"\n" for n in range(9)) + b"end",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 16])

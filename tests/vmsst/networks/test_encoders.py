@@ -13,7 +13,7 @@ from flax import traverse_util
 from tiny_models import assert_trees_close, jit
 
 from vmsst import errors
-from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer, vmsst
+from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer
 
 V = 50
 T5 = t5.T5Config(
@@ -286,12 +286,6 @@ def test_values_are_zero_at_the_rate_and_keep_their_mean(rate):
   np.testing.assert_allclose(dropped[dropped != 0], 1 / (1 - rate), rtol=1e-4)
 
 
-def test_broadcast_axes_share_their_fate():
-  dropped = apply(np.ones((8, 16, 32), np.float32), 0.5, broadcast_dims=(-2,))
-  np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
-  assert 0 < np.mean(dropped[:, 0] == 0) < 1
-
-
 def test_keys_differ_and_infinities_vanish():
   x = np.full((4, 8, 16), np.inf, np.float32)
   first, second = (apply(x, 0.5, seed=seed) for seed in range(2))
@@ -419,12 +413,6 @@ def test_gradients_equal_those_of_a_plain_loop():
     value_and_gradients(lstm.lstm),
     value_and_gradients(plain),
   )
-
-
-def test_rows_are_of_the_encoder_of_their_language():
-  outputs = [jnp.zeros((3, 2)), jnp.ones((3, 2))]
-  found = vmsst.of_own_group(outputs, (0, 1), jnp.array([1, 0, 2]))
-  np.testing.assert_array_equal(found, [[1, 1], [0, 0], [np.nan, np.nan]])
 
 
 def test_a_language_outside_the_table_gives_nan(decoder_params):

@@ -4,14 +4,12 @@ import pathlib
 import memory_store
 import opus_tree
 import pytest
-import seqio
 import tensorflow_datasets as tfds
 from fsspec.implementations import memory
 
 from vmsst import cli, errors
-from vmsst.data import dataset_shards, vocabularies
+from vmsst.data import dataset_shards
 from vmsst.opus import builder, pipeline, releases
-from vmsst.tasks import mixtures
 from vmsst.units import engines
 
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
@@ -120,23 +118,6 @@ def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
   folders = [tree / name / "opus_bitext/mine/1.0.0" for name in ("tfds", "other")]
   assert _hash(folders[0]) == _hash(folders[1])
   assert (folders[0] / "DATA_CARD.md").read_text() == (folders[1] / "DATA_CARD.md").read_text()
-
-
-def test_the_rows_of_a_build_are_those_of_its_tasks(tree):
-  folder = _build(tree)
-  built = []
-  for info in tfds.builder_from_directory(folder).info.splits.values():
-    for path in info.filepaths:
-      built += [(row["source"], row["target"]) for row in dataset_shards.read_examples(str(path))]
-  vocabulary = vocabularies.ByteVocabulary()
-  name = mixtures.opus("mine", vocabulary, str(tree / "tfds"))
-  trained = [
-    tuple(vocabulary.decode(row[side].tolist()) for side in ("inputs", "targets"))
-    for task in seqio.MixtureRegistry.get(name).tasks
-    for row in task.get_dataset(split="train", shuffle=False).as_numpy_iterator()
-  ]
-  assert len(trained) == 48
-  assert not set(trained) - set(built)
 
 
 def test_a_build_in_a_store_is_that_on_this_machine(tree, monkeypatch):

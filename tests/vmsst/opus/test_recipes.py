@@ -76,7 +76,7 @@ def test_a_recipe_of_one_s_own(tmp_path):
   path.write_text(
     "name: mine\npairs: [en-de, tr-en]\nunlisted: true\nseed: 7\n"
     "corpora:\n- {name: B, version: v2, cap: 10, caps: {de-en: 5}}\n- {name: A}\n"
-    "cleaning: {max_ratio: 4.0}\nvalidation: {share: 0.25, at_most: 3}\n",
+    "cleaning: {max_ratio: 4.0}\nvalidation: {share: 0.25, at_most: 3}\n"
   )
   mine = recipes.load(path)
   assert mine.pairs == ("deu_eng", "eng_tur")
@@ -167,14 +167,9 @@ def test_targets_level_the_largest_cells_of_a_language_and_count_both_pivots():
     expected={"eng_tur": 33},
   )
   sizes = {
-    ("deu_eng", "A"): 10,
-    ("deu_eng", "B"): 500,
-    ("deu_spa", "A"): 25,
-    ("deu_spa", "B"): 5000,
-    ("eng_fra", "A"): 70,
-    ("eng_spa", "A"): 300,
-    ("eng_tur", "B"): 40,
-  }
+    ("deu_eng", "A"): 10, ("deu_eng", "B"): 500, ("deu_spa", "A"): 25, ("deu_spa", "B"): 5000,
+    ("eng_fra", "A"): 70, ("eng_spa", "A"): 300, ("eng_tur", "B"): 40,
+  }  # fmt: skip
   ranks = random_ranks(sizes)
   cuts = recipes.plan(recipe, ranks)
   counts = [train for train, _ in taken(ranks, cuts).values()]

@@ -99,14 +99,10 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
   os.symlink(tmp_path, tmp_path / "deep" / "loop")
   found, faults = releases.scan(str(tmp_path))
   assert {release.name: release.format for release in found} == {
-    "Books.v1.deu_eng": "moses",
-    "Ted.v1.cmn_eng.en-zh_cn": "zip",
-    "Ted.v1.cmnHant_eng.en-zh_TW": "zip",
-    "Ted.v1.eng_fra": "tmx",
-    "Ted.v1.eng_por": "zip",
-    "Ted.v1.eng_por.en-pt_BR": "zip",
-    "Ted.v1.eng_srpLatn": "zip",
-  }
+    "Books.v1.deu_eng": "moses", "Ted.v1.cmn_eng.en-zh_cn": "zip",
+    "Ted.v1.cmnHant_eng.en-zh_TW": "zip", "Ted.v1.eng_fra": "tmx", "Ted.v1.eng_por": "zip",
+    "Ted.v1.eng_por.en-pt_BR": "zip", "Ted.v1.eng_srpLatn": "zip",
+  }  # fmt: skip
   assert [release.name for release in found] == sorted(release.name for release in found)
   assert found[0].license() == "free"
   assert _read(found[0]) == ([(1, "a", "a")], [])

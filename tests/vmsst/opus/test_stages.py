@@ -82,12 +82,8 @@ def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentence
   assert len(validation) == 20 + 8  # A fifth of 100 and of 40.
   assert train != sorted(train)
   assert _rows(report, "train_eng_tur") == [("one sentence", "bir cümle")]
-  assert report.merged["deu_eng", "Europarl"] == {
-    "read": 104,
-    "duplicate": 3,
-    "near_duplicate": 1,
-    "kept": 100,
-  }
+  counts = {"read": 104, "duplicate": 3, "near_duplicate": 1, "kept": 100}
+  assert report.merged["deu_eng", "Europarl"] == counts
   assert report.merged["deu_eng", "Tatoeba"]["duplicate"] == 40
   made = report.cleaned["Europarl.v8.deu_eng"]
   assert made["counts"] == {"read": 110, "empty": 1, "copy": 1, "held_out": 4, "kept": 104}
@@ -178,18 +174,10 @@ def test_the_card_says_where_the_data_are_from_and_what_was_left_out(tree):
     for start in ("| languages | corpus", "| deu_eng | Europarl")
   )
   assert dict(zip(header, row, strict=True)) == {
-    "languages": "deu_eng",
-    "corpus": "Europarl",
-    "read": "110",
-    "empty": "1",
-    "copy": "1",
-    "held out": "4",
-    "duplicate": "3",
-    "near duplicate": "1",
-    "kept": "100",
-    "training": "80",
+    "languages": "deu_eng", "corpus": "Europarl", "read": "110", "empty": "1", "copy": "1",
+    "held out": "4", "duplicate": "3", "near duplicate": "1", "kept": "100", "training": "80",
     "validation": "20",
-  }
+  }  # fmt: skip
   assert "| tatoeba | 1 | 3 |" in text
   assert '"name": "Europarl"' in text
 

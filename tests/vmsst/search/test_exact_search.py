@@ -46,15 +46,10 @@ def on_disk(monkeypatch):
 @pytest.mark.parametrize(
   ("compare", "n", "m", "k", "width"),
   [
-    (exact_search.compare, 23, 17, 5, 4),
-    (SMALL, 23, 17, 5, 16),
-    (SMALL, 40, 61, 1, 4),
-    (SMALL, 3, 50, 4, 16),
-    (SMALL, 1, 1, 99, 4),
-    (DEVICES, 23, 57, 5, 4),
-    (DEVICES, 3, 50, 4, 16),
+    (exact_search.compare, 23, 17, 5, 4), (SMALL, 23, 17, 5, 16), (SMALL, 40, 61, 1, 4),
+    (SMALL, 3, 50, 4, 16), (SMALL, 1, 1, 99, 4), (DEVICES, 23, 57, 5, 4), (DEVICES, 3, 50, 4, 16),
   ],
-)
+)  # fmt: skip
 def test_the_nearest_are_those_of_a_stable_sort(compare, n, m, k, width):
   rng = np.random.default_rng(n)
   source, target = signs(rng, n, width), signs(rng, m, width)
@@ -191,19 +186,6 @@ def test_broken_input_is_an_error(search):
   ):
     with pytest.raises(ValueError, match=message):
       search(*sides, k)
-
-
-def test_faiss_finds_the_same():
-  faiss = pytest.importorskip("faiss")
-  rng = np.random.default_rng(2)
-  source, target = (exact_search.unit_rows(rng.normal(size=[count, 32])) for count in (2500, 3100))
-  forward, backward = exact_search.mutual_top_k(source, target, 4)
-  for near, query, base in ((forward, source, target), (backward, target, source)):
-    index = faiss.IndexFlatIP(32)
-    index.add(base)
-    score_NK, index_NK = index.search(query, 4)
-    np.testing.assert_allclose(near.score_NK, score_NK, atol=1e-6)
-    assert np.mean(near.index_NK == index_NK) > 0.999  # those that are equal up to rounding
 
 
 def run_on_eight_devices(folder):

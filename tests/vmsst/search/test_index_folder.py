@@ -252,14 +252,10 @@ def test_a_damaged_part_of_an_unfinished_build_is_made_again(stored, tmp_path, m
 @pytest.mark.parametrize(
   "change",
   [
-    {"sha256": 3},
-    {"factory": "HNSW32"},
+    {"sha256": 3}, {"factory": "HNSW32"}, {"shard_rows": 0}, {"more": 1}, None,
     {"vectors": {"count": -1, "dimension": WIDTH, "digest": ""}},
-    {"shard_rows": 0},
-    {"more": 1},
-    None,
   ],
-)
+)  # fmt: skip
 def test_broken_states_are_errors(folder, change):
   path = folder / "index" / "index.json"
   state = json.loads(path.read_text())

@@ -113,10 +113,7 @@ def test_a_checkpoint_without_metadata_is_named(tmp_path, run_folder):
 
 
 def test_parameters_can_be_saved_in_bfloat16(tmp_path):
-  cfg = checkpoints.CheckpointConfig(
-    save=checkpoints.SaveCheckpointConfig(period=2, dtype="bfloat16")
-  )
-  toy_runs.run(tmp_path, total_steps=2, checkpoint_cfg=cfg)
+  toy_runs.run(tmp_path, total_steps=2, checkpoint_cfg=toy_runs.saving(2, dtype="bfloat16"))
   state = toy_runs.read_checkpoint(tmp_path / "checkpoint_2")
   assert state["target"]["table"].dtype == "bfloat16"
   assert state["state"]["param_states"]["table"]["v"].dtype == np.float32

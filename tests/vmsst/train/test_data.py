@@ -103,12 +103,6 @@ def test_a_damaged_position_is_named(tmp_path):
     data.DataState.read_from(tmp_path, process=0, processes=1)
 
 
-def test_an_unknown_task_is_named_with_the_known_ones():
-  cfg = data.DatasetConfig("no_such_task", {"inputs": 8}, "train", 2, False, 0)
-  with pytest.raises(InputError, match="no task or mixture 'no_such_task' is registered; known:"):
-    data.get_dataset(cfg, 0, 1, lambda **_: None)
-
-
 def iterate(step, saved=None, **options):
   """Returns a started iterator over the shuffled dataset of toy_runs."""
   mesh = partitioning.PjitPartitioner(num_partitions=1)

@@ -135,11 +135,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   state = tmp_path / "four" / "checkpoint_10" / "dataset"
   assert len([*state.glob("process_*-of-4/train_ds-*")]) == 4  # each process's own
   validation = toy_runs.config("validation")
-  run_alone(
-    tmp_path / "one",
-    train_eval_dataset_cfg=validation,
-    infer_eval_dataset_cfg=validation,
-  )
+  run_alone(tmp_path / "one", train_eval_dataset_cfg=validation, infer_eval_dataset_cfg=validation)
   assert_same(tmp_path / "four", tmp_path / "one")
   four, one = (losses(tmp_path / name, "training_eval/toy") for name in ("four", "one"))
   assert four.keys() == one.keys() == {4, 8, 10}

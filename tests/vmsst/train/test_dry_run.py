@@ -80,44 +80,21 @@ V, D, H, K, M, L, S, B, T = 50, 12, 3, 4, 20, 2, 8, 6, 16
 BUCKETS = 32
 
 
-def tiny_model(vocabulary_size=V, **options):
+def tiny_step():
+  """Returns the arguments of a dry run."""
   config = t5.T5Config(
-    vocab_size=vocabulary_size,
-    emb_dim=D,
-    num_heads=H,
-    head_dim=K,
-    mlp_dim=M,
-    num_encoder_layers=L,
-    **options,
+    vocab_size=V, emb_dim=D, num_heads=H, head_dim=K, mlp_dim=M, num_encoder_layers=L
   )
-  return contrastive.ContrastiveModel(
+  rules = adafactor.standard_logical_factor_rules()
+  model = contrastive.ContrastiveModel(
     network=sentence_encoder.SentenceEncoder(config=config, latent_dim=S),
     vocabulary=vocabularies.ByteVocabulary(),
-    optimizer_def=adafactor.Adafactor(
-      logical_factor_rules=adafactor.standard_logical_factor_rules()
-    ),
+    optimizer_def=adafactor.Adafactor(logical_factor_rules=rules),
     max_length=T,
   )
-
-
-def tiny_config(**overrides):
   lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
-  return data.DatasetConfig(
-    **{
-      "mixture_or_task_name": None,
-      "task_feature_lengths": lengths,
-      "split": "train",
-      "batch_size": B,
-      "shuffle": True,
-      "seed": 0,
-      **overrides,
-    }
-  )
-
-
-def tiny_report(model, **overrides):
-  partitioner = partitioning.PjitPartitioner(num_partitions=1)
-  return dry_run.describe(model, tiny_config(**overrides), partitioner, toy_runs.make_trainer())
+  cfg = data.DatasetConfig(None, lengths, "train", batch_size=B, shuffle=True, seed=0)
+  return model, cfg, partitioning.PjitPartitioner(num_partitions=1), toy_runs.make_trainer()
 
 
 LAYER = 4 * D * H * K + 3 * D * M + 2 * D
@@ -125,7 +102,7 @@ PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
 
 
 def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
-  report = tiny_report(tiny_model())
+  report = dry_run.describe(*tiny_step())
   assert report["parameters"] == PARAMETERS == sum(report["parameters_by_module"].values())
   assert report["parameters_by_module"]["token_embedder"] == V * D
   assert report["parameters_by_module"]["encoder/layers_1"] == LAYER
@@ -139,9 +116,8 @@ def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
 
 
 def test_bytes_are_those_of_a_real_state_gradients_and_batch():
-  model = tiny_model()
-  report = tiny_report(model)
-  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  model, _, partitioner, _ = step = tiny_step()
+  report = dry_run.describe(*step)
   state = utils.TrainStateInitializer(
     optimizer_def=model.optimizer_def,
     init_fn=model.get_initial_variables,
@@ -154,26 +130,22 @@ def test_bytes_are_those_of_a_real_state_gradients_and_batch():
 
 
 def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
-  partitioner = partitioning.PjitPartitioner(num_partitions=1)
-  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
-  report = dry_run.memory(*run)
+  report = dry_run.memory(*tiny_step())
   parts = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", report["text"])}
-  state = tiny_report(run[0])["bytes_per_device"] - 4 * PARAMETERS  # parameters, optimizer, batch
+  whole = dry_run.describe(*tiny_step())["bytes_per_device"]
+  state = whole - 4 * PARAMETERS  # parameters, optimizer, batch
   assert parts["arguments"] == pytest.approx(state / 2**20, abs=0.06)
   assert parts["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
   assert report["peak_bytes_per_device"] > state + 4 * PARAMETERS
 
 
 def test_devices_that_are_too_small_are_named(monkeypatch):
-  partitioner = partitioning.PjitPartitioner(num_partitions=1)
-  run = (tiny_model(), tiny_config(), partitioner, toy_runs.make_trainer())
-
   def compile_nothing(self):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
 
   monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
   with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
-    dry_run.memory(*run)
+    dry_run.memory(*tiny_step())
 
 
 # --------------------------------------------------------------------------------------------
@@ -205,12 +177,7 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
   assert done.stdout.startswith("mesh: data=4 model=2 (8 cpu devices)\nbatch: 2048 examples, ")
   assert "embedding  [250112, 1024]  P('model', None)  488.5\n" in done.stdout
   report = json.loads(done.stdout.splitlines()[-1])
-  assert set(report) == {
-    "parameters",
-    "parameters_by_module",
-    "flops_per_step",
-    "bytes_per_device",
-  }
+  assert set(report) == {"parameters", "parameters_by_module", "flops_per_step", "bytes_per_device"}
   assert report["parameters"] == 270_011_904 == paper_size(layers=1)
   # Parameters and gradients; Adafactor's factors and the batch are small in comparison.
   here = 2 * 4 * paper_size(layers=1, shared_by=2)

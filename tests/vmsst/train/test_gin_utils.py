@@ -88,31 +88,13 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     (
       ["utils.create_learning_rate_scheduler.factor = 'x'"],
       "config.gin",
-      r"create_learning_rate_scheduler has no parameter 'factor'; did you mean factors",
+      "learning_rate_scheduler has no parameter 'factor'; did you mean factors",
     ),
     (["util.DatasetConfig.seed = 1"], "config.gin", "do not import 'util.DatasetConfig'"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
-    (
-      ["STEPS = 2.5"],
-      "config.gin",
-      r"r\.warmup_steps \(STEPS\) is 2\.5: Expected `int`, got `float`$",
-    ),
+    (["STEPS = 2.5"], "config.gin", r"_steps \(STEPS\) is 2\.5: Expected `int`, got `float`$"),
     (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1: Expected `int` >= 0$"),
-    (
-      ["STEPS = %SIZE", "SIZE = 'x'"],
-      "config.gin",
-      r"warmup_steps \(STEPS\) is 'x': Expected `int`",
-    ),
-    (
-      ["utils.SaveCheckpointConfig.checkpoint_steps = [1, 2.0]", "STEPS = 1"],
-      "configs.gin",
-      r"utils\.SaveCheckpointConfig\.checkpoint_steps is \[1, 2\.0\]: Expected `int`",
-    ),
-    (
-      ["utils.create_learning_rate_scheduler.decay_factor = 1e999", "STEPS = 1"],
-      "config.gin",
-      r"decay_factor is inf: ",
-    ),
+    (["STEPS = %SIZE", "SIZE = 'x'"], "config.gin", r"_steps \(STEPS\) is 'x': Expected `int`"),
     *(
       ([f"utils.{binding}", "STEPS = 1"], "configs.gin", re.escape(binding.split(" ")[0]) + " is ")
       for binding in (
@@ -121,6 +103,8 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
         "DatasetConfig.seed = 9223372036854775808",
         "DatasetConfig.task_feature_lengths = ['inputs']",
         "SaveCheckpointConfig.period = -1",
+        "SaveCheckpointConfig.checkpoint_steps = [1, 2.0]",
+        "create_learning_rate_scheduler.decay_factor = 1e999",
         "SaveCheckpointConfig.dtype = 'float16'",
         "RestoreCheckpointConfig.mode = 'newest'",
         "RestoreCheckpointConfig.assignment_map = [('a', 3)]",

@@ -20,9 +20,7 @@ from vmsst.units import base
 
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
-  cfg = checkpoints.CheckpointConfig(
-    save=checkpoints.SaveCheckpointConfig(period=2, keep=2, save_dataset=True)
-  )
+  cfg = toy_runs.saving(2, keep=2)
   _, whole = toy_runs.run(tmp_path / "whole", checkpoint_cfg=cfg)
   toy_runs.run(tmp_path / "parts", total_steps=3, checkpoint_cfg=cfg)
   step, parts = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
@@ -96,9 +94,7 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
       mode="score",
       model=toy_runs.ToyModel(),
       dataset_cfg=toy_runs.config("validation", batch_size=4, shuffle=False),
-      restore_checkpoint_cfg=checkpoints.RestoreCheckpointConfig(
-        path=str(tmp_path / "checkpoint_1"), mode="specific"
-      ),
+      restore_checkpoint_cfg=toy_runs.restoring(tmp_path / "checkpoint_1"),
       partitioner=partitioning.PjitPartitioner(num_partitions=1),
       output_dir=str(tmp_path / "infer"),
       checkpoint_period=3,
@@ -181,11 +177,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
     ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
     ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
     ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
-    (
-      "run",
-      {"model": toy_runs.ToyModel(width=6)},
-      r"shape \(16, 6\) .*/checkpoint_2",
-    ),
+    ("run", {"model": toy_runs.ToyModel(width=6)}, r"shape \(16, 6\) .*/checkpoint_2"),
     ("new", {"actions": {"train": []}}, "unknown modes"),
   ):
     with pytest.raises(InputError, match=message):
@@ -200,21 +192,9 @@ def test_a_failed_restart_changes_nothing(tmp_path):
     ("relative/run", None, "must be an absolute path, got 'relative/run'"),
     ("/proc/vmsst", None, "MODEL_DIR /proc/vmsst cannot be written to"),
     ("nowhere://bucket/run", None, r"nowhere:// is not supported; give a local path, gs:// or s3:"),
-    (
-      "gs://bucket/run",
-      ImportError("Install gcsfs"),
-      r"no package for gs:// is installed; pip install 'vmsst\[gcs\]'",
-    ),
-    (
-      "s3://bucket/run",
-      None,
-      r"s3://bucket/run: checkpoints cannot be written to s3://; set a loc",
-    ),
-    (
-      "gs://bucket/run",
-      OSError("no\n\t route"),
-      r"gs://bucket/run cannot be .*: no route\. Che",
-    ),
+    ("gs://bucket/run", ImportError("Install gcsfs"), r"pip install 'vmsst\[gcs\]'"),
+    ("s3://bucket/run", None, "s3://bucket/run: checkpoints cannot be written to s3://"),
+    ("gs://bucket/run", OSError("no\n\t route"), r"gs://bucket/run cannot be .*: no route\. Che"),
     ("gs://bucket/run", None, "gs://bucket/run cannot be reached: .*: no answer in 0.1 s"),
   ],
 )
@@ -249,9 +229,7 @@ def test_a_failed_evaluation_or_inference_leaves_no_results(tmp_path):
   before = _contents(tmp_path)
   arguments = {
     "dataset_cfg": toy_runs.config("validation", batch_size=4, shuffle=False),
-    "restore_checkpoint_cfg": checkpoints.RestoreCheckpointConfig(
-      path=str(tmp_path / "run" / "checkpoint_1"), mode="specific"
-    ),
+    "restore_checkpoint_cfg": toy_runs.restoring(tmp_path / "run" / "checkpoint_1"),
     "partitioner": partitioning.PjitPartitioner(num_partitions=1),
     "output_dir": str(tmp_path / "new" / "out"),
   }
@@ -291,12 +269,8 @@ def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactl
   toy_runs.run(tmp_path / "first", total_steps=5)
 
   def resume(name, steps):
-    cfg = checkpoints.CheckpointConfig(
-      restore=checkpoints.RestoreCheckpointConfig(
-        path=str(tmp_path / "first" / "checkpoint_5"), mode="specific"
-      ),
-      save=checkpoints.SaveCheckpointConfig(period=3, save_dataset=False),
-    )
+    start = toy_runs.restoring(tmp_path / "first" / "checkpoint_5")
+    cfg = toy_runs.saving(3, save_dataset=False, restore=start)
     return toy_runs.run(tmp_path / name, total_steps=steps, checkpoint_cfg=cfg)[1]
 
   whole = resume("whole", 12)

@@ -17,7 +17,7 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import aliases, checkpoints, partitioning, progress, trainer
+from vmsst.train import aliases, partitioning, progress, trainer
 
 STEPS, ROWS = 7, 8
 
@@ -200,7 +200,7 @@ def test_metrics_per_step_and_per_time_get_their_steps_and_seconds(tmp_path, cap
 
 
 def test_variables_without_axes_are_replicated_saved_and_resumed(tmp_path):
-  save = checkpoints.CheckpointConfig(save=checkpoints.SaveCheckpointConfig(period=4))
+  save = toy_runs.saving(4)
   run(tmp_path, None, checkpoint_cfg=save, total_steps=4)
   written = run(tmp_path, None, checkpoint_cfg=save)
   assert toy_runs.read_checkpoint(tmp_path / "checkpoint_4")["flax_mutables"]["seen"]["calls"] == 4
@@ -258,21 +258,9 @@ def test_tables_show_the_first_and_the_newest_evaluation(capsys):
 # Meshes, rules and data layouts
 
 
-def test_default_rules_shard_the_vocabulary_and_replicate_the_width():
-  rules = dict(partitioning.standard_logical_axis_rules())
-  assert rules["batch"] == "data"
-  assert rules["vocab"] == "model"
-  assert rules["embed"] is None
-  assert dict(partitioning.standard_logical_axis_rules(1, 2))["embed"] == "data"
-
-
 @pytest.mark.parametrize(
   "arguments",
-  [
-    {},
-    {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)},
-    {"num_partitions": 1 << 20},
-  ],
+  [{}, {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)}, {"num_partitions": 1 << 20}],
 )
 def test_meshes_that_cannot_be_are_refused(arguments):
   with pytest.raises(InputError):

@@ -131,9 +131,7 @@ def test_only_missing_results_are_made(tmp_path):
 
 def test_a_result_that_is_not_here_is_an_error_that_names_the_unit(tmp_path, monkeypatch):
   monkeypatch.setattr(engines, "_VISIBLE_SECONDS", 0.2)
-  with pytest.raises(
-    errors.InputError, match=r"squares of .*0\.txt: its result is missing .*share"
-  ):
+  with pytest.raises(errors.InputError, match=r"squares of .*0\.txt: its result is missing .*sha"):
     engines.run("squares", toy_units.squares(tmp_path, 2), Elsewhere())
 
 
