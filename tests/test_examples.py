@@ -153,6 +153,7 @@ BENCHMARKS = {
   "compare": "batches --data_root={data} --output_dir=out --rows random --seeds 0 --steps 2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
   "encode": "--data={data} --sentences=50 --repeats=1 --rounds=1",
+  "finetune": "--data={data} --steps=4 --warm_up=2 --batch_size=4",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
   "opus_build": "--sizes 2000 --workers 1",

@@ -1,8 +1,7 @@
 """Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE".
 
 huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are, but T5, which is imported once per commit
-into HF_HOME/vmsst. Nothing of a model is run.
+HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.
 """
 
 import contextlib
@@ -12,29 +11,18 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-import filelock
-
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files
-from vmsst.checkpoints.importers import (
-  architectures,
-  encoders,
-  laser,
-  mt5,
-  vmsst_release,
-  weight_tables,
-)
+from vmsst.checkpoints.importers import architectures, laser, mt5
 
-# Increase it if an import of the same files gives another encoder.
-_IMPORT_FORMAT = 2
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 _FILES = ("*.json", "*.model")
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
+_TYPES = (*architectures.ARCHITECTURES, *mt5.TYPES)
 # Copies of the model for other engines.
-_T5_TYPES = ("mt5", "t5")
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
 
@@ -66,25 +54,23 @@ def check_repository(name: str) -> None:
 
 
 def find(name: str) -> HubModel:
-  """Downloads a model, or finds it in the cache, and imports it on first use if it must be.
+  """Downloads a model, or finds it in the cache.
 
   Args:
     name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
 
   Raises:
-    InputError: there is no such model, it cannot be downloaded or imported, or it cannot encode
-      texts.
+    InputError: there is no such model, it cannot be downloaded, or it is of an unknown type.
   """
   snapshot, repository = download(name)
-  if (snapshot / encoder_json.ENCODER_FILE).is_file() or is_released(snapshot):
-    return HubModel(f"{repository}@{snapshot.name}", snapshot)
-  folder = _imported(snapshot, repository)
-  if not (folder / encoder_json.ENCODER_FILE).is_file():
+  if not (snapshot / encoder_json.ENCODER_FILE).is_file() and not is_released(snapshot):
+    path = sentence_transformers_files.config_path(snapshot)
+    kind = hugging_face.read_object(path).get("model_type")
     raise errors.InputError(
-      f"{repository} has neither a {encoders.TOKENIZER_FILE} nor a {mt5.VOCABULARY_FILE} to encode "
-      "texts with; only training can start from it"
+      f"{repository} is of the type {kind!r}, which cannot be loaded; these can: "
+      f"{', '.join(_TYPES)}, and exports of this library"
     )
-  return HubModel(f"{repository}@{snapshot.name}", folder)
+  return HubModel(f"{repository}@{snapshot.name}", snapshot)
 
 
 def is_released(folder: pathlib.Path) -> bool:
@@ -92,21 +78,7 @@ def is_released(folder: pathlib.Path) -> bool:
   path = sentence_transformers_files.config_path(folder)
   if not path.is_file():
     return bool(laser.files(folder))
-  return hugging_face.read_object(path).get("model_type") in architectures.ARCHITECTURES
-
-
-def checkpoint(path: str | os.PathLike[str]) -> str:
-  """Returns `path`, or the imported checkpoint of a T5 on the Hub that it names.
-
-  Raises:
-    InputError: there is no such model, or it cannot be downloaded or imported.
-  """
-  if not is_name(path):
-    return os.fspath(path)
-  snapshot, repository = download(os.fspath(path))
-  if (snapshot / encoder_json.ENCODER_FILE).is_file() or is_released(snapshot):
-    return os.fspath(path)
-  return os.fspath(_imported(snapshot, repository) / weight_tables.CHECKPOINT)
+  return hugging_face.read_object(path).get("model_type") in _TYPES
 
 
 def download(name: str) -> tuple[pathlib.Path, str]:
@@ -195,36 +167,3 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())
   reason = str(error).strip().partition("\n")[0] or type(error).__name__
   return f"{reason}; rerun to resume"
-
-
-def _imported(snapshot: pathlib.Path, repository: str) -> pathlib.Path:
-  """Returns the folder of a model after its import, with a checkpoint."""
-  from huggingface_hub import constants
-
-  config = hugging_face.read_object(sentence_transformers_files.config_path(snapshot))
-  kind = config.get("model_type")
-  if kind not in _T5_TYPES:
-    known = ", ".join((*architectures.ARCHITECTURES, *_T5_TYPES))
-    raise errors.InputError(
-      f"{repository} is of the type {kind!r}, which cannot be loaded by name; these can: {known}, "
-      "and exports of this library"
-    )
-  cache = pathlib.Path(constants.HF_HOME, "vmsst", str(_IMPORT_FORMAT))
-  target = cache / repository.replace("/", "--") / snapshot.name
-  target.parent.mkdir(parents=True, exist_ok=True)
-  with filelock.FileLock(f"{target}.lock"):
-    if not (target / weight_tables.CHECKPOINT).is_dir():
-      _import_t5(snapshot, target)
-  return target
-
-
-def _import_t5(snapshot: pathlib.Path, target: pathlib.Path) -> None:
-  """Imports mT5, or a release of VMSST, whose encoder has other names."""
-  if (snapshot / sentence_transformers_files.MODULES_FILE).is_file():
-    raise errors.InputError(
-      f"{snapshot}: T5 with modules of sentence-transformers cannot be imported, unless `vmsst "
-      "export` wrote it; sentence-transformers opens it"
-    )
-  names = hugging_face.open_tensors(snapshot)
-  released = any(name.startswith(vmsst_release.ENCODER) for name in names)
-  (vmsst_release.import_vmsst if released else mt5.import_mt5)(snapshot, target)

@@ -46,7 +46,7 @@ from vmsst.checkpoints import (
   tensors,
   transformers_weights,
 )
-from vmsst.checkpoints.importers import encoders, weight_tables
+from vmsst.checkpoints.importers import encoders, mt5, weight_tables
 from vmsst.data.hugging_face_vocabulary import TOKENIZER_FILE
 from vmsst.io import checksums, storage
 
@@ -259,11 +259,11 @@ def read_assets(path: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
 def _released(
   folder: pathlib.Path,
 ) -> tuple[weight_tables.Converted, encoder_json.EncoderAssets]:
-  converted = encoders.convert(folder)
+  converted = encoders.convert(folder, whole=False)
   if converted.assets is None:
     raise errors.InputError(
-      f"{folder} has no {encoders.TOKENIZER_FILE} to encode texts with: save one with "
-      "transformers' AutoTokenizer"
+      f"{folder} has no {encoders.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode texts "
+      "with: save one with transformers' AutoTokenizer. Only training can start from it as it is"
     )
   # The vocabulary's file is read as long as the process lives.
   return converted, converted.assets(pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder())))

@@ -21,7 +21,6 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from vmsst.checkpoints import (
-  hub_models,
   layer_stacks,
   saved_encoders,
   t5x,
@@ -156,7 +155,6 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     InputError: There are none, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
-  paths = [hub_models.checkpoint(path) for path in paths]
   if not paths:
     raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
   checkpoints: list[epath.Path] = []

@@ -28,7 +28,7 @@ from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import partitioning
 
-_LENGTH_EIGHTHS = (2, 3, 4, 6, 8)  # the lengths to trim batches to
+_LENGTH_EIGHTHS = (1, 2, 3, 4, 6, 8)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
 _TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
@@ -154,7 +154,7 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 
 
 def used_eighths(batch: Batch) -> int:
-  """Returns how many eighths of their lengths the texts of a batch need: 2, 3, 4, 6 or 8.
+  """Returns how many eighths of their lengths the texts of a batch need: 1, 2, 3, 4, 6 or 8.
 
   Texts are the rank-2 integer features [B, T].
   """

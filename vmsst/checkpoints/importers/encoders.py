@@ -19,7 +19,13 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, tensors
-from vmsst.checkpoints.importers import architectures, laser, weight_tables
+from vmsst.checkpoints.importers import (
+  architectures,
+  laser,
+  mt5,
+  vmsst_release,
+  weight_tables,
+)
 from vmsst.checkpoints.importers.architectures import ARCHITECTURES
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported
 from vmsst.data import hugging_face_vocabulary
@@ -28,7 +34,7 @@ from vmsst.networks import sentence_encoder, transformer
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 
-_KINDS = ("model_type", None, tuple(ARCHITECTURES))
+_KINDS = ("model_type", None, (*ARCHITECTURES, *mt5.TYPES))
 # Norms in checkpoints that came from TensorFlow.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -65,15 +71,25 @@ def import_encoder(
     return weight_tables.save(convert(local, prefix=prefix), target)
 
 
-def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
-  """Returns an encoder without writing it; arguments and errors are those of `import_encoder`."""
+def convert(local: pathlib.Path, *, prefix: str | None = None, whole: bool = True) -> Converted:
+  """Returns an encoder without writing it; arguments and errors are those of `import_encoder`.
+
+  Args:
+    local: Its folder.
+    prefix: As in `import_encoder`.
+    whole: Whether the decoder of mT5 is wanted, too.
+  """
   weight_tables.check_folder(local)
   config_file = local / hugging_face.CONFIG_FILE
   if config_file.is_file():
     # Before the modules, whose errors would hide that it is another kind of model.
-    hugging_face.check_choice(config_file, hugging_face.read_object(config_file), *_KINDS)
+    record = hugging_face.read_object(config_file)
+    hugging_face.check_choice(config_file, record, *_KINDS)
+    if record["model_type"] in mt5.TYPES:
+      _check_no_prefix(local, prefix)
+      return _t5(local, whole)
   elif laser.files(local):
-    errors.check(not prefix, f"the prefix of {local}", prefix, "None: LASER has no prefix")
+    _check_no_prefix(local, prefix)
     return laser.convert(local)
   released = sentence_transformers_files.read(local)
   source, tokenizer = released.transformer, cast(Any, released.tokenizer)
@@ -173,6 +189,23 @@ def convert(local: pathlib.Path, *, prefix: str | None = None) -> Converted:
     assets=None if tokenizer is None else assets,
     notes=tuple(notes),
   )
+
+
+def _check_no_prefix(folder: pathlib.Path, prefix: str | None) -> None:
+  errors.check(not prefix, f"the prefix of {folder}", prefix, "None: the encoder has no prefix")
+
+
+def _t5(folder: pathlib.Path, whole: bool) -> Converted:
+  """Returns an mT5, or a release of VMSST, whose encoder has other names."""
+  if (folder / sentence_transformers_files.MODULES_FILE).is_file():
+    raise errors.InputError(
+      f"{folder}: T5 with modules of sentence-transformers cannot be imported, unless `vmsst "
+      "export` wrote it; sentence-transformers opens it"
+    )
+  names = hugging_face.open_tensors(folder)
+  if any(name.startswith(vmsst_release.ENCODER) for name in names):
+    return vmsst_release.convert(folder)
+  return mt5.convert(folder, whole=whole)
 
 
 def _head(

@@ -26,6 +26,8 @@ from vmsst.data import vocabularies
 from vmsst.io import outputs, storage
 from vmsst.networks import sentence_encoder, t5
 
+TYPES = ("mt5", "t5")
+"""The `model_type` of T5 1.1, which has the same parameters and function, and mT5."""
 VOCABULARY_FILE = "spiece.model"
 # Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
 MAX_LENGTH = 512
@@ -117,34 +119,47 @@ def import_mt5(folder: str | os.PathLike[str], output: str | os.PathLike[str]) -
   """
   target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as source:
-    weight_tables.check_folder(source)
-    sizes, stored = read_config(source), hugging_face.open_tensors(source)
-    if not any(name.startswith("decoder.") for name in stored):
-      sizes["num_decoder_layers"] = 0
-    elif "lm_head.weight" not in stored:
-      raise errors.InputError(
-        f"{source} has a decoder but no lm_head.weight, which mT5 does not share with the token "
-        "table; save the whole model (MT5ForConditionalGeneration) or the encoder alone"
-      )
-    table, left_out = match(stored, sizes, source)
-    left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
-    started = [_for_training(row) for row in table if _CROSS_ATTENTION not in row.source]
-    vocabulary = source / VOCABULARY_FILE
-    settings = transformers_tokenizers.read_settings(source)
-    transformers_tokenizers.check_settings(
-      source / transformers_tokenizers.SETTINGS_FILE, settings, {}
+    return weight_tables.save(convert(source), target)
+
+
+def convert(source: pathlib.Path, *, whole: bool = True) -> Converted:
+  """Returns an mT5 without writing it; errors are those of `import_mt5`.
+
+  Args:
+    source: Its folder.
+    whole: Whether to return all that training can start from, or the encoder alone.
+  """
+  weight_tables.check_folder(source)
+  sizes, stored = read_config(source), hugging_face.open_tensors(source)
+  if not whole:
+    stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
+  if not any(name.startswith("decoder.") for name in stored):
+    sizes["num_decoder_layers"] = 0
+  elif "lm_head.weight" not in stored:
+    raise errors.InputError(
+      f"{source} has a decoder but no lm_head.weight, which mT5 does not share with the token "
+      "table; save the whole model (MT5ForConditionalGeneration) or the encoder alone"
     )
-    pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
-    encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
-    note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
-    converted = Converted(
-      params=weight_tables.to_parameters(started, stored),
-      sizes=sizes,
-      left_out=left_out,
-      assets=(lambda _: encoder) if vocabulary.is_file() else None,
-      notes=() if sizes["num_decoder_layers"] else (note,),
-    )
-    return weight_tables.save(converted, target)
+  table, left_out = match(stored, sizes, source)
+  left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
+  used = [row for row in table if _CROSS_ATTENTION not in row.source]
+  if whole:
+    used = [_for_training(row) for row in used]
+  vocabulary = source / VOCABULARY_FILE
+  settings = transformers_tokenizers.read_settings(source)
+  transformers_tokenizers.check_settings(
+    source / transformers_tokenizers.SETTINGS_FILE, settings, {}
+  )
+  pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
+  encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
+  note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+  return Converted(
+    params=weight_tables.Lazy(lambda: weight_tables.to_parameters(used, stored)),
+    sizes=sizes,
+    left_out=left_out,
+    assets=(lambda _: encoder) if vocabulary.is_file() else None,
+    notes=() if sizes["num_decoder_layers"] else (note,),
+  )
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
@@ -225,8 +240,8 @@ def read_config(folder: pathlib.Path) -> dict[str, int]:
   def number(key: str, default: int | None = None) -> int:
     return hugging_face.positive_integer(path, config, key, default)
 
-  # T5 1.1 has the same parameters and function; umT5 has a bias table in every layer.
-  hugging_face.check_choice(path, config, "model_type", None, ("mt5", "t5"))
+  # umT5 has a bias table in every layer.
+  hugging_face.check_choice(path, config, "model_type", None, TYPES)
   hugging_face.check_choice(path, config, "feed_forward_proj", None, ("gated-gelu",))
   hugging_face.check_choice(path, config, "layer_norm_epsilon", 1e-6, (1e-6,))
   layers = number("num_layers")

@@ -6,6 +6,7 @@ are not published.
 """
 
 import os
+import pathlib
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face, tensors
@@ -42,34 +43,36 @@ def import_vmsst(
   """
   target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as source:
-    weight_tables.check_folder(source)
-    sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
-    stored = hugging_face.open_tensors(source)
-    if _PROJECTION not in stored:
-      raise errors.InputError(f"{source} lacks {_PROJECTION}: it holds {tensors.some(stored)}")
-    encoder = {x.removeprefix(ENCODER): y for x, y in stored.items() if x.startswith(ENCODER)}
-    table, copies = mt5.match(encoder, sizes, source)
-    head = stored[_PROJECTION]
-    if len(head.shape) != 2 or head.shape[1] != sizes["emb_dim"]:
-      raise errors.InputError(
-        f"{head.where} has shape {head.shape}, not {sizes['emb_dim']} inputs as the encoder's width"
-      )
-    given = source / mt5.VOCABULARY_FILE if vocabulary is None else storage.absolute(vocabulary)
-    if vocabulary is None and not (source / mt5.VOCABULARY_FILE).is_file():
-      raise errors.InputError(
-        f"{source} has no {mt5.VOCABULARY_FILE}; pass that of google/mt5-large (--vocabulary)"
-      )
-    pieces = vocabularies.SentencePieceVocabulary(os.fspath(given))
-    used = {ENCODER + name for name in encoder} | {_PROJECTION}
-    params = weight_tables.to_parameters(table, encoder)
-    params |= weight_tables.to_parameters(
-      [Row(_PROJECTION, head.shape, ("mean/kernel",), transposed=True)], stored
+    return weight_tables.save(convert(source, vocabulary=vocabulary), target)
+
+
+def convert(source: pathlib.Path, *, vocabulary: str | os.PathLike[str] | None = None) -> Converted:
+  """Returns VMSST without writing it; arguments and errors are those of `import_vmsst`."""
+  weight_tables.check_folder(source)
+  sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
+  stored = hugging_face.open_tensors(source)
+  if _PROJECTION not in stored:
+    raise errors.InputError(f"{source} lacks {_PROJECTION}: it holds {tensors.some(stored)}")
+  encoder = {x.removeprefix(ENCODER): y for x, y in stored.items() if x.startswith(ENCODER)}
+  table, copies = mt5.match(encoder, sizes, source)
+  head = stored[_PROJECTION]
+  if len(head.shape) != 2 or head.shape[1] != sizes["emb_dim"]:
+    raise errors.InputError(
+      f"{head.where} has shape {head.shape}, not {sizes['emb_dim']} inputs as the encoder's width"
     )
-    converted = Converted(
-      params=params,
-      sizes=sizes,
-      left_out={ENCODER + name: reason for name, reason in copies.items()}
-      | dict.fromkeys(sorted(stored.keys() - used), "the sentence encoder has no such parameter"),
-      assets=lambda _: mt5.encoder_assets(sizes, pieces, head.shape[0], head=True),
+  given = source / mt5.VOCABULARY_FILE if vocabulary is None else storage.absolute(vocabulary)
+  if vocabulary is None and not (source / mt5.VOCABULARY_FILE).is_file():
+    raise errors.InputError(
+      f"{source} has no {mt5.VOCABULARY_FILE}; pass that of google/mt5-large (--vocabulary)"
     )
-    return weight_tables.save(converted, target)
+  pieces = vocabularies.SentencePieceVocabulary(os.fspath(given))
+  used = {ENCODER + name for name in encoder} | {_PROJECTION}
+  table.append(Row(_PROJECTION, head.shape, ("mean/kernel",), transposed=True))
+  tensors_by_name = {**encoder, _PROJECTION: head}
+  return Converted(
+    params=weight_tables.Lazy(lambda: weight_tables.to_parameters(table, tensors_by_name)),
+    sizes=sizes,
+    left_out={ENCODER + name: reason for name, reason in copies.items()}
+    | dict.fromkeys(sorted(stored.keys() - used), "the sentence encoder has no such parameter"),
+    assets=lambda _: mt5.encoder_assets(sizes, pieces, head.shape[0], head=True),
+  )
