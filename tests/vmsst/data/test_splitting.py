@@ -222,7 +222,7 @@ def test_encoders_split_words(vocabulary, expected, monkeypatch):
   network = types.SimpleNamespace(latent_dim=64)
   encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
   # Ids in place of vectors.
-  encoder._backend.start = lambda ids_BT: functools.partial(
+  encoder._backend.start = lambda ids_BT, alone: functools.partial(
     np.pad, ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1]))
   )
   wanted = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])

@@ -18,7 +18,8 @@ def partitioner():
 
 
 @pytest.mark.parametrize(
-  ("longest", "width"), [(0, 8), (1, 8), (8, 8), (9, 12), (13, 16), (17, 24), (25, 32), (32, 32)]
+  ("longest", "width"),
+  [(0, 4), (1, 4), (4, 4), (5, 8), (8, 8), (9, 12), (13, 16), (17, 24), (25, 32), (32, 32)],
 )
 def test_trimming_cuts_only_columns_that_are_padding(longest, width):
   tokens = np.zeros((3, 32), np.int32)
