@@ -189,7 +189,7 @@ class SavedEncoder:
     name: Path of its parameters.
     assets: Networks, vocabulary, maximum length and languages.
     network: The network that was read.
-    params: Its parameters, float32, as a tree.
+    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
   """
 
   name: str
@@ -222,9 +222,7 @@ def read(
       network = select_network(assets)
       unused = () if assets.network.pooling == "pooler" else ("pooler/",)
       arrays = {
-        name: jax.device_put(array, may_alias=True)
-        for name, array in converted.params.items()
-        if not name.startswith(unused)
+        name: array for name, array in converted.params.items() if not name.startswith(unused)
       }
       params = traverse_util.unflatten_dict(arrays, sep="/")
     else:

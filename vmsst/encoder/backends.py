@@ -105,6 +105,8 @@ class JaxBackend:
       mesh = Mesh(np.array(devices), "batch")
       params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
       self._sharding = NamedSharding(mesh, PartitionSpec("batch"))
+    else:
+      params = jax.device_put(params, may_alias=True)
     self.params = params
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import reprlib
 import stat
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,8 @@ from typing import Any
 from vmsst import errors
 from vmsst.io import storage
 
+# How JSON spells one half of a surrogate pair.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
@@ -84,11 +87,13 @@ def read_json(path: str | os.PathLike[str]) -> Any:
   Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
   for those that stand for a byte of a file name that is not UTF-8.
   """
-  record = parse_json(read_bytes(path), str(path))
-  try:
-    json.dumps(record, ensure_ascii=False).encode(errors="surrogateescape")
-  except (UnicodeEncodeError, RecursionError) as error:
-    raise errors.InputError(f"{path}: not JSON: {error}") from None
+  content = read_bytes(path)
+  record = parse_json(content, str(path))
+  if _SURROGATE.search(content):
+    try:
+      json.dumps(record, ensure_ascii=False).encode(errors="surrogateescape")
+    except (UnicodeEncodeError, RecursionError) as error:
+      raise errors.InputError(f"{path}: not JSON: {error}") from None
   return record
 
 
