@@ -11,8 +11,8 @@ not the same.
 
 Each training runs in its own process, in turns. Prints one JSON line for each, and a last one with
 the ratios of steps per second and the accuracies: those of retrieval among 1,000 other pairs in
-both directions, before and after. Steps per second exclude the first --warm_up steps, in which
-shapes are compiled; `whole` are the seconds of the whole process, imports included.
+both directions, before and after. Steps per second exclude the first --warm_up steps; shapes that
+are compiled later are included. `whole` are the seconds of the whole process, imports included.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="with bitext_tatoeba/")
   parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
-  parser.add_argument("--steps", type=int, default=60)
+  parser.add_argument("--steps", type=int, default=200)
   parser.add_argument("--warm_up", type=int, default=10, help="steps that are not counted")
   parser.add_argument("--batch_size", type=int, default=32)
   parser.add_argument("--learning_rate", type=float, default=2e-5)

@@ -58,7 +58,7 @@ def finetune(
   where it was when it is repeated.
 
   Args:
-    encoder: What `vmsst.load` opens, or an encoder that it has returned.
+    encoder: What `vmsst.load` opens, or an encoder that it or `Encoder.trim` has returned.
     pairs: A TSV or JSONL file, or pairs of texts. A pair may have hard negatives as further texts.
     output: Folder of the run, for `vmsst.load`, `vmsst export` and `vmsst eval`. `report.md` has
       its results, `config.gin` all options.
@@ -89,8 +89,6 @@ def finetune(
   Raises:
     InputError: a file, an option or the encoder cannot be used, or `output` is in use.
   """
-  path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
-  errors.check(path is not None, "encoder", encoder, "one that vmsst.load has read")
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
   if (teacher is not None) != (objective in _WITH_TEACHER):
     raise errors.InputError(
@@ -99,6 +97,11 @@ def finetune(
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   folder = pathlib.Path(output).expanduser().absolute()
+  path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
+  if isinstance(encoder, Encoder) and path is None:
+    path = str(folder / "start")
+    if not os.path.exists(path):
+      encoder.save(path)
   files, model = ["finetune.gin"], str(objective)
   macros: dict[str, Any] = {
     "MODEL_DIR": str(folder),

@@ -25,7 +25,7 @@ from trials import Reader
 
 import vmsst
 from vmsst.checkpoints.exporters import safetensors_folder, sentence_transformers_folder
-from vmsst.checkpoints.importers import ems, encoders, mt5, vmsst_release
+from vmsst.checkpoints.importers import ems, encoders, mt5
 from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.encoder import file_embedding, loading
 from vmsst.networks import sentence_encoder
@@ -201,13 +201,13 @@ def all_readers() -> list[Reader]:
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
-    Reader("import mt5", {**mt5_files(), **model}, _writes(mt5.import_mt5)),
+    Reader("import mt5", {**mt5_files(), **model}, _writes(encoders.import_encoder)),
     Reader("import encoder", bert_files(), _writes(encoders.import_encoder)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
            _writes(ems.import_ems, "x.pt", vocabulary="x.model")),
     Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(vmsst_release.import_vmsst)),
+           _writes(encoders.import_encoder)),
   ]  # fmt: skip
 
 
@@ -277,10 +277,7 @@ COMMANDS = {
     )
     for kind in ("embed", "mine-negatives")
   },
-  **{
-    f"import {kind}": _At_once(f"import {kind} hub/{kind}/m OUT", result=_params)
-    for kind in ("mt5", "encoder", "vmsst")
-  },
+  "import encoder": _At_once("import encoder hub/encoder/m OUT", result=_params),
   "import ems": _At_once("import ems x.safetensors OUT --vocabulary x.model", result=_params),
   "eval": _Resumed("eval encoder --data data --out OUT --suite tatoeba", result=_scores),
   "report": _Resumed("report results --out OUT", result=_files("")),
@@ -300,9 +297,7 @@ def write_inputs(folder, encoder=None):
   texts = {"a.txt": lines, "b.txt": other, "corpus": lines}
   texts |= dict.fromkeys(("t/x.de-en.tsv", "t/y.fr-en.tsv"), pairs)
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
-  trials.lay_out(mt5_files(), folder / "hub" / "mt5")
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
-  trials.lay_out(vmsst_files(), folder / "hub" / "vmsst")
   encoder = encoder or loading.load(folder / "run")
   file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 
 SENTENCES = [
@@ -70,3 +71,8 @@ def save(folder, sentences=SENTENCES):
     ("<s>", "</s>"),
   )
   return {kind: folder / f"{kind}.json" for kind in ("bert", "xlmr")}
+
+
+def swap_padding(ids, padding_id):
+  """Returns ids with 0 and `padding_id` swapped, as this library's vocabularies have them."""
+  return np.where(ids == 0, padding_id, np.where(ids == padding_id, 0, ids)).astype(ids.dtype)

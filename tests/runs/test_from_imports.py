@@ -12,7 +12,7 @@ import tiny_hugging_face
 import tiny_tokenizers
 
 import vmsst
-from vmsst.checkpoints.importers import encoders, mt5
+from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def steps_of(run):
 def mt5_runs(tmp_path_factory):
   """Trains with all files; returns the parameters of the import, and the folders of the runs."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  imported = mt5.import_mt5(tiny_hugging_face.save_mt5(folder / "hf"), folder / "import")
+  imported = encoders.import_encoder(tiny_hugging_face.save_mt5(folder / "hf"), folder / "import")
   bindings = [
     *tiny_hugging_face.TINY.strip().splitlines(),
     f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",

@@ -5,7 +5,6 @@ HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is r
 """
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
@@ -26,19 +25,6 @@ _TYPES = (*architectures.ARCHITECTURES, *mt5.TYPES)
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
 
-@dataclasses.dataclass(frozen=True)
-class HubModel:
-  """A model on this machine.
-
-  Attributes:
-    name: Repository and commit, `<owner>/<name>@<commit>`.
-    folder: A folder that `vmsst.load` opens.
-  """
-
-  name: str
-  folder: pathlib.Path
-
-
 def is_name(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path may be a name on the Hub: `owner/name`, and no file or folder here."""
   text = os.fspath(path)
@@ -53,8 +39,8 @@ def check_repository(name: str) -> None:
     raise errors.InputError(f"{name!r} is not the name of a repository: give owner/name")
 
 
-def find(name: str) -> HubModel:
-  """Downloads a model, or finds it in the cache.
+def find(name: str) -> tuple[str, pathlib.Path]:
+  """Downloads a model, or finds it in the cache; returns `owner/name@commit` and its folder.
 
   Args:
     name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
@@ -70,7 +56,7 @@ def find(name: str) -> HubModel:
       f"{repository} is of the type {kind!r}, which cannot be loaded; these can: "
       f"{', '.join(_TYPES)}, and exports of this library"
     )
-  return HubModel(f"{repository}@{snapshot.name}", snapshot)
+  return f"{repository}@{snapshot.name}", snapshot
 
 
 def is_released(folder: pathlib.Path) -> bool:

@@ -105,8 +105,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[_EncoderFolder]:
   if not os.fspath(path):
     raise errors.InputError("the path of the encoder is empty; give the folder of a run or export")
   if hub_models.is_name(path):
-    model = hub_models.find(os.fspath(path))
-    yield dataclasses.replace(_find(model.folder), name=model.name)
+    name, snapshot = hub_models.find(os.fspath(path))
+    yield dataclasses.replace(_find(snapshot), name=name)
     return
   if not storage.is_url(path):
     yield _find(path)

@@ -32,18 +32,22 @@ def import_encoder(
   output: OutputFolder,
   *,
   prefix: str | None = None,
+  vocabulary: InputFile | None = None,
 ) -> None:
   """Import a released encoder as a checkpoint, for upstream T5X or to keep.
 
   Args:
-    folder: Hugging Face folder (config.json, weights, tokenizer.json), or files of LASER.
+    folder: Hugging Face folder (config.json, weights and tokenizer.json or spiece.model), of mT5
+      and VMSST, too, or the files of LASER.
     output: Folder to make, for vmsst.load and for training to start from.
     prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
       without).
+    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
   from vmsst.checkpoints.importers import encoders, weight_tables
 
-  print(weight_tables.describe(encoders.import_encoder(folder, output, prefix=prefix)))
+  imported = encoders.import_encoder(folder, output, prefix=prefix, vocabulary=vocabulary)
+  print(weight_tables.describe(imported))
 
 
 def import_ems(
@@ -60,34 +64,6 @@ def import_ems(
   from vmsst.checkpoints.importers import ems, weight_tables
 
   imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
-  print(weight_tables.describe(imported))
-
-
-def import_mt5(folder: InputFolder, output: OutputFolder) -> None:
-  """Import mT5 as a checkpoint for training to start from.
-
-  Args:
-    folder: Hugging Face folder of mT5 (config.json and weights).
-    output: Folder to make, for training to start from and, with spiece.model, for vmsst.load.
-  """
-  from vmsst.checkpoints.importers import mt5, weight_tables
-
-  print(weight_tables.describe(mt5.import_mt5(folder, output)))
-
-
-def import_vmsst(
-  folder: InputFolder, output: OutputFolder, *, vocabulary: InputFile | None = None
-) -> None:
-  """Import the released VMSST as an encoder, to use or to train further.
-
-  Args:
-    folder: Hugging Face folder of VMSST (config.json and weights).
-    output: Folder to make, for vmsst.load and for training to start from.
-    vocabulary: SentencePiece model of mT5 (default: spiece.model in the folder).
-  """
-  from vmsst.checkpoints.importers import vmsst_release, weight_tables
-
-  imported = vmsst_release.import_vmsst(folder, output, vocabulary=vocabulary)
   print(weight_tables.describe(imported))
 
 
@@ -218,8 +194,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   ("finetune",): Command(finetune, resumable=True),
   ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
-  ("import", "mt5"): Command(import_mt5, atomic=True),
-  ("import", "vmsst"): Command(import_vmsst, atomic=True),
   ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),
   ("export", "safetensors"): Command(export_safetensors, atomic=True),
   ("export", "onnx"): Command(export_onnx, atomic=True),

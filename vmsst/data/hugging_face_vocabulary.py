@@ -9,6 +9,8 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import itertools
+import json
 import math
 import os
 import pathlib
@@ -27,6 +29,7 @@ Role = Literal["query", "document"]
 
 TOKENIZER_FILE = "tokenizer.json"
 _PADDING = ("<pad>", "[PAD]")
+_TEMPLATE = "TemplateProcessing"
 # Keys of the steps in a sequence.
 _SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 # The most characters that a step makes of one, if its settings do not matter (18: of U+FDFA).
@@ -238,7 +241,7 @@ def _growth(part: Mapping[str, Any]) -> float:
     charsmap = base64.b64decode(part["precompiled_charsmap"])
     texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
     return max(1, *(len(text.decode(errors="replace")) for text in texts))
-  if kind == "TemplateProcessing":
+  if kind == _TEMPLATE:
     ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
     specials = [x.get("SpecialToken") for x in part["single"]]  # None for the text
     return sum(1 if x is None else ids[x["id"]] for x in specials)
@@ -272,6 +275,61 @@ def save(
   vocabulary = HuggingFaceVocabulary(path, prefix, prompts)
   vocabulary.__dict__["_loaded"] = _load(path, pathlib.Path(path).read_bytes(), tokenizer)
   return vocabulary
+
+
+def trim(
+  vocabulary: HuggingFaceVocabulary, texts: Iterable[str], path: str
+) -> tuple[HuggingFaceVocabulary, list[int]]:
+  """Returns a vocabulary with the tokens of some texts, which have the same tokens in it.
+
+  It keeps special tokens and those of one character, so that other texts have more tokens, but few
+  unknown ones.
+
+  Args:
+    vocabulary: The whole vocabulary, a Unigram or WordPiece tokenizer.
+    texts: The texts, without prefix.
+    path: File to write.
+
+  Returns:
+    The vocabulary, and the id in the whole one of each of its ids.
+
+  Raises:
+    InputError: the tokenizer is of another kind.
+  """
+  loaded, record = vocabulary._loaded, json.loads(vocabulary.content)
+  model, after = record["model"], record["post_processor"] or {"type": None}
+  if model["type"] not in ("Unigram", "WordPiece") or after["type"] not in (None, _TEMPLATE):
+    raise errors.InputError(
+      f"{vocabulary.path} is a {model['type']} tokenizer with {after['type']}; only Unigram and "
+      f"WordPiece can be trimmed, with {_TEMPLATE}"
+    )
+  prefixes = [vocabulary.prefix, *vocabulary.prompts.values()]
+  used = {loaded.padding_id, loaded.tokenizer.token_to_id(model.get("unk_token") or "")}
+  used |= {token["id"] for token in record["added_tokens"]} | {model.get("unk_id")}
+  for text in itertools.chain(prefixes, texts):
+    used |= {*loaded.tokenizer.encode(text).ids}
+  own = loaded.tokenizer.get_vocab(with_added_tokens=True)
+  start = model.get("continuing_subword_prefix") or "\u2581"
+  used |= {index for piece, index in own.items() if len(piece.removeprefix(start)) <= 1}
+  kept = sorted(used - {None})
+  new = {old: index for index, old in enumerate(kept)}
+  if model["type"] == "Unigram":
+    model["vocab"] = [model["vocab"][old] for old in kept if old < len(model["vocab"])]
+    model["unk_id"] = new.get(model["unk_id"])
+  else:
+    model["vocab"] = {x: new[old] for x, old in model["vocab"].items() if old in new}
+  for token in record["added_tokens"]:
+    token["id"] = new[token["id"]]
+  for token in after.get("special_tokens", {}).values():
+    token["ids"] = [new[old] for old in token["ids"]]
+  pathlib.Path(path).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+  made = dataclasses.replace(vocabulary, path=path)
+
+  def swapped(index: int, pad_id: int) -> int:
+    return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
+
+  ids = (kept[swapped(index, made.padding_id)] for index in range(len(kept)))
+  return made, [swapped(old, loaded.padding_id) for old in ids]
 
 
 @functools.lru_cache(maxsize=4)

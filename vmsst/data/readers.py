@@ -50,11 +50,6 @@ class BitextFile:
   target: Language
   fields: tuple[str, str] | None = None
 
-  @property
-  def text_bytes(self) -> int:
-    """Size of the text in bytes; for a compressed file, an estimate of four times its size."""
-    return sum(storage.size(path) * (4 if path.endswith(".gz") else 1) for path in self.paths)
-
   def __str__(self) -> str:
     return " + ".join(self.paths)
 

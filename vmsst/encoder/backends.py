@@ -46,16 +46,12 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
     return JAX
   for name, packages in _ON_CPUS.items():
     if all(map(importlib.util.find_spec, packages)):
-      _say(f"vectors are computed by the backend {name!r}")
       return name
-  _say("vectors are computed by JAX; pip install 'vmsst[onnx]' for more speed on CPUs")
+  _warn("vectors are computed by JAX; pip install 'vmsst[onnx]' for more speed on CPUs")
   return JAX
 
 
-@functools.cache
-def _say(message: str) -> None:
-  """Logs a message once per process."""
-  logging.info(message)
+_warn = functools.cache(logging.warning)  # once per process
 
 
 def new(

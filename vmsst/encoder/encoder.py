@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
-from vmsst.io import outputs, progress_bar
+from vmsst.io import outputs, progress_bar, storage
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 
@@ -152,6 +153,32 @@ class Encoder:
     encoder = copy.copy(self)
     encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
     return encoder
+
+  def trim(self, texts: Texts) -> "Encoder":
+    """Returns this encoder with the tokens of some texts alone, whose vectors stay the same.
+
+    Most parameters of a multilingual encoder are vectors of tokens. Other texts, too, are encoded,
+    with more and shorter tokens.
+
+    Args:
+      texts: As in `encode`.
+
+    Raises:
+      InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
+    """
+    if not isinstance(self.vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+      raise errors.InputError(f"{self.path} has no tokenizer.json, which could be trimmed")
+    # The file is read as long as the process lives.
+    path = f"{tempfile.mkdtemp(dir=storage.process_folder())}/tokenizer.json"
+    vocabulary, rows = hugging_face_vocabulary.trim(
+      self.vocabulary, input_texts.as_list(texts), path
+    )
+    config = dataclasses.replace(self._network.config, vocab_size=len(rows))
+    network = dataclasses.replace(self._network, config=config, parent=None)
+    table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
+    params = {**self._backend.params, "token_embedder": {"embedding": table_VD}}
+    options: dict[str, Any] = {"languages": self.languages, "backend": self.backend}
+    return Encoder(network, params, vocabulary, max_length=self.max_length, **options)
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.

@@ -13,13 +13,14 @@ import pytest
 import released_folders
 import tiny_encoders
 import tiny_hugging_face
+import tiny_tokenizers
 import trials
 
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import hub_models, sentence_transformers_files
 from vmsst.checkpoints.exporters import sentence_transformers_folder
-from vmsst.checkpoints.importers import encoders, mt5, vmsst_release
+from vmsst.checkpoints.importers import encoders
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import sentence_encoder
 
@@ -135,8 +136,8 @@ def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
     hub.put(f"some/{name}", folder)
   names = ("some/mt5", "some/vmsst", "some/st", "some/without-vocabulary")
   *loaded, error = load(hub, tmp_path, *names)
-  mt5.import_mt5(small, tmp_path / "imported-mt5")
-  vmsst_release.import_vmsst(release, tmp_path / "imported-vmsst")
+  encoders.import_encoder(small, tmp_path / "imported-mt5")
+  encoders.import_encoder(release, tmp_path / "imported-vmsst")
   folders = (tmp_path / "imported-mt5", tmp_path / "imported-vmsst", own)
   for name, folder, (path, found) in zip(names, folders, loaded, strict=False):
     assert path.startswith(f"{name}@")
@@ -171,7 +172,9 @@ def ids_of(folder, texts, prompt=None):
   vocabulary = HuggingFaceVocabulary(str(path), prefix)
   most = min(released.max_length or released_folders.POSITIONS, released_folders.POSITIONS)
   pad = vocabulary.padding_id
-  return [encoders.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)]
+  return [
+    tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)
+  ]
 
 
 def test_a_default_token_outside_the_table_is_left_out(tmp_path):

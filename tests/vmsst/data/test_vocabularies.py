@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import released_folders
+import tiny_tokenizers
 
 from vmsst import arrays, errors
-from vmsst.checkpoints.importers import encoders
 from vmsst.data import vocabularies
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 
@@ -145,7 +145,7 @@ def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefi
   assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
   expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
   expected = [
-    encoders.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
+    tiny_tokenizers.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
   ]
   found = vocabulary.encode(TEXTS, 12, language="en")
   assert found == expected
@@ -168,7 +168,9 @@ def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
   own = {
     x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
   }
-  expected = encoders.swap_padding(np.array([own[mark] for mark in marks]), vocabulary.padding_id)
+  expected = tiny_tokenizers.swap_padding(
+    np.array([own[mark] for mark in marks]), vocabulary.padding_id
+  )
   assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
   assert vocabulary.leading_ids == vocabulary.special_ids[:1]
   (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])

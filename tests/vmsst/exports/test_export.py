@@ -10,6 +10,7 @@ import commands
 import memory_store
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 import tiny_tokenizers
 from etils import epath
@@ -171,6 +172,21 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   for name, prompt in prompts.items():
     if (name, prompt) != ("document", ""):  # in the export, that of `encode_document`
       assert opened[-1].prompts[name] == opened[2].prompts[name] == prompt
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_a_trimmed_encoder_has_the_same_vectors_of_its_texts(kind, tmp_path):
+  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "query: "}}}
+  whole = vmsst.load(released_folders.write(tmp_path / "m", kind, prompts))
+  texts, other = ["the red apple", "museum"], ["Café is open", "世界 ents"]
+  trimmed = whole.trim(texts)
+  assert trimmed.vocabulary.size < whole.vocabulary.size
+  trimmed.save(tmp_path / "out")
+  for found in (trimmed, vmsst.load(tmp_path / "out")):
+    for method in ("encode", "encode_query"):
+      expected_ND = getattr(whole, method)(texts)
+      np.testing.assert_allclose(getattr(found, method)(texts), expected_ND, atol=1e-6)
+    assert np.ptp(found.encode(other), axis=0).min() > 0
 
 
 def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):

@@ -5,8 +5,7 @@ The parameters are those of a `TokenEmbedder`, a `TransformerEncoder` and, if th
 `vmsst.load` also gets the pooling and the tokenizer.
 
 Padding is id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5), the
-two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids of its texts too; use
-`swap_padding` for ids from elsewhere.
+two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids of its texts too.
 """
 
 import dataclasses
@@ -39,44 +38,50 @@ _KINDS = ("model_type", None, (*ARCHITECTURES, *mt5.TYPES))
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def swap_padding(ids: np.ndarray, padding_id: int) -> np.ndarray:
-  """Returns ids with 0 and `padding_id` swapped: the tokenizer's as the table's, or back."""
-  return np.where(ids == 0, padding_id, np.where(ids == padding_id, 0, ids)).astype(ids.dtype)
-
-
 def import_encoder(
   folder: str | os.PathLike[str],
   output: str | os.PathLike[str],
   *,
   prefix: str | None = None,
+  vocabulary: str | os.PathLike[str] | None = None,
 ) -> Imported:
   """Writes an encoder as a folder that `vmsst.load` opens and that training runs start from.
 
   Args:
     folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
       pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
-      becomes the pooler and replaces the encoder's own. Or a folder of LASER (`laser.convert`). One
-      in an object store is copied to this machine.
+      becomes the pooler and replaces the encoder's own. Or mT5, VMSST or LASER in the layout of its
+      release (`mt5.convert`, `vmsst_release.convert`, `laser.convert`). One in an object store is
+      copied to this machine.
     output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
       has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files
-      (of LASER, `vocabulary.model`).
+      (of LASER, mT5 and VMSST, `vocabulary.model`).
     prefix: Text before every sentence. None: the folder's default prompt; if its files do not
       mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
+    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
 
   Raises:
     InputError: the source cannot be used, or `output` exists. Nothing is written then.
   """
   target = outputs.new_folder(output)
   with storage.local_copy(storage.absolute(folder)) as local:
-    return weight_tables.save(convert(local, prefix=prefix), target)
+    given = None if vocabulary is None else pathlib.Path(storage.absolute(vocabulary))
+    return weight_tables.save(convert(local, prefix=prefix, vocabulary=given), target)
 
 
-def convert(local: pathlib.Path, *, prefix: str | None = None, whole: bool = True) -> Converted:
+def convert(
+  local: pathlib.Path,
+  *,
+  prefix: str | None = None,
+  vocabulary: pathlib.Path | None = None,
+  whole: bool = True,
+) -> Converted:
   """Returns an encoder without writing it; arguments and errors are those of `import_encoder`.
 
   Args:
     local: Its folder.
     prefix: As in `import_encoder`.
+    vocabulary: As in `import_encoder`.
     whole: Whether the decoder of mT5 is wanted, too.
   """
   weight_tables.check_folder(local)
@@ -87,7 +92,8 @@ def convert(local: pathlib.Path, *, prefix: str | None = None, whole: bool = Tru
     hugging_face.check_choice(config_file, record, *_KINDS)
     if record["model_type"] in mt5.TYPES:
       _check_no_prefix(local, prefix)
-      return _t5(local, whole)
+      return _t5(local, vocabulary, whole)
+    errors.check(vocabulary is None, "the vocabulary", vocabulary, "None: the folder has its own")
   elif laser.files(local):
     _check_no_prefix(local, prefix)
     return laser.convert(local)
@@ -196,7 +202,7 @@ def _check_no_prefix(folder: pathlib.Path, prefix: str | None) -> None:
   errors.check(not prefix, f"the prefix of {folder}", prefix, "None: the encoder has no prefix")
 
 
-def _t5(folder: pathlib.Path, whole: bool) -> Converted:
+def _t5(folder: pathlib.Path, vocabulary: pathlib.Path | None, whole: bool) -> Converted:
   """Returns an mT5, or a release of VMSST, whose encoder has other names."""
   if (folder / sentence_transformers_files.MODULES_FILE).is_file():
     raise errors.InputError(
@@ -205,8 +211,8 @@ def _t5(folder: pathlib.Path, whole: bool) -> Converted:
     )
   names = hugging_face.open_tensors(folder)
   if any(name.startswith(vmsst_release.ENCODER) for name in names):
-    return vmsst_release.convert(folder)
-  return mt5.convert(folder, whole=whole)
+    return vmsst_release.convert(folder, vocabulary=vocabulary)
+  return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
 
 
 def _head(

@@ -11,7 +11,6 @@ One import serves all models: each reads the parameters that it has.
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +20,8 @@ import numpy as np
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, tensors, transformers_tokenizers
 from vmsst.checkpoints.importers import weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule
+from vmsst.checkpoints.importers.weight_tables import Converted, Row, Rule
 from vmsst.data import vocabularies
-from vmsst.io import outputs, storage
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
@@ -104,32 +102,19 @@ _DECODER = (
 )
 
 
-def import_mt5(folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> Imported:
-  """Writes the parameters of an mT5 as a T5X checkpoint for training runs to start from.
-
-  Args:
-    folder: A Hugging Face folder: `config.json` and weights. One in an object store is copied to
-      this machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
-      has a `spiece.model`, the vocabulary and `encoder.json`: `vmsst.load` opens it, with the mean
-      of its token states. mT5 is not yet a sentence encoder.
-
-  Raises:
-    InputError: the source cannot be used, or `output` exists. Nothing is written then.
-  """
-  target = outputs.new_folder(output)
-  with storage.local_copy(storage.absolute(folder)) as source:
-    return weight_tables.save(convert(source), target)
-
-
-def convert(source: pathlib.Path, *, whole: bool = True) -> Converted:
-  """Returns an mT5 without writing it; errors are those of `import_mt5`.
+def convert(
+  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
+) -> Converted:
+  """Returns an mT5, whose vectors are means of token states: it is not yet a sentence encoder.
 
   Args:
     source: Its folder.
+    vocabulary: Its SentencePiece model; None: `spiece.model` in the folder, if there is one.
     whole: Whether to return all that training can start from, or the encoder alone.
+
+  Raises:
+    InputError: the source cannot be used.
   """
-  weight_tables.check_folder(source)
   sizes, stored = read_config(source), hugging_face.open_tensors(source)
   if not whole:
     stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
@@ -145,7 +130,7 @@ def convert(source: pathlib.Path, *, whole: bool = True) -> Converted:
   used = [row for row in table if _CROSS_ATTENTION not in row.source]
   if whole:
     used = [_for_training(row) for row in used]
-  vocabulary = source / VOCABULARY_FILE
+  vocabulary = vocabulary or source / VOCABULARY_FILE
   settings = transformers_tokenizers.read_settings(source)
   transformers_tokenizers.check_settings(
     source / transformers_tokenizers.SETTINGS_FILE, settings, {}

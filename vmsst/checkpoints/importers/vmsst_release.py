@@ -5,50 +5,32 @@ and the projection is `projection.weight`. The names of other parameters (langua
 are not published.
 """
 
-import os
 import pathlib
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face, tensors
 from vmsst.checkpoints.importers import mt5, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row
+from vmsst.checkpoints.importers.weight_tables import Converted, Row
 from vmsst.data import vocabularies
-from vmsst.io import outputs, storage
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
 _PROJECTION = "projection.weight"
 
 
-def import_vmsst(
-  folder: str | os.PathLike[str],
-  output: str | os.PathLike[str],
-  *,
-  vocabulary: str | os.PathLike[str] | None = None,
-) -> Imported:
-  """Writes VMSST as a folder that `vmsst.load` opens and that training runs start from.
+def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> Converted:
+  """Returns VMSST.
 
   As in the released code, it reads 512 tokens of a sentence, though it was trained on 32; see
   `max_length` of `vmsst.load`.
 
   Args:
-    folder: The Hugging Face folder: `config.json` and weights. One in an object store is copied to
-      this machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0`,
-      `encoder.json` and the vocabulary.
+    source: The Hugging Face folder: `config.json` and weights.
     vocabulary: mT5's SentencePiece model; None: `spiece.model` in the folder.
 
   Raises:
-    InputError: the source cannot be used, or `output` exists. Nothing is written then.
+    InputError: the source cannot be used.
   """
-  target = outputs.new_folder(output)
-  with storage.local_copy(storage.absolute(folder)) as source:
-    return weight_tables.save(convert(source, vocabulary=vocabulary), target)
-
-
-def convert(source: pathlib.Path, *, vocabulary: str | os.PathLike[str] | None = None) -> Converted:
-  """Returns VMSST without writing it; arguments and errors are those of `import_vmsst`."""
-  weight_tables.check_folder(source)
   sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
   stored = hugging_face.open_tensors(source)
   if _PROJECTION not in stored:
@@ -60,12 +42,12 @@ def convert(source: pathlib.Path, *, vocabulary: str | os.PathLike[str] | None =
     raise errors.InputError(
       f"{head.where} has shape {head.shape}, not {sizes['emb_dim']} inputs as the encoder's width"
     )
-  given = source / mt5.VOCABULARY_FILE if vocabulary is None else storage.absolute(vocabulary)
-  if vocabulary is None and not (source / mt5.VOCABULARY_FILE).is_file():
+  vocabulary = vocabulary or source / mt5.VOCABULARY_FILE
+  if not vocabulary.is_file():
     raise errors.InputError(
-      f"{source} has no {mt5.VOCABULARY_FILE}; pass that of google/mt5-large (--vocabulary)"
+      f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
     )
-  pieces = vocabularies.SentencePieceVocabulary(os.fspath(given))
+  pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
   used = {ENCODER + name for name in encoder} | {_PROJECTION}
   table.append(Row(_PROJECTION, head.shape, ("mean/kernel",), transposed=True))
   tensors_by_name = {**encoder, _PROJECTION: head}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import released_folders
 import tiny_encoders
+import tiny_tokenizers
 from flax import linen as nn
 from flax import traverse_util
 from safetensors.numpy import save_file
@@ -74,7 +75,7 @@ def apply_network(imported, tokens_BT, padding_id=0, **options):
     },
     sep="/",
   )
-  ours_BT = encoders.swap_padding(tokens_BT, padding_id)
+  ours_BT = tiny_tokenizers.swap_padding(tokens_BT, padding_id)
   return jax.jit(network.apply)({"params": params}, ours_BT)
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import mt5, vmsst_release, weight_tables
+from vmsst.checkpoints.importers import mt5, weight_tables
 from vmsst.data import sample
 from vmsst.io import storage
 from vmsst.networks import t5
@@ -78,7 +78,7 @@ def save_hugging_face(folder, tensors, *, vocabulary=None, **config):
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("mt5")
   save_hugging_face(folder / "hf", WEIGHTS)
-  return mt5.import_mt5(folder / "hf", folder / "out")
+  return encoders.import_encoder(folder / "hf", folder / "out")
 
 
 def test_with_what_starts_fresh_it_is_the_whole_network(imported):
@@ -106,7 +106,9 @@ def test_what_is_left_out_is_reported(tmp_path, imported):
     "encoder.embed_tokens.weight": WEIGHTS["shared.weight"],
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((8, 3)),
   }
-  found = mt5.import_mt5(save_hugging_face(tmp_path / "hf", WEIGHTS | extra), tmp_path / "out")
+  found = encoders.import_encoder(
+    save_hugging_face(tmp_path / "hf", WEIGHTS | extra), tmp_path / "out"
+  )
   assert found.converted.left_out.keys() == left_out.keys() | extra.keys()
 
 
@@ -117,7 +119,7 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
     names = {"shared.weight": "encoder.embed_tokens.weight"} if dtype == np.float16 else {}
     encoder = {names.get(name, name): x.astype(dtype) for name, x in ENCODER.items()}
     place = tmp_path / np.dtype(dtype).name
-    alone = mt5.import_mt5(save_hugging_face(place / "hf", encoder), place / "out")
+    alone = encoders.import_encoder(save_hugging_face(place / "hf", encoder), place / "out")
     found = tiny_encoders.read_arrays(alone.checkpoint)
     assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
     for name, array in found.items():
@@ -125,11 +127,11 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
     assert "only CONTRASTIVE" in weight_tables.describe(alone)
 
 
-def refused(folder, output, message, run=mt5.import_mt5, **options):
+def refused(folder, output, message, **options):
   """Asserts that the import raises one clear error and leaves no files."""
   before = sorted(output.parent.iterdir())
   with pytest.raises(errors.InputError) as caught:
-    run(folder, output, **options)
+    encoders.import_encoder(folder, output, **options)
   assert message in str(caught.value)
   assert sorted(output.parent.iterdir()) == before
 
@@ -175,7 +177,7 @@ def test_other_files_and_folders_are_named(tmp_path, capsys):
   refused(folder, tmp_path / "out", str(folder / "config.json"))
   refused(folder / "config.json", tmp_path / "out", "config.json is a file; give a Hugging Face fo")
   refused(tmp_path / "nowhere", tmp_path / "out", "no folder")
-  assert cli.main(["import", "mt5", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 1
+  assert cli.main(["import", "encoder", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 1
   assert capsys.readouterr().err.startswith("vmsst: error: no folder")
 
 
@@ -212,7 +214,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path):
       output_hidden_states=True,
     )
   for name in ("encoder", "whole"):
-    imported = mt5.import_mt5(tmp_path / name, tmp_path / f"{name}_out")
+    imported = encoders.import_encoder(tmp_path / name, tmp_path / f"{name}_out")
     params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
     embedded_BTD = params["token_embedder"]["embedding"][tokens_BT]
     for ours in ("encoder", "language_encoder"):
@@ -244,7 +246,7 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys, kind):
   torch = pytest.importorskip("torch", reason="needs torch to compare with")
   transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
   importer, *is_torch = kind.split(" of ")
-  command = ["import", importer, str(tmp_path / "hf"), str(tmp_path / "a" / "out")]
+  command = ["import", "encoder", str(tmp_path / "hf"), str(tmp_path / "a" / "out")]
   if importer == "mt5":
     save_hugging_face(tmp_path / "hf", ENCODER, vocabulary=VOCABULARY.read_bytes())
   else:
@@ -279,10 +281,10 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys, kind):
 def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsys, monkeypatch):
   store = memory_store.installed(monkeypatch)
   folder = save_hugging_face(tmp_path / "hf", RELEASE, vocabulary=VOCABULARY.read_bytes())
-  expected = vmsst_release.import_vmsst(folder, tmp_path / "expected").checkpoint
+  expected = encoders.import_encoder(folder, tmp_path / "expected").checkpoint
   url, out = "gs://bucket/hf", "gs://bucket/vmsst"
   store.put(str(folder), url, recursive=True)
-  assert cli.main(["import", "vmsst", url, out]) == 0
+  assert cli.main(["import", "encoder", url, out]) == 0
   storage.download(out, tmp_path / "out")
   for name in ("encoder.json", "vocabulary.model"):
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
@@ -299,7 +301,7 @@ def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsy
       with pytest.raises(errors.InputError, match=f"{out} is not finished"):
         read(path)
   capsys.readouterr()
-  assert cli.main(["import", "vmsst", f"{url}/nothing", str(tmp_path / "new")]) == 1
+  assert cli.main(["import", "encoder", f"{url}/nothing", str(tmp_path / "new")]) == 1
   message = capsys.readouterr().err
   assert message.startswith(f"vmsst: error: {url}/nothing cannot be read: ")
 
@@ -310,11 +312,11 @@ def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsy
     ({"mt5_encoder.encoder.block.1.layer.1.layer_norm.weight": None}, "lacks encoder.block.1.la"),
     ({"projection.weight": None}, "lacks projection.weight: it holds mt5_encoder"),
     ({"projection.weight": np.ones((4, 5), np.float32)}, "has shape (4, 5), not 12 inputs"),
-    ({}, "no spiece.model"),
+    ({}, "spiece.model does not exist"),
   ],
 )
 def test_a_release_that_does_not_fit_is_refused(tmp_path, change, message):
   state = {n: x for n, x in (RELEASE | change).items() if x is not None}
   options = {"vocabulary": VOCABULARY} if change else {}
   folder = save_hugging_face(tmp_path / "hf", state)
-  refused(folder, tmp_path / "out", message, vmsst_release.import_vmsst, **options)
+  refused(folder, tmp_path / "out", message, **options)
