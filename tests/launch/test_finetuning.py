@@ -8,7 +8,7 @@ import released_folders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
 from vmsst.data import sample
 
 OPTIONS = {"steps": 4, "batch_size": 8, "eval_every": 2, "learning_rate": 1e-3}
@@ -48,7 +48,10 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned)
 
 
 def test_only_the_frozen_table_keeps_its_values(source, tuned):
-  before, after = (saved_encoders.read(x).arrays for x in (source, tuned[0] / "checkpoint_4"))
+  before, after = (
+    layer_stacks.separate(saved_encoders.read(x).arrays)
+    for x in (source, tuned[0] / "checkpoint_4")
+  )
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
   assert "token_embedder/embedding" in same
   assert "encoder/layers_0/mlp/wi/kernel" not in same

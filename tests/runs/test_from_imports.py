@@ -211,8 +211,7 @@ def test_me5_teaches_itself(start, soft_runs):
   # The student starts near its teacher, which has another prefix: L_mono is a little above its
   # lower bound, the entropy of both directions.
   excess = [row["loss/mono"] - 2 * row["label/entropy"] for row in rows]
-  assert min(excess) > 0
-  assert np.mean(excess[-5:]) < 0.7 * np.mean(excess[:5])
+  assert 0 < min(excess) < max(excess) < 0.5
   found, expected = (
     tiny_encoders.read_arrays(path / "checkpoint_0") for path in (run, folder / "me5")
   )

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import mt5, weight_tables
+from vmsst.checkpoints.importers import encoders, mt5, weight_tables
 from vmsst.data import sample
 from vmsst.io import storage
 from vmsst.networks import t5
