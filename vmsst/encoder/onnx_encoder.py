@@ -48,7 +48,6 @@ class Graph:
     self._parameters, self._inputs = parameters, inputs
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
-    self._outputs: dict[str, tuple[str | int, ...]] = {}
 
   def __contains__(self, name: str) -> bool:
     """Returns whether there is a parameter."""
@@ -70,10 +69,10 @@ class Graph:
     self._nodes.append((operator, inputs, output, attributes))
     return output
 
-  def output(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
-    """Gives the graph a float32 output, of a name, a value, and sizes or names of axes."""
+  def finish(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
+    """Gives the graph its float32 output, of a name, a value, and sizes or names of axes."""
     self._nodes.append(("Identity", [value], name, {}))
-    self._outputs[name] = shape
+    self._output, self._shape = name, shape
 
   def write(self, folder: pathlib.Path) -> None:
     """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
@@ -121,7 +120,7 @@ class Graph:
       ],
       "sentence_encoder",
       [helper.make_tensor_value_info(x, kinds.INT64, axes) for x, axes in self._inputs.items()],
-      [helper.make_tensor_value_info(x, kinds.FLOAT, axes) for x, axes in self._outputs.items()],
+      [helper.make_tensor_value_info(self._output, kinds.FLOAT, self._shape)],
       # Runtimes read shapes and the like in the model.
       [from_array(x, name) for name, x in self._constants.items() if name not in large],
     )
@@ -145,8 +144,8 @@ class Graph:
 
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
-OUTPUT, HIDDEN = "sentence_embedding", "last_hidden_state"
-"""Outputs of the graph, float32 [B, S] and [B, T, D]."""
+OUTPUT = "sentence_embedding"
+"""Output of the graph, float32 [B, S]."""
 _AXES = ("batch_size", "sequence_length")
 
 
@@ -155,18 +154,12 @@ def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
   return type(network.config) in _ENCODERS
 
 
-def build(
-  params: Mapping[str, np.ndarray],
-  network: sentence_encoder.SentenceEncoder,
-  *,
-  hidden: bool = False,
-) -> Graph:
+def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
   """Returns the graph from token ids to sentence vectors.
 
   Args:
     params: Parameters of the network by name, with separate layers.
     network: The network.
-    hidden: Whether the hidden states of the last layer are an output, too.
 
   Raises:
     InputError: there is no graph of the encoder, or the package onnx is not installed.
@@ -188,9 +181,7 @@ def build(
     square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
     length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
     vector_BS = graph.node("Div", vector_BS, length_B1)
-  graph.output(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
-  if hidden:
-    graph.output(HIDDEN, hidden_BTD, (*_AXES, config.width))
+  graph.finish(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
   return graph
 
 

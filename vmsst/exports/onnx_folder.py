@@ -4,7 +4,6 @@ The graphs are built from the parameters: jax2onnx, which converts functions of 
 older Orbax than this library does, and cannot convert these networks for varying lengths.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +13,7 @@ import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders
-from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
+from vmsst.checkpoints.exporters import tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
 from vmsst.encoder import onnx_encoder
@@ -59,9 +58,7 @@ def export_onnx(
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  table of positions, as in BERT, limits T. Weights of more than 2 GB are in `model.onnx_data`. With
-  the output `last_hidden_state`, [B, T, D], and the files of sentence-transformers,
-  `SentenceTransformer(output, backend="onnx")` opens the folder too.
+  table of positions, as in BERT, limits T. Weights of more than 2 GB are in `model.onnx_data`.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
@@ -95,14 +92,12 @@ def export_onnx(
     table_VD = params[weight_tables.TOKEN_TABLE].copy()
     table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
     params[weight_tables.TOKEN_TABLE] = table_VD
-  graph = onnx_encoder.build(params, saved.network, hidden=True)
+  graph = onnx_encoder.build(params, saved.network)
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
       tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
       tokenizer_path.write_bytes(_cutting_and_padding(tokenizer, max_length))
-      with contextlib.suppress(errors.InputError):  # of encoders that transformers does not have
-        sentence_transformers_folder.write_description(saved, tokenizer, partial)
   prefix = getattr(vocabulary, "prefix", "")
   return Exported(
     folder=target,
@@ -124,7 +119,7 @@ def describe(exported: Exported) -> str:
     *outputs.local_only(folder),
   ]
   session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_encoder.MODEL_FILE}'!r})"
-  run = "  vectors, _ = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
+  run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
   if tokenizer is None:
     lines += ["  import onnxruntime", session, run, _OPENVINO]
     lines.append("ids are those of the vocabulary, followed by zeros, where masks are 0 and not 1")

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -106,17 +106,32 @@ def export_sentence_transformers(
 
 def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = False) -> Exported:
   """Writes the folder of `export_sentence_transformers` for an encoder in memory."""
-  vocabulary = saved.assets.vocabulary
+  vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
-  described = _config(saved, tokenizer.padding_id)
+  config, arrays = _transformer(saved, tokenizer.padding_id)
   with work_folders.atomic_folder(target) as partial:
-    weights = [hugging_face.WEIGHTS_FILE, *_write_modules(saved, tokenizer, modules, partial)]
-    _write_json(partial / hugging_face.CONFIG_FILE, described)
-    config, arrays = saved.network.config, saved.arrays
-    arrays = transformers_weights.to_tensors(config, arrays, tokenizer.padding_id)
+    _write_json(partial / hugging_face.CONFIG_FILE, config)
     tensors.write_file(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
+    _write_json(partial / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
+    _write_json(
+      partial / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+    )
+    _write_json(partial / sentence_transformers_files.PROMPTS_FILE, _prompts(vocabulary))
+    weights = [hugging_face.WEIGHTS_FILE]
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
+    for index, module in enumerate(modules, start=1):
+      folder = partial / f"{index}_{module.kind}"
+      folder.mkdir()
+      if module.config is not None:
+        _write_json(folder / hugging_face.CONFIG_FILE, module.config)
+      if module.arrays is not None:
+        weights.append(f"{folder.name}/{hugging_face.WEIGHTS_FILE}")
+        tensors.write_file(partial / weights[-1], module.arrays, _METADATA)
+      kind = f"{_MODULES}.{module.kind}"
+      listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
+    _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
     assets = saved.assets
     if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       # The encoder reads the tokenizer of this folder.
@@ -128,52 +143,10 @@ def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = Fal
     source=saved.name,
     folder=target,
     modules=("Transformer", *(module.kind for module in modules)),
-    max_length=saved.assets.max_length,
+    max_length=max_length,
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     has_eos=tokenizer.eos is not None,
   )
-
-
-def write_description(
-  saved: SavedEncoder, tokenizer: ExportedTokenizer, folder: pathlib.Path
-) -> None:
-  """Writes all files of an export but the transformer's weights and `tokenizer.json`.
-
-  Raises:
-    InputError: transformers has no such encoder. Nothing is written then.
-  """
-  modules, described = _modules(saved), _config(saved, tokenizer.padding_id)
-  _write_json(folder / hugging_face.CONFIG_FILE, described)
-  _write_modules(saved, tokenizer, modules, folder)
-
-
-def _write_modules(
-  saved: SavedEncoder,
-  tokenizer: ExportedTokenizer,
-  modules: Sequence[_Module],
-  target: pathlib.Path,
-) -> list[str]:
-  """Writes the files of the modules and of the tokenizer's options; returns those of weights."""
-  max_length = saved.assets.max_length
-  _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
-  options = {"max_seq_length": max_length, "do_lower_case": False}
-  _write_json(target / "sentence_bert_config.json", options)
-  prompts = _prompts(saved.assets.vocabulary)
-  _write_json(target / sentence_transformers_files.PROMPTS_FILE, prompts)
-  weights = []
-  listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
-  for index, module in enumerate(modules, start=1):
-    folder = target / f"{index}_{module.kind}"
-    folder.mkdir()
-    if module.config is not None:
-      _write_json(folder / hugging_face.CONFIG_FILE, module.config)
-    if module.arrays is not None:
-      weights.append(f"{folder.name}/{hugging_face.WEIGHTS_FILE}")
-      tensors.write_file(target / weights[-1], module.arrays, _METADATA)
-    kind = f"{_MODULES}.{module.kind}"
-    listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
-  _write_json(target / sentence_transformers_files.MODULES_FILE, listed)
-  return weights
 
 
 def describe(exported: Exported) -> str:
@@ -201,8 +174,8 @@ def limits(exported: Exported) -> list[str]:
   return lines
 
 
-def _config(saved: SavedEncoder, padding_id: int) -> dict[str, Any]:
-  """Returns the content of `config.json`."""
+def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns `config.json` and the arrays of the encoder in transformers."""
   config = saved.network.config
   shared = {
     "vocab_size": config.vocab_size,
@@ -218,7 +191,7 @@ def _config(saved: SavedEncoder, padding_id: int) -> dict[str, Any]:
     described = _t5_config(config)
   else:
     raise _unknown_encoder(saved)
-  return {**described, **shared}
+  return {**described, **shared}, transformers_weights.to_tensors(config, saved.arrays, padding_id)
 
 
 def _t5_config(config: t5.T5Config) -> dict[str, Any]:
