@@ -77,6 +77,14 @@ def save_random(folder: pathlib.Path, sentences: list[str]) -> None:
   st.SentenceTransformer(modules=[module, models.Pooling(256)]).save(str(folder / "random"))
 
 
+def given_encoders(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
+  """Returns the folders of --encoders, or that of one of random weights, which it writes."""
+  if options.encoders:
+    return options.encoders
+  save_random(folder, read_sentences(options.data, 20_000))
+  return [str(folder / "random")]
+
+
 def load(folder: str, library: str, backend: str) -> Any:
   """Returns an encoder."""
   if library == "vmsst":
@@ -201,10 +209,8 @@ def main() -> None:
     return
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary)
-    if not options.encoders:
-      save_random(folder, read_sentences(options.data, 20_000))
-      options.encoders = [str(folder / "random")]
-    ratios = {pathlib.Path(x).name: compare(x, folder, options) for x in options.encoders}
+    encoders = given_encoders(options, folder)
+    ratios = {pathlib.Path(x).name: compare(x, folder, options) for x in encoders}
   print(json.dumps({"benchmark": "encode", "sentences": options.sentences, "encoders": ratios}))
 
 

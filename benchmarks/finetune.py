@@ -171,11 +171,8 @@ def main() -> None:
     print(json.dumps(measure_variant(options)))
     return
   with tempfile.TemporaryDirectory() as temporary:
-    folder = pathlib.Path(temporary)
-    if not options.encoders:
-      encode.save_random(folder, encode.read_sentences(options.data, 20_000))
-      options.encoders = [str(folder / "random")]
-    ratios = {pathlib.Path(encoder).name: compare(encoder, options) for encoder in options.encoders}
+    encoders = encode.given_encoders(options, pathlib.Path(temporary))
+    ratios = {pathlib.Path(encoder).name: compare(encoder, options) for encoder in encoders}
   print(json.dumps({"benchmark": "finetune", "encoders": ratios}))
 
 

@@ -25,7 +25,6 @@ _MODELS = {
   "soft_contrastive": "@soft_contrastive.SoftContrastiveModel()",
   "ems": "@ems.EmsModel()",
 }
-_WITH_TEACHER = ("distillation", "soft_contrastive")
 _TOKEN_TABLE = "token_embedder/.*"
 
 
@@ -90,7 +89,7 @@ def finetune(
     InputError: a file, an option or the encoder cannot be used, or `output` is in use.
   """
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
-  if (teacher is not None) != (objective in _WITH_TEACHER):
+  if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
     raise errors.InputError(
       f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher"
     )
@@ -102,6 +101,8 @@ def finetune(
     path = str(folder / "start")
     if not os.path.exists(path):
       encoder.save(path)
+    elif loading.load(path).digest != encoder.digest:
+      raise errors.InputError(f"{path} is another encoder, of an earlier call; give another output")
   files, model = ["finetune.gin"], str(objective)
   macros: dict[str, Any] = {
     "MODEL_DIR": str(folder),

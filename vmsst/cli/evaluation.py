@@ -1,7 +1,6 @@
 """`vmsst eval` and `vmsst report`."""
 
 import os
-import sys
 from typing import Annotated, Literal
 
 from vmsst import errors
@@ -67,6 +66,7 @@ def evaluate(
   from vmsst.evaluation import benchmarks, mteb_models
   from vmsst.evaluation import suite as suites
   from vmsst.evaluation.benchmarks import own_files
+  from vmsst.io import progress_bar
   from vmsst.search import device_search
 
   if list:
@@ -82,7 +82,7 @@ def evaluate(
       "give one of --data with --suite, --mteb without --dimensions, or your files with --sts, "
       "--bitext and --retrieval"
     )
-  folders = {os.path.join(out, os.path.basename(x.rstrip("/"))): x for x in encoder}
+  folders = {os.path.join(out, os.path.basename(os.path.abspath(x))): x for x in encoder}
   if len(encoder) == 1:
     folders = {out: encoder[0]}
   elif name or len(folders) < len(encoder):
@@ -113,7 +113,7 @@ def evaluate(
       folder,
       name=label,
       seen=None if codes is None else {languages.language(code) for code in codes},
-      report=lambda line: print(line, file=sys.stderr, flush=True),
+      report=progress_bar.note,
       compare=device_search.compare,
       engine=workers,
       load=load,

@@ -125,6 +125,8 @@ def score(
     "--per-token": (per_token, "likelihood"),
     "--compute-dtype": (computing.compute_dtype, "cosine"),
     "--backend": (computing.backend != "auto", "cosine"),
+    "--prompt": (computing.prompt is not None, "cosine"),
+    "--prompt-name": (computing.prompt_name is not None, "cosine"),
   }
   for flag, (is_given, of) in given.items():
     if is_given and of != by:

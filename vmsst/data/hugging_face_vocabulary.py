@@ -297,17 +297,19 @@ def trim(
     InputError: the tokenizer is of another kind.
   """
   loaded, record = vocabulary._loaded, json.loads(vocabulary.content)
-  model, after = record["model"], record["post_processor"] or {"type": None}
-  if model["type"] not in ("Unigram", "WordPiece") or after["type"] not in (None, _TEMPLATE):
+  model, after = record["model"], record.get("post_processor") or {"type": None}
+  kinds = model.get("type"), after["type"]
+  if kinds[0] not in ("Unigram", "WordPiece") or kinds[1] not in (None, _TEMPLATE):
     raise errors.InputError(
-      f"{vocabulary.path} is a {model['type']} tokenizer with {after['type']}; only Unigram and "
-      f"WordPiece can be trimmed, with {_TEMPLATE}"
+      f"{vocabulary.path} is a {kinds[0]} tokenizer with {kinds[1]}; only Unigram and WordPiece "
+      f"can be trimmed, with {_TEMPLATE}"
     )
-  prefixes = [vocabulary.prefix, *vocabulary.prompts.values()]
   used = {loaded.padding_id, loaded.tokenizer.token_to_id(model.get("unk_token") or "")}
   used |= {token["id"] for token in record["added_tokens"]} | {model.get("unk_id")}
-  for text in itertools.chain(prefixes, texts):
-    used |= {*loaded.tokenizer.encode(text).ids}
+  # The tokens at the end of a prefix may depend on the text.
+  prefixes = {"", vocabulary.prefix, *vocabulary.prompts.values()}
+  for prefix, text in itertools.product(prefixes, ["", *texts]):
+    used |= {*loaded.tokenizer.encode(prefix + text).ids}
   own = loaded.tokenizer.get_vocab(with_added_tokens=True)
   start = model.get("continuing_subword_prefix") or "\u2581"
   used |= {index for piece, index in own.items() if len(piece.removeprefix(start)) <= 1}

@@ -144,12 +144,16 @@ class Encoder:
   def with_prompt(self, prompt: str) -> "Encoder":
     """Returns this encoder with `prompt` as its vocabulary's prefix; both share the parameters.
 
+    If it is the prefix already, the result is this encoder.
+
     Raises:
       InputError: the vocabulary takes no prefix; those of Hugging Face models do.
     """
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} is no encoder with prompts; omit the prompt")
+    if prompt == vocabulary.prefix:
+      return self
     encoder = copy.copy(self)
     encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
     return encoder

@@ -72,7 +72,7 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
     name: Name or path for people.
   """
   known = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
-  return {"name": name} | {key: value for key, value in known.items() if value is not None}
+  return {"name": name} | {key: value for key, value in known.items() if isinstance(value, str)}
 
 
 def max_length(encoder: Any) -> int | None:
@@ -310,9 +310,8 @@ def embed(
     ValueError: the encoder returns arrays of another shape.
   """
   units = [
-    EmbedTexts(encoder, tuple(texts[rows]), tuple(languages[rows]), method)
+    EmbedTexts(encoder, *(tuple(x[start : start + WINDOW]) for x in (texts, languages)), method)
     for start in range(0, max(1, len(texts)), WINDOW)
-    for rows in [slice(start, start + WINDOW)]
   ]
   if engine.in_process and not keep:
     vectors, cuts = [], []

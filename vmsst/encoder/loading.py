@@ -199,13 +199,16 @@ def open_encoder(
 def with_prompt(encoder: Any, prompt: str | None) -> Any:
   """Returns what `open_encoder` has opened with another text before every sentence.
 
-  Its attribute `prompt` is that text, and not part of its `digest`. None: no change.
+  Its attribute `prompt` is that text, and not part of its `digest`. None, or the text that it has
+  already: no change.
 
   Raises:
     InputError: the vocabulary takes no prompts.
   """
   if prompt is None or isinstance(encoder, Encoder):
     return encoder if prompt is None else encoder.with_prompt(prompt)
+  if prompt == encoder.prompts.get(encoder.default_prompt_name, ""):
+    return encoder
   encoder.prompt, encoder.default_prompt_name = prompt, _PROMPT
   encoder.prompts = {**encoder.prompts, _PROMPT: prompt}
   return encoder

@@ -310,21 +310,18 @@ def _attention_bias(
   key_1T = graph.node("Unsqueeze", position_T, np.array([0]))
   query_T1 = graph.node("Unsqueeze", position_T, np.array([1]))
   offset_TT = graph.node("Sub", key_1T, query_T1)
-  added = []
   if config.relpos_buckets:
-    reach = max_distance
-    bucket_O = t5.buckets_by_offset(buckets=config.relpos_buckets, max_distance=reach)
+    bucket_O = t5.buckets_by_offset(buckets=config.relpos_buckets, max_distance=max_distance)
     bias_HO = graph.array("encoder/relpos_bias/rel_embedding")[:, bucket_O]
-    near_TT = graph.node("Clip", offset_TT, np.int64(-reach), np.int64(reach))
-    index_TT = graph.node("Add", near_TT, np.int64(reach))
-    added.append(graph.node("Gather", bias_HO, index_TT, axis=1))
+    near_TT = graph.node("Clip", offset_TT, np.int64(-max_distance), np.int64(max_distance))
+    index_TT = graph.node("Add", near_TT, np.int64(max_distance))
+    bias_BHTT = graph.node("Add", bias_BHTT, graph.node("Gather", bias_HO, index_TT, axis=1))
   if config.causal:
-    added.append(hidden_unless(graph.node("LessOrEqual", offset_TT, np.int64(0))))
+    is_before_TT = graph.node("LessOrEqual", offset_TT, np.int64(0))
+    bias_BHTT = graph.node("Add", bias_BHTT, hidden_unless(is_before_TT))
   if is_local:
-    distance_TT = graph.node("Abs", offset_TT)
-    added.append(hidden_unless(graph.node("Less", distance_TT, np.int64(config.window))))
-  for bias in added:
-    bias_BHTT = graph.node("Add", bias_BHTT, bias)
+    is_near_TT = graph.node("Less", graph.node("Abs", offset_TT), np.int64(config.window))
+    bias_BHTT = graph.node("Add", bias_BHTT, hidden_unless(is_near_TT))
   return bias_BHTT
 
 

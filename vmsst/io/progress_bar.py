@@ -31,6 +31,12 @@ def shown(where: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
     _where = before
 
 
+def note(line: str) -> None:
+  """Prints a line of progress to standard error, unless nothing is shown."""
+  if _where != "nowhere":
+    print(line, file=sys.stderr, flush=True)
+
+
 class Bar(tqdm.tqdm):
   """A progress bar whose updates tell the watchdog that work goes on, even if it is not shown."""
 
