@@ -309,10 +309,9 @@ def embed(
     InputError: a unit failed.
     ValueError: the encoder returns arrays of another shape.
   """
-  units = [
-    EmbedTexts(encoder, *(tuple(x[start : start + WINDOW]) for x in (texts, languages)), method)
-    for start in range(0, max(1, len(texts)), WINDOW)
-  ]
+  starts = range(0, max(1, len(texts)), WINDOW)
+  parts = [(tuple(texts[i : i + WINDOW]), tuple(languages[i : i + WINDOW])) for i in starts]
+  units = [EmbedTexts(encoder, *part, method) for part in parts]
   if engine.in_process and not keep:
     vectors, cuts = [], []
     with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", disable=None) as bar:
