@@ -5,7 +5,7 @@
     --peer_python=peer/bin/python
 
 An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
-with 2 layers of width 256. It encodes sentences of DATA/tatoeba in many languages, in mixed order.
+with --layers of --width. It encodes sentences of DATA/tatoeba in many languages, in mixed order.
 
 Ours is `vmsst.load(folder, backend=...).encode`, as it is, with every backend that is installed;
 "auto" is the default. Peers are `SentenceTransformer(folder, backend=...).encode` with every
@@ -19,12 +19,16 @@ float32 vectors, tokenization included:
 
 * `start`: seconds from the start of Python's work to the first vector: import, load, one sentence;
 * `one`: seconds of one sentence, the median of 50;
+* `first`: seconds of the first call with all sentences, which compiles;
 * `rates`: sentences per second, by batch size ("default": as it is).
 
-Prints one JSON line per variant, and a last one. For each encoder, it has the ratio of the best
-rates (ours, with the default backend, over the fastest peer) and of the times of one sentence and
-of the start (the peer's over ours), so that above 1 ours is faster; `jax_over_torch` is that of the
-rates of these two; `largest_difference` is that of any two vectors.
+Prints one JSON line per variant after its first run, and a last one of the best of all rounds. For
+each encoder, it has the ratio of the best rates (ours, with the default backend, over the fastest
+peer) and of the times of one sentence and of the start (the peer's over ours), so that above 1 ours
+is faster; `jax_over_torch` is that of the rates of these two; `differences` are the largest ones
+from the vectors of PyTorch in float32.
+
+With --device=cuda, the variants are JAX and PyTorch on the GPU, in float32 and bfloat16.
 """
 
 import argparse
@@ -38,8 +42,16 @@ import tempfile
 import time
 from typing import Any
 
-OURS = tuple(("vmsst", backend) for backend in ("auto", "jax", "onnx", "openvino"))
-PEERS = tuple(("sentence_transformers", backend) for backend in ("torch", "onnx", "openvino"))
+VARIANTS = {
+  "cpu": {
+    "vmsst": ("auto", "jax", "onnx", "openvino"),
+    "sentence_transformers": ("torch", "onnx", "openvino"),
+  },
+  "cuda": {
+    "vmsst": ("jax", "jax-bfloat16"),
+    "sentence_transformers": ("torch", "torch-bfloat16"),
+  },
+}
 _ONE = 50  # sentences whose times are measured one by one
 
 
@@ -55,7 +67,7 @@ def read_sentences(data: pathlib.Path, count: int) -> list[str]:
   return [row for row, _ in zip(rows, range(count), strict=False)]
 
 
-def save_random(folder: pathlib.Path, sentences: list[str]) -> None:
+def save_random(folder: pathlib.Path, sentences: list[str], layers: int, width: int) -> None:
   """Writes an encoder of random weights."""
   import sentence_transformers as st
   import tokenizers
@@ -69,34 +81,35 @@ def save_random(folder: pathlib.Path, sentences: list[str]) -> None:
   tokenizer = transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt"))
   tokenizer.save_pretrained(folder / "bert")
   config = transformers.BertConfig(
-    vocab_size=8000, hidden_size=256, num_hidden_layers=2, num_attention_heads=4,
-    intermediate_size=1024,
+    vocab_size=8000, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+    intermediate_size=4 * width,
   )  # fmt: skip
   transformers.BertModel(config).save_pretrained(folder / "bert")
   module = models.Transformer(str(folder / "bert"))
-  st.SentenceTransformer(modules=[module, models.Pooling(256)]).save(str(folder / "random"))
+  st.SentenceTransformer(modules=[module, models.Pooling(width)]).save(str(folder / "random"))
 
 
 def given_encoders(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
   """Returns the folders of --encoders, or that of one of random weights, which it writes."""
   if options.encoders:
     return options.encoders
-  save_random(folder, read_sentences(options.data, 20_000))
+  save_random(folder, read_sentences(options.data, 20_000), options.layers, options.width)
   return [str(folder / "random")]
 
 
-def load(folder: str, library: str, backend: str) -> Any:
+def load(folder: str, library: str, variant: str, device: str) -> Any:
   """Returns an encoder."""
+  backend, _, dtype = variant.partition("-")
   if library == "vmsst":
     import vmsst
 
-    return vmsst.load(folder, backend=backend)  # type: ignore[arg-type]
+    return vmsst.load(folder, backend=backend, dtype=dtype or None)  # type: ignore[arg-type]
   import sentence_transformers as st
 
-  arguments: dict[str, Any] = {} if backend == "torch" else {"export": True}
+  arguments = {"dtype": dtype or "float32"} if backend == "torch" else {"export": True}
   if backend == "openvino":  # by default, bfloat16 on processors that have it
     arguments["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
-  return st.SentenceTransformer(folder, device="cpu", backend=backend, model_kwargs=arguments)
+  return st.SentenceTransformer(folder, device=device, backend=backend, model_kwargs=arguments)
 
 
 def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   library, backend = options.variant
   sentences = read_sentences(options.data, options.sentences)
   start = time.perf_counter()
-  encoder = load(options.encoders[0], library, backend)
+  encoder = load(options.encoders[0], library, backend, options.device)
   encoder.encode("The first sentence.")
   times: dict[str, Any] = {"start": time.perf_counter() - start}
   singles = []
@@ -124,6 +137,7 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
       name = str(size.get("batch_size", "default"))
       seconds.setdefault(name, []).append(time.perf_counter() - start)
   np.save(options.vectors, vectors)
+  times["first"] = max(values[0] for values in seconds.values())
   rates = {name: len(sentences) / min(values[1:]) for name, values in seconds.items()}
   return {**times, "rates": rates, "backend": getattr(encoder, "backend", backend)}
 
@@ -132,11 +146,14 @@ def run(
   variant: tuple[str, str], encoder: str, vectors: str, options: argparse.Namespace
 ) -> dict[str, Any] | str:
   """Returns the result of `measure_variant` in its own process, or why it failed."""
-  python = options.peer_python if variant in PEERS else sys.executable
+  python = options.peer_python if variant[0] != "vmsst" else sys.executable
   arguments = [f"--data={options.data}", f"--encoders={encoder}", f"--vectors={vectors}",
                f"--sentences={options.sentences}", f"--repeats={options.repeats}",
+               f"--device={options.device}",
                "--batch_sizes", *map(str, options.batch_sizes), "--variant", *variant]  # fmt: skip
-  environment = {**os.environ, "USE_TF": "0", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+  environment = {**os.environ, "USE_TF": "0"}
+  if options.device == "cpu":
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
     [python, __file__, *arguments], capture_output=True, text=True, check=False, env=environment
   )
@@ -161,32 +178,33 @@ def compare(encoder: str, folder: pathlib.Path, options: argparse.Namespace) -> 
   import numpy as np
 
   name, runs = pathlib.Path(encoder).name, {}
-  for variant in (*OURS, *PEERS):
+  ours_first = [(key, each) for key, own in VARIANTS[options.device].items() for each in own]
+  for variant in ours_first:
     found = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
     if isinstance(found, str):
       print(json.dumps({"encoder": name, "variant": variant, "left_out": found}), flush=True)
     else:
       runs[variant] = [found]
+      print(json.dumps({"encoder": name, "variant": variant, **found}), flush=True)
   for _ in range(options.rounds - 1):
     for variant, own in runs.items():
       again = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
       own += [again] if isinstance(again, dict) else []
   lines = {variant: merged(own) for variant, own in runs.items()}
-  for variant, line in lines.items():
-    print(json.dumps({"encoder": name, "variant": variant, **line}), flush=True)
-  reference, *others = (np.load(folder / f"{'-'.join(variant)}.npy") for variant in lines)
+  default, torch = ours_first[0], ("sentence_transformers", "torch")
+  if not {default, torch} <= {*lines}:
+    raise SystemExit("vmsst or sentence-transformers cannot run here")
+  vectors = {each: np.load(folder / f"{'-'.join(each)}.npy").astype("f4") for each in lines}
   rate = {variant: max(line["rates"].values()) for variant, line in lines.items()}
-  peers = [variant for variant in lines if variant in PEERS]
-  if not peers:
-    raise SystemExit("no peer can run here; install sentence-transformers")
-  ours, best = lines[OURS[0]], max(peers, key=lambda variant: rate[variant])
+  peers = [variant for variant in lines if variant[0] != "vmsst"]
+  ours, best = lines[default], max(peers, key=lambda variant: rate[variant])
   return {
     "default": ours["backend"],
     "fastest_peer": best[1],
-    "rate": round(rate[OURS[0]] / rate[best], 3),
-    "jax_over_torch": round(rate["vmsst", "jax"] / rate["sentence_transformers", "torch"], 3),
+    "rate": round(rate[default] / rate[best], 3),
+    "jax_over_torch": round(rate["vmsst", "jax"] / rate[torch], 3),
     **{key: round(min(lines[x][key] for x in peers) / ours[key], 3) for key in ("one", "start")},
-    "largest_difference": float(max(np.abs(x - reference).max() for x in others)),
+    "differences": {"-".join(x): float(np.abs(vectors[x] - vectors[torch]).max()) for x in lines},
     "gflops": measure.numpy_gflops(),
   }
 
@@ -200,6 +218,9 @@ def main() -> None:
   parser.add_argument("--batch_sizes", type=int, nargs="+", default=[32, 256], help="of peers")
   parser.add_argument("--repeats", type=int, default=2, help="timed calls per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
+  parser.add_argument("--layers", type=int, default=2, help="of the encoder of random weights")
+  parser.add_argument("--width", type=int, default=256, help="of the encoder of random weights")
+  parser.add_argument("--device", choices=VARIANTS, default="cpu")
   parser.add_argument("--peer_python", default=sys.executable, help="interpreter of the peers")
   parser.add_argument("--variant", nargs=2, help=argparse.SUPPRESS)
   parser.add_argument("--vectors", help=argparse.SUPPRESS)

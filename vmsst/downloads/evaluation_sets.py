@@ -223,10 +223,9 @@ def _download_into_store(
   local: pathlib.Path,
 ) -> list[storage.Path]:
   """Downloads a set to a local folder, and moves its files below a root in an object store."""
-  complete = _complete(chosen, local)  # by a process that was killed while it uploaded
-  complete = complete or _download(fetcher, chosen, local, report)
   paths = []
-  for path in complete:
+  # A process that was killed while it uploaded has left a complete folder.
+  for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
     paths.append(root / path.relative_to(local).as_posix())
     storage.upload(path, os.fspath(paths[-1]))
   _write_note(chosen, root, paths)

@@ -157,7 +157,7 @@ class CpuBackend:
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
     graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
     # The runtimes use the arrays of the weights, so that these must live as long.
-    model, self._weights = graph.without_weights()
+    model, self._weights = graph.without_weights(onnx_encoder.OUTPUT)
     # This process's own cores, or fewer for one of many workers.
     available = hasattr(os, "sched_getaffinity")
     threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
@@ -194,12 +194,8 @@ def _onnx_runtime(
   """Returns what compiles a graph with ONNX Runtime, for batches alone or one per thread."""
   with errors.requires("onnx", "the backend 'onnx'"):
     import onnxruntime
-  onnx = onnx_encoder.library()
   for name, array in weights.items():
-    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="given")
+    onnx_encoder.add_weights(model, name, array, location="given")
   values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
   content = model.SerializeToString()
 

@@ -17,12 +17,13 @@ from vmsst.checkpoints.importers import weight_tables
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
-WEIGHTS_FILE = "model.onnx_data"
-"""File of the weights of a model that is too large for one file."""
+"""The graph whose output is OUTPUT."""
+STATES_FILE = "onnx/model.onnx"
+"""The graph whose output is STATES, where sentence-transformers looks for one."""
+WEIGHTS_FILE = "onnx/model.onnx_data"
+"""The weights of both."""
 # LayerNormalization came with 17.
 _OPERATOR_SET = 17
-# A file of protocol buffers ends at 2 GiB; this leaves room for the nodes.
-_MOST_BYTES_IN_ONE_FILE = 2_000_000_000
 # Runtimes map arrays into memory that start at a multiple.
 _PAGE = 4096
 
@@ -48,6 +49,7 @@ class Graph:
     self._parameters, self._inputs = parameters, inputs
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+    self._outputs: dict[str, tuple[str | int, ...]] = {}
 
   def __contains__(self, name: str) -> bool:
     """Returns whether there is a parameter."""
@@ -69,42 +71,36 @@ class Graph:
     self._nodes.append((operator, inputs, output, attributes))
     return output
 
-  def finish(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
-    """Gives the graph its float32 output, of a name, a value, and sizes or names of axes."""
+  def output(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
+    """Names an output of float32 values, with sizes or names of axes; the first is the model's."""
     self._nodes.append(("Identity", [value], name, {}))
-    self._output, self._shape = name, shape
+    self._outputs[name] = shape
 
   def write(self, folder: pathlib.Path) -> None:
-    """Writes `model.onnx`, and for more than 2 GB of weights `model.onnx_data` next to it.
+    """Writes a model for each output, MODEL_FILE and STATES_FILE, and WEIGHTS_FILE.
 
     Raises:
       OSError: a file cannot be written.
     """
-    model, large = self.without_weights()
-    onnx, initializers = library(), model.graph.initializer
-    if sum(array.nbytes for array in large.values()) <= _MOST_BYTES_IN_ONE_FILE:
-      initializers.extend(onnx.numpy_helper.from_array(x, name) for name, x in large.items())
-    else:
-      with open(folder / WEIGHTS_FILE, "wb") as stream:
-        for name, array in large.items():
-          # onnx's own writer copies the model as one message, which cannot exceed 2 GiB.
-          tensor = initializers.add(
-            name=name,
-            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
-            dims=array.shape,
-            data_location=onnx.TensorProto.EXTERNAL,
-          )
-          stream.write(bytes(-stream.tell() % _PAGE))
-          location = {"location": WEIGHTS_FILE, "offset": stream.tell(), "length": array.nbytes}
-          for key, value in location.items():
-            tensor.external_data.add(key=key, value=str(value))
-          stream.write(array.data)
-    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+    (folder / "onnx").mkdir()
+    offsets: dict[str, int] = {}
+    for path, output in zip((MODEL_FILE, STATES_FILE), self._outputs, strict=True):
+      model, large = self.without_weights(output)
+      if not offsets:
+        with open(folder / WEIGHTS_FILE, "wb") as stream:
+          for name, array in large.items():
+            stream.write(bytes(-stream.tell() % _PAGE))
+            offsets[name] = stream.tell()
+            stream.write(array.data)
+      for name, array in large.items():
+        file = WEIGHTS_FILE if path == MODEL_FILE else pathlib.Path(WEIGHTS_FILE).name
+        add_weights(model, name, array, location=file, offset=offsets[name], length=array.nbytes)
+      (folder / path).write_bytes(model.SerializeToString())
 
-  def without_weights(self) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the model without arrays of a page or more, and these by name, contiguous.
+  def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the model of an output without arrays of a page or more, and these, contiguous.
 
-    The caller passes them to a runtime, which need not copy them.
+    The caller adds them by `add_weights`.
     """
     large = {
       name: np.ascontiguousarray(array)
@@ -120,7 +116,7 @@ class Graph:
       ],
       "sentence_encoder",
       [helper.make_tensor_value_info(x, kinds.INT64, axes) for x, axes in self._inputs.items()],
-      [helper.make_tensor_value_info(self._output, kinds.FLOAT, self._shape)],
+      [helper.make_tensor_value_info(output, kinds.FLOAT, self._outputs[output])],
       # Runtimes read shapes and the like in the model.
       [from_array(x, name) for name, x in self._constants.items() if name not in large],
     )
@@ -142,10 +138,20 @@ class Graph:
     return name
 
 
+def add_weights(model: Any, name: str, array: np.ndarray, **where: Any) -> None:
+  """Adds an array to a model as data outside of it: in a file, or given to a runtime by name."""
+  onnx = library()
+  kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+  tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
+  tensor.data_location = onnx.TensorProto.EXTERNAL
+  for key, value in where.items():
+    tensor.external_data.add(key=key, value=str(value))
+
+
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
-OUTPUT = "sentence_embedding"
-"""Output of the graph, float32 [B, S]."""
+OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
+"""Outputs of the graph, float32 [B, S] and [B, T, D]."""
 _AXES = ("batch_size", "sequence_length")
 
 
@@ -155,7 +161,7 @@ def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
 
 
 def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
-  """Returns the graph from token ids to sentence vectors.
+  """Returns the graph from token ids to sentence vectors and to hidden states.
 
   Args:
     params: Parameters of the network by name, with separate layers.
@@ -181,7 +187,8 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
     length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
     vector_BS = graph.node("Div", vector_BS, length_B1)
-  graph.finish(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
+  graph.output(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
+  graph.output(STATES, hidden_BTD, (*_AXES, config.width))
   return graph
 
 

@@ -86,13 +86,11 @@ def push(
 
 def describe(uploaded: Uploaded) -> str:
   """Returns where the encoder is and how to open it."""
-  return "\n".join(
-    [
-      uploaded.url,
-      f"vmsst.load({uploaded.name!r}) opens it, and so does sentence-transformers",
-      *sentence_transformers_folder.limits(uploaded.exported),
-    ]
+  exported, opens = uploaded.exported, f"vmsst.load({uploaded.name!r}) opens it"
+  limits = sentence_transformers_folder.limits(
+    pretokenized=exported.pretokenized, has_eos=exported.has_eos
   )
+  return "\n".join([uploaded.url, f"{opens}, and so does sentence-transformers", *limits])
 
 
 def _check_access(repository: str) -> None:

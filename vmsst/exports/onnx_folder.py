@@ -13,7 +13,7 @@ import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders
-from vmsst.checkpoints.exporters import tokenizer_file
+from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
 from vmsst.encoder import onnx_encoder
@@ -58,7 +58,8 @@ def export_onnx(
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  table of positions, as in BERT, limits T. Weights of more than 2 GB are in `model.onnx_data`.
+  table of positions, as in BERT, limits T. The weights are in the folder `onnx`, with a model that
+  returns `last_hidden_state`, [B, T, D]; `SentenceTransformer(output, backend="onnx")` opens it.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
@@ -96,6 +97,7 @@ def export_onnx(
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
+      sentence_transformers_folder.write_modules(saved, tokenizer, partial)
       tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
       tokenizer_path.write_bytes(_cutting_and_padding(tokenizer, max_length))
   prefix = getattr(vocabulary, "prefix", "")
@@ -141,12 +143,8 @@ def describe(exported: Exported) -> str:
       if prompt != exported.prefix
     ),
   ]
-  if exported.pretokenized:
-    lines.append(
-      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
-    )
-  if tokenizer.eos is None:
-    lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
+  has_eos = tokenizer.eos is not None
+  lines += sentence_transformers_folder.limits(pretokenized=exported.pretokenized, has_eos=has_eos)
   return "\n".join(lines)
 
 

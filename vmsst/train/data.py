@@ -28,7 +28,7 @@ from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import partitioning
 
-_LENGTH_EIGHTHS = (1, 2, 3, 4, 6, 8)  # the lengths to trim batches to
+_LENGTH_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # sixteenths of their lengths, to trim batches to
 _LENGTH_MULTIPLE = 4
 _TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
@@ -153,19 +153,19 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
   return {name: value[rows] for name, value in batch.items()}
 
 
-def used_eighths(batch: Batch) -> int:
-  """Returns how many eighths of their lengths the texts of a batch need: 1, 2, 3, 4, 6 or 8.
+def used_sixteenths(batch: Batch) -> int:
+  """Returns how many sixteenths of their lengths the texts of a batch need: 1, 2, 3, 4, 6, 8, ...
 
   Texts are the rank-2 integer features [B, T].
   """
   return next(
-    eighths
-    for eighths in _LENGTH_EIGHTHS
-    if not any(value[:, cut:].any() for value, cut in _cuts(batch, eighths).values())
+    sixteenths
+    for sixteenths in _LENGTH_PARTS
+    if not any(value[:, cut:].any() for value, cut in _cuts(batch, sixteenths).values())
   )
 
 
-def trim_padding(batch: Batch, eighths: int | None = None) -> dict[str, np.ndarray]:
+def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
   """Returns `batch` without columns that are padding in every row.
 
   All texts keep the same fraction of their length, rounded up to a multiple of 4, so that few
@@ -173,17 +173,17 @@ def trim_padding(batch: Batch, eighths: int | None = None) -> dict[str, np.ndarr
 
   Args:
     batch: The batch.
-    eighths: The fraction, at least `used_eighths(batch)`; None: that.
+    sixteenths: The fraction, at least `used_sixteenths(batch)`; None: that.
   """
-  cuts = _cuts(batch, used_eighths(batch) if eighths is None else eighths)
+  cuts = _cuts(batch, used_sixteenths(batch) if sixteenths is None else sixteenths)
   return {**batch, **{name: value[:, :cut] for name, (value, cut) in cuts.items()}}
 
 
-def _cuts(batch: Batch, eighths: int) -> dict[str, tuple[np.ndarray, int]]:
+def _cuts(batch: Batch, sixteenths: int) -> dict[str, tuple[np.ndarray, int]]:
   """Returns the texts of a batch, and the lengths to cut them to."""
-  unit = 8 * _LENGTH_MULTIPLE
+  unit = 16 * _LENGTH_MULTIPLE
   return {
-    name: (value, min(value.shape[1], -(-value.shape[1] * eighths // unit) * _LENGTH_MULTIPLE))
+    name: (value, min(value.shape[1], -(-value.shape[1] * sixteenths // unit) * _LENGTH_MULTIPLE))
     for name, value in batch.items()
     if value.ndim == 2 and value.shape[1] > 1 and np.issubdtype(value.dtype, np.integer)
   }
@@ -358,12 +358,12 @@ class TrainIterator:
   def __next__(self) -> dict[str, jax.Array]:
     if self._together > 1 and not self._trimmed:
       batches = [self._take() for _ in range(self._together)]
-      eighths_here = np.array([used_eighths(batch) for batch in batches])
+      sixteenths_here = np.array([used_sixteenths(batch) for batch in batches])
       all_processes = np.reshape(
-        multihost_utils.process_allgather(eighths_here), [-1, self._together]
+        multihost_utils.process_allgather(sixteenths_here), [-1, self._together]
       )
-      eighths = all_processes.max(axis=0)
-      for batch, part in zip(batches, eighths.tolist(), strict=True):
+      sixteenths = all_processes.max(axis=0)
+      for batch, part in zip(batches, sixteenths.tolist(), strict=True):
         self._trimmed.append(self._partitioner.to_devices(trim_padding(batch, part)))
     batch = self._trimmed.popleft() if self._together > 1 else self._take()
     del self._states[self._taken]

@@ -12,7 +12,6 @@ from tiny_encoders import NETWORKS
 import vmsst
 from vmsst.checkpoints.importers import encoders
 from vmsst.data import hugging_face_vocabulary, sample, vocabularies
-from vmsst.encoder import onnx_encoder
 from vmsst.exports import onnx_folder
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
@@ -68,31 +67,32 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
     np.testing.assert_allclose(found_BD, expected_ND[:count], atol=1e-5, rtol=0)
 
 
-def test_the_model_is_named_as_in_optimum_and_reads_the_mask(tmp_path, monkeypatch):
+def test_the_models_are_named_as_in_optimum_and_read_the_mask(tmp_path):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
-  onnx_folder.export_onnx(run, tmp_path / "one")
-  # As for an encoder with more than 2 GB.
-  monkeypatch.setattr(onnx_encoder, "_MOST_BYTES_IN_ONE_FILE", 0)
-  onnx_folder.export_onnx(run, tmp_path / "two")
-  assert (tmp_path / "two" / "model.onnx_data").stat().st_size >= 3700 * 16 * 4
-  one, two = (
-    onnxruntime.InferenceSession(tmp_path / name / "model.onnx") for name in ("one", "two")
-  )
-  for session in (one, two):
+  onnx_folder.export_onnx(run, tmp_path / "out")
+  assert (tmp_path / "out/onnx/model.onnx_data").stat().st_size >= 3700 * 16 * 4
+  axes = ["batch_size", "sequence_length"]
+  sessions = [
+    onnxruntime.InferenceSession(tmp_path / "out" / name)
+    for name in ("model.onnx", "onnx/model.onnx")
+  ]
+  made = ("sentence_embedding", [axes[0], 12]), ("last_hidden_state", [*axes, 16])
+  for session, output in zip(sessions, made, strict=True):
     inputs, outputs = session.get_inputs(), session.get_outputs()
-    axes = ["batch_size", "sequence_length"]
     assert {x.name: (x.type, x.shape) for x in [*inputs, *outputs]} == {
       "input_ids": ("tensor(int64)", axes),
       "attention_mask": ("tensor(int64)", axes),
-      "sentence_embedding": ("tensor(float)", ["batch_size", 12]),
+      output[0]: ("tensor(float)", output[1]),
     }
   ids = np.random.default_rng(0).integers(1, 3700, (3, 90))
   mask = (np.arange(90) < np.array([[90], [41], [0]])).astype(np.int64)
-  (expected_BD,) = one.run(None, {"input_ids": ids, "attention_mask": mask})
-  (found_BD,) = two.run(None, {"input_ids": ids * mask, "attention_mask": mask})
+  (expected_BD,) = sessions[0].run(None, {"input_ids": ids, "attention_mask": mask})
+  (found_BD,) = sessions[0].run(None, {"input_ids": ids * mask, "attention_mask": mask})
   np.testing.assert_allclose(found_BD, expected_BD, rtol=0, atol=1e-6)
   assert not expected_BD[2].any()
-  (alone_BD,) = one.run(None, {"input_ids": ids[1:2, :41], "attention_mask": mask[1:2, :41]})
+  (alone_BD,) = sessions[0].run(
+    None, {"input_ids": ids[1:2, :41], "attention_mask": mask[1:2, :41]}
+  )
   np.testing.assert_allclose(alone_BD[0], expected_BD[1], atol=1e-5, rtol=0)
 
 

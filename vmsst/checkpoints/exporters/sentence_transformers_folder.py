@@ -106,33 +106,15 @@ def export_sentence_transformers(
 
 def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = False) -> Exported:
   """Writes the folder of `export_sentence_transformers` for an encoder in memory."""
-  vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
+  assets, vocabulary = saved.assets, saved.assets.vocabulary
   modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
-  config, arrays = _transformer(saved, tokenizer.padding_id)
   with work_folders.atomic_folder(target) as partial:
-    _write_json(partial / hugging_face.CONFIG_FILE, config)
+    weights = [hugging_face.WEIGHTS_FILE, *write_modules(saved, tokenizer, partial)]
+    config = saved.network.config
+    arrays = transformers_weights.to_tensors(config, saved.arrays, tokenizer.padding_id)
     tensors.write_file(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
     (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
-    _write_json(partial / "tokenizer_config.json", _tokenizer_config(tokenizer, max_length))
-    _write_json(
-      partial / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
-    )
-    _write_json(partial / sentence_transformers_files.PROMPTS_FILE, _prompts(vocabulary))
-    weights = [hugging_face.WEIGHTS_FILE]
-    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
-    for index, module in enumerate(modules, start=1):
-      folder = partial / f"{index}_{module.kind}"
-      folder.mkdir()
-      if module.config is not None:
-        _write_json(folder / hugging_face.CONFIG_FILE, module.config)
-      if module.arrays is not None:
-        weights.append(f"{folder.name}/{hugging_face.WEIGHTS_FILE}")
-        tensors.write_file(partial / weights[-1], module.arrays, _METADATA)
-      kind = f"{_MODULES}.{module.kind}"
-      listed.append({"idx": index, "name": str(index), "path": folder.name, "type": kind})
-    _write_json(partial / sentence_transformers_files.MODULES_FILE, listed)
-    assets = saved.assets
     if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       # The encoder reads the tokenizer of this folder.
       tokenizer_path = str(partial / hugging_face_vocabulary.TOKENIZER_FILE)
@@ -143,10 +125,38 @@ def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = Fal
     source=saved.name,
     folder=target,
     modules=("Transformer", *(module.kind for module in modules)),
-    max_length=max_length,
+    max_length=assets.max_length,
     pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
     has_eos=tokenizer.eos is not None,
   )
+
+
+def write_modules(
+  saved: SavedEncoder, tokenizer: ExportedTokenizer, folder: pathlib.Path
+) -> list[str]:
+  """Writes all but the transformer's weights and tokenizer; returns the other files of weights."""
+  max_length = saved.assets.max_length
+  files: dict[str, Any] = {
+    hugging_face.CONFIG_FILE: _transformer(saved, tokenizer.padding_id),
+    "tokenizer_config.json": _tokenizer_config(tokenizer, max_length),
+    "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+    sentence_transformers_files.PROMPTS_FILE: _prompts(saved.assets.vocabulary),
+  }
+  weights = []
+  listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
+  for index, module in enumerate(_modules(saved), start=1):
+    path = f"{index}_{module.kind}"
+    (folder / path).mkdir()
+    if module.config is not None:
+      files[f"{path}/{hugging_face.CONFIG_FILE}"] = module.config
+    if module.arrays is not None:
+      weights.append(f"{path}/{hugging_face.WEIGHTS_FILE}")
+      tensors.write_file(folder / weights[-1], module.arrays, _METADATA)
+    kind = f"{_MODULES}.{module.kind}"
+    listed.append({"idx": index, "name": str(index), "path": path, "type": kind})
+  for name, record in {**files, sentence_transformers_files.MODULES_FILE: listed}.items():
+    _write_json(folder / name, record)
+  return weights
 
 
 def describe(exported: Exported) -> str:
@@ -157,25 +167,25 @@ def describe(exported: Exported) -> str:
       *outputs.local_only(exported.folder),
       f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it, and so does "
       f"vmsst.load({str(exported.folder)!r})",
-      *limits(exported),
+      *limits(pretokenized=exported.pretokenized, has_eos=exported.has_eos),
     ]
   )
 
 
-def limits(exported: Exported) -> list[str]:
+def limits(*, pretokenized: bool, has_eos: bool) -> list[str]:
   """Returns what users of sentence-transformers must know about an export, as lines."""
   lines = []
-  if exported.pretokenized:
+  if pretokenized:
     lines.append(
       "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
     )
-  if not exported.has_eos:
+  if not has_eos:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return lines
 
 
-def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns `config.json` and the arrays of the encoder in transformers."""
+def _transformer(saved: SavedEncoder, padding_id: int) -> dict[str, Any]:
+  """Returns the content of `config.json`."""
   config = saved.network.config
   shared = {
     "vocab_size": config.vocab_size,
@@ -191,7 +201,7 @@ def _transformer(saved: SavedEncoder, padding_id: int) -> tuple[dict[str, Any], 
     described = _t5_config(config)
   else:
     raise _unknown_encoder(saved)
-  return {**described, **shared}, transformers_weights.to_tensors(config, saved.arrays, padding_id)
+  return {**described, **shared}
 
 
 def _t5_config(config: t5.T5Config) -> dict[str, Any]:
