@@ -18,9 +18,9 @@ from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
 """The graph whose output is OUTPUT."""
-STATES_FILE = "onnx/model.onnx"
-"""The graph whose output is STATES, where sentence-transformers looks for one."""
-WEIGHTS_FILE = "onnx/model.onnx_data"
+STATES_FILE = "last_hidden_state.onnx"
+"""The graph whose output is STATES, as sentence-transformers requires."""
+WEIGHTS_FILE = "model.onnx_data"
 """The weights of both."""
 # LayerNormalization came with 17.
 _OPERATOR_SET = 17
@@ -82,7 +82,6 @@ class Graph:
     Raises:
       OSError: a file cannot be written.
     """
-    (folder / "onnx").mkdir()
     offsets: dict[str, int] = {}
     for path, output in zip((MODEL_FILE, STATES_FILE), self._outputs, strict=True):
       model, large = self.without_weights(output)
@@ -93,8 +92,8 @@ class Graph:
             offsets[name] = stream.tell()
             stream.write(array.data)
       for name, array in large.items():
-        file = WEIGHTS_FILE if path == MODEL_FILE else pathlib.Path(WEIGHTS_FILE).name
-        add_weights(model, name, array, location=file, offset=offsets[name], length=array.nbytes)
+        place, size = offsets[name], array.nbytes
+        add_weights(model, name, array, location=WEIGHTS_FILE, offset=place, length=size)
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:

@@ -58,8 +58,8 @@ def export_onnx(
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  table of positions, as in BERT, limits T. The weights are in the folder `onnx`, with a model that
-  returns `last_hidden_state`, [B, T, D]; `SentenceTransformer(output, backend="onnx")` opens it.
+  table of positions, as in BERT, limits T. Its weights are in `model.onnx_data`.
+  `SentenceTransformer(output, backend="onnx")` opens the folder, by `last_hidden_state.onnx`.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
@@ -97,7 +97,8 @@ def export_onnx(
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
-      sentence_transformers_folder.write_modules(saved, tokenizer, partial)
+      states = {"file_name": onnx_encoder.STATES_FILE}
+      sentence_transformers_folder.write_modules(saved, tokenizer, partial, model_args=states)
       tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
       tokenizer_path.write_bytes(_cutting_and_padding(tokenizer, max_length))
   prefix = getattr(vocabulary, "prefix", "")

@@ -66,7 +66,7 @@ def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypa
   numbers = range(1, 60)
 
   def gathered(own):
-    other = [8 if number % 3 == 0 else 2 for number in itertools.islice(seen, len(own))]
+    other = [16 if number % 3 == 0 else 4 for number in itertools.islice(seen, len(own))]
     return np.stack([own, other])
 
   seen = iter(numbers)

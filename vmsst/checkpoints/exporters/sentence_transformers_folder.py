@@ -132,14 +132,21 @@ def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = Fal
 
 
 def write_modules(
-  saved: SavedEncoder, tokenizer: ExportedTokenizer, folder: pathlib.Path
+  saved: SavedEncoder, tokenizer: ExportedTokenizer, folder: pathlib.Path, **options: Any
 ) -> list[str]:
-  """Writes all but the transformer's weights and tokenizer; returns the other files of weights."""
+  """Writes all but the transformer's weights and tokenizer; returns the other files of weights.
+
+  Args:
+    saved: The encoder.
+    tokenizer: Its tokenizer.
+    folder: Where to write.
+    **options: Further fields of `sentence_bert_config.json`.
+  """
   max_length = saved.assets.max_length
   files: dict[str, Any] = {
     hugging_face.CONFIG_FILE: _transformer(saved, tokenizer.padding_id),
     "tokenizer_config.json": _tokenizer_config(tokenizer, max_length),
-    "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+    "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False, **options},
     sentence_transformers_files.PROMPTS_FILE: _prompts(saved.assets.vocabulary),
   }
   weights = []
