@@ -2,11 +2,12 @@
 
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 multilingual-e5-small
 
-An encoder is a folder of sentence-transformers. Both are trained on the same pairs of
-DATA/bitext_tatoeba (English with German, French, Russian, Turkish and Japanese), with the in-batch
-softmax of both directions, scale 20, AdamW (weight decay 0.01, norms of gradients up to 1), a
-learning rate that rises for a tenth of the steps and falls along a cosine, dropout 0.1 and at most
-128 tokens. The order of the pairs is not the same.
+An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
+with 2 layers of width 256. Both are trained on the same pairs of DATA/bitext_tatoeba (English with
+German, French, Russian, Turkish and Japanese), with the in-batch softmax of both directions, scale
+20, AdamW (weight decay 0.01, norms of gradients up to 1), a learning rate that rises for a tenth of
+the steps and falls along a cosine, dropout 0.1 and at most 128 tokens. The order of the pairs is
+not the same.
 
 Each training runs in its own process, in turns. Prints one JSON line for each, and a last one with
 the ratios of steps per second and the accuracies: those of retrieval among 1,000 other pairs in
@@ -24,6 +25,7 @@ import tempfile
 import time
 from typing import Any
 
+import encode
 import measure
 
 LANGUAGES = ("deu", "fra", "rus", "tur", "jpn")
@@ -157,18 +159,21 @@ def main() -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="with bitext_tatoeba/")
-  parser.add_argument("--encoders", nargs="+", required=True, help="folders")
+  parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
   parser.add_argument("--steps", type=int, default=200)
   parser.add_argument("--warm_up", type=int, default=10, help="steps that are not counted")
   parser.add_argument("--batch_size", type=int, default=32)
   parser.add_argument("--learning_rate", type=float, default=2e-5)
   parser.add_argument("--rounds", type=int, default=1)
   parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+  parser.set_defaults(layers=2, width=256)
   options = parser.parse_args()
   if options.variant:
     print(json.dumps(measure_variant(options)))
     return
-  ratios = {pathlib.Path(encoder).name: compare(encoder, options) for encoder in options.encoders}
+  with tempfile.TemporaryDirectory() as temporary:
+    encoders = encode.given_encoders(options, pathlib.Path(temporary))
+    ratios = {pathlib.Path(encoder).name: compare(encoder, options) for encoder in encoders}
   print(json.dumps({"benchmark": "finetune", "encoders": ratios}))
 
 

@@ -209,7 +209,7 @@ def test_the_losses_fall_and_the_checkpoint_gives_vectors_that_differ(reports, f
   report = reports[file]
   losses = [metrics["loss"] for metrics in report["metrics"]]
   assert len(losses) == STEPS / PERIOD
-  assert losses[-1] < 0.95 * losses[0]
+  assert losses[-1] < 0.98 * losses[0]
   for metrics in report["metrics"]:
     assert np.isfinite([value for name, value in metrics.items() if name != "step"]).all(), metrics
     if report["file"].startswith(("vmsst", "bitranslation")):

@@ -433,7 +433,7 @@ assert len(params["mean"]["kernel"].sharding.device_set) == 8
 run = pathlib.Path(sys.argv[2])
 t.encoder_json.save_encoder_assets(t.MODEL, run)
 t.tiny_encoders.save_training_checkpoint(run, 1, params)
-encoder = t.vmsst.load(run)
+encoder = t.vmsst.load(run, backend="jax")
 assert len(encoder._backend.params["mean"]["kernel"].sharding.device_set) == 8
 np.save(run / "vectors.npy", encoder.encode(t.SENTENCES))
 assert not {"tensorflow", "seqio", "gin", "t5x", "clu", "torch", "pyarrow"} & set(sys.modules)

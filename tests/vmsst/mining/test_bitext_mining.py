@@ -1,3 +1,5 @@
+import pathlib
+import tempfile
 import tracemalloc
 
 import line_files
@@ -123,8 +125,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   gold.write_text("1\t1\n", encoding="utf-8")
 
   def peak(count):
-    folder = tmp_path / str(count)
-    folder.mkdir()
+    folder = pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
     vectors_ND = np.ones([count, 2], np.float32)
     vectors_ND[:, 0] = np.arange(count) // 2  # Each twice.
     sides = [
@@ -140,7 +141,8 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
     return most
 
   peak(20_000)  # Allocates what is allocated once.
-  assert peak(120_000) < 1.5 * peak(40_000)
+  # Other threads of this process may have allocated in one of the calls.
+  assert min(peak(120_000), peak(120_000)) < 1.5 * peak(40_000)
 
 
 def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
