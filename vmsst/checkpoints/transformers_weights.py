@@ -94,7 +94,7 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   params = {name: tensor for row in _rows(config) for name, tensor in row.opened(stored).items()}
   if weight_tables.TOKEN_TABLE in params:
     table = params[weight_tables.TOKEN_TABLE]
-    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.load(), padding_id))
+    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
   if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
     missing = config.max_positions - exported_config(config).max_positions
     params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
