@@ -7,8 +7,7 @@ A step is loss, gradients, optimizer update and metrics, by the functions of the
 (`vmsst.train.trainer`), jitted with donated state. Parameters are float32, --dtype is the
 compute dtype. Batches are random tokens in sentences of full length, stored on the device before
 the first step. Models, sizes, dropout and optimizers are those of the gin files: Adafactor for
-VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Neither TensorFlow, SeqIO, gin nor Orbax is
-imported. Each model runs in its own process.
+VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Each model runs in its own process.
 
 --microbatches accumulates gradients as the trainer does; in-batch negatives of CONTRASTIVE and EMS
 then come from one microbatch.
