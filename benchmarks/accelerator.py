@@ -1,17 +1,17 @@
-"""Measures what only an accelerator can show, within ten minutes, and prints a table.
+"""Measures models, losses and encoding on one GPU, and prints a table.
 
-  python benchmarks/accelerator.py --data=../shared/data --output=results
-  python benchmarks/accelerator.py --data=../shared/data --output=results --only ceilings encode
+  python benchmarks/accelerator.py --data=DATA --output=results --encoders all-MiniLM-L6-v2
+  python benchmarks/accelerator.py --data=DATA --output=results --only ceilings vmsst
 
-Runs, each in its own process and with a limit in seconds:
+Each measurement runs in its own process and has a time limit. In this order:
 
-* ceilings: rates of matmuls of 8,192 x 8,192 and of copies, which the others are shares of;
-* numerics: the tests of networks and losses on the device, with products in full float32;
-* training steps at the papers' sizes (paper_step.py), with the batch that one device computes at a
-  time: throughput, share of the peak in bfloat16 (MFU), peak memory;
-* the vocabulary projection (vocab_projection.py) against all logits at once;
-* encoding (encode.py) against PyTorch on the same GPU, with released weights (--encoders) and with
-  random weights of BERT-large's size.
+* ceilings: rates of matmuls of 8,192 x 8,192 and of copies, to compare the others with;
+* vmsst, bitranslation, contrastive, ems: a training step at the paper's size (paper_step.py):
+  throughput, share of the peak in bfloat16 (MFU), peak memory;
+* projection: the vocabulary projection against all logits at once (vocab_projection.py);
+* encode, encode_large: encoding against PyTorch (encode.py), with --encoders and with random
+  weights of BERT-large's size;
+* numerics: the tests of networks and losses on the device, with float32 matmuls in full precision.
 
 OUTPUT/<name>.log has the output of each, and OUTPUT/table.md the table.
 """
@@ -27,24 +27,31 @@ from typing import Any
 
 import measure
 
-_HERE = pathlib.Path(__file__).parent
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _STEPS = {  # name: (model, options, seconds)
   "vmsst": ("vmsst_24l", ("--pairs=128", "--scan_layers"), 100),
   "bitranslation": ("bitranslation_24l", ("--pairs=256", "--scan_layers"), 100),
   "contrastive": ("contrastive_24l", ("--pairs=2048", "--scan_layers"), 100),
   "ems": ("ems", (), 90),
 }
+# The tests run in several processes, which share the device.
+_OF_TESTS = {
+  "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+  "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+  "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
 
 
 def commands(options: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
   """Returns command and limit of each measurement."""
-  encode = ["encode.py", f"--data={options.data}", "--device=cuda", "--rounds=1", "--repeats=1"]
-  found = {"ceilings": (["accelerator.py", "--ceilings"], 60)}
+  encode = ["benchmarks/encode.py", f"--data={options.data}", "--device=cuda"]
+  encode += ["--rounds=1", "--repeats=1"]
+  found = {"ceilings": (["benchmarks/accelerator.py", "--ceilings"], 60)}
   for name, (model, arguments, limit) in _STEPS.items():
-    found[name] = (["paper_step.py", f"--model={model}", *arguments], limit)
+    found[name] = (["benchmarks/paper_step.py", f"--model={model}", *arguments], limit)
   projection = ["--batch=256", "--width=1024", "--dtype=bfloat16", "--rounds=1", "--repeats=5"]
   projection += ["--variants", "dense", "tokens", "matmuls"]
-  found["projection"] = (["vocab_projection.py", *projection], 120)
+  found["projection"] = (["benchmarks/vocab_projection.py", *projection], 120)
   if options.encoders:
     found["encode"] = ([*encode, "--sentences=5000", "--encoders", *options.encoders], 200)
   found["encode_large"] = ([*encode, "--layers=24", "--width=1024", "--sentences=2000"], 200)
@@ -60,16 +67,14 @@ def ceilings() -> dict[str, Any]:
   import jax
   import jax.numpy as jnp
 
-  size, rates = 8192, {}
-  for name, dtype, precision in (
-    ("bfloat16", "bfloat16", None),
-    ("float32", "float32", None),
-    ("float32_highest", "float32", "highest"),
-  ):
-    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    product = jax.jit(lambda x, precision=precision: jnp.matmul(x, x, precision=precision))
-    times = measure.timed(lambda: jax.block_until_ready(product(x)), 10, warm_up=3)  # noqa: B023
-    rates[name] = round(2 * size**3 / min(times["seconds"]) / 1e12, 1)
+  kinds = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {},
+    "float32_highest": {"precision": "highest"},
+  }
+  rates: dict[str, Any] = {
+    name: round(measure.matmul_gflops(8192, **kind) / 1000, 1) for name, kind in kinds.items()
+  }
   x = jnp.ones(2**30, jnp.float32)
   copy = jax.jit(lambda x: x + 1)
   times = measure.timed(lambda: jax.block_until_ready(copy(x)), 10)
@@ -77,7 +82,7 @@ def ceilings() -> dict[str, Any]:
   return {"device": measure.jax_device(), **measure.machine("jax", "jaxlib", "flax"), **rates}
 
 
-def row(name: str, lines: list[dict[str, Any]]) -> list[str]:
+def rows_of(name: str, lines: list[dict[str, Any]]) -> list[str]:
   """Returns the rows of the table for the JSON lines of a measurement."""
   skipped = {"benchmark", "device", "versions", "cpus", "losses"}
   return [
@@ -98,27 +103,26 @@ def main() -> None:
   if options.ceilings:
     print(json.dumps(ceilings()))
     return
+  if options.data is None or options.output is None:
+    parser.error("--data and --output are required")
+  options.data = options.data.resolve()
+  options.encoders = [str(pathlib.Path(encoder).resolve()) for encoder in options.encoders]
   options.output.mkdir(parents=True, exist_ok=True)
   table = ["| measurement | result |", "|---|---|"]
   for name, (command, limit) in commands(options).items():
     if options.only and name not in options.only:
       continue
     start, log = time.monotonic(), options.output / f"{name}.log"
-    path = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
-    settings = {"PYTHONPATH": path}
-    if command[0] != "-m":
-      command[0] = str(_HERE / command[0])
-    else:
-      settings["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
-      settings |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    settings = {"PYTHONPATH": path, **(_OF_TESTS if name == "numerics" else {})}
     with log.open("w") as stream:
       done = subprocess.run(
         ["timeout", str(limit), sys.executable, *command],
         stdout=stream, stderr=subprocess.STDOUT, check=False, env={**os.environ, **settings},
-        cwd=_HERE.parent,
+        cwd=_ROOT,
       )  # fmt: skip
     output = log.read_text().splitlines()
-    rows = row(name, [json.loads(line) for line in output if line.startswith("{")])
+    rows = rows_of(name, [json.loads(line) for line in output if line.startswith("{")])
     if done.returncode or not rows:
       rows.append(f"| {name} | exit status {done.returncode}: {' / '.join(output[-2:])[:400]} |")
     print("\n".join(rows), f"\n({name}: {time.monotonic() - start:.0f} s)", flush=True)

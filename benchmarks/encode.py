@@ -5,7 +5,8 @@
     --peer_python=peer/bin/python
 
 An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
-with --layers of --width. It encodes sentences of DATA/tatoeba in many languages, in mixed order.
+of the size that --layers and --width set. It encodes sentences of DATA/tatoeba in many languages,
+in mixed order.
 
 Ours is `vmsst.load(folder, backend=...).encode`, as it is, with every backend that is installed;
 "auto" is the default. Peers are `SentenceTransformer(folder, backend=...).encode` with every

@@ -1,5 +1,6 @@
 """Measurements that benchmarks share: processes, times, memory and devices."""
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -114,16 +115,20 @@ def jax_device() -> str:
   return f"{device.platform} {device.device_kind}"
 
 
-def matmul_gflops(size: int = 1024, repeats: int = 10) -> float:
-  """Returns the rate of float32 matmuls of JAX's first device now, in GFLOP/s.
+def matmul_gflops(
+  size: int = 1024, repeats: int = 10, *, dtype: str = "float32", precision: str | None = None
+) -> float:
+  """Returns the rate of matmuls of JAX's first device now, in GFLOP/s.
 
   Rates of a benchmark on a shared machine compare with those of another time only relative to it.
   """
   import jax
   import jax.numpy as jnp
 
-  matrix = jnp.ones((size, size), jnp.float32)
-  product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
+  # Random: on a GPU, constant matrices are faster.
+  matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
+  matmul = functools.partial(jnp.matmul, precision=precision)
+  product = jax.jit(matmul).lower(matrix, matrix).compile()
   times = timed(lambda: jax.block_until_ready(product(matrix, matrix)), repeats)
   return round(2 * size**3 / min(times["seconds"]) / 1e9, 1)
 

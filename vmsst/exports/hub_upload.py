@@ -87,9 +87,7 @@ def push(
 def describe(uploaded: Uploaded) -> str:
   """Returns where the encoder is and how to open it."""
   exported, opens = uploaded.exported, f"vmsst.load({uploaded.name!r}) opens it"
-  limits = sentence_transformers_folder.limits(
-    pretokenized=exported.pretokenized, has_eos=exported.has_eos
-  )
+  limits = sentence_transformers_folder.limits(exported.pretokenized, exported.has_eos)
   return "\n".join([uploaded.url, f"{opens}, and so does sentence-transformers", *limits])
 
 

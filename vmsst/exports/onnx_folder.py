@@ -4,6 +4,7 @@ The graphs are built from the parameters: jax2onnx, which converts functions of 
 older Orbax than this library does, and cannot convert these networks for varying lengths.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -59,7 +60,8 @@ def export_onnx(
   output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
   and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
   table of positions, as in BERT, limits T. Its weights are in `model.onnx_data`.
-  `SentenceTransformer(output, backend="onnx")` opens the folder, by `last_hidden_state.onnx`.
+  `SentenceTransformer(output, backend="onnx")` reads `last_hidden_state.onnx` instead, whose output
+  are the hidden states [B, T, D]. It needs a `tokenizer.json` and an architecture of transformers.
 
   OpenVINO computes in bfloat16 on some CPUs, unless its `INFERENCE_PRECISION_HINT` is "f32".
 
@@ -98,7 +100,8 @@ def export_onnx(
     graph.write(partial)
     if tokenizer is not None:
       states = {"file_name": onnx_encoder.STATES_FILE}
-      sentence_transformers_folder.write_modules(saved, tokenizer, partial, model_args=states)
+      with contextlib.suppress(errors.InputError):  # transformers has no such encoder
+        sentence_transformers_folder.write_modules(saved, tokenizer, partial, model_args=states)
       tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
       tokenizer_path.write_bytes(_cutting_and_padding(tokenizer, max_length))
   prefix = getattr(vocabulary, "prefix", "")
@@ -144,8 +147,7 @@ def describe(exported: Exported) -> str:
       if prompt != exported.prefix
     ),
   ]
-  has_eos = tokenizer.eos is not None
-  lines += sentence_transformers_folder.limits(pretokenized=exported.pretokenized, has_eos=has_eos)
+  lines += sentence_transformers_folder.limits(exported.pretokenized, tokenizer.eos is not None)
   return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import partitioning
 
-_LENGTH_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # sixteenths of their lengths, to trim batches to
+_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
 _TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
@@ -154,13 +154,15 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 
 
 def used_sixteenths(batch: Batch) -> int:
-  """Returns how many sixteenths of their lengths the texts of a batch need: 1, 2, 3, 4, 6, 8, ...
+  """Returns how many sixteenths of their lengths the texts of a batch need.
+
+  One of 1, 2, 3, 4, 6, 8, 12 and 16.
 
   Texts are the rank-2 integer features [B, T].
   """
   return next(
     sixteenths
-    for sixteenths in _LENGTH_PARTS
+    for sixteenths in _LENGTH_SIXTEENTHS
     if not any(value[:, cut:].any() for value, cut in _cuts(batch, sixteenths).values())
   )
 

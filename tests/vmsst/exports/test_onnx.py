@@ -1,6 +1,7 @@
 """Encoders as ONNX models: the vectors of ONNX Runtime against those of `encode`."""
 
 import dataclasses
+import json
 
 import commands
 import numpy as np
@@ -56,7 +57,11 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
   run = saved(name, tmp_path, tokenizer_files)
   assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
   printed = capsys.readouterr().out
-  onnx.checker.check_model(str(tmp_path / "out" / "model.onnx"), full_check=True)
+  for model in ("model.onnx", "last_hidden_state.onnx"):
+    onnx.checker.check_model(str(tmp_path / "out" / model), full_check=True)
+  # sentence-transformers opens the model that returns hidden states.
+  options = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
+  assert options["model_args"] == {"file_name": "last_hidden_state.onnx"}
   # An imported tokenizer reads "<pad>" as padding.
   texts = TEXTS[:-1] if name == "e5" else TEXTS
   expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(texts, on_cut=None)
@@ -94,6 +99,16 @@ def test_the_models_are_named_as_in_optimum_and_read_the_mask(tmp_path):
     None, {"input_ids": ids[1:2, :41], "attention_mask": mask[1:2, :41]}
   )
   np.testing.assert_allclose(alone_BD[0], expected_BD[1], atol=1e-5, rtol=0)
+
+
+def test_an_encoder_that_transformers_lacks_is_exported(tmp_path):
+  network = NETWORKS["ems"]
+  config = dataclasses.replace(network.config, norm_place="before", vocab_size=3700)
+  model = tiny_encoders.model_of(network.clone(config=config), SAMPLE)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert commands.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  assert not (tmp_path / "out" / "modules.json").exists()
 
 
 def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path, capsys):

@@ -134,13 +134,16 @@ def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = Fal
 def write_modules(
   saved: SavedEncoder, tokenizer: ExportedTokenizer, folder: pathlib.Path, **options: Any
 ) -> list[str]:
-  """Writes all but the transformer's weights and tokenizer; returns the other files of weights.
+  """Writes all but the transformer's weights and `tokenizer.json`; returns the files of weights.
 
   Args:
     saved: The encoder.
     tokenizer: Its tokenizer.
     folder: Where to write.
     **options: Further fields of `sentence_bert_config.json`.
+
+  Raises:
+    InputError: transformers has no such encoder. Nothing is written then.
   """
   max_length = saved.assets.max_length
   files: dict[str, Any] = {
@@ -174,12 +177,12 @@ def describe(exported: Exported) -> str:
       *outputs.local_only(exported.folder),
       f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it, and so does "
       f"vmsst.load({str(exported.folder)!r})",
-      *limits(pretokenized=exported.pretokenized, has_eos=exported.has_eos),
+      *limits(exported.pretokenized, exported.has_eos),
     ]
   )
 
 
-def limits(*, pretokenized: bool, has_eos: bool) -> list[str]:
+def limits(pretokenized: bool, has_eos: bool) -> list[str]:
   """Returns what users of sentence-transformers must know about an export, as lines."""
   lines = []
   if pretokenized:
