@@ -89,12 +89,9 @@ def _labeled():
   """Returns files of classifiers."""
   rows = [(split, n, n % 2, f"{split} {n}") for split in ("train", "dev", "test") for n in range(4)]
   sib200 = [("split", "index_id", "category", "text"), *rows]
-  nusax = [("split", "id", "label", "text"), *rows]
   found = {
     "sib200/eng_Latn.tsv": sib200,
     "sib200/deu_Latn.tsv.gz": sib200,
-    "nusax/english.tsv": nusax,
-    "nusax/javanese.tsv.gz": nusax,
   }
   for name, part in itertools.product(("english", "german"), ("train.1000", "dev", "test")):
     text = f"This is {name}. It is {part}."

@@ -42,7 +42,6 @@ from vmsst.checkpoints import (
   hugging_face,
   layer_stacks,
   sentence_transformers_files,
-  t5x,
   tensors,
   transformers_weights,
 )
@@ -141,6 +140,8 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
     dense = {name for name in names if name.endswith("_Dense")}
     copy(url, names & (_EXPORT | _ASSETS | _MODULES) | dense, target)
     return url, url
+  from vmsst.checkpoints import t5x  # imports Orbax
+
   checkpoint = os.fspath(t5x.find_checkpoint(url))
   around, _, name = checkpoint.rpartition("/")
   inside, beside = storage.names(checkpoint), storage.names(around)
@@ -170,6 +171,8 @@ def _find(path: str | os.PathLike[str]) -> _EncoderFolder:
         f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of another "
         "library, of an unknown architecture; `vmsst import --help` lists importable models"
       )
+  from vmsst.checkpoints import t5x
+
   checkpoint = t5x.find_checkpoint(folder)
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
   return _EncoderFolder(
@@ -283,6 +286,8 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   Raises:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
+  from vmsst.checkpoints import t5x
+
   is_export = parameters.name.endswith(".safetensors")
   stored: Mapping[str, tensors.StoredTensor]
   if not is_export:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import json
 import math
 import mmap
@@ -38,12 +39,15 @@ class StoredTensor:
     where: File and name, for messages.
     load: Reads it as stored.
     release: Returns the memory of a mapped file to the system, which reads it again when needed.
+    private: Reads it from a mapping of its file that can be changed, where only changed pages take
+      memory; each time the same array. None: the file is not mapped.
   """
 
   shape: tuple[int, ...]
   where: str
   load: Callable[[], np.ndarray]
   release: Callable[[], None] = lambda: None
+  private: Callable[[], np.ndarray] | None = None
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
@@ -73,6 +77,11 @@ class StoredTensor:
         raise errors.InputError(f"{self.where} contains infinite or NaN values")
       self.release()
     return array
+
+  def changeable(self) -> np.ndarray:
+    """Returns the values in float32, not checked, in an array that the caller changes, once."""
+    array = self.load().copy() if self.private is None else self.private()
+    return np.asarray(array, np.float32)
 
   def computed(
     self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
@@ -133,19 +142,26 @@ def _open_safetensors(path: pathlib.Path) -> dict[str, StoredTensor]:
       size = int.from_bytes(stream.read(8), "little")
       header = json.loads(stream.read(size))
       mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+      private = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
   except (safetensors.SafetensorError, OSError) as error:
     raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
 
   def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
     where, shape, kind = f"{name} in {path}", tuple(entry["shape"]), entry["dtype"]
 
-    def load() -> np.ndarray:
+    def load(source: mmap.mmap) -> np.ndarray:
       if kind not in _FLOATS:
         raise _unknown_type(where, kind)
       start = 8 + size + entry["data_offsets"][0]
-      return np.frombuffer(mapped, _FLOATS[kind], math.prod(shape), start).reshape(shape)
+      return np.frombuffer(source, _FLOATS[kind], math.prod(shape), start).reshape(shape)
 
-    return StoredTensor(shape, where, load, lambda: mapped.madvise(mmap.MADV_DONTNEED))
+    return StoredTensor(
+      shape,
+      where,
+      functools.partial(load, mapped),
+      functools.partial(mapped.madvise, mmap.MADV_DONTNEED),
+      functools.partial(load, private),
+    )
 
   return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
 

@@ -7,17 +7,18 @@ RoBERTa, Qwen or Gemma that is not what transformers would make.
 """
 
 import base64
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import errors
 from vmsst.checkpoints import hugging_face
 from vmsst.data import hugging_face_vocabulary
+from vmsst.io import input_files
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 SETTINGS_FILE = "tokenizer_config.json"
@@ -72,6 +73,7 @@ _UNKNOWN = (
 
 _Record = Mapping[str, Any]
 _Tokens = Mapping[str, tokenizers.AddedToken]
+_Vocabulary = dict[str, int] | list[tuple[str, float]]
 
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
     return None
   with hugging_face_vocabulary.package_errors(path):
     kind = _class(folder, settings, config)
-    record = hugging_face.read_object(path)
+    record = hugging_face_vocabulary.outline(input_files.read_bytes(path))
     hugging_face_vocabulary.check(path, record)
     check_settings(folder / SETTINGS_FILE, settings, record)
     if "added_tokens_decoder" not in settings:
@@ -220,7 +222,7 @@ def _pipeline(
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
   if kind not in _ENDS:
-    made = tokenizers.Tokenizer.from_str(json.dumps(record))
+    made = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
     if kind in _STEPS:
       hugging_face.check_choice(path, settings, "add_prefix_space", False, (False, None))
       steps = (made.normalizer, made.pre_tokenizer)
@@ -240,7 +242,7 @@ def _pipeline(
     hugging_face.check_choice(path, settings, key, default, (True, False, default))
     return settings.get(key, default)
 
-  vocabulary = record["model"]["vocab"]
+  vocabulary: Any = msgspec.json.decode(record["model"]["vocab"], type=_Vocabulary)
   if isinstance(vocabulary, dict) == (kind == _XLMR):
     raise errors.InputError(
       f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
@@ -256,7 +258,7 @@ def _pipeline(
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return made
-  made = tokenizers.Tokenizer(models.Unigram([(x, score) for x, score in vocabulary], 3, False))
+  made = tokenizers.Tokenizer(models.Unigram(vocabulary, 3, False))
   for step in hugging_face_vocabulary.steps(record.get("normalizer")):
     if step["type"] == "Precompiled":
       charsmap = base64.b64decode(step["precompiled_charsmap"])

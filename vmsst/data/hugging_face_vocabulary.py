@@ -17,12 +17,13 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import msgspec
 import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
-from vmsst.io import input_files, text_fields
+from vmsst.io import text_fields
 
 Role = Literal["query", "document"]
 """What a text is in a search."""
@@ -199,7 +200,25 @@ def is_free(tokenizer: tokenizers.Tokenizer | None, index: int) -> bool:
 
 
 def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
+  count = tokenizer.get_vocab_size(with_added_tokens=True)
+  # Without gaps, there is no need for the vocabulary, which takes longer.
+  is_token = [tokenizer.id_to_token(index) is not None for index in range(count + 1)]
+  if False in is_token and is_token.index(False) == count:
+    return count
   return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def outline(content: bytes) -> dict[str, Any]:
+  """Returns what a `tokenizer.json` holds, with the tokens and merges of its model unparsed.
+
+  Raises:
+    Exception: it is not JSON, or not that of a tokenizer.
+  """
+  parts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+  model = msgspec.json.decode(parts.pop("model"), type=dict[str, msgspec.Raw])
+  few = {key: msgspec.json.decode(model[key]) for key in model.keys() - {"vocab", "merges"}}
+  others = {key: msgspec.json.decode(part) for key, part in parts.items()}
+  return {**others, "model": {**model, **few}}
 
 
 def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
@@ -342,21 +361,22 @@ def _parse(path: str, content: bytes) -> _Loaded:
 
 def _load(path: str, content: bytes, tokenizer: tokenizers.Tokenizer | None) -> _Loaded:
   with package_errors(path):
-    record = input_files.parse_json(content, path)
+    record = outline(content)
     check(path, record)
     tokenizer = tokenizer or tokenizers.Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = _free_id(tokenizer)
     tokenizer.encode("a \uffff")
-  if not vocabulary:
+  if not size:
     raise errors.InputError(f"{path}: empty vocabulary")
   pad_id = padding_id(tokenizer)
   swapped = {arrays.PAD_ID: pad_id, pad_id: arrays.PAD_ID}
   own_start, own_eos = _around(path, tokenizer)
   model = record["model"]
   is_unigram = isinstance(model.get("unk_id"), int)
-  own_unknown = int(model["unk_id"]) if is_unigram else vocabulary.get(model.get("unk_token") or "")
+  unknown_token = model.get("unk_token") or ""
+  own_unknown = int(model["unk_id"]) if is_unigram else tokenizer.token_to_id(unknown_token)
   eos, unknown = (
     None if value is None else swapped.get(value, value) for value in (own_eos, own_unknown)
   )
@@ -367,7 +387,7 @@ def _load(path: str, content: bytes, tokenizer: tokenizers.Tokenizer | None) -> 
   return _Loaded(
     tokenizer=tokenizer,
     content=content,
-    size=1 + max(pad_id, *vocabulary.values()),
+    size=max(1 + pad_id, size),
     padding_id=pad_id,
     eos_id=eos,
     unk_id=unknown,

@@ -27,7 +27,7 @@ def join(
   White space in a field is normalized to single spaces.
 
   Args:
-    parts: Tables by name, in order: .csv or .tsv, each with a header line.
+    parts: TAB-separated tables by name, in order, each with a header line.
     columns: Maps each column to write to a column of the parts, or to `PART`.
     path: The output file.
     quoted: Whether fields of the parts may be in quotes.
@@ -56,14 +56,13 @@ def join(
 
 
 def _rows(path: pathlib.Path, quoted: bool) -> Iterator[list[str]]:
-  separator = "," if path.suffix == ".csv" else "\t"
   input_files.check(path)
   with open(path, encoding="utf-8-sig", newline="") as stream:
     lines = _short_lines(stream, path)
     try:
       yield from csv.reader(
         lines,
-        delimiter=separator,
+        delimiter="\t",
         quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         strict=True,
       )

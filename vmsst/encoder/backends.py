@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
 from vmsst.checkpoints import layer_stacks
+from vmsst.checkpoints.importers import weight_tables
 from vmsst.encoder import batching, onnx_encoder
 from vmsst.networks import sentence_encoder
 
@@ -194,19 +195,30 @@ def _onnx_runtime(
   """Returns what compiles a graph with ONNX Runtime, for batches alone or one per thread."""
   with errors.requires("onnx", "the backend 'onnx'"):
     import onnxruntime
-  for name, array in weights.items():
+  # ONNX Runtime copies weights for every session, but not inputs.
+  inputs = {name: array for name, array in weights.items() if name == weight_tables.TOKEN_TABLE}
+  others = {name: array for name, array in weights.items() if name not in inputs}
+  _add_inputs(model, inputs)
+  for name, array in others.items():
     onnx_encoder.add_weights(model, name, array, location="given")
-  values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+  values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in others.values()]
   content = model.SerializeToString()
 
   def compiled(alone: bool) -> Compute:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
-    options.add_external_initializers(list(weights), values)
+    options.add_external_initializers(list(others), values)
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda feeds: session.run([onnx_encoder.OUTPUT], feeds)[0]
+    return lambda feeds: session.run([onnx_encoder.OUTPUT], {**feeds, **inputs})[0]
 
   return compiled
+
+
+def _add_inputs(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+  helper = onnx_encoder.library().helper
+  for name, array in arrays.items():
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
 
 
 def _openvino(
@@ -214,10 +226,7 @@ def _openvino(
 ) -> Callable[[bool], Compute]:
   """Returns what compiles a graph with OpenVINO, for batches alone or one per thread."""
   openvino = _import_openvino()
-  helper = onnx_encoder.library().helper
-  for name, array in weights.items():
-    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+  _add_inputs(model, weights)
   core = openvino.Core()
   graph = core.read_model(model.SerializeToString())
   for parameter in graph.get_parameters():

@@ -53,6 +53,21 @@ def test_the_library_reads_the_file_and_jax_uses_large_tensors_where_they_are(tm
   np.testing.assert_array_equal(on_device, ARRAYS["table"])
 
 
+@pytest.mark.parametrize("name", ["table", "half"])
+def test_changes_of_a_tensor_stay_in_memory(tmp_path, name):
+  path = tmp_path / "model.safetensors"
+  stored = {"table": ARRAYS["table"], "half": np.arange(5, dtype=np.float16)}
+  safetensors.numpy.save_file(stored, path)
+  found = tensors.open_file(path)
+  changed = found[name].changeable()
+  changed[[0, 1]] = changed[[1, 0]]
+  assert_read(found, stored)  # it also returns the file's memory
+  expected = stored[name].astype(np.float32)
+  expected[[0, 1]] = expected[[1, 0]]
+  np.testing.assert_array_equal(changed, expected)
+  assert_read(tensors.open_file(path), stored)
+
+
 @pytest.mark.parametrize("padding", range(8))
 def test_files_of_others_are_read_wherever_their_tensors_start(tmp_path, padding):
   path = tmp_path / "model.safetensors"

@@ -201,7 +201,7 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
 
 @pytest.mark.parametrize(
   ("changes", "message"),
-  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "not JSON")],
+  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "truncated")],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
   path = tmp_path / "tokenizer.json"
@@ -212,6 +212,17 @@ def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes,
   assert str(path) in str(caught.value)
   with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
     _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
+
+
+def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
+  record = json.loads(tokenizer_files["bert"].read_text())
+  size, tokens = HuggingFaceVocabulary(str(tokenizer_files["bert"])).size, record["model"]["vocab"]
+  assert size == 1 + max(tokens.values())
+  last = max(tokens, key=tokens.get)
+  tokens[last] += 5
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(record))
+  assert HuggingFaceVocabulary(str(path)).size == size + 5
 
 
 _CHARS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 250_000}

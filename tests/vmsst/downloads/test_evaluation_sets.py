@@ -62,9 +62,7 @@ def test_the_catalog_is_sound():
       assert bool(item.to) != bool(each.unpack or each.tables), each.name
     for place in (*(item.to for item in each.items), *each.joined):
       assert not place or place.startswith(each.folder + "/")
-  assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200", "nusax")] == [
-    224, 205, 12,
-  ]  # fmt: skip
+  assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
   folders = {each.folder.split("/")[0] for each in known.values()}
   for benchmark in benchmarks.BENCHMARKS.values():  # Of these, mining accepts any corpora.
     tops = {folder.split("/")[0] for folder in benchmark.folders}
@@ -125,23 +123,21 @@ def test_folders_of_an_archive_are_kept(server, fetcher, tmp_path):
 def test_tables_are_joined(server, fetcher, tmp_path):
   text = '"a ""quoted""\r\n  text, of {}"'
   parts = {
-    f"english/{part}.csv": f"id,text,label\r\n{number},{text.format(part)},{label}\r\n"
-    for number, (part, label) in enumerate(
-      (("train", "positive"), ("valid", "negative"), ("test", "positive"))
-    )
+    f"eng_Latn/{part}.tsv": f"index_id\ttext\tcategory\r\n1\t{text.format(part)}\tsports\r\n"
+    for part in ("train", "dev", "test")
   }
-  chosen = served(server, "nusax", {end: text.encode() for end, text in parts.items()})
+  chosen = served(server, "sib200", {end: text.encode() for end, text in parts.items()})
   reported = []
   for _ in range(2):
     evaluation_sets.download(fetcher, chosen, tmp_path, reported.append)
   assert len(server.requests) == 3
-  assert reported[-1] == "nusax: complete"
-  lines = (tmp_path / "nusax" / "english.tsv").read_text().splitlines()
-  assert lines[0] == "split\tid\tlabel\ttext"
-  assert lines[1] == 'train\t0\tpositive\ta "quoted" text, of train'
-  assert [line.split("\t")[0] for line in lines[1:]] == ["train", "valid", "test"]
-  assert set(files(tmp_path)) == {"nusax/english.tsv"}
-  (task,) = benchmarks.BENCHMARKS["nusax"].read(tmp_path)
+  assert reported[-1] == "sib200: complete"
+  lines = (tmp_path / "sib200" / "eng_Latn.tsv").read_text().splitlines()
+  assert lines[0] == "split\tindex_id\tcategory\ttext"
+  assert lines[1] == 'train\t1\tsports\ta "quoted" text, of train'
+  assert [line.split("\t")[0] for line in lines[1:]] == ["train", "dev", "test"]
+  assert set(files(tmp_path)) == {"sib200/eng_Latn.tsv"}
+  (task,) = benchmarks.BENCHMARKS["sib200"].read(tmp_path)
   assert len(task.sides[0].texts) == 3
 
 

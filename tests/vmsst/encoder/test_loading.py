@@ -37,7 +37,7 @@ def data(tmp_path):
 
 def evaluate(encoder, data, out, *options):
   command = ["eval", str(encoder), "--data", str(data), "--out", str(out)]
-  assert cli.main([*command, "--suite", "tatoeba", "nusax", *options]) == 0
+  assert cli.main([*command, "--suite", "tatoeba", "sib200", *options]) == 0
   return json.loads((out / "results.json").read_text())
 
 
@@ -59,9 +59,9 @@ def test_a_run_goes_through_the_benchmarks_that_are_there(run, data, tmp_path, c
   assert summary["average seen (incomplete)"] == pytest.approx((forward + backward) / 2)
   assert results["encoder"]["name"] == str(run / "checkpoint_0")
   assert results["seen"] == ["English", "German"]
-  assert "nusax" in results["absent"]
+  assert "sib200" in results["absent"]
   printed = capsys.readouterr()
-  assert "nusax" in printed.out
+  assert "sib200" in printed.out
   assert "absent: no folder" in printed.out
   assert "tatoeba: reading" in printed.err
   evaluate(run, data, tmp_path / "named", "--name", "My encoder")

@@ -151,10 +151,11 @@ def convert(
     if head is not None:
       arrays["mean/kernel"] = head
     if padding_id:
-      table_VD = arrays[weight_tables.TOKEN_TABLE]
-      # No text has an id after the table, so that its vector is not used.
-      unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
-      table_VD = np.concatenate([table_VD, unused_ND])  # np.pad takes ten times as long
+      table_VD = named[architecture.token_table].changeable()
+      if config.vocab_size > rows:
+        # No text has an id after the table, so that its vector is not used.
+        unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
+        table_VD = np.concatenate([table_VD, unused_ND])  # np.pad takes ten times as long
       table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
       arrays[weight_tables.TOKEN_TABLE] = table_VD
     return arrays

@@ -40,7 +40,6 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
     documents.CLS,
     documents.AMAZON,
     topics.SIB200,
-    topics.NUSAX,
     agnosticism.BENCHMARK,
     agnosticism.FLORES,
     agnosticism.WMT2012,

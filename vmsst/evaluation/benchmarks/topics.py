@@ -1,9 +1,9 @@
-"""Zero-shot classification: topics (SIB-200) and sentiments (NusaX), with English training data."""
+"""Zero-shot classification of topics (SIB-200), with English training data."""
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,21 +12,8 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.io import storage
 
-_NUSAX = {
-  "acehnese": "ace",
-  "balinese": "ban",
-  "banjarese": "bjn",
-  "buginese": "bug",
-  "english": "eng",
-  "indonesian": "ind",
-  "javanese": "jav",
-  "madurese": "mad",
-  "minangkabau": "min",
-  "ngaju": "nij",
-  "sundanese": "sun",
-  "toba_batak": "bbc",
-}
-_SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
+_SPLITS = ("train", "dev", "test")
+_COLUMNS = ("split", "index_id", "category", "text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +21,12 @@ class LabeledTexts:
   """The same sentences in several languages, with class labels.
 
   Attributes:
-    name: Name of the benchmark.
     texts: The N sentences by language code; the first language is English.
     split_N: "train", "dev" or "test".
     label_N: Number of the class, from 0, int64.
     num_classes: Number of classes.
   """
 
-  name: str
   texts: dict[str, list[str]]
   split_N: np.ndarray
   label_N: np.ndarray
@@ -58,7 +43,7 @@ class LabeledTexts:
     wanted = {languages.language("en"), *map(languages.language, codes)}
     if lacking := wanted - set(by_language):
       names = ", ".join(sorted(language.name for language in lacking))
-      raise errors.InputError(f"{self.name} has no {names}")
+      raise errors.InputError(f"SIB-200 has no {names}")
     texts = {code: self.texts[code] for language, code in by_language.items() if language in wanted}
     return dataclasses.replace(self, texts=texts)
 
@@ -69,16 +54,40 @@ def sib200(folder: storage.Path) -> LabeledTexts:
   Raises:
     InputError: a file is broken, English is missing, or files differ in more than the text.
   """
-  return _labeled("sib200", folder, {}, ("split", "index_id", "category", "text"))
+  rows = {}
+  for path in files.files_in(folder, "*.tsv"):
+    rows[files.known_code(files.plain_name(path).removesuffix(".tsv"), path)] = _rows(path)
+  codes = sorted(rows, key=lambda code: (not is_english(code), code))
+  english = rows[codes[0]]
+  if not is_english(codes[0]):
+    raise errors.InputError(f"{folder} has no English file, which is needed for training")
+  for code in codes:
+    if [row[:3] for row in rows[code]] != [row[:3] for row in english]:
+      raise errors.InputError(
+        f"{folder}: the lines of {code} and {codes[0]} are not the same sentences with the same "
+        "classes in the same order: copy both again"
+      )
+  classes = sorted({row[2] for row in english})
+  return LabeledTexts(
+    {code: [row[3] for row in rows[code]] for code in codes},
+    np.array([row[0] for row in english]),
+    np.array([classes.index(row[2]) for row in english]),
+    len(classes),
+  )
 
 
-def nusax(folder: storage.Path) -> LabeledTexts:
-  """Reads NusaX's sentiments from language.tsv.gz: split, id, label, text, with a header.
-
-  Raises:
-    InputError: as in `sib200`.
-  """
-  return _labeled("nusax", folder, _NUSAX, ("split", "id", "label", "text"))
+def _rows(path: storage.Path) -> list[list[str]]:
+  """Returns the lines after the header, which must include all three splits."""
+  lines = files.table(path, len(_COLUMNS))
+  if (header := tuple(next(lines, ()))) != _COLUMNS:
+    raise errors.InputError(f"{path}:1: columns {header}, not {', '.join(_COLUMNS)}")
+  rows = list(lines)
+  for number, row in enumerate(rows, 2):
+    if row[0] not in _SPLITS:
+      raise errors.InputError(f"{path}:{number}: split {row[0]!r}, not {', '.join(_SPLITS)}")
+  if lacking := set(_SPLITS) - {row[0] for row in rows}:
+    raise errors.InputError(f"{path}: no sentences for {', '.join(sorted(lacking))}")
+  return rows
 
 
 def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite.Task:
@@ -98,7 +107,7 @@ def transfer_task(labeled: LabeledTexts, *, into_english: bool = False) -> suite
     for code, texts in labeled.texts.items()
   )
   score = functools.partial(_score, labeled, into_english)
-  return suite.Task(labeled.name, sides, score, held_out)
+  return suite.Task("sib200", sides, score, held_out)
 
 
 def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> list[suite.Result]:
@@ -121,48 +130,6 @@ def _score(labeled: LabeledTexts, into_english: bool, *vectors: np.ndarray) -> l
   return [result(pair, accuracies[pair[0]][pair[1]]) for pair in pairs]
 
 
-def _labeled(
-  name: str, folder: storage.Path, language_code: Mapping[str, str], columns: tuple[str, ...]
-) -> LabeledTexts:
-  """Reads the files, named by language codes or by the names of `language_code`."""
-  rows = {}
-  for path in files.files_in(folder, "*.tsv"):
-    language = files.plain_name(path).removesuffix(".tsv")
-    rows[files.known_code(language_code.get(language, language), path)] = _rows(path, columns)
-  codes = sorted(rows, key=lambda code: (not is_english(code), code))
-  english = rows[codes[0]]
-  if not is_english(codes[0]):
-    raise errors.InputError(f"{folder} has no English file, which is needed for training")
-  for code in codes:
-    if [row[:3] for row in rows[code]] != [row[:3] for row in english]:
-      raise errors.InputError(
-        f"{folder}: the lines of {code} and {codes[0]} are not the same sentences with the same "
-        "classes in the same order: copy both again"
-      )
-  classes = sorted({row[2] for row in english})
-  return LabeledTexts(
-    name,
-    {code: [row[3] for row in rows[code]] for code in codes},
-    np.array([_SPLITS[row[0]] for row in english]),
-    np.array([classes.index(row[2]) for row in english]),
-    len(classes),
-  )
-
-
-def _rows(path: storage.Path, columns: tuple[str, ...]) -> list[list[str]]:
-  """Returns the lines after the header, which must include all three splits."""
-  lines = files.table(path, len(columns))
-  if (header := tuple(next(lines, ()))) != columns:
-    raise errors.InputError(f"{path}:1: columns {header}, not {', '.join(columns)}")
-  rows = list(lines)
-  for number, row in enumerate(rows, 2):
-    if row[0] not in _SPLITS:
-      raise errors.InputError(f"{path}:{number}: split {row[0]!r}, not {', '.join(_SPLITS)}")
-  if lacking := {*_SPLITS.values()} - {_SPLITS[row[0]] for row in rows}:
-    raise errors.InputError(f"{path}: no sentences for {', '.join(sorted(lacking))}")
-  return rows
-
-
 def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns the means between languages, and the accuracy in English."""
   (english,) = (x for x in results if x.languages[0] == x.languages[1])
@@ -178,16 +145,6 @@ SIB200 = suite.Benchmark(
   read=lambda root: [transfer_task(sib200(root / "sib200"))],
   averages=_averages,
   codes=[each.flores[0] for each in languages.LANGUAGES if each.flores],
-)
-NUSAX = suite.Benchmark(
-  name="nusax",
-  title="NusaX, sentiments learned in English",
-  folders=("nusax",),
-  layout="LANGUAGE.tsv, plain or .gz (header: split, id, label, text)",
-  source="download datasets/sentiment of IndoNLP/nusax",
-  read=lambda root: [transfer_task(nusax(root / "nusax"))],
-  averages=_averages,
-  codes=tuple(_NUSAX.values()),
 )
 
 

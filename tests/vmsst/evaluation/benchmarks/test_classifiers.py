@@ -118,21 +118,21 @@ def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
     benchmarks.amazon(path, "en")
 
 
-SIZES = {"train": 60, "valid": 48, "test": 600}
+SIZES = {"train": 60, "dev": 48, "test": 600}
 LABELS = ["negative", "neutral", "positive"]
-HEADER = "split\tid\tlabel\ttext"
+HEADER = "split\tindex_id\tcategory\ttext"
 
 
-def write_nusax(folder):
+def write_sib200(folder):
   """Returns overlapping classes on two axes of four, which are swapped in Javanese."""
   rng = np.random.default_rng(0)
   center = np.array([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
-  rows = {"english": [HEADER], "javanese": [HEADER]}
+  rows = {"eng_Latn": [HEADER], "jav_Latn": [HEADER]}
   arrays = {}
   for split, size in SIZES.items():
     label_N = rng.integers(3, size=size)
     vectors = {name: center[label_N] + rng.normal(size=(size, 4)) for name in rows}
-    vectors["javanese"] = vectors["javanese"][:, [1, 0, 2, 3]]
+    vectors["jav_Latn"] = vectors["jav_Latn"][:, [1, 0, 2, 3]]
     for name, vectors_ND in vectors.items():
       arrays[name, split] = vectors_ND, label_N
       for i, (label, vector_D) in enumerate(zip(label_N, vectors_ND, strict=True)):
@@ -151,12 +151,11 @@ def score(task):
 def test_accuracies_are_those_of_scikit_learn(tmp_path):
   neural_network = pytest.importorskip("sklearn.neural_network")
   exceptions = pytest.importorskip("sklearn.exceptions")
-  arrays = write_nusax(tmp_path / "nusax")
-  found = score(topics.transfer_task(topics.nusax(tmp_path / "nusax"), into_english=True))
-  assert list(found) == ["eng->eng", "eng->jav", "jav->eng"]
-  names = {"eng": "english", "jav": "javanese"}
+  arrays = write_sib200(tmp_path)
+  found = score(topics.transfer_task(topics.sib200(tmp_path), into_english=True))
+  assert list(found) == ["eng_Latn->eng_Latn", "eng_Latn->jav_Latn", "jav_Latn->eng_Latn"]
   for result in found.values():
-    source, target = (names[code] for code in result.languages)
+    source, target = result.languages
     values = []
     for seed in range(2):
       peer = neural_network.MLPClassifier(
@@ -182,7 +181,7 @@ def test_means_tell_directions_apart():
     "accuracy seen": 37.5,
     "accuracy unseen": 75.0,
   }
-  assert topics.NUSAX.summarize([results[0], results[3]], None) == {
+  assert topics.SIB200.summarize([results[0], results[3]], None) == {
     "accuracy (incomplete)": 75.0,
     "English": 100.0,
   }
@@ -194,6 +193,5 @@ def test_languages_can_be_chosen_by_any_code(data_root):
   few = sib200.only(["de", "zh-TW"])
   assert list(few.texts) == ["eng_Latn", "deu_Latn", "zho_Hant"]
   assert [side.language for side in topics.transfer_task(few).sides] == list(few.texts)
-  with pytest.raises(errors.InputError, match="sib200 has no Latin"):
+  with pytest.raises(errors.InputError, match="SIB-200 has no Latin"):
     sib200.only(["lat"])
-  assert list(topics.nusax(data_root / "nusax").texts)[:2] == ["eng", "ban"]

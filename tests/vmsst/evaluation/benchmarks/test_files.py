@@ -60,7 +60,7 @@ def test_results_inside_the_data_count_as_in_a_local_folder(roots, left_out):
   assert (local == whole) == (left_out not in ("xlsts/gold", "xlsts/gold/x"))
 
 
-_NUSAX = "split\tid\tlabel\ttext\ntrain\t1\tx\tt\nvalid\t2\tx\tt\ntest\t3\tx\tt\n"
+_SIB200 = "split\tindex_id\tcategory\ttext\ntrain\t1\tx\tt\ndev\t2\tx\tt\ntest\t3\tx\tt\n"
 _MINING = {"mining/de-en.de": "d1\tx\n", "mining/de-en.en": "e1\ty\n"}
 _REVIEW = "<items>\n<item><rating>{}</rating></item></items>"
 
@@ -104,11 +104,11 @@ _CASES = [
   ("mldoc", {"mldoc/english/english.train.1000": "XCAT\tx\n"}, r"1000:1: no label \(CCAT"),
   ("cls", _cls(_REVIEW.format("3.0")), r"train\.review: review 1 has 3 stars"),
   ("cls", _cls('<!DOCTYPE x [<!ENTITY a "b">]>\n<items>&a;</items>'), "a document type def"),
-  ("nusax", {"nusax/javanese.tsv": _NUSAX}, "nusax has no English file"),
+  ("sib200", {"sib200/jav_Latn.tsv": _SIB200}, "sib200 has no English file"),
   (
-    "nusax",
-    {"nusax/english.tsv": _NUSAX, "nusax/javanese.tsv": _NUSAX + "test\t4\tx\tt\n"},
-    "the lines of jav and eng",
+    "sib200",
+    {"sib200/eng_Latn.tsv": _SIB200, "sib200/jav_Latn.tsv": _SIB200 + "test\t4\tx\tt\n"},
+    "the lines of jav_Latn and eng_Latn",
   ),
 ]
 
