@@ -89,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
       "allocates) and exit",
     )
     add(
+      "--topology",
+      metavar="NAME",
+      help="with --dry_run: the devices, such as h100:8 or v5e:2x4, which need not be there",
+    )
+    add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
     for option, kind, metavar, text, variable in (
@@ -254,11 +259,16 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
     for command, (name, module, _) in COMMANDS.items()
   }
+  if options.topology and not options.dry_run:
+    raise InputError("--topology works only with --dry_run; remove it")
   if options.dry_run:
     if options.command != "train":
       raise InputError("--dry_run works only with `t5x train`; remove it")
-    from vmsst.train import dry_run
+    from vmsst.train import dry_run, partitioning, topologies
 
+    if options.topology:
+      found = topologies.devices(options.topology)
+      partitioning.all_devices = lambda: found
     functions["train"] = dry_run.train_function(options.dry_run == "memory")
   import jax  # noqa: F401  (sets environment variables if there are TPUs)
 

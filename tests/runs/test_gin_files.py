@@ -30,7 +30,7 @@ FOLLOWING = {
 
 # Run files on meshes that divide the batch: its parts as microbatches and as slices.
 ON_MESH = {
-  ("vmsst_24l.gin", "meshes/24l_1.gin"): (16, 1),
+  ("vmsst_24l.gin", "meshes/24l_1.gin"): (8, 1),
   ("vmsst_24l.gin", "meshes/24l_8.gin"): (4, 1),
   ("vmsst_contrastive_24l.gin", "meshes/24l_32.gin"): (1, 1),
   ("vmsst_contrastive_24l.gin", "meshes/contrastive_24l_1.gin"): (1, 16),

@@ -24,6 +24,9 @@ LogicalAxisRules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 Size = Annotated[int, msgspec.Meta(ge=1)]
 HardwareMesh = tuple[Size, Size, Size, Size]
 
+all_devices: Callable[[], Sequence[Any]] = jax.devices
+"""Returns the devices of meshes; `--topology` replaces it."""
+
 with_sharding_constraint = flax_partitioning.with_sharding_constraint
 
 
@@ -114,7 +117,7 @@ class PjitPartitioner:
         f"model_parallel_submesh={model_parallel_submesh!r}; set exactly one of them"
       )
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
-    devices = jax.devices()
+    devices = all_devices()
     if len(devices) % model_size:
       raise InputError(
         f"num_partitions={model_size} does not divide the {len(devices)} available devices; choose "
@@ -129,8 +132,13 @@ class PjitPartitioner:
   @contextlib.contextmanager
   def context(self) -> Iterator[None]:
     """Sets the mesh and the axis rules for the code inside."""
-    with jax.set_mesh(self.mesh), flax_partitioning.axis_rules(self.logical_axis_rules):
-      yield
+    with flax_partitioning.axis_rules(self.logical_axis_rules):
+      if all_devices is jax.devices:
+        with jax.set_mesh(self.mesh):
+          yield
+      else:  # JAX cannot compute constants on devices that are not there
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+          yield
 
   @property
   def data_sharding(self) -> NamedSharding:
