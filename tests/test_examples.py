@@ -156,7 +156,6 @@ BENCHMARKS = {
   "finetune": "--data={data} --steps=4 --warm_up=2 --batch_size=4",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
-  "opus_build": "--sizes 2000 --workers 1",
   "paper_step": "--model=ems --size=tiny --peak_tflops=0.1 --steps=3 --microbatches=2",
   "time_to_accuracy": "--data={data} --folder=out --period=2 --thresholds 0.01 --variants ours",
   "vmsst_step": "--batch=4 --length=8 --width=32 --vocabulary=500 --repeats=1 --rounds=1",

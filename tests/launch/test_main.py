@@ -92,13 +92,14 @@ _OTHERS = {
   "dry run": (
     ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
   "topology": (
-    ["train", "--gin_file=quickstart.gin", "--topology=h100:8"], "works only with --dry_run"),
+    ["train", "--gin_file=quickstart.gin", "--topology=h100:8"],
+    "--topology works only with --dry_run"),
   "topology without number": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=h100"],
     "--topology=h100: give a number of GPUs, as in h100:8"),
   "unknown topology": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=x:8"],
-    "give TPUs as in v5e:2x4"),
+    r"--topology=x:8: .*give TPUs as in v5e:2x4"),
   "verbose": (
     ["train", "--gin_file=nowhere.gin", "--verbose"],
     r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found"),
