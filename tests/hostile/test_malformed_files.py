@@ -227,7 +227,7 @@ REFUSED = {
   "a chain of headers": (
     "a.tgz", lambda: gzip.compress(tar_header(tarfile.XHDTYPE, 0)) * 5000, unpacked, "broken"),
   "a window of 1.5 GB": ("a.tar.xz", large_window, unpacked, "broken"),
-  "a row of 256 MB": ("x.csv", lambda: b"a,b\n" + b"x," * (1 << 27), joined, "characters"),
+  "a row of 256 MB": ("x.tsv", lambda: b"a\tb\n" + b"x\t" * (1 << 27), joined, "characters"),
   "a pickle": ("x.pt", lambda: CODE, opened, ""),
   "a compressed pickle": ("x.pt", lambda: compressed(CODE), opened, ""),
   "a name of 2^22 parts": ("x.pt", deep_name, opened, ""),
