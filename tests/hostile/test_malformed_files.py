@@ -167,7 +167,7 @@ def unpacked(folder):
 
 
 def joined(folder):
-  tables.join({"x": folder / "x.csv"}, {"a": "a"}, folder / "out" / "y", quoted=True, header=True)
+  tables.join({"x": folder / "x.tsv"}, {"a": "a"}, folder / "out" / "y", quoted=True, header=True)
 
 
 def opened(folder):
