@@ -24,9 +24,8 @@ from vmsst.io import large_arrays
 BLOCK_ROWS = 1 << 14
 """Rows of vectors, or of what is stored per vector, in memory at once."""
 
-_PIECE = 1024  # At most so many vectors per task of a thread.
-# Scores of a row and of a column that are skipped together if none is high enough.
-_SEGMENT, _GROUP = 512, 32
+_PIECE = 2048  # At most so many vectors per task of a thread.
+_GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _COMPARING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
 
 
@@ -454,10 +453,8 @@ def _compute_rows(
   np.matmul(source_PD, target_CD.T, out=score_PC)
   _wait([before])
   k = best.score_NK.shape[1]
-  for first in range(0, score_PC.shape[1], _SEGMENT):
-    score_PL = score_PC[:, first : first + _SEGMENT]
-    row_R = np.flatnonzero(score_PL.max(axis=1) > best.score_NK[:, -1])
-    _merge_some(best, row_R, _top_k(score_PL[row_R], k), column + first)
+  row_R = np.flatnonzero(score_PC.max(axis=1) > best.score_NK[:, -1])
+  _merge_some(best, row_R, _top_k(score_PC[row_R], k), column)
 
 
 def _select_columns(
