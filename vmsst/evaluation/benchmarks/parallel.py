@@ -4,6 +4,8 @@ Results of each ordered pair of languages, with queries in the first:
 
 * `accuracy`: share of sentences whose nearest one, by cosine, is the translation, P@1 (EMS paper,
   section V-B); among equally near ones the first counts.
+* `hubness`: skewness over the sentences of the second language of how many queries have them among
+  their 4 nearest.
 * `xsim`: error rate by best ratio margin among the k = 4 nearest (soft contrastive paper, section
   4.2); a sentence identical to the translation is not an error.
 * `xsim++`: the same, into English only, among original and changed English sentences; and
@@ -27,7 +29,7 @@ from vmsst.evaluation.metrics import xsim
 from vmsst.io import input_files, storage, text_files
 from vmsst.search import exact_search
 
-METRICS = ("accuracy", "xsim")
+METRICS = ("accuracy", "xsim", "hubness")
 NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
 FLORES_CODES = tuple(
   each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
@@ -148,6 +150,7 @@ def _rates(nearest: xsim.Nearest, texts: Sequence[str]) -> suite.Numbers:
   return {
     "accuracy": 100 * float(accuracy),
     "xsim": 100 * xsim.error_rate(nearest.margin_N, texts),
+    "hubness": nearest.hubness,
   }
 
 
@@ -172,9 +175,9 @@ def summarize(
 ) -> suite.Numbers:
   """Returns means over ordered pairs of languages.
 
-  `accuracy` and `xsim` over all pairs, those to English, from English and without it, of languages
-  seen in training and others, and of whole groups; `xsim` also over the searches in each language
-  of a group; `xsim++` and its types over all pairs that have them.
+  `accuracy`, `xsim` and `hubness` over all pairs, those to English, from English and without it,
+  of languages seen in training and others, and of whole groups; `xsim` also over the searches in
+  each language of a group; `xsim++` and its types over all pairs that have them.
 
   Args:
     groups: Language codes by metric and by name of the group.

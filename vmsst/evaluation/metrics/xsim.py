@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from vmsst.search import exact_search, margins
 
@@ -23,10 +24,13 @@ class Nearest:
   Attributes:
     cosine_N: Row of the nearest sentence by cosine; the first among equals.
     margin_N: Row of the k nearest with the best margin; the first among equals.
+    hubness: Skewness over the other side's sentences of how many of the N have them among their k
+      nearest (Radovanovic et al., 2010); about 0 if all are near equally often.
   """
 
   cosine_N: np.ndarray
   margin_N: np.ndarray
+  hubness: float
 
 
 def nearest(
@@ -49,7 +53,14 @@ def nearest(
   """
   forward, backward = exact_search.mutual_top_k(source_ND, target_MD, neighbors)
   (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, margin)
-  return Nearest(forward.index_NK[:, 0], target_N), Nearest(backward.index_NK[:, 0], source_M)
+  return _nearest(forward, target_N, len(backward)), _nearest(backward, source_M, len(forward))
+
+
+def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) -> Nearest:
+  found_N = near.score_NK[:, 0] > -np.inf  # others are left out of the comparison
+  occurrences_M = np.bincount(near.index_NK[found_N].ravel(), minlength=others)
+  hubness = float(stats.skew(occurrences_M)) if np.ptp(occurrences_M) else 0.0
+  return Nearest(near.index_NK[:, 0], margin_N, hubness)
 
 
 def wrong(nearest_N: np.ndarray, target_texts: Sequence[str]) -> list[int]:

@@ -223,6 +223,11 @@ def test_choices_are_those_of_plain_loops_both_ways(margin, n, m, k):
   assert forward.margin_N.tolist() == naive(source, target, margin, k)
   assert backward.margin_N.tolist() == naive(target, source, margin, k)
   assert forward.cosine_N.tolist() == naive(source, target, "absolute", k)
+  near = naive_search.Naive(source, target, k, margin).near_x
+  often = [sum(j in found for found in near) for j in range(m)]
+  mean = sum(often) / m
+  second, third = (sum((x - mean) ** power for x in often) / m for power in (2, 3))
+  assert forward.hubness == pytest.approx(third / second**1.5 if second else 0.0)
 
 
 def test_hubs_are_what_margins_are_for_and_ties_go_to_the_first():
