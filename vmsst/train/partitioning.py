@@ -132,13 +132,13 @@ class PjitPartitioner:
   @contextlib.contextmanager
   def context(self) -> Iterator[None]:
     """Sets the mesh and the axis rules for the code inside."""
-    with flax_partitioning.axis_rules(self.logical_axis_rules):
-      if all_devices is jax.devices:
-        with jax.set_mesh(self.mesh):
-          yield
-      else:  # JAX cannot compute constants on devices that are not there
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-          yield
+    mesh: contextlib.AbstractContextManager = (
+      jax.set_mesh(self.mesh)
+      if all_devices is jax.devices  # JAX cannot compute constants on devices that are not there
+      else jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+    )
+    with flax_partitioning.axis_rules(self.logical_axis_rules), mesh:
+      yield
 
   @property
   def data_sharding(self) -> NamedSharding:
