@@ -1,38 +1,47 @@
-"""Models the time of training steps on GPUs that need not be there, from what XLA compiles.
+"""Models the time of training steps on absent GPUs and TPUs, from what XLA compiles.
 
   python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l_8.gin ems.gin
+  python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l_8.gin
 
-Each run is `t5x train --dry_run=memory --topology=...` with gin files joined by `+`. XLA writes the
-compiled step; its kernels are counted as often as their loops run. The modeled time is the sum of
+Each run is `t5x train --dry_run=memory --topology=...` with gin files joined by `+`. The kernels of
+the compiled step are counted as often as their loops run. The modeled time on GPUs is the sum of
 
 * the FLOPs of matmuls, at SHARE of the published peak in bfloat16;
 * the bytes that all other kernels read and write, at the published bandwidth of the memory;
-* the bytes that each device sends in collectives, at that of NVLink; some overlap with the rest.
+* the bytes that each device sends in collectives, at LINK; some overlap with the rest.
+
+On TPUs it is the sum of XLA's estimated cycles and of the collectives (jax[tpu], whose libtpu JAX
+can read; newer ones fail in `as_text`).
 
 `share` is that of the peak in the whole step: MFU, but with the matmuls of gradient caching, which
-encodes twice. SHARE is that of the matmuls in a trace of vmsst_24l on an H100, whose steps take
-4.25 s with 24l_1.gin; modeled are 4.27 s. Prints a JSON line per run.
+encodes twice. SHARE is that of the matmuls in a trace of vmsst_24l with 128 pairs on an H100.
+Prints a JSON line per run.
 """
 
 import argparse
 import collections
+import contextlib
+import functools
+import io
 import json
 import math
-import os
-import pathlib
+import multiprocessing
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
 
 from vmsst.arrays import devices
+from vmsst.launch import main as launch
 
 SHARE = 0.62
-NVLINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9}
-"""Bytes per second that a GPU sends, half of the published rate of both directions."""
+LINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "v5e": 100e9, "v5p": 300e9}
+"""Bytes per second that a device sends, half of the published rate of both directions."""
+CLOCK = {"v5e": 1.5e9, "v5p": 1.75e9}
+"""Cycles per second of TPUs: the published peak by the FLOPs of their matrix units per cycle."""
 
 _WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}  # others end with their bits
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
@@ -68,6 +77,13 @@ def sizes(text: str) -> list[int]:
   ]
 
 
+def elements(text: str) -> int:
+  """Returns the elements of the largest array in a type."""
+  return max(
+    math.prod(map(int, filter(None, shape.split(",")))) for _, shape in _SHAPE.findall(text)
+  )
+
+
 def _balanced(text: str) -> int:
   """Returns the end of the parenthesis with which a text starts."""
   depth = 0
@@ -94,9 +110,18 @@ def parse(text: str) -> tuple[Program, str]:
       operator = rest.partition("(")[0]
       rest = rest[len(operator) :]
       end = _balanced(rest)
-      operands = re.findall(r"%([\w.-]+)", rest[:end])
+      pattern = r"\d+" if operator == "constant" else r"%([\w.-]+)"
+      operands = re.findall(pattern, rest[:end])
       program[name].append(Instruction(own, kind, operator, operands, rest[end:]))
   return program, entry
+
+
+def trips(program: Program, loop: Instruction) -> int:
+  """Returns how often a loop runs."""
+  if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+    return int(known[1])
+  bounds = [x.operands for x in program[loop.called("condition")] if x.operator == "constant"]
+  return max((int(x[0]) for x in bounds if x), default=1)
 
 
 def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, Instruction, int]]:
@@ -104,8 +129,7 @@ def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, 
   types = {each.name: each.type for each in program[name]}
   for each in program[name]:
     if each.operator == "while":
-      count = re.search(r'"known_trip_count":\{"n":"(\d+)"', each.attributes)
-      yield from kernels(program, each.called("body"), times * (int(count[1]) if count else 1))
+      yield from kernels(program, each.called("body"), times * trips(program, each))
     elif each.operator == "call":
       yield from kernels(program, each.called("to_apply"), times)
     elif each.operator not in _NO_KERNELS and not each.operator.endswith("-done"):
@@ -137,15 +161,22 @@ def moved(program: Program, kernel: Instruction, inputs: int) -> int:
         return sum(sizes(by_name[name].type))
     return most
 
+  most = math.inf  # elements of an operand: a loop without a sum reads one for each result
+  if "kind=kLoop" in kernel.attributes and all(x.operator != "reduce" for x in inside):
+    most = elements(kernel.type)
   for each in inside:
     if each.operator == "dynamic-update-slice" and each.operands[1] in by_name:
       results += sum(sizes(by_name[each.operands[1]].type)) - sum(sizes(each.type))
-  return max(results, 0) + sum(read(each.name) for each in inside if each.operator == "parameter")
+  for each in inside:
+    if each.operator == "parameter":
+      [size] = sizes(each.type) or [0]
+      results += min(read(each.name), most * size / max(1, elements(each.type)) if size else 0)
+  return max(results, 0)
 
 
 def count(program: Program, entry: str, devices_: int) -> dict[str, float]:
-  """Returns the bytes of kernels without matmuls, and those sent in collectives, per device."""
-  bytes_ = sent = 0.0
+  """Returns bytes of kernels without matmuls, bytes sent in collectives, and a TPU's cycles."""
+  bytes_ = sent = cycles = 0.0
   for times, kernel, inputs in kernels(program, entry):
     # Some are asynchronous calls, which have the name of what they call.
     names = (kernel.operator, kernel.name)
@@ -155,37 +186,48 @@ def count(program: Program, entry: str, devices_: int) -> dict[str, float]:
       sent += times * whole * (2 if collective == "all-reduce" else 1)
     elif "gemm" not in kernel.attributes and "cublas" not in kernel.attributes:
       bytes_ += times * moved(program, kernel, inputs)
-  return {"bytes": bytes_, "sent": sent}
+    if estimate := re.search(r'"estimated_cycles":"(\d+)"', kernel.attributes):
+      cycles += times * int(estimate[1])
+  return {"bytes": bytes_, "sent": sent, "cycles": cycles}
+
+
+def compile_step(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+  """Returns the text of the step that a `t5x train --dry_run=memory` compiles, and its report."""
+  texts = []
+  compile_ = jax.stages.Lowered.compile
+
+  def compile_and_keep(lowered, *args, **kwargs):
+    compiled = compile_(lowered, *args, **kwargs)
+    texts.append(compiled.as_text())
+    return compiled
+
+  with (
+    mock.patch.object(jax.stages.Lowered, "compile", compile_and_keep),
+    contextlib.redirect_stdout(io.StringIO()) as printed,
+  ):
+    launch.run(["train", *arguments])
+  return max(texts, key=len), json.loads(printed.getvalue().splitlines()[-1])
 
 
 def model(run: str, topology: str) -> dict[str, Any]:
   """Returns the line of a run."""
-  kind, _, number = topology.partition(":")
-  device = devices.BY_NAME[f"{kind.upper()} SXM"]
+  kind, _, shape = topology.partition(":")
+  name = {"v5e": "TPU v5e", "v5p": "TPU v5p"}.get(kind, f"{kind.upper()} SXM")
+  device, number = devices.BY_NAME[name], math.prod(map(int, shape.split("x")))
   files = [f"--gin_file={file}" for file in run.split("+")]
-  with tempfile.TemporaryDirectory() as folder:
-    flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*step.*"
-    start = time.perf_counter()
-    done = subprocess.run(
-      ["t5x", "train", *files, "--dry_run=memory", f"--topology={topology}"],
-      capture_output=True,
-      text=True,
-      check=False,
-      env={**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"},
-    )
-    seconds = time.perf_counter() - start
-    if done.returncode:
-      return {"run": run, "topology": topology, "error": done.stderr.strip().splitlines()[-1][:300]}
-    dumps = pathlib.Path(folder).glob("*gpu_after_optimizations.txt")
-    text = max((path.read_text() for path in dumps), key=len)
-  report = json.loads(done.stdout.splitlines()[-1])
-  counted = count(*parse(text), int(number))
-  flops = report["flops_per_step"] / int(number)
-  parts = {
-    "matmuls": flops / (SHARE * device.flops),
-    "others": counted["bytes"] / device.bandwidth,
-    "collectives": counted["sent"] / NVLINK[kind],
-  }
+  start = time.perf_counter()
+  text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
+  seconds = time.perf_counter() - start
+  counted = count(*parse(text), number)
+  flops = report["flops_per_step"] / number
+  if kind in CLOCK:
+    parts = {"cycles": counted["cycles"] / CLOCK[kind]}
+  else:
+    parts = {
+      "matmuls": flops / (SHARE * device.flops),
+      "others": counted["bytes"] / device.bandwidth,
+    }
+  parts["collectives"] = counted["sent"] / LINK[kind]
   total = sum(parts.values())
   return {
     "run": run,
@@ -202,14 +244,12 @@ def main() -> None:
   """Prints the line of each run."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("runs", nargs="*", help="gin files, joined by +")
-  parser.add_argument("--topology", default="h100:1", help="GPUs: a100, h100 or h200, and a number")
+  parser.add_argument("--topology", default="h100:1", help="GPUs, such as h100:8, or TPUs")
   options = parser.parse_args()
-  failed = False
-  for run in options.runs:
-    line = model(run, options.topology)
-    failed |= "error" in line
-    print(json.dumps({"benchmark": "modeled_step", **line}), flush=True)
-  sys.exit(failed)
+  one = functools.partial(model, topology=options.topology)
+  with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    for line in pool.imap(one, options.runs):
+      print(json.dumps({"benchmark": "modeled_step", **line}), flush=True)
 
 
 if __name__ == "__main__":
