@@ -5,6 +5,8 @@
   python benchmarks/compare.py ems_steps --data_root DATA --output_dir DIR --seeds 0
   python benchmarks/compare.py ablations --data_root DATA --output_dir DIR --seeds 0 1
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
+  python benchmarks/compare.py released --data_root DATA --output_dir DIR --seeds 0 1 \
+    --teacher multilingual-e5-small
   python benchmarks/compare.py batches --data_root DATA --output_dir DIR
 
 `COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps. DATA
@@ -82,7 +84,8 @@ class Comparison:
     rows: The rows.
     suite: The columns, a name in `comparison_tasks.SUITES`.
     same: Settings that must be the same in all rows.
-    from_teacher: Whether runs start from a teacher, which must be given.
+    from_teacher: Macro of the encoder that runs start from, the teacher, which must be given:
+      INITIAL_CHECKPOINT_PATH of a run, or ENCODER of a released encoder; None: no teacher.
   """
 
   rows: Mapping[str, Row]
@@ -95,7 +98,7 @@ class Comparison:
     "BATCH_SIZE",
     "TRAIN_STEPS",
   )
-  from_teacher: bool = False
+  from_teacher: str | None = None
 
 
 # Name of the slope of the linear learning rate schedules.
@@ -155,6 +158,38 @@ def _students() -> Iterator[tuple[str, Row]]:
           bindings=bindings,
           baseline=f"{name}, pretrained" if key == "soft" else None,
           teacher=key in ("soft", "mse"),
+          negatives=key == "muse",
+        ),
+      )
+
+
+def _released() -> Iterator[tuple[str, Row]]:
+  """Yields the losses, labels and temperatures for each language pair, from a released encoder."""
+  model, soft = "MODEL", "@soft_contrastive.SoftContrastiveModel()"
+  options = "soft_contrastive.SoftContrastiveModel"
+  plain = {model: soft, f"{options}.monolingual": False}
+  for name, path in {
+    "en-ko": "bitext_other/kor-eng.park_jhe.tsv.gz",
+    "en-fr": "bitext_tatoeba/fra-eng.tsv.gz",
+  }.items():
+    for key, label, bindings in (
+      ("soft", "soft, Priority + TCM", {model: soft}),
+      ("priority", "soft, Priority", plain),
+      ("average", "soft, Average", {**plain, f"{options}.labels": "average"}),
+      ("hard", "hard contrastive", {}),
+      ("mse", "MSE", {model: "@distillation.DistillationModel()"}),
+      ("muse", "mUSE", {}),
+      ("soft_20", "soft, Priority + TCM, 1/tau = 20", {model: soft, "SCALE": 20.0}),
+      ("soft_50", "soft, Priority + TCM, 1/tau = 50", {model: soft, "SCALE": 50.0}),
+    ):
+      yield (
+        f"{name}/{key}",
+        Row(
+          f"{name}, {label}",
+          f"comparison/released{'_muse' if key == 'muse' else ''}.gin",
+          bindings={"PATTERNS": [path], **bindings},
+          baseline=f"{name}, released" if key == "soft" else None,
+          teacher=key not in ("hard", "muse"),
           negatives=key == "muse",
         ),
       )
@@ -221,7 +256,14 @@ COMPARISONS = {
     dict(_students()),
     suite="soft_contrastive",
     same=("VOCAB_SIZE", "MAX_LENGTH", "EMBED_DIM", "BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
-    from_teacher=True,
+    from_teacher="INITIAL_CHECKPOINT_PATH",
+  ),
+  # The same with a released encoder, and Tables 4 and 5.
+  "released": Comparison(
+    dict(_released()),
+    suite="soft_contrastive",
+    same=("BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
+    from_teacher="ENCODER",
   ),
   # Batches sampled at random, as in the papers, or of sentences of similar length.
   "batches": Comparison(
@@ -455,13 +497,15 @@ def compare(options: argparse.Namespace) -> None:
   keys = options.rows or [*comparison.rows]
   if unknown := set(keys) - set(comparison.rows):
     raise errors.InputError(f"unknown rows {sorted(unknown)}; known: {', '.join(comparison.rows)}")
-  if comparison.from_teacher != (options.teacher is not None):
+  if (comparison.from_teacher is None) != (options.teacher is None):
     need = "requires" if comparison.from_teacher else "does not use"
     raise errors.InputError(f"{options.comparison} {need} --teacher")
   bindings_by_key = read_rows(comparison, options.steps)
   places: Bindings = {"DATA_ROOT": data_root}
   pieces = None
-  if comparison.from_teacher:
+  if comparison.from_teacher == "ENCODER":
+    places["ENCODER"] = teacher = options.teacher
+  elif comparison.from_teacher:
     teacher = os.path.abspath(options.teacher)
     places["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
     pieces = pathlib.Path(teacher) / encoder_json.VOCABULARY_FILE
@@ -570,7 +614,7 @@ def main() -> None:
   parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
   parser.add_argument("--rows", nargs="+", help="folders of rows to make (default: all)")
   parser.add_argument("--steps", type=int, help="training steps (default: by the gin files)")
-  parser.add_argument("--teacher", metavar="RUN", help="run from which students start")
+  parser.add_argument("--teacher", metavar="ENCODER", help="encoder from which students start")
   parser.add_argument(
     "--encoder",
     default="trained",
