@@ -187,7 +187,7 @@ def _released() -> Iterator[tuple[str, Row]]:
         Row(
           f"{name}, {label}",
           f"comparison/released{'_muse' if key == 'muse' else ''}.gin",
-          bindings={"PATTERNS": [path], **bindings},
+          bindings={"PAIRS": [path], **bindings},
           baseline=f"{name}, released" if key == "soft" else None,
           teacher=key not in ("hard", "muse"),
           negatives=key == "muse",
@@ -346,6 +346,8 @@ def read_rows(comparison: Comparison, steps: int | None) -> dict[str, Bindings]:
 
 def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFile]:
   patterns = bindings.get("PATTERNS")
+  if patterns == "%PAIRS":
+    patterns = bindings["PAIRS"]
   if not isinstance(patterns, (list, tuple)):
     raise errors.InputError(f"the gin files set PATTERNS = {patterns!r}; it must be a list")
   return readers.find_bitext([os.path.join(data_root, pattern) for pattern in patterns])

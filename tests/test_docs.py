@@ -39,7 +39,7 @@ GIN_FILES = gins.read_all(vmsst.gin_dir())
 def test_later_values_win_in_the_reference():
   found = gins.resolved("quickstart.gin", GIN_FILES)
   macro, place = found["BATCH_SIZE"]
-  assert (macro.value, place) == ("128", "quickstart.gin")
+  assert (macro.value, place) == ("64", "quickstart.gin")
   assert found["RANDOM_SEED"][1] == "runs/train.gin"
   assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, after its includes
 

@@ -315,7 +315,7 @@ def reports(tmp_path_factory):
 
 
 # Sizes for 2 cores, of no paper.
-SMALL = re.compile(r"quickstart|finetune|contrastive_short|.*_small|comparison/.*")
+SMALL = re.compile(r"finetune|contrastive_short|.*_small|comparison/.*")
 # The papers sample batches at random from all pairs, or from those of one language pair.
 OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*|comparison/student_.*")
 
