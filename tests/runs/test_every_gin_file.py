@@ -21,7 +21,9 @@ RUN_FILES = sorted(
   for path in ROOT.glob(pattern)
 )
 # Start from a released encoder, as test_from_imports.py and test_finetuning.py train.
-FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin")
+FROM_IMPORTS = re.compile(
+  r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin|comparison/released.*"
+)
 FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
 # Reads a dataset like that of `vmsst data build`; the other files of paper size read text files.
 OF_OPUS = "soft_contrastive.gin"
