@@ -2,17 +2,17 @@
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py ems --data_root DATA --output_dir DIR
-  python benchmarks/compare.py ems_steps --data_root DATA --output_dir DIR --seeds 0
   python benchmarks/compare.py ablations --data_root DATA --output_dir DIR --seeds 0 1
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
   python benchmarks/compare.py released --data_root DATA --output_dir DIR --seeds 0 1 \
     --teacher multilingual-e5-small
   python benchmarks/compare.py batches --data_root DATA --output_dir DIR
 
-`COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps. DATA
-contains the folders of their training files and of the evaluation sets (`comparison_tasks.SUITES`).
-Rerun an interrupted command to resume: it reuses the existing vocabulary, checkpoints and
-evaluations, and reports an error if other settings made them.
+`COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps;
+`--gin TRAIN_STEPS=8000 BATCH_SIZE=256` changes them in all. DATA contains the folders of their
+training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an interrupted command
+to resume: it reuses the existing vocabulary, checkpoints and evaluations, and reports an error if
+other settings made them.
 
 A run is stored in DIR/<row>/seed_<n>, its scores in evaluation.json there. DIR/table.md and
 DIR/table.json are updated after each run. Scores are x 100. A set counts if all its languages were
@@ -121,13 +121,6 @@ def _batches_row(label: str, *, grouped: bool) -> Row:
   return Row(label, "contrastive_small.gin", bindings=bindings)
 
 
-def _long_ems_row(label: str, variant: str | None = None) -> Row:
-  """A row of "ems" with four times the steps and a learning rate that is zero at the last."""
-  row = _ems_row(label, variant)
-  steps = {"TRAIN_STEPS": 8000, _DECAY: 1 / 7900, "EVAL_PERIOD": 1000}
-  return dataclasses.replace(row, bindings=steps, baseline=None)
-
-
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
   """A row of "objectives" with a quarter of the steps, so that all take three hours."""
   annealing = {"KL_ANNEAL_STEPS": 5000} if model.startswith("vmsst") else {}
@@ -164,7 +157,7 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 
 def _released() -> Iterator[tuple[str, Row]]:
-  """Yields the losses, labels and temperatures for each language pair, from a released encoder."""
+  """Yields losses and labels for each language pair, from a released encoder."""
   model, soft = "MODEL", "@soft_contrastive.SoftContrastiveModel()"
   options = "soft_contrastive.SoftContrastiveModel"
   plain = {model: soft, f"{options}.monolingual": False}
@@ -179,8 +172,6 @@ def _released() -> Iterator[tuple[str, Row]]:
       ("hard", "hard contrastive", {}),
       ("mse", "MSE", {model: "@distillation.DistillationModel()"}),
       ("muse", "mUSE", {}),
-      ("soft_20", "soft, Priority + TCM, 1/tau = 20", {model: soft, "SCALE": 20.0}),
-      ("soft_50", "soft, Priority + TCM, 1/tau = 50", {model: soft, "SCALE": 50.0}),
     ):
       yield (
         f"{name}/{key}",
@@ -220,13 +211,6 @@ COMPARISONS = {
     suite="ems",
   ),
   # The MLP of Table XIV needs longer training than the others, or not.
-  "ems_steps": Comparison(
-    {
-      "ems": _long_ems_row("EMS, 8,000 steps"),
-      "no_mlp": _long_ems_row("- L_cntrs_mlp, 8,000 steps", "no_mlp"),
-    },
-    suite="ems",
-  ),
   # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION. Models of one
   # layer have no shallower decoder.
   "ablations": Comparison(
@@ -303,8 +287,13 @@ def read_gin(path: pathlib.Path) -> Bindings:
   """Returns the bindings of a gin file and its includes; the last one of each name counts."""
   if not path.is_file():
     raise errors.InputError(f"gin file {path} does not exist")
+  return parse_gin(path.read_text(encoding="utf-8"))
+
+
+def parse_gin(text: str) -> Bindings:
+  """Returns the bindings of a text and its includes; the last one of each name counts."""
   bindings: Bindings = {}
-  for statement in config_parser.ConfigParser(path.read_text(encoding="utf-8"), _AsText()):
+  for statement in config_parser.ConfigParser(text, _AsText()):
     if isinstance(statement, config_parser.IncludeStatement):
       bindings |= read_gin(vmsst.gin_dir() / statement.filename)
     elif isinstance(statement, config_parser.BindingStatement):
@@ -313,10 +302,9 @@ def read_gin(path: pathlib.Path) -> Bindings:
   return bindings
 
 
-def read_row(row: Row, steps: int | None) -> Bindings:
-  """Returns the bindings of a row's gin files, its own bindings, and the steps if given."""
-  bindings = read_gin(vmsst.gin_dir() / row.gin_file) | row_overrides(row)
-  return bindings if steps is None else bindings | {"TRAIN_STEPS": steps}
+def read_row(row: Row, overrides: Bindings) -> Bindings:
+  """Returns the bindings of a row's gin files, its own bindings, and those of the command line."""
+  return read_gin(vmsst.gin_dir() / row.gin_file) | row_overrides(row) | overrides
 
 
 def row_overrides(row: Row) -> Bindings:
@@ -334,9 +322,9 @@ def row_overrides(row: Row) -> Bindings:
   return changed | dict(row.bindings)
 
 
-def read_rows(comparison: Comparison, steps: int | None) -> dict[str, Bindings]:
+def read_rows(comparison: Comparison, overrides: Bindings) -> dict[str, Bindings]:
   """Returns the bindings of every row; raises InputError if they are not comparable."""
-  bindings = {key: read_row(row, steps) for key, row in comparison.rows.items()}
+  bindings = {key: read_row(row, overrides) for key, row in comparison.rows.items()}
   for name in comparison.same:
     values = {key: each.get(name) for key, each in bindings.items()}
     if len({repr(value) for value in values.values()}) > 1:
@@ -502,7 +490,8 @@ def compare(options: argparse.Namespace) -> None:
   if (comparison.from_teacher is None) != (options.teacher is None):
     need = "requires" if comparison.from_teacher else "does not use"
     raise errors.InputError(f"{options.comparison} {need} --teacher")
-  bindings_by_key = read_rows(comparison, options.steps)
+  overrides = parse_gin("\n".join(options.gin))
+  bindings_by_key = read_rows(comparison, overrides)
   places: Bindings = {"DATA_ROOT": data_root}
   pieces = None
   if comparison.from_teacher == "ENCODER":
@@ -529,8 +518,7 @@ def compare(options: argparse.Namespace) -> None:
       own["PATTERNS"] = [
         str(mine_negatives(teacher, output / key, bindings_by_key[key], data_root))
       ]
-    if options.steps is not None:
-      own["TRAIN_STEPS"] = options.steps
+    own |= overrides
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | vocabulary)
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
@@ -615,7 +603,7 @@ def main() -> None:
   what.add_argument("--evaluate", metavar="RUN", help="only evaluate this run")
   parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
   parser.add_argument("--rows", nargs="+", help="folders of rows to make (default: all)")
-  parser.add_argument("--steps", type=int, help="training steps (default: by the gin files)")
+  parser.add_argument("--gin", nargs="+", default=[], metavar="NAME=VALUE", help="for all rows")
   parser.add_argument("--teacher", metavar="ENCODER", help="encoder from which students start")
   parser.add_argument(
     "--encoder",

@@ -150,7 +150,8 @@ def test_the_quickstart_learns(tmp_path):
 
 # Arguments that make each benchmark small.
 BENCHMARKS = {
-  "compare": "batches --data_root={data} --output_dir=out --rows random --seeds 0 --steps 2",
+  "compare": "batches --data_root={data} --output_dir=out --rows random --seeds 0 "
+  "--gin TRAIN_STEPS=2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
   "encode": "--data={data} --sentences=50 --repeats=1 --rounds=1",
   "finetune": "--data={data} --steps=4 --warm_up=2 --batch_size=4",
