@@ -27,6 +27,7 @@ import json
 import math
 import multiprocessing
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -216,7 +217,10 @@ def model(run: str, topology: str) -> dict[str, Any]:
   device, number = devices.BY_NAME[name], math.prod(map(int, shape.split("x")))
   files = [f"--gin_file={file}" for file in run.split("+")]
   start = time.perf_counter()
-  text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
+  try:
+    text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
+  except Exception as error:  # XLA's cannot be sent to another process
+    return {"run": run, "topology": topology, "error": f"{type(error).__name__}: {error}"[:300]}
   seconds = time.perf_counter() - start
   counted = count(*parse(text), number)
   flops = report["flops_per_step"] / number
@@ -248,8 +252,11 @@ def main() -> None:
   options = parser.parse_args()
   one = functools.partial(model, topology=options.topology)
   with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    lines = []
     for line in pool.imap(one, options.runs):
       print(json.dumps({"benchmark": "modeled_step", **line}), flush=True)
+      lines.append(line)
+  sys.exit(any("error" in line for line in lines))
 
 
 if __name__ == "__main__":

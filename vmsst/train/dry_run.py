@@ -107,8 +107,10 @@ class _Step:
     lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
     self._model = model
     self._trainer_cls = trainer_cls
-    self.batch = {
-      name: jax.ShapeDtypeStruct((cfg.batch_size, length), jnp.int32)
+    self.batch = {  # of several texts per row, the length is (texts, tokens)
+      name: jax.ShapeDtypeStruct(
+        (cfg.batch_size, *(length if isinstance(length, tuple) else (length,))), jnp.int32
+      )
       for name, length in lengths.items()
     }
     initializer = utils.TrainStateInitializer(
