@@ -211,7 +211,7 @@ def _parameter(
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
   """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul, which is faster on XLA's CPU backend.
 
-  Of a sharded batch, as a 3-D one: to merge T and B, devices would exchange all rows.
+  A sharded batch stays 3-D: to merge T and B, devices would exchange all rows.
   """
   length, batch, width = x_TBD.shape
   if sharding.local_size(batch=batch) < batch:

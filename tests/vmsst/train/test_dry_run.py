@@ -1,5 +1,6 @@
 """`t5x train --dry_run`: sizes and FLOPs, compared with counts by hand."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 import toy_runs
 
+from ems_jax.models import hard_negatives
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
 from vmsst.models import contrastive
@@ -114,6 +116,20 @@ def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
   forward = L * layer + 2 * sentences * D * S + 2 * B * B * S
   positions = 2 * H * BUCKETS * T * T  # the other factor is constant: one gradient, not two
   assert report["flops_per_step"] == 3 * forward + 2 * positions
+
+
+def test_a_row_may_have_several_texts():
+  model, cfg, *rest = tiny_step()
+  before = dry_run.describe(model, cfg, *rest)["bytes_per_device"]
+  lengths = {**cfg.task_feature_lengths, "negatives": (3, T)}
+  model = hard_negatives.HardNegativesModel(
+    network=model.network,
+    vocabulary=model.input_vocabulary,
+    optimizer_def=model.optimizer_def,
+    max_length=T,
+  )
+  report = dry_run.describe(model, dataclasses.replace(cfg, task_feature_lengths=lengths), *rest)
+  assert report["bytes_per_device"] == before + 4 * B * 3 * T
 
 
 def test_bytes_are_those_of_a_real_state_gradients_and_batch():

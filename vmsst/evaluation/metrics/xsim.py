@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from vmsst.search import exact_search, margins
 
@@ -24,8 +23,8 @@ class Nearest:
   Attributes:
     cosine_N: Row of the nearest sentence by cosine; the first among equals.
     margin_N: Row of the k nearest with the best margin; the first among equals.
-    hubness: Skewness over the other side's sentences of how many of the N have them among their k
-      nearest (Radovanovic et al., 2010); about 0 if all are near equally often.
+    hubness: Skewness of the number of the N sentences that have each sentence of the other side
+      among their k nearest (Radovanovic et al., 2010); 0 if all are near equally often.
   """
 
   cosine_N: np.ndarray
@@ -59,8 +58,10 @@ def nearest(
 def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) -> Nearest:
   found_N = near.score_NK[:, 0] > -np.inf  # others are left out of the comparison
   occurrences_M = np.bincount(near.index_NK[found_N].ravel(), minlength=others)
-  hubness = float(stats.skew(occurrences_M)) if np.ptp(occurrences_M) else 0.0
-  return Nearest(near.index_NK[:, 0], margin_N, hubness)
+  centered_M = occurrences_M - occurrences_M.mean()
+  variance = np.mean(centered_M**2)
+  hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0
+  return Nearest(near.index_NK[:, 0], margin_N, float(hubness))
 
 
 def wrong(nearest_N: np.ndarray, target_texts: Sequence[str]) -> list[int]:
