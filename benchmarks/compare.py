@@ -210,7 +210,6 @@ COMPARISONS = {
     },
     suite="ems",
   ),
-  # The MLP of Table XIV needs longer training than the others, or not.
   # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION. Models of one
   # layer have no shallower decoder.
   "ablations": Comparison(

@@ -3,8 +3,9 @@
   python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l_8.gin ems.gin
   python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l_8.gin
 
-Each run is `t5x train --dry_run=memory --topology=...` with gin files joined by `+`. The kernels of
-the compiled step are counted as often as their loops run. The modeled time on GPUs is the sum of
+Each run is `t5x train --dry_run=memory --topology=...` with gin files and bindings, such as
+NUM_MICROBATCHES=4, joined by `+`. The kernels of the compiled step are counted as often as their
+loops run. The modeled time on GPUs is the sum of
 
 * the FLOPs of matmuls, at SHARE of the published peak in bfloat16;
 * the bytes that all other kernels read and write, at the published bandwidth of the memory;
@@ -215,7 +216,7 @@ def model(run: str, topology: str) -> dict[str, Any]:
   kind, _, shape = topology.partition(":")
   name = {"v5e": "TPU v5e", "v5p": "TPU v5p"}.get(kind, f"{kind.upper()} SXM")
   device, number = devices.BY_NAME[name], math.prod(map(int, shape.split("x")))
-  files = [f"--gin_file={file}" for file in run.split("+")]
+  files = [f"--gin.{x}" if "=" in x else f"--gin_file={x}" for x in run.split("+")]
   start = time.perf_counter()
   try:
     text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
@@ -247,16 +248,16 @@ def model(run: str, topology: str) -> dict[str, Any]:
 def main() -> None:
   """Prints the line of each run."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("runs", nargs="*", help="gin files, joined by +")
+  parser.add_argument("runs", nargs="*", help="gin files and bindings, joined by +")
   parser.add_argument("--topology", default="h100:1", help="GPUs, such as h100:8, or TPUs")
   options = parser.parse_args()
   one = functools.partial(model, topology=options.topology)
   with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-    lines = []
+    failed = False
     for line in pool.imap(one, options.runs):
       print(json.dumps({"benchmark": "modeled_step", **line}), flush=True)
-      lines.append(line)
-  sys.exit(any("error" in line for line in lines))
+      failed |= "error" in line
+  sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ states, sentence vectors (of twice their width) and kernels:
 * dense: concatenates the sentence vector to every hidden state; one matmul, all logits (as in the
   paper);
 * split: computes the sentence's part of the logits once per sentence; all logits;
-* vocabulary: split, in chunks of the vocabulary that the backward pass recomputes;
 * tokens: `vmsst.losses.vocabulary.weighted_nll`, in chunks of tokens;
 * matmuls: only the matmuls of `split`, a lower bound of the time.
 
 Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
 process (CPU, Linux) or the device beyond the inputs, results included.
+
+With --topology=h100:1, variants are compiled for a GPU that need not be there, and their times are
+modeled as in `modeled_step.py`.
 
 Prints one JSON line per variant and a last one: `ratio` is the median time of dense over that of
 tokens, `memory_ratio` that of memory; both are above 1 if tokens is better. `gflops` is
@@ -23,6 +25,7 @@ is more reliable. Shares and ratios are omitted if --variants leaves out what th
 """
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -73,30 +76,6 @@ def split(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, targets
   return nll(logits_MV, targets_BT)
 
 
-def over_vocabulary(
-  hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, targets_BT, *, dtype, pieces, **_
-):
-  size = hidden_kernel_DV.shape[1]
-  if size % pieces:
-    raise SystemExit(f"--pieces is {pieces}; it must divide the vocabulary size, {size}")
-  width = size // pieces
-
-  @jax.checkpoint
-  def piece(start):
-    kernels = (
-      jax.lax.dynamic_slice_in_dim(kernel, start, width, axis=1)
-      for kernel in (hidden_kernel_DV, sentence_kernel_SV)
-    )
-    logits_MV = split_logits(hidden_BTD, sentence_BS, *kernels, dtype)
-    place_M = targets_BT.reshape(-1) - start
-    here_M = (place_M >= 0) & (place_M < width)
-    target_M1 = jnp.take_along_axis(logits_MV, jnp.clip(place_M, 0, width - 1)[:, None], axis=1)
-    return jax.nn.logsumexp(logits_MV, axis=1), jnp.where(here_M, target_M1[:, 0], 0.0)
-
-  total_NM, target_NM = jax.lax.map(piece, jnp.arange(pieces) * width)
-  return jnp.sum(jax.nn.logsumexp(total_NM, axis=0) - jnp.sum(target_NM, axis=0))
-
-
 def over_tokens(*arguments, dtype, chunk, **_):
   *arrays, targets_BT = arguments
   weights_BT = jnp.ones(targets_BT.shape)
@@ -116,7 +95,6 @@ def matmuls(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, _, *,
 VARIANTS: dict[str, Callable[..., Any]] = {
   BASELINE: dense,
   "split": split,
-  "vocabulary": over_vocabulary,
   OURS: over_tokens,
   LOWER_BOUND: matmuls,
 }
@@ -143,14 +121,16 @@ def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
   return [hidden_BTD, sentence_BS, *kernels, targets_BT]
 
 
+def function_of(variant: str, options: argparse.Namespace) -> Callable[..., Any]:
+  """Returns the function to time."""
+  settings = {name: getattr(options, name) for name in ("dtype", "chunk")}
+  value = functools.partial(VARIANTS[variant], **settings)
+  return value if variant == LOWER_BOUND else jax.value_and_grad(value, argnums=(0, 1, 2, 3))
+
+
 def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
   """Returns the times of a variant after a warm-up run, and its memory."""
-  settings = {name: getattr(options, name) for name in ("dtype", "chunk", "pieces")}
-
-  def value(*arrays):
-    return VARIANTS[variant](*arrays, **settings)
-
-  run = value if variant == LOWER_BOUND else jax.value_and_grad(value, argnums=(0, 1, 2, 3))
+  run = function_of(variant, options)
   inputs = jax.block_until_ready(jax.jit(lambda: make_inputs(variant, options))())
   compiled = jax.jit(run).lower(*inputs).compile()
   measure.reset_peak()
@@ -160,18 +140,42 @@ def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]
   return {**times, "bytes": used, "device": measure.jax_device()}
 
 
+def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the modeled time of a variant on an absent GPU, and its memory."""
+  import modeled_step
+
+  from vmsst.train import topologies
+
+  [gpu] = topologies.devices(options.topology)
+  device = devices.of_kind(gpu.device_kind)
+  mesh = jax.sharding.Mesh([gpu], ("data",))
+  inputs = jax.eval_shape(lambda: make_inputs(variant, options))
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    layout = jax.sharding.SingleDeviceSharding(gpu)
+    step = jax.jit(function_of(variant, options), in_shardings=layout, out_shardings=layout)
+    compiled = step.lower(*inputs).compile()
+  moved = modeled_step.count(*modeled_step.parse(compiled.as_text()), 1)["bytes"]
+  matmuls = flops(variant, options) / (modeled_step.SHARE * device.flops)
+  return {
+    "benchmark": "vocab_projection",
+    "variant": variant,
+    "topology": options.topology,
+    "tflop": round(flops(variant, options) / 1e12, 1),
+    "other_gb": round(moved / 1e9, 1),
+    "modeled_seconds": round(matmuls + moved / device.bandwidth, 4),
+    "temporary_gb": round(compiled.memory_analysis().temp_size_in_bytes / 1e9, 1),
+  }
+
+
 # --------------------------------------------------------------------------------------------
 # All of them
 
 
 def flops(variant: str, options: argparse.Namespace) -> int:
-  """Returns the FLOPs of the matmuls, including recomputed ones."""
+  """Returns the FLOPs of the matmuls."""
   tokens = options.batch * options.length
-  if variant == BASELINE:
-    rows, passes = 3 * tokens, 3
-  else:
-    rows, passes = tokens + 2 * options.batch, 4 if variant == "vocabulary" else 3
-  return 2 * passes * rows * options.width * options.vocabulary
+  rows = 3 * tokens if variant == BASELINE else tokens + 2 * options.batch
+  return 2 * 3 * rows * options.width * options.vocabulary
 
 
 def report(
@@ -213,15 +217,19 @@ def main() -> None:
   parser.add_argument("--vocabulary", type=int, default=250112, help="vocabulary size")
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
   parser.add_argument("--chunk", type=int, help="tokens per chunk (default: that of weighted_nll)")
-  parser.add_argument("--pieces", type=int, default=8, help="chunks of the variant `vocabulary`")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
   parser.add_argument("--repeats", type=int, default=2, help="timed runs per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--peak_tflops", type=float, help="peak TFLOP/s of the device")
+  parser.add_argument("--topology", help="absent GPU to model, such as h100:1")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
     parser.error("--repeats and --rounds must be at least 1")
+  if options.topology:
+    for variant in options.variants:
+      print(json.dumps(model_variant(variant, options)), flush=True)
+    return
   if options.measure:
     print(json.dumps(measure_variant(options.measure, options)))
     return
