@@ -1,4 +1,4 @@
-"""Measures models, losses and encoding on one GPU, and prints a table.
+"""Measures models, losses and encoding on one GPU, and prints the results.
 
   python benchmarks/accelerator.py --data=DATA --output=results --encoders all-MiniLM-L6-v2
   python benchmarks/accelerator.py --data=DATA --output=results --only ceilings vmsst
@@ -13,7 +13,7 @@ Each measurement runs in its own process and has a time limit. In this order:
   weights of BERT-large's size;
 * numerics: the tests of networks and losses on the device, with float32 matmuls in full precision.
 
-OUTPUT/<name>.log has the output of each, and OUTPUT/table.md the table.
+OUTPUT/<name>.log has the output of each.
 """
 
 import argparse
@@ -67,13 +67,9 @@ def ceilings() -> dict[str, Any]:
   import jax
   import jax.numpy as jnp
 
-  kinds = {
-    "bfloat16": {"dtype": "bfloat16"},
-    "float32": {},
-    "float32_highest": {"precision": "highest"},
-  }
+  options = {"bfloat16": {"dtype": "bfloat16"}, "float32": {}, "highest": {"precision": "highest"}}
   rates: dict[str, Any] = {
-    name: round(measure.matmul_gflops(8192, **kind) / 1000, 1) for name, kind in kinds.items()
+    name: round(measure.matmul_gflops(8192, **kind) / 1000, 1) for name, kind in options.items()
   }
   x = jnp.ones(2**30, jnp.float32)
   copy = jax.jit(lambda x: x + 1)
@@ -82,21 +78,12 @@ def ceilings() -> dict[str, Any]:
   return {"device": measure.jax_device(), **measure.machine("jax", "jaxlib", "flax"), **rates}
 
 
-def rows_of(name: str, lines: list[dict[str, Any]]) -> list[str]:
-  """Returns the rows of the table for the JSON lines of a measurement."""
-  skipped = {"benchmark", "device", "versions", "cpus", "losses"}
-  return [
-    f"| {name} | " + ", ".join(f"{k}={v}" for k, v in line.items() if k not in skipped) + " |"
-    for line in lines
-  ]
-
-
 def main() -> None:
   """Runs the measurements."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, help="folder with tatoeba/")
   parser.add_argument("--encoders", nargs="*", default=[], help="folders of sentence-transformers")
-  parser.add_argument("--output", type=pathlib.Path, help="folder of logs and table")
+  parser.add_argument("--output", type=pathlib.Path, help="folder of logs")
   parser.add_argument("--only", nargs="*", help="names of measurements; default: all")
   parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)
   options = parser.parse_args()
@@ -108,7 +95,6 @@ def main() -> None:
   options.data = options.data.resolve()
   options.encoders = [str(pathlib.Path(encoder).resolve()) for encoder in options.encoders]
   options.output.mkdir(parents=True, exist_ok=True)
-  table = ["| measurement | result |", "|---|---|"]
   for name, (command, limit) in commands(options).items():
     if options.only and name not in options.only:
       continue
@@ -122,12 +108,10 @@ def main() -> None:
         cwd=_ROOT,
       )  # fmt: skip
     output = log.read_text().splitlines()
-    rows = rows_of(name, [json.loads(line) for line in output if line.startswith("{")])
-    if done.returncode or not rows:
-      rows.append(f"| {name} | exit status {done.returncode}: {' / '.join(output[-2:])[:400]} |")
-    print("\n".join(rows), f"\n({name}: {time.monotonic() - start:.0f} s)", flush=True)
-    table += rows
-    (options.output / "table.md").write_text("\n".join(table) + "\n")
+    lines = [line for line in output if line.startswith("{")]
+    if done.returncode or not lines:
+      lines.append(f"exit status {done.returncode}: {' / '.join(output[-2:])[:400]}")
+    print(f"{name}, {time.monotonic() - start:.0f} s", *lines, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
 """Trains the rows of a table on the same data with several seeds and writes the table.
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
-  python benchmarks/compare.py ems --data_root DATA --output_dir DIR
   python benchmarks/compare.py ablations --data_root DATA --output_dir DIR --seeds 0 1
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
-  python benchmarks/compare.py released --data_root DATA --output_dir DIR --seeds 0 1 \
-    --teacher multilingual-e5-small
-  python benchmarks/compare.py batches --data_root DATA --output_dir DIR
 
 `COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps;
 `--gin TRAIN_STEPS=8000 BATCH_SIZE=256` changes them in all. DATA contains the folders of their
@@ -14,13 +10,13 @@ training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an 
 to resume: it reuses the existing vocabulary, checkpoints and evaluations, and reports an error if
 other settings made them.
 
-A run is stored in DIR/<row>/seed_<n>, its scores in evaluation.json there. DIR/table.md and
-DIR/table.json are updated after each run. Scores are x 100. A set counts if all its languages were
-seen in training, except for the unseen ones of Tatoeba. `untrained` is the first row's encoder with
-random parameters, a baseline that matches names, numbers and words shared between languages. The
-vocabulary is trained for the comparison, unless the gin files name one.
-Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
-teacher itself, which also mines the hard negatives of the rows that need them.
+DIR/table.md and DIR/table.json are updated after each run, DIR/<row>/seed_<n>. Scores are x 100. A
+set counts if all its languages were seen in training, except for the unseen ones of Tatoeba.
+Intervals of differences from the first row are those of a paired bootstrap over sentences.
+`untrained` is the first row's encoder with random parameters, a baseline that matches names,
+numbers and words shared between languages. The vocabulary is trained for the comparison, unless the
+gin files name one. Students of a teacher start from its parameters and share its vocabulary;
+`pretrained` is the teacher itself, which also mines the hard negatives of the rows that need them.
 
   python benchmarks/compare.py ems --data_root DATA --evaluate RUN
 
@@ -105,13 +101,13 @@ class Comparison:
 _DECAY = "utils.create_learning_rate_scheduler.decay_factor"
 
 
-def _ems_row(label: str, variant: str | None = None) -> Row:
+def _ems_row(label: str, variant: str | None = None, model: str = "", **bindings: Any) -> Row:
   return Row(
     label,
-    "ems_small.gin",
+    f"comparison/ems_{model}.gin" if model else "ems_small.gin",
     variant and f"ems/{variant}.gin",
-    bindings={"EVAL_PERIOD": "%TRAIN_STEPS"},
-    baseline=None if variant else "untrained",
+    bindings={"EVAL_PERIOD": "%TRAIN_STEPS"} | bindings,
+    baseline=None if variant or model else "untrained",
   )
 
 
@@ -207,6 +203,11 @@ COMPARISONS = {
       "labse_vanilla": _ems_row("LaBSE-EMS-vanilla", "labse_vanilla"),
       "labse_mlp": _ems_row("LaBSE-EMS-MLP", "labse_mlp"),
       "labse_joint": _ems_row("LaBSE-EMS-joint", "labse_joint"),
+      "no_language_token": _ems_row("- langs tok", "no_language_token"),
+      "shared_embedding": _ems_row("share L_emb params", "shared_embedding"),
+      "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # the unknown piece, which is rare
+      "laser": _ems_row("LASER (transformer)", model="laser"),
+      "bitranslation": _ems_row("BITRANSLATION", model="bitranslation"),
     },
     suite="ems",
   ),
@@ -257,12 +258,6 @@ COMPARISONS = {
     suite="batches",
   ),
 }
-
-# Training metrics of latents and decoder.
-LATENTS = (
-  *("nll/", "token_accuracy/", "kl/", "kl_per_dim/", "active_dims/", "mutual_information/"),
-  *("collapsed/", "kl_weight"),
-)
 
 Bindings = dict[str, Any]
 Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the table and seed
@@ -347,7 +342,7 @@ def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFil
 def evaluate_run(
   run: pathlib.Path, data_root: str, columns: Mapping[str, comparison_tasks.Column], encoder: str
 ) -> dict[str, Any]:
-  """Returns scores of an encoder, their parts, latent metrics, times and settings.
+  """Returns scores of an encoder, those of single sentences, times and settings.
 
   Args:
     run: Folder of a run, which determines the languages seen in training.
@@ -372,14 +367,13 @@ def evaluate_run(
   with tempfile.TemporaryDirectory() as folder:
     found = suite.evaluate(loaded, benchmarks, root, folder, name=encoder, seen=known)
   results = {key: suite.collect_results(each) for key, each in found["benchmarks"].items()}
-  scores, details = comparison_tasks.scores(columns, results, seen)
-  metrics = training_metrics(run) if encoder == "trained" else []
   return {
-    "scores": scores,
-    "details": details,
-    "curve": training_curve(run) if encoder == "trained" else {},
-    "latents": {x: y for x, y in metrics[-1].items() if x.startswith(LATENTS)} if metrics else {},
-    "seconds": {"training": uptime(metrics), "evaluation": time.perf_counter() - start},
+    "scores": comparison_tasks.scores(columns, results, seen),
+    "sentences": comparison_tasks.sentence_scores(loaded, benchmarks, root, seen),
+    "seconds": {
+      "training": uptime(run) if encoder == "trained" else 0.0,
+      "evaluation": time.perf_counter() - start,
+    },
     "settings": read_json(run / "settings.json"),
   }
 
@@ -394,25 +388,11 @@ def random_encoder(run: pathlib.Path, seed: int) -> Any:
   return vmsst.Encoder(loaded.network, params, loaded.vocabulary, max_length=loaded.max_length)
 
 
-def training_metrics(run: pathlib.Path) -> list[dict[str, Any]]:
-  lines = (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-  return [record for record in map(json.loads, lines) if "loss" in record]
-
-
-def training_curve(run: pathlib.Path) -> dict[str, float]:
-  """Returns the Tatoeba accuracy of the evaluations during training, by step."""
-  path = run / "inference_eval" / "tatoeba-metrics.jsonl"
-  if not path.is_file():
-    return {}
-  records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-  return {str(record["step"]): record["accuracy/average"] for record in records}
-
-
-def uptime(metrics: list[dict[str, Any]]) -> float:
+def uptime(run: pathlib.Path) -> float:
   """Returns the wall time from the start of each training process to its last metrics, summed."""
   total = last = 0.0
-  for record in metrics:
-    now = record["timing/uptime"]
+  for line in (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    now = json.loads(line).get("timing/uptime", last)
     total += now - last if now >= last else now
     last = now
   return total
@@ -542,7 +522,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def markdown(results: Results) -> str:
-  """Returns tables of scores, latents, times and column parts; mean ± deviation over seeds.
+  """Returns tables of scores, differences and times; mean ± deviation over seeds.
 
   A missing score, for example because a row's languages have no such set, is "-".
   """
@@ -555,29 +535,26 @@ def markdown(results: Results) -> str:
     cells = (cell([run["scores"].get(name) for run in every]) for name in columns)
     scores.append([label, ", ".join(map(str, runs)), *cells])
     seconds.append([label, *(cell([x["seconds"][y] for x in every], 0) for y in seconds[0][1:])])
-  steps = [*dict.fromkeys(x for run in every_run for x in run["curve"])]
-  curves = [["Tatoeba at step", *steps]]
-  for label, runs in results.items():
-    cells = (cell([x["curve"].get(step) for x in runs.values()]) for step in steps)
-    if any(x["curve"] for x in runs.values()):
-      curves.append([label, *cells])
-  with_latents = {
-    label: runs for label, runs in results.items() if any(x["latents"] for x in runs.values())
-  }
-  latents = [["last training metrics", *with_latents]]
-  for name in dict.fromkeys(
-    x for runs in with_latents.values() for y in runs.values() for x in y["latents"]
-  ):
-    cells = (
-      cell([x["latents"].get(name) for x in runs.values()], 3) for runs in with_latents.values()
-    )
-    latents.append([name, *cells])
-  sets = [["column", "mean of"]]
-  for name in columns:
-    parts = dict.fromkeys(x for run in every_run for x in run["details"].get(name, ()))
-    sets.append([name, ", ".join(parts)])
-  tables = (x for x in (scores, curves, latents, seconds, sets) if len(x) > 1)
+  tables = (x for x in (scores, differences_from_first(results), seconds) if len(x) > 1)
   return "\n\n".join(map(markdown_table, tables)) + "\n"
+
+
+def differences_from_first(results: Results) -> list[list[str]]:
+  """Returns rows of differences from the first trained row, with their 95% intervals."""
+  scores = {
+    label: [run["sentences"] for run in runs.values()]
+    for label, runs in results.items()
+    if all(run["seconds"]["training"] for run in runs.values())  # without baselines
+  }
+  first, *others = scores or [""]
+  rows = [[f"difference from {first}", *(scores[first][0] if scores else ())]]
+  for label in others:
+    row = [label]
+    for name in rows[0][1:]:
+      pair = ([run[name] for run in scores[x]] for x in (label, first))
+      row.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*comparison_tasks.interval(*pair)))
+    rows.append(row)
+  return rows
 
 
 def cell(values: Iterable[float | None], digits: int = 2) -> str:

@@ -2,8 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from vmsst import languages
 from vmsst.evaluation import suite
@@ -17,6 +21,7 @@ from vmsst.evaluation.benchmarks import (
   topics,
   xlsts,
 )
+from vmsst.search import exact_search
 
 Keep = Callable[[suite.Result, suite.SeenTest], bool]
 
@@ -78,6 +83,7 @@ SUITES: dict[str, dict[str, Column]] = {
   "ems": {
     "Tatoeba seen": Column("tatoeba", "average"),
     "NTREX": Column("ntrex", "accuracy", _without_english),
+    "Mining (m.)": Column("mining", "margin_f1"),
     "SIB en-xx": Column("sib200", "accuracy", functools.partial(_english, 0)),
     "SIB xx-en": Column("sib200", "accuracy", functools.partial(_english, 1)),
   },
@@ -133,18 +139,68 @@ def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
 
 def scores(
   columns: Mapping[str, Column], results: Mapping[str, Sequence[suite.Result]], seen: suite.SeenTest
-) -> tuple[dict[str, float], dict[str, list[str]]]:
-  """Returns the value of every column with results, and the names of these results.
+) -> dict[str, float]:
+  """Returns the value of every column with results.
 
   Args:
     columns: Columns by name.
     results: Results by benchmark.
     seen: Tests whether languages are those of training.
   """
-  values, names = {}, {}
+  values = {}
   for name, column in columns.items():
     kept = [x for x in results.get(column.benchmark, ()) if column.keep(x, seen)]
     if kept:
       values[name] = sum(x.metrics[column.metric] for x in kept) / len(kept)
-      names[name] = [x.name for x in kept]
-  return values, names
+  return values
+
+
+def sentence_scores(
+  encoder: Any, benchmarks: Iterable[suite.Benchmark], root: pathlib.Path, seen: suite.SeenTest
+) -> dict[str, list[list[float]]]:
+  """Returns the scores of single sentences of Tatoeba and NTREX, to resample in `interval`.
+
+  By benchmark, one list per group of sentences that is resampled by itself: those of each language
+  seen in training in Tatoeba, one group in NTREX. The score of a sentence, 0 to 1, is the share of
+  searches that find its translation: both directions in Tatoeba, all pairs without English in
+  NTREX.
+  """
+  found = {}
+  for benchmark in benchmarks:
+    if benchmark.name in ("tatoeba", "tatoeba_all", "ntrex"):
+      tasks = (x for x in benchmark.read(root) if seen(side.language for side in x.sides))
+      groups = (_sentence_scores(encoder, task) for task in tasks)
+      found[benchmark.name] = [np.round(score_N, 4).tolist() for score_N in groups]
+  return found
+
+
+def _sentence_scores(encoder: Any, task: suite.Task) -> np.ndarray:
+  english = languages.language("en")
+  codes = [languages.language(side.language) for side in task.sides]
+  vectors = [exact_search.DistinctVectors(encoder.encode(side.texts)) for side in task.sides]
+  searches = [
+    near.index_NK[:, 0] == np.arange(len(near))
+    for i, j in itertools.combinations(range(len(codes)), 2)
+    if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
+    for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
+  ]
+  return np.mean(searches, axis=0)
+
+
+def interval(
+  scores: Sequence[Sequence[Sequence[float]]], others: Sequence[Sequence[Sequence[float]]]
+) -> tuple[float, float, float]:
+  """Returns the difference of two encoders and its 95% interval: a paired bootstrap, x 100.
+
+  Args:
+    scores: `sentence_scores` of one benchmark, for each seed of the first encoder.
+    others: The same of the second encoder.
+  """
+  rng = np.random.default_rng(0)
+  means = []
+  for first, second in zip(zip(*scores, strict=True), zip(*others, strict=True), strict=True):
+    difference_N = np.mean(first, axis=0) - np.mean(second, axis=0)
+    rows = rng.integers(len(difference_N), size=(1000, len(difference_N)))
+    means.append([difference_N.mean(), *difference_N[rows].mean(axis=1)])
+  mean, *resampled = 100 * np.mean(means, axis=0)
+  return float(mean), *map(float, np.percentile(resampled, [2.5, 97.5]))

@@ -270,10 +270,6 @@ def seconds_to(threshold: float, points: Sequence[Line]) -> float | None:
   return None
 
 
-def is_done(points: Sequence[Line], options: argparse.Namespace) -> bool:
-  return seconds_to(max(options.thresholds), points) is not None
-
-
 def report(variant: str, folder: pathlib.Path, options: argparse.Namespace) -> Line:
   """Returns the line of a variant."""
   points, log = history(variant, folder), read_log(folder)
@@ -312,7 +308,7 @@ def main() -> None:
   for variant in options.variants:
     folder = options.folder / variant
     folder.mkdir(parents=True, exist_ok=True)
-    if not is_done(history(variant, folder), options):
+    if seconds_to(max(options.thresholds), history(variant, folder)) is None:
       add_line(folder, {"gflops": measure.numpy_gflops(), "began": time.time()})
       {OURS: run_ours, THEIRS: run_theirs}[variant](folder, options)
     lines[variant] = report(variant, folder, options)
