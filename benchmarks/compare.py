@@ -10,17 +10,13 @@ training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an 
 to resume: it reuses the existing vocabulary, checkpoints and evaluations, and reports an error if
 other settings made them.
 
-DIR/table.md and DIR/table.json are updated after each run, DIR/<row>/seed_<n>. Scores are x 100. A
-set counts if all its languages were seen in training, except for the unseen ones of Tatoeba.
-Intervals of differences from the first row are those of a paired bootstrap over sentences.
-`untrained` is the first row's encoder with random parameters, a baseline that matches names,
-numbers and words shared between languages. The vocabulary is trained for the comparison, unless the
-gin files name one. Students of a teacher start from its parameters and share its vocabulary;
-`pretrained` is the teacher itself, which also mines the hard negatives of the rows that need them.
-
-  python benchmarks/compare.py ems --data_root DATA --evaluate RUN
-
-evaluates the latest checkpoint of a single run and writes RUN/evaluation.json.
+A run is stored in DIR/<row>/seed_<n>; DIR/table.md and DIR/table.json are updated after each.
+Scores are x 100. A set counts if all its languages were seen in training, except for the unseen
+ones of Tatoeba. Intervals are those of a paired bootstrap over sentences. `untrained` is the first
+row's encoder with random parameters, a baseline that matches names, numbers and words shared
+between languages. The vocabulary is trained for the comparison, unless the gin files name one.
+Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
+teacher itself, which also mines the hard negatives of the rows that need them.
 """
 
 import argparse
@@ -359,7 +355,11 @@ def evaluate_run(
     loaded = random_encoder(run, bindings["RANDOM_SEED"])
   else:
     loaded = vmsst.load(run if encoder == "trained" else encoder)
-  benchmarks = comparison_tasks.benchmarks_of(columns, seen)
+  sentences: comparison_tasks.Sentences = {}
+  benchmarks = [
+    comparison_tasks.recording(each, seen, sentences)
+    for each in comparison_tasks.benchmarks_of(columns, seen)
+  ]
   # A benchmark may have no task in these languages, but its data must exist.
   root = pathlib.Path(data_root)
   if absent := list(filter(None, (suite.absence(each, root) for each in benchmarks))):
@@ -367,13 +367,11 @@ def evaluate_run(
   with tempfile.TemporaryDirectory() as folder:
     found = suite.evaluate(loaded, benchmarks, root, folder, name=encoder, seen=known)
   results = {key: suite.collect_results(each) for key, each in found["benchmarks"].items()}
+  training = uptime(run) if encoder == "trained" else 0.0
   return {
     "scores": comparison_tasks.scores(columns, results, seen),
-    "sentences": comparison_tasks.sentence_scores(loaded, benchmarks, root, seen),
-    "seconds": {
-      "training": uptime(run) if encoder == "trained" else 0.0,
-      "evaluation": time.perf_counter() - start,
-    },
+    "sentences": sentences,
+    "seconds": {"training": training, "evaluation": time.perf_counter() - start},
     "settings": read_json(run / "settings.json"),
   }
 
@@ -535,25 +533,25 @@ def markdown(results: Results) -> str:
     cells = (cell([run["scores"].get(name) for run in every]) for name in columns)
     scores.append([label, ", ".join(map(str, runs)), *cells])
     seconds.append([label, *(cell([x["seconds"][y] for x in every], 0) for y in seconds[0][1:])])
-  tables = (x for x in (scores, differences_from_first(results), seconds) if len(x) > 1)
+  tables = (x for x in (scores, differences(results), seconds) if len(x) > 1)
   return "\n\n".join(map(markdown_table, tables)) + "\n"
 
 
-def differences_from_first(results: Results) -> list[list[str]]:
-  """Returns rows of differences from the first trained row, with their 95% intervals."""
+def differences(results: Results) -> list[list[str]]:
+  """Returns differences, with their 95% intervals, from the first row with the same sentences."""
   scores = {
     label: [run["sentences"] for run in runs.values()]
     for label, runs in results.items()
-    if all(run["seconds"]["training"] for run in runs.values())  # without baselines
+    if all(run["seconds"]["training"] for run in runs.values())  # no baselines
   }
-  first, *others = scores or [""]
-  rows = [[f"difference from {first}", *(scores[first][0] if scores else ())]]
-  for label in others:
-    row = [label]
-    for name in rows[0][1:]:
-      pair = ([run[name] for run in scores[x]] for x in (label, first))
-      row.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*comparison_tasks.interval(*pair)))
-    rows.append(row)
+  names = [*dict.fromkeys(name for seeds in scores.values() for name in seeds[0])]
+  rows, firsts = [["difference", "from", *names]], {}
+  for label, seeds in scores.items():
+    first = firsts.setdefault(repr([(x, [*y]) for x, y in seeds[0].items()]), label)
+    if label != first:
+      pairs = (([x[name] for x in y] for y in (seeds, scores[first])) for name in names)
+      cells = ("{:+.2f} [{:+.2f}, {:+.2f}]".format(*comparison_tasks.interval(*x)) for x in pairs)
+      rows.append([label, first, *cells])
   return rows
 
 
@@ -581,11 +579,7 @@ def main() -> None:
   parser.add_argument("--rows", nargs="+", help="folders of rows to make (default: all)")
   parser.add_argument("--gin", nargs="+", default=[], metavar="NAME=VALUE", help="for all rows")
   parser.add_argument("--teacher", metavar="ENCODER", help="encoder from which students start")
-  parser.add_argument(
-    "--encoder",
-    default="trained",
-    help="encoder to --evaluate: trained (default), untrained, or another run",
-  )
+  parser.add_argument("--encoder", default="trained", help="for --evaluate: or untrained, or a run")
   parser.add_argument("--result", default="evaluation.json", help="output file in RUN")
   options = parser.parse_args()
   try:

@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -155,51 +154,59 @@ def scores(
   return values
 
 
-def sentence_scores(
-  encoder: Any, benchmarks: Iterable[suite.Benchmark], root: pathlib.Path, seen: suite.SeenTest
-) -> dict[str, list[list[float]]]:
-  """Returns the scores of single sentences of Tatoeba and NTREX, to resample in `interval`.
-
-  By benchmark, one list per group of sentences that is resampled by itself: those of each language
-  seen in training in Tatoeba, one group in NTREX. The score of a sentence, 0 to 1, is the share of
-  searches that find its translation: both directions in Tatoeba, all pairs without English in
-  NTREX.
-  """
-  found = {}
-  for benchmark in benchmarks:
-    if benchmark.name in ("tatoeba", "tatoeba_all", "ntrex"):
-      tasks = (x for x in benchmark.read(root) if seen(side.language for side in x.sides))
-      groups = (_sentence_scores(encoder, task) for task in tasks)
-      found[benchmark.name] = [np.round(score_N, 4).tolist() for score_N in groups]
-  return found
+Sentences = dict[str, dict[str, list[float]]]
+"""Scores of sentences, 0 to 1, by benchmark and task: the share of searches that find a sentence's
+translation, in both directions of Tatoeba, and in all pairs without English of NTREX."""
 
 
-def _sentence_scores(encoder: Any, task: suite.Task) -> np.ndarray:
+def recording(
+  benchmark: suite.Benchmark, seen: suite.SeenTest, found: Sentences
+) -> suite.Benchmark:
+  """Returns a benchmark that also writes to `found`, if it is one of Tatoeba or NTREX."""
+
+  def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
+    if seen(side.language for side in task.sides):
+      scores = np.round(_sentence_scores(task, vectors), 4).tolist()
+      found.setdefault(benchmark.name, {})[task.name] = scores
+    return task.score(*vectors)
+
+  def read(root: pathlib.Path) -> list[suite.Task]:
+    tasks = benchmark.read(root)
+    return [dataclasses.replace(x, score=functools.partial(score, x)) for x in tasks]
+
+  measured = benchmark.name in ("tatoeba", "tatoeba_all", "ntrex")
+  return dataclasses.replace(benchmark, read=read) if measured else benchmark
+
+
+def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndarray:
   english = languages.language("en")
   codes = [languages.language(side.language) for side in task.sides]
-  vectors = [exact_search.DistinctVectors(encoder.encode(side.texts)) for side in task.sides]
+  distinct = [exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors]
   searches = [
     near.index_NK[:, 0] == np.arange(len(near))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
-    for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
+    for near in exact_search.mutual_top_k(distinct[i], distinct[j], 1)
   ]
   return np.mean(searches, axis=0)
 
 
 def interval(
-  scores: Sequence[Sequence[Sequence[float]]], others: Sequence[Sequence[Sequence[float]]]
+  scores: Sequence[Mapping[str, Sequence[float]]], others: Sequence[Mapping[str, Sequence[float]]]
 ) -> tuple[float, float, float]:
   """Returns the difference of two encoders and its 95% interval: a paired bootstrap, x 100.
 
+  The sentences of each task are resampled by themselves, and tasks have equal weights.
+
   Args:
-    scores: `sentence_scores` of one benchmark, for each seed of the first encoder.
+    scores: Scores of sentences by task, for each seed of the first encoder.
     others: The same of the second encoder.
   """
   rng = np.random.default_rng(0)
   means = []
-  for first, second in zip(zip(*scores, strict=True), zip(*others, strict=True), strict=True):
-    difference_N = np.mean(first, axis=0) - np.mean(second, axis=0)
+  for task in scores[0]:
+    first_N, second_N = (np.mean([x[task] for x in seeds], axis=0) for seeds in (scores, others))
+    difference_N = first_N - second_N
     rows = rng.integers(len(difference_N), size=(1000, len(difference_N)))
     means.append([difference_N.mean(), *difference_N[rows].mean(axis=1)])
   mean, *resampled = 100 * np.mean(means, axis=0)

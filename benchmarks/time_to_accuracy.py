@@ -319,9 +319,7 @@ def main() -> None:
     for name, seconds in lines[OURS]["seconds"].items():
       theirs = lines[THEIRS]["seconds"][name]
       ratios[name] = round(theirs / seconds, 2) if seconds and theirs else None
-    known = [ratio for ratio in ratios.values() if ratio is not None]
-    complete = len(known) == len(ratios)
-    result |= {"ratios": ratios, "ratio": min(known) if complete else None}
+    result |= {"ratios": ratios, "ratio": None if None in ratios.values() else min(ratios.values())}
   print(json.dumps({**result, "gflops": measure.numpy_gflops()}))
 
 

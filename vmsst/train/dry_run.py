@@ -245,13 +245,7 @@ def memory(
   devices = f"{partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind}"
   lowered = step.function(partitioner).lower(step.state, step.batch)
   try:
-    try:
-      compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-      # Without the GPU, XLA's Triton matmuls need multiples of 16 rows.
-      if "output tile sizes" not in str(error):
-        raise
-      compiled = lowered.compile({"xla_gpu_enable_triton_gemm": False})
+    compiled = _compile(lowered)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
@@ -273,6 +267,16 @@ def memory(
     "text": f"compiled for {devices}, per device: {shown}; peak {_mib(peak)}",
     "peak_bytes_per_device": peak,
   }
+
+
+def _compile(lowered: Any) -> Any:
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "output tile sizes" not in str(error):
+      raise
+  # Without the GPU, XLA's Triton matmuls need multiples of 16 rows.
+  return lowered.compile({"xla_gpu_enable_triton_gemm": False})
 
 
 def matmul_flops(jaxpr: Any) -> float:
