@@ -6,6 +6,7 @@ import json
 import line_files
 
 from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import agnosticism
 from vmsst.io import atomic_files, storage
 
 _REVIEW = "<item><rating>{}</rating><summary>{}</summary><text>{}</text></item>"
@@ -27,6 +28,9 @@ def upload(folder, url):
   return storage.path(url)
 
 
+_TED = [*agnosticism.TED_CODES[:-1], "zh-cn"]
+
+
 def _pairs():
   """Returns the rows or lines of files with rated or aligned pairs, by path."""
   rated = [(n, f"first {n}", f"second {n % 3}") for n in range(4)]
@@ -40,6 +44,8 @@ def _pairs():
     "xlsts/in/STS.input.track5.en-en.txt": texts,
     "xlsts/gold/x/STS.gs.track5.en-en.txt": scores,
     "stsb/stsb.de.tsv": [("test", "f", 2012, n, n, f"ein {n}", f"zwei {n % 3}") for n in range(4)],
+    "ted/all_talks_train.tsv": [(*_TED, "talk_name")]
+    + [(*(f"{code} {n}" for code in _TED), "talk") for n in range(4)],
     "tico19/en-de/all.tsv": [("sourceString", "targetString"), ("fever", "Fieber")],
     "tatoeba/.hidden": ["not part of the data"],
   }

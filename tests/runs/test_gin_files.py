@@ -154,8 +154,8 @@ class Table11:
     languages = macro("OPUS_LANGUAGES") or ("en", "fr", "ja", "ko", "ru")
     pivots = macro("OPUS_PIVOTS") or languages
     codes = {"en": "eng", "fr": "fra", "ja": "jpn", "ko": "kor", "ru": "rus"}
-    own = {codes[x] for x in languages}
-    of_pivots = {codes[x] for x in pivots}
+    own = {codes.get(x, x) for x in languages}
+    of_pivots = {codes.get(x, x) for x in pivots}
     table = {tuple(k.split("_")): n for k, n in recipes.load("soft_contrastive").expected.items()}
     return sum(n for k, n in table.items() if own.issuperset(k) and of_pivots.intersection(k))
 

@@ -43,6 +43,7 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
     agnosticism.BENCHMARK,
     agnosticism.FLORES,
     agnosticism.WMT2012,
+    agnosticism.TED,
     agnosticism.TRANSLATIONS,
   )
 }

@@ -1,11 +1,11 @@
 """Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
 
 After Chen and Augustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
-translations into many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1.
-`TRANSLATIONS` also searches among several versions in one language and translations of translations
-(its Tables 4 to 6). As in the paper, rows with a text of more than 50 tokens and repeated texts are
-skipped (`agnosticism.usable_rows`), but not in `WMT2012`, where it scores all 3,003.
-`agnosticism_results` documents the results.
+translations into many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1,
+`TED` on TED talks as in its Table 2. `TRANSLATIONS` also searches among several versions in one
+language and translations of translations (its Tables 4 to 6). As in the paper, rows with a text of
+more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`), but not in
+`WMT2012`, where it scores all 3,003. `agnosticism_results` documents the results.
 """
 
 import functools
@@ -17,13 +17,19 @@ from vmsst import errors
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
 from vmsst.evaluation.metrics import agnosticism
-from vmsst.io import storage
+from vmsst.io import storage, text_files
 
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 WMT2012_SOURCE = (
   "`vmsst data download evaluation wmt2012`: part of "
   "https://data.statmt.org/wmt19/translation-task/dev.tgz"
 )
+TED_CODES = (
+  *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
+  *("ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"),
+)
+TED_SENTENCES = 10_000
+TED_SOURCE = "`vmsst data download evaluation ted`"
 TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
 
 
@@ -59,6 +65,25 @@ def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   return [_scored("", WMT2012_CODES, columns, np.arange(len(columns[0])))]
 
 
+def read_ted(root: storage.Path) -> list[suite.Task]:
+  """Returns one task of the 16 languages that the paper's Table 2 lists.
+
+  Its sentences are the first 10,000 of the training file with a usable text in each language.
+  """
+  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv", source=TED_SOURCE)
+  lines = (line.split("\t") for line in text_files.read_lines(str(path)))
+  header = next(lines, [])
+  names = ["zh-cn" if code == "zh" else code for code in TED_CODES]
+  if lacking := [name for name in names if name not in header]:
+    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; {TED_SOURCE}")
+  places = [header.index(name) for name in names]
+  rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
+  complete = (row for row in rows if not any("NULL" in text for text in row))  # "__NULL__"
+  columns = [list(column) for column in zip(*complete, strict=True)]
+  row_K = _usable_rows(path, columns)[:TED_SENTENCES]
+  return [_scored("", TED_CODES, columns, row_K)]
+
+
 def read_translations(root: storage.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
   texts: dict[str, list[tuple[str, storage.Path]]] = {}
@@ -90,13 +115,18 @@ def _task(text: str, versions: Sequence[tuple[str, storage.Path]], source: str) 
   if len(paths) < 2:
     raise errors.InputError(f"{path}: add another file of the same texts to search; {source}")
   columns = files.aligned(*paths.values())
-  row_K = agnosticism.usable_rows(columns)
+  return _scored(text, tuple(paths), columns, _usable_rows(path.parent, columns))
+
+
+def _usable_rows(path: storage.Path, columns: Sequence[Sequence[str]]) -> np.ndarray:
+  """Returns `agnosticism.usable_rows`; raises InputError if there is none."""
+  row_K = agnosticism.usable_rows(columns) if columns else np.array([], np.int64)
   if not len(row_K):
     raise errors.InputError(
-      f"{path.parent}: every line has a text that is empty, repeated or longer than 50 words in "
-      "one of the languages: check that all files belong to one set"
+      f"{path}: every line has a text that is empty, repeated or longer than 50 words in one of "
+      "the languages: check that all texts belong to one set"
     )
-  return _scored(text, tuple(paths), columns, row_K)
+  return row_K
 
 
 def _scored(
@@ -147,6 +177,16 @@ WMT2012 = suite.Benchmark(
   averages=agnosticism_results.summarize,
 )
 
+TED = suite.Benchmark(
+  name="agnosticism_ted",
+  title="Language-agnosticism (TED talks, every ordered pair)",
+  folders=("ted",),
+  layout="all_talks_train.tsv with a column per language, plain or .gz",
+  source=TED_SOURCE,
+  read=read_ted,
+  averages=agnosticism_results.summarize,
+)
+
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
@@ -160,5 +200,5 @@ TRANSLATIONS = suite.Benchmark(
   averages=agnosticism_results.summarize,
 )
 
-NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, WMT2012, TRANSLATIONS))
+NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, WMT2012, TED, TRANSLATIONS))
 """Names of the benchmarks whose results `agnosticism_results` documents."""

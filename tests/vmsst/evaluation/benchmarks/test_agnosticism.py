@@ -6,7 +6,7 @@ import line_files
 import numpy as np
 import pytest
 
-from vmsst import languages
+from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism, agnosticism_results
 from vmsst.evaluation.report import published
@@ -74,6 +74,30 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert not [name for name in summary if "branches" in name]  # West Germanic and Romance only
   assert "fra" in found["missing"]
   assert not {"eng", "deu", "spa"} & set(found["missing"])
+
+
+def test_ted_talks_are_searched_where_every_language_has_a_text(tmp_path):
+  codes = [*agnosticism.TED_CODES[:-1], "zh-cn"]
+  rows = [[f"{code} {number}" for code in codes] for number in range(SENTENCES)]
+  rows[1][2] = "_ _ NULL _ _"
+  rows[2][0] = "__NULL__"
+  rows[3][5] = " ".join(51 * ["mot"])
+  rows[4][3] = rows[0][3]  # repeated
+  header = ["talk_name", "az", *codes]
+  lines = ["\t".join(header), *("\t".join(["talk", "__NULL__", *row]) for row in rows)]
+  lines.append("a line\twith other fields")
+  line_files.write_lines(tmp_path / "ted" / "all_talks_train.tsv", lines)
+  (task,) = agnosticism.read_ted(tmp_path)
+  assert [side.language for side in task.sides] == [*codes[:-1], "zh"]
+  for code, side in zip(codes, task.sides, strict=True):
+    assert side.texts == [f"{code} {number}" for number in (0, 5, 6, 7)]
+  found = benchmark_trees.run_benchmark(agnosticism.TED, Concepts(), tmp_path)
+  names = {x.of for x in published.load() if x.benchmark == "agnosticism_ted"}
+  assert len(names) == 16 * 15
+  assert names <= {result.name for result in collect_results(found)}
+  line_files.write_lines(tmp_path / "ted" / "all_talks_train.tsv", ["talk_name\ten"])
+  with pytest.raises(errors.InputError, match=r"train\.tsv:1: no column bg, cs"):
+    agnosticism.read_ted(tmp_path)
 
 
 def test_translations_are_followed_along_their_paths(tmp_path):
