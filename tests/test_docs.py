@@ -57,7 +57,7 @@ def check_vmsst(words):
 
 
 def check_t5x(words):
-  """Fails if a gin file is missing, or if none of the files has a macro that is set."""
+  """Fails if a gin file is missing, or if none of the files has or uses a macro that is set."""
   names = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
   shipped = [name for name in names if name in GIN_FILES]
   own = [name for name in names if name not in GIN_FILES]
@@ -65,6 +65,8 @@ def check_t5x(words):
   if own or not names:  # a run's config.gin defines its own macros
     return
   known = {macro for name in shipped for macro in gins.resolved(name, GIN_FILES)}
+  for name in shipped:  # a file may leave a macro to the user, such as TEACHER_DIM
+    known |= set(re.findall(r"%([A-Z_]+)", (vmsst.gin_dir() / name).read_text()))
   for macro in re.findall(r"--gin\.([A-Z_]+)=", " ".join(words)):
     assert macro in known, f"{macro} is not a macro of {', '.join(shipped)}"
 
