@@ -68,7 +68,8 @@ def read_wmt2012(root: storage.Path) -> list[suite.Task]:
 def read_ted(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the 16 languages that the paper's Table 2 lists.
 
-  Its sentences are the first 10,000 of the training file with a usable text in each language.
+  Its sentences are the first 10,000 of the training file with a usable text in each language. Lines
+  that lack a column, and those marked as not translated ("__NULL__"), are skipped.
   """
   path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv", source=TED_SOURCE)
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
@@ -78,7 +79,7 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
     raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; {TED_SOURCE}")
   places = [header.index(name) for name in names]
   rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
-  complete = (row for row in rows if not any("NULL" in text for text in row))  # "__NULL__"
+  complete = (row for row in rows if not any("NULL" in text for text in row))
   columns = [list(column) for column in zip(*complete, strict=True)]
   row_K = _usable_rows(path, columns)[:TED_SENTENCES]
   return [_scored("", TED_CODES, columns, row_K)]
