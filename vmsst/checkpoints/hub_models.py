@@ -63,7 +63,7 @@ def is_released(folder: pathlib.Path) -> bool:
   """Returns whether a folder has a model of transformers or LASER, which `vmsst.load` reads."""
   path = sentence_transformers_files.config_path(folder)
   if not path.is_file():
-    return bool(laser.files(folder))
+    return folder.is_dir() and bool(laser.files(folder))
   return hugging_face.read_object(path).get("model_type") in _TYPES
 
 

@@ -321,10 +321,8 @@ def _tar_members(archive: pathlib.Path) -> Iterator[tuple[str, Open]]:
 class _Header(tarfile.TarInfo):
   """A header of a tar; raises ReadError if an extended header could fill the memory."""
 
-  @classmethod
-  def frombuf(cls, *args: Any, **kwargs: Any) -> Any:
-    """Returns the header in a block."""
-    member = super().frombuf(*args, **kwargs)
-    if member.type in _EXTENDED and member.size > _MOST_HEADER_BYTES:
-      raise tarfile.ReadError(f"a header of {member.size:,} bytes")
-    return member
+  def _proc_member(self, source: tarfile.TarFile) -> Any:
+    """Reads what follows the header; the standard library's hook for subclasses."""
+    if self.type in _EXTENDED and self.size > _MOST_HEADER_BYTES:
+      raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+    return super()._proc_member(source)  # type: ignore[misc]

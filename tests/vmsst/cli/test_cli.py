@@ -75,11 +75,12 @@ def test_usage_errors_suggest_what_was_meant(capsys):
     ("embedd", "; did you mean embed?"),
     ("data mine-negativ", "; did you mean mine-negatives?"),
     ("mine a b c --treshold 1", "arguments: --treshold 1; did you mean --threshold?"),
-    ("zzz", "'eval', 'report')"),
+    ("zzz", "eval, report)"),
     ("mine a b c --neighbors 0", "0 is below 1"),
     ("import ems a b", "arguments are required: --vocabulary"),
   ):
-    assert usage_error(capsys, line).endswith(f"{end}\n")
+    # Python 3.13 lists choices without quotes.
+    assert usage_error(capsys, line).replace("'", "").endswith(f"{end}\n")
 
 
 @pytest.mark.parametrize(
