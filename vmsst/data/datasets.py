@@ -98,8 +98,8 @@ def get_batches(
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
-      `group_batches` batches by the length class of the longer side (see `boundaries`) and cuts
-      them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
+      `group_batches` batches by the length class of the longest sentence (see `boundaries`) and
+      cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
       package has one language pair. Batches then have the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
@@ -265,7 +265,7 @@ def _sorted_by_length(
 
   Args:
     rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
-      `targets`; 0 is padding.
+      `targets` and `negatives`; 0 is padding.
     size: Rows per batch.
     boundaries: Maximum length of each length class, ascending.
     group: Number of batches that are sorted together.
@@ -273,7 +273,8 @@ def _sorted_by_length(
   """
 
   def cut(number: int, rows: Batch) -> list[Batch]:
-    lengths = [np.count_nonzero(rows[name], axis=1) for name in SIDES if name in rows]
+    texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
+    lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
     class_N = np.searchsorted(boundaries, np.max(lengths, axis=0))
     count = len(class_N) // size
     order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)

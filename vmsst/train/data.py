@@ -158,17 +158,17 @@ def used_sixteenths(batch: Batch) -> int:
 
   One of 1, 2, 3, 4, 6, 8, 12 and 16.
 
-  Texts are the rank-2 integer features [B, T].
+  Texts are the integer features of rank 2 or more, [B, ..., T].
   """
   return next(
     sixteenths
     for sixteenths in _LENGTH_SIXTEENTHS
-    if not any(value[:, cut:].any() for value, cut in _cuts(batch, sixteenths).values())
+    if not any(value[..., cut:].any() for value, cut in _cuts(batch, sixteenths).values())
   )
 
 
 def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
-  """Returns `batch` without columns that are padding in every row.
+  """Returns `batch` without positions that are padding in all texts.
 
   All texts keep the same fraction of their length, rounded up to a multiple of 4, so that few
   shapes are compiled.
@@ -178,16 +178,16 @@ def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.nd
     sixteenths: The fraction, at least `used_sixteenths(batch)`; None: that.
   """
   cuts = _cuts(batch, used_sixteenths(batch) if sixteenths is None else sixteenths)
-  return {**batch, **{name: value[:, :cut] for name, (value, cut) in cuts.items()}}
+  return {**batch, **{name: value[..., :cut] for name, (value, cut) in cuts.items()}}
 
 
 def _cuts(batch: Batch, sixteenths: int) -> dict[str, tuple[np.ndarray, int]]:
   """Returns the texts of a batch, and the lengths to cut them to."""
   unit = 16 * _LENGTH_MULTIPLE
   return {
-    name: (value, min(value.shape[1], -(-value.shape[1] * sixteenths // unit) * _LENGTH_MULTIPLE))
+    name: (value, min(value.shape[-1], -(-value.shape[-1] * sixteenths // unit) * _LENGTH_MULTIPLE))
     for name, value in batch.items()
-    if value.ndim == 2 and value.shape[1] > 1 and np.issubdtype(value.dtype, np.integer)
+    if value.ndim > 1 and value.shape[-1] > 1 and np.issubdtype(value.dtype, np.integer)
   }
 
 

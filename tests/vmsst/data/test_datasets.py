@@ -78,6 +78,18 @@ def test_batches_are_of_one_length_class_and_of_static_shape(mixture):
   assert np.mean([len(set(_classes(b))) > 1 for b in plain]) > 0.9
 
 
+def test_the_longest_hard_negative_counts(tmp_path):
+  sizes = np.random.default_rng(0).integers(1, 20, [200, 2])
+  lines = [f"s\tt\t{'n' * a}\t{'n' * b}\n" for a, b in sizes]
+  (tmp_path / "x.de-en.tsv").write_text("".join(lines), encoding="utf-8")
+  name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=2)
+  lengths = {**LENGTHS, "negatives": (2, 24)}
+  batches = _batches(_dataset(name, changes={"task_feature_lengths": lengths}), 48)
+  longest = [(batch["negatives"] != 0).sum(axis=2).max(axis=1) for batch in batches]
+  mixed = sum(len(set(np.searchsorted(BOUNDARIES, length_B))) > 1 for length_B in longest)
+  assert mixed <= 3 * 3
+
+
 def _assert_equal(batches, others):
   for batch, other in zip(batches, others, strict=True):
     assert batch.keys() == other.keys()

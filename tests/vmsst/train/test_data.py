@@ -36,10 +36,22 @@ def test_trimming_cuts_only_columns_that_are_padding(longest, width):
 
 
 def test_trimming_keeps_the_same_fraction_of_every_sequence():
-  batch = {"inputs": np.ones((2, 64), np.int32), "targets": np.zeros((2, 32), np.int32)}
-  batch["inputs"][:, 30:] = 0
-  shapes = {name: value.shape for name, value in data.trim_padding(batch).items()}
-  assert shapes == {"inputs": (2, 32), "targets": (2, 16)}
+  batch = {
+    "inputs": np.zeros((2, 64), np.int32),
+    "targets": np.zeros((2, 32), np.int32),
+    "negatives": np.zeros((2, 3, 64), np.int32),
+    "teacher_inputs": np.zeros((2, 64), np.float32),
+  }
+  for name, length, cut in (("inputs", 30, 32), ("negatives", 34, 48)):
+    batch[name][..., :length] = 1
+    trimmed = data.trim_padding(batch)
+    assert {name: value.shape for name, value in trimmed.items()} == {
+      "inputs": (2, cut),
+      "targets": (2, cut // 2),
+      "negatives": (2, 3, cut),
+      "teacher_inputs": (2, 64),
+    }
+    assert all(trimmed[name].sum() == value.sum() for name, value in batch.items())
 
 
 @pytest.mark.parametrize("save_at", [0, 4, 7])
