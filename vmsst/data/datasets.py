@@ -274,6 +274,7 @@ def _sorted_by_length(
 
   def cut(number: int, rows: Batch) -> list[Batch]:
     texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
+    # Of each row, the longest one: hard negatives are [N, K, T].
     lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
     class_N = np.searchsorted(boundaries, np.max(lengths, axis=0))
     count = len(class_N) // size
