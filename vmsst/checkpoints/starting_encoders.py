@@ -125,7 +125,11 @@ def _path(checkpoint: str | os.PathLike[str], kind: type) -> str:
   return str(getattr(vocabulary, "path"))  # noqa: B009 - both kinds have it
 
 
-def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
+def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
+  if checkpoint is None:  # a dry run sets what has no value to None
+    raise errors.InputError(
+      "no value for ENCODER, which has the sizes of the model; set --gin.ENCODER=VALUE"
+    )
   try:
     return _read(os.fspath(checkpoint))
   except errors.InputError as error:
