@@ -80,7 +80,7 @@ _FAULTY = {
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
-  "no encoder": (["--gin_file=finetune.gin"], r"(ENCODER, .*: )?no value"),
+  "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
 
   "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
 }  # fmt: skip

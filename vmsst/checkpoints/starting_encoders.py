@@ -21,17 +21,21 @@ from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.networks import sentence_encoder
 
 
-def network(checkpoint: str | os.PathLike[str], **options: Any) -> sentence_encoder.SentenceEncoder:
+def network(
+  checkpoint: str | os.PathLike[str] | None, **options: Any
+) -> sentence_encoder.SentenceEncoder:
   """Returns the network of an encoder: sizes, pooling, head and normalization.
 
   Args:
     checkpoint: A path that `vmsst.load` opens: a folder of sentence-transformers or transformers, a
-      name on the Hugging Face Hub, a run, an export.
+      name on the Hugging Face Hub, a run, an export. None, in a dry run without it, is an error.
     **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`.
 
   Raises:
     InputError: there is no such encoder, or no option of this name.
   """
+  if checkpoint is None:
+    raise errors.InputError("ENCODER: no value, but a dry run needs its sizes; set --gin.ENCODER")
   saved = _assets(checkpoint).network
   unknown = options.keys() - {field.name for field in dataclasses.fields(saved.config)}
   errors.check(not unknown, "starting_encoders.network", sorted(unknown), "options of its config")
@@ -125,11 +129,7 @@ def _path(checkpoint: str | os.PathLike[str], kind: type) -> str:
   return str(getattr(vocabulary, "path"))  # noqa: B009 - both kinds have it
 
 
-def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
-  if checkpoint is None:  # a dry run sets what has no value to None
-    raise errors.InputError(
-      "no value for ENCODER, which has the sizes of the model; set --gin.ENCODER=VALUE"
-    )
+def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   try:
     return _read(os.fspath(checkpoint))
   except errors.InputError as error:
