@@ -17,6 +17,7 @@ with interrupts.default_interrupt():
   from collections.abc import Callable, Sequence
   from typing import Any
 
+  from vmsst.arrays import compilation_cache
   from vmsst.errors import InputError, requires
   from vmsst.io import commands, watchdog
   from vmsst.paths import gin_dir
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   with commands.CommandProcess("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
+    compilation_cache.enable()
     if owns_process:
       _restart_with_huge_pages()
     with watchdog.watching("t5x", _PATIENCE):

@@ -11,7 +11,8 @@ with interrupts.default_interrupt():
   from collections.abc import Sequence
 
   import vmsst
-  from vmsst.cli import compilation_cache, data, evaluation, models, texts
+  from vmsst.arrays import compilation_cache
+  from vmsst.cli import data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
   from vmsst.io import commands, watchdog
 
