@@ -214,7 +214,7 @@ COMPARISONS = {
       "vmsst": _ablation("VMSST"),
       "factorized": _ablation("VMSST (fact.)", FACTORIZED=True),
       "4_encoders": _ablation("VMSST (4 enc.)", "vmsst_4_encoders"),
-      "2_decoder_layers": _ablation("VMSST (2L dec.)", NUM_DECODER_LAYERS=2),
+      "1_decoder_layer": _ablation("VMSST (1L dec.)", NUM_DECODER_LAYERS=1),
       "no_kl": _ablation("VMSST (no KL)", KL_WEIGHT=0.0),
       "1_encoder": _ablation("VMSST (1 enc.)", SINGLE_ENCODER=True),
       "no_encoder_language": _ablation("VMSST (no enc. l.e.)", ENCODER_LANGUAGE_EMBEDDING=False),

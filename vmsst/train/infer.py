@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
+import gin
 import jax
 import msgspec
 import numpy as np
@@ -49,7 +50,7 @@ def infer(
 
   Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
   its text inputs and the prediction or score. Saves results every `checkpoint_period` batches; an
-  interrupted run resumes after the last saved ones.
+  interrupted run with the same configuration resumes after the last saved ones.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
@@ -126,7 +127,13 @@ def infer(
       if mode != "score":
         vocabulary = task.output_features[output_vocab_feature_name].vocabulary
       size = checkpoint_period * dataset_cfg.batch_size
-      settings = {"checkpoint": os.fspath(checkpoint), "lines_of_chunk": size}
+      settings = {
+        "checkpoint": os.fspath(checkpoint),
+        "split": dataset_cfg.split,
+        "lengths": lengths,
+        "lines_of_chunk": size,
+        "config": gin.config_str(),  # such as the options of decoding
+      }
       with (
         work_folders.owned(output) if jax.process_index() == 0 else contextlib.nullcontext(),
         progress_bar.Bar(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar,

@@ -89,11 +89,11 @@ def test_seqio_and_training_evaluation_agree_with_the_saved_parameters(tmp_path,
 def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path, monkeypatch):
   toy_runs.run(tmp_path, total_steps=1)
 
-  def run():
+  def run(split="validation"):
     infer.infer(
       mode="score",
       model=toy_runs.ToyModel(),
-      dataset_cfg=toy_runs.config("validation", batch_size=4, shuffle=False),
+      dataset_cfg=toy_runs.config(split, batch_size=4, shuffle=False),
       restore_checkpoint_cfg=toy_runs.restoring(tmp_path / "checkpoint_1"),
       partitioner=partitioning.PjitPartitioner(num_partitions=1),
       output_dir=str(tmp_path / "infer"),
@@ -110,8 +110,10 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
     append(self, lines)
 
   monkeypatch.setattr(base.LineWriter, "append", failing)
-  with pytest.raises(OSError, match="disk full"):
-    run()
+  for split in ("train", "validation"):  # lines of another split are not used
+    written.clear()
+    with pytest.raises(OSError, match="disk full"):
+      run(split)
   run()
   assert written[:4] == [0, 1, "a failure", 2]
   (output,) = (tmp_path / "infer").glob("toy-score.jsonl-00000-of-00001")
