@@ -207,8 +207,8 @@ COMPARISONS = {
     },
     suite="ems",
   ),
-  # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION. Models of one
-  # layer have no shallower decoder.
+  # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION. A decoder of
+  # one layer differs only if `--gin t5.T5Config.num_encoder_layers=3` makes the models deeper.
   "ablations": Comparison(
     {
       "vmsst": _ablation("VMSST"),
