@@ -98,9 +98,9 @@ def run_ours(folder: pathlib.Path, options: argparse.Namespace) -> None:
   command = [sys.executable, "-m", "vmsst.launch.main", "train", f"--gin_file={options.gin_file}"]
   command += [f"--gin_file={gin}", *(f"--gin.{name}={x!r}" for name, x in bindings.items())]
   places = [str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
-  environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+  variables = {"PYTHONPATH": os.pathsep.join(places), "JAX_COMPILATION_CACHE_DIR": ""}
   # Progress goes where it does not mix with the JSON lines.
-  subprocess.run(command, env=environment, stdout=sys.__stderr__, check=True)
+  subprocess.run(command, env={**os.environ, **variables}, stdout=sys.__stderr__, check=True)
 
 
 def evaluations_of_ours(folder: pathlib.Path) -> dict[int, Line]:

@@ -130,7 +130,7 @@ def infer(
       settings = {
         "checkpoint": os.fspath(checkpoint),
         "split": dataset_cfg.split,
-        "lengths": lengths,
+        "lengths": str(lengths),
         "lines_of_chunk": size,
         "config": gin.config_str(),  # such as the options of decoding
       }
