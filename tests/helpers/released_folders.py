@@ -296,7 +296,7 @@ POOLED = [
     {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, _CLS,
     {"pooling_mode": "lasttoken"},
   )),
-  ("bert", {_TC: {"chat_template": "x"}}),
+  ("bert", {_TC: {"chat_template": "x"}, "chat_template.jinja": "x"}),
 ]  # fmt: skip
 # Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
 REFUSED = [
@@ -352,6 +352,9 @@ REFUSED = [
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",
   )),
+  ("bert", {_MO: None, _TC: {"chat_template": "x"}}, (_TC, "chat template")),
+  ("bert", {_MO: None, "chat_template.jinja": "x"}, ("chat_template.jinja", "chat template")),
+  ("xlmr", {"config.json": {"pad_token_id": 0}}, ("config.json", "pads with 1")),
 ]  # fmt: skip
 
 
@@ -404,6 +407,22 @@ ARCHITECTURES = {
     normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"),
   ),
 }  # fmt: skip
+# Changes to the files of such a model, as in `write`; the vectors are those of
+# sentence-transformers.
+_TEMPLATE = "{% for m in messages %}<user>{{ m.content }}{% endfor %}"
+_PLAIN = {_MO: None, _PR: None, _SB: None}
+VARIATIONS = [
+  ("qwen3", {"config.json": {"is_causal": False}}),
+  ("qwen3", {**_PLAIN, "config.json": {"architectures": ["Qwen3ForCausalLM"]}}),
+  ("qwen3", {**_PLAIN, "config.json": {"architectures": ["Qwen3ForCausalLM"], "is_causal": False}}),
+  ("gemma", {**_PLAIN, "config.json": {"architectures": ["Gemma3ForCausalLM"]}}),
+  ("gemma", {"config.json": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}}),
+  *((name, {_TC: {"padding_side": "left"}, "chat_template.jinja": _TEMPLATE})
+    for name in ("qwen3", "gemma", "modernbert")),
+  ("modernbert", {_TC: {"tokenizer_class": "BertTokenizer"}}),
+  ("roberta", {_TC: {"cls_token": "</s>", "sep_token": "<s>"}}),
+  ("roberta", {_TJ: {"post_processor": None}}),
+]  # fmt: skip
 
 
 def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
@@ -470,3 +489,15 @@ def write_architecture(folder, name):
   model = st.SentenceTransformer(modules=[*modules, parts.Normalize()], prompts=prompts)
   model.save_pretrained(str(folder / "model"))
   return folder / "model"
+
+
+def change(folder, changes):
+  """Changes files of a model: objects get keys, others a new text, and None removes them."""
+  for name, content in changes.items():
+    path = folder / name
+    if content is None:
+      path.unlink()
+    elif isinstance(content, dict):
+      path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    else:
+      path.write_text(content)

@@ -31,8 +31,8 @@ _OPTIONS: dict[str, Any] = {
 }
 _READ_OPTIONS = ("max_seq_length", "do_lower_case", "unpad_inputs")
 # Files with which transformers opens another model or another preprocessing.
-_OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json",
-           "chat_template.jinja")  # fmt: skip
+_OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
+_CHAT = "chat_template"
 _E5 = {"query": "query: ", "passage": "passage: "}
 # The prompts of documents, by preference.
 _DOCUMENT = ("document", "passage", "corpus")
@@ -78,7 +78,10 @@ class Released:
 
 
 def read(folder: pathlib.Path) -> Released:
-  """Returns what the files of a folder say; without a list of modules, the encoder is a mean.
+  """Returns what the files of a folder say.
+
+  Without a list of modules, sentence-transformers pools the states of a causal language model by
+  taking the last, and those of other models by the mean.
 
   Raises:
     InputError: a file is damaged, or this library cannot express a setting; the message names it.
@@ -94,6 +97,10 @@ def read(folder: pathlib.Path) -> Released:
   pooling, pools_prompt = "mean", True
   if has_modules:
     pooling, pools_prompt = _pooling(folder / paths["Pooling"])
+  else:
+    _check_no_chat(folder)
+    if _is_causal_lm(config):
+      pooling = "last"
   activations = [_dense_activation(folder / name) for name in dense]
   if activations == ["Tanh"] and pooling == "cls":
     pooling = "pooler"
@@ -113,7 +120,7 @@ def read(folder: pathlib.Path) -> Released:
     tokenizer=transformers_tokenizers.build(
       transformer, config, lowercase=bool(options.get("do_lower_case"))
     ),
-    max_length=_max_length(transformer, options_file, options),
+    max_length=max_length(transformer, options_file, options),
     pooling=pooling,
     dense=dense,
     normalize="Normalize" in paths,
@@ -121,6 +128,23 @@ def read(folder: pathlib.Path) -> Released:
     prompts=prompts,
     pools_prompt=pools_prompt,
   )
+
+
+def _is_causal_lm(config: Mapping[str, Any]) -> bool:
+  names = config.get("architectures")
+  first = str(names[0]) if isinstance(names, list) and names else ""
+  return first.endswith("ForCausalLM") and config.get("is_causal", True) is not False
+
+
+def _check_no_chat(folder: pathlib.Path) -> None:
+  """Raises InputError if sentence-transformers would put texts into a chat template."""
+  files = sorted(folder.glob(f"{_CHAT}*.jinja"))
+  if _CHAT in transformers_tokenizers.read_settings(folder):
+    files.append(folder / transformers_tokenizers.SETTINGS_FILE)
+  if files:
+    raise errors.InputError(
+      f"{files[0]}: a model with a chat template needs a {MODULES_FILE} to be imported"
+    )
 
 
 def config_path(folder: pathlib.Path) -> pathlib.Path:
@@ -189,8 +213,17 @@ def _options(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
   return folder, {}
 
 
-def _max_length(folder: pathlib.Path, path: pathlib.Path, options: Mapping[str, Any]) -> int | None:
-  """Returns the limit in the encoder's options or, without one, that of its tokenizer."""
+def max_length(folder: pathlib.Path, path: pathlib.Path, options: Mapping[str, Any]) -> int | None:
+  """Returns the limit in the encoder's options or, without one, that of its tokenizer.
+
+  Args:
+    folder: Folder of the encoder and its tokenizer.
+    path: File of the options.
+    options: Its content.
+
+  Raises:
+    InputError: the limit is not a positive number.
+  """
   key, value = "max_seq_length", options.get("max_seq_length")
   if value is None:
     path = folder / transformers_tokenizers.SETTINGS_FILE

@@ -34,16 +34,20 @@ _RENAMED = {"DistilBertTokenizer": _BERT}
 _CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
              "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN,
              "gemma3_text": _GEMMA}  # fmt: skip
+# Padding before a text changes no vectors if positions are relative.
+_RELATIVE = ("modernbert", "qwen3", "gemma3_text")
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # The default of each special token.
 _DEFAULTS = {
   _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
   _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
+  _ROBERTA: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
   _MPNET: ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>"),
 }
 # The special tokens around a text, where they do not come from `tokenizer.json`.
-_ENDS = {_BERT: ("cls_token", "sep_token"), _MPNET: ("cls_token", "sep_token"),
-         _XLMR: ("bos_token", "eos_token")}  # fmt: skip
+_ENDS = {_XLMR: ("bos_token", "eos_token")} | dict.fromkeys(
+  (_BERT, _MPNET, _ROBERTA), ("cls_token", "sep_token")
+)
 _QWEN_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -106,7 +110,8 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
     kind = _class(folder, settings, config)
     record = hugging_face_vocabulary.outline(input_files.read_bytes(path))
     hugging_face_vocabulary.check(path, record)
-    check_settings(folder / SETTINGS_FILE, settings, record)
+    relative = config.get("model_type") in _RELATIVE
+    check_settings(folder / SETTINGS_FILE, settings, record, any_padding=relative)
     if "added_tokens_decoder" not in settings:
       extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
       settings |= _read_if_present(folder / _SPECIAL_FILE)
@@ -150,6 +155,8 @@ def _read_if_present(path: pathlib.Path) -> dict[str, Any]:
 
 def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
   """Returns the name of the class that transformers makes, without "Fast"."""
+  if config.get("model_type") == "modernbert":
+    return _PLAIN  # whatever the files name
   key = "tokenizer_class"
   for name, record in ((SETTINGS_FILE, settings), (hugging_face.CONFIG_FILE, config)):
     if record.get(key):
@@ -162,17 +169,21 @@ def _class(folder: pathlib.Path, settings: _Record, config: _Record) -> str:
   return _CLASS_OF[config["model_type"]]
 
 
-def check_settings(path: pathlib.Path, settings: _Record, record: _Record) -> None:
+def check_settings(
+  path: pathlib.Path, settings: _Record, record: _Record, *, any_padding: bool = False
+) -> None:
   """Raises InputError if a setting changes ids in a way that this library cannot express.
 
   Args:
     path: The `tokenizer_config.json`.
     settings: Its content.
     record: Content of `tokenizer.json`, or nothing.
+    any_padding: Whether padding may be on the left.
   """
   for part, side in (("truncation", "truncation_side"), ("padding", "padding_side")):
     direction = (record.get(part) or {}).get("direction", "right")
-    hugging_face.check_choice(path, settings, side, str(direction).lower(), ("right",))
+    sides = ("right", "left") if any_padding and part == "padding" else ("right",)
+    hugging_face.check_choice(path, settings, side, str(direction).lower(), sides)
   hugging_face.check_choice(path, settings, "split_special_tokens", False, (False,))
   for key in _UNKNOWN:
     hugging_face.check_choice(path, settings, key, None, (None, [], {}))
@@ -221,7 +232,10 @@ def _pipeline(
   path: pathlib.Path, kind: str, settings: _Record, record: _Record, named: _Tokens
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
-  if kind not in _ENDS:
+  for name in (*(["unk_token"] if kind in (_BERT, _MPNET, _XLMR) else []), *_ENDS.get(kind, ())):
+    if name not in named:
+      raise errors.InputError(f"{path}: {name!r} is null, but {kind} requires it")
+  if kind in _STEPS or kind not in _ENDS:
     made = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
     if kind in _STEPS:
       hugging_face.check_choice(path, settings, "add_prefix_space", False, (False, None))
@@ -234,9 +248,6 @@ def _pipeline(
           f"another 'normalizer', 'pre_tokenizer' or {' or '.join(map(repr, _FALLBACKS))}"
         )
     return made
-  for name in ("unk_token", *_ENDS[kind]):
-    if name not in named:
-      raise errors.InputError(f"{path}: {name!r} is null, but {kind} requires it")
 
   def flag(key: str, default: Any = True) -> Any:
     hugging_face.check_choice(path, settings, key, default, (True, False, default))

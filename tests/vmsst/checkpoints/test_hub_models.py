@@ -1,9 +1,11 @@
 """Encoders by name, from a server that speaks the protocol of the Hugging Face Hub."""
 
+import functools
 import json
 import os
 import pathlib
 import re
+import shutil
 
 import commands
 import entry_points
@@ -68,11 +70,15 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   folder, vectors = e5
   (folder / "onnx").mkdir(exist_ok=True)
   (folder / "onnx" / "model.safetensors").write_bytes(b"of another engine")
+  dense = "2_Dense/pytorch_model.bin"  # not all weights need be safetensors
+  (folder / "2_Dense").mkdir(exist_ok=True)
+  (folder / dense).write_bytes(b"of a module that this encoder lacks")
   commit = hub.put(NAME, folder)
   ((path, found),) = load(hub, tmp_path, NAME)
   assert path == f"{NAME}@{commit}"
   np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert not [path for _, path in hub.requests if "onnx/" in path]
+  assert [path for _, path in hub.requests if dense in path]
   assert not (tmp_path / "hf" / "vmsst").exists()  # nothing is imported
   asked = len(hub.requests)
   offline = load(hub, tmp_path, NAME, f"{NAME}@{commit}", path, HF_HUB_OFFLINE="1")
@@ -282,6 +288,28 @@ def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name
     np.testing.assert_array_equal(exported, found)
     found = again.encode(texts, prompt_name=prompt, show_progress_bar=False)
     np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def architectures(tmp_path_factory):
+  """Writes each model once."""
+  root = tmp_path_factory.mktemp("architectures")
+  return functools.cache(lambda name: released_folders.write_architecture(root / name, name))
+
+
+@pytest.mark.parametrize("case", released_folders.VARIATIONS, ids=name_of)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_other_files_equal_those_of_sentence_transformers(tmp_path, case, architectures):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  name, changes = case
+  folder = shutil.copytree(architectures(name), tmp_path / "m")
+  released_folders.change(folder, changes)
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  expected = theirs.encode(released_folders.LINES, show_progress_bar=False)
+  found = vmsst.load(folder, backend="jax").encode(released_folders.LINES, on_cut=None)
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("case", released_folders.REFUSED, ids=name_of)

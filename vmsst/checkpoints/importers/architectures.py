@@ -348,7 +348,9 @@ def _rope_thetas(file: ConfigFile, full: str, local: str, defaults: tuple[float,
   record = file.record.get("rope_parameters") or {}
   thetas = []
   for kind, key, default in zip(_LAYER_TYPES, (full, local), defaults, strict=True):
-    entry = (record.get(kind, record) or {}) if isinstance(record, dict) else record
+    # transformers ignores what is beside the entries of a model with two kinds of layers.
+    plain = record if full == local else {}
+    entry = (record.get(kind, plain) or {}) if isinstance(record, dict) else record
     if not isinstance(entry, dict):
       raise errors.InputError(
         f"{file.path}: 'rope_parameters' is {input_files.shown(record)}, not an object, or one for "
@@ -474,11 +476,12 @@ def _decoder_options(file: ConfigFile, activation: tuple[str, str]) -> dict[str,
 
 def _qwen3_options(file: ConfigFile) -> dict[str, Any]:
   file.require("use_sliding_window", False)
+  hugging_face.check_choice(file.path, file.record, "is_causal", True, (True, False))
   theta, _ = _rope_thetas(file, "rope_theta", "rope_theta", (_DEFAULT_THETA, _DEFAULT_THETA))
   return {
     **_decoder_options(file, ("hidden_act", "silu")),
     "rope_theta": theta,
-    "causal": True,
+    "causal": file.record.get("is_causal", True),
   }
 
 
@@ -494,7 +497,12 @@ def _describe_decoder(config: transformer.TransformerConfig, model_type: str) ->
 def _describe_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
   described = _describe_decoder(config, "qwen3")
   rope = described.pop("rope_parameters")["full_attention"]
-  return {**described, "hidden_act": _theirs(config), "rope_parameters": rope}
+  return {
+    **described,
+    "hidden_act": _theirs(config),
+    "rope_parameters": rope,
+    "is_causal": config.causal,
+  }
 
 
 def _describe_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
@@ -511,6 +519,7 @@ def _describe_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
 def _gemma3_options(file: ConfigFile) -> dict[str, Any]:
   for key in ("final_logit_softcapping", "attn_logit_softcapping"):
     file.require(key, None)
+  file.require("is_causal", True)  # False differs from use_bidirectional_attention
   options = _decoder_options(file, ("hidden_activation", "gelu_pytorch_tanh"))
   defaults = (1_000_000.0, _DEFAULT_THETA)
   full, local = _rope_thetas(file, "rope_theta", "rope_local_base_freq", defaults)

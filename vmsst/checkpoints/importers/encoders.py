@@ -116,6 +116,12 @@ def convert(
     raise errors.InputError(
       f"{source}: the padding id is {padding_id}, outside the table of {rows} rows"
     )
+  first = sizes.get("position_offset", 0)
+  if first and tokenizer is not None and padding_id != first - 1:
+    raise errors.InputError(
+      f"{file.path}: its model pads with id {first - 1}, from which it counts positions, but the "
+      f"tokenizer pads with {padding_id}"
+    )
   prompts = released.prompts
   if not released.pools_prompt:
     if prefix or (prefix is None and (released.prefix or prompts)):

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, tensors, transformers_tokenizers
+from vmsst.checkpoints import (
+  encoder_json,
+  hugging_face,
+  sentence_transformers_files,
+  tensors,
+  transformers_tokenizers,
+)
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Row, Rule
 from vmsst.data import vocabularies
@@ -137,6 +143,8 @@ def convert(
   )
   pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
   encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
+  limit = sentence_transformers_files.max_length(source, source, {})
+  encoder = dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
     params=weight_tables.Lazy(lambda: weight_tables.to_parameters(used, stored)),
