@@ -93,11 +93,6 @@ def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
   )
 
 
-def check_boolean(name: str, value: Any) -> None:
-  """Raises InputError unless `value` is True or False."""
-  check(isinstance(value, bool), name, value, "True or False")
-
-
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
   """Returns an integer of Python or NumPy as Python's.
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import encoding
-from vmsst.search import exact_search
 
 _ORGANIZATION = "vmsst"
 """First part of the names of models, as that of owners on the Hugging Face Hub."""
@@ -74,23 +73,15 @@ class MtebModel:
 
   def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
     """Returns the cosines of all pairs of vectors, a tensor [N, M]; each side may be one vector."""
-    first_ND, second_MD = map(_unit_rows, (embeddings1, embeddings2))
-    return _tensor(first_ND @ second_MD.T)
+    from mteb import similarity_functions
+
+    return similarity_functions.cos_sim(embeddings1, embeddings2)
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
     """Returns the cosine of each vector with that of the same row, a tensor [N]."""
-    first_ND, second_ND = map(_unit_rows, (embeddings1, embeddings2))
-    return _tensor(np.einsum("nd,nd->n", first_ND, second_ND))
+    from mteb import similarity_functions
 
-
-def _unit_rows(vectors: Any) -> np.ndarray:
-  return exact_search.unit_rows(np.atleast_2d(np.asarray(vectors)))
-
-
-def _tensor(array: np.ndarray) -> Any:
-  import torch  # mteb needs it
-
-  return torch.from_numpy(array)
+    return similarity_functions.pairwise_cos_sim(embeddings1, embeddings2)
 
 
 def get_tasks(names: Sequence[str]) -> list[Any]:

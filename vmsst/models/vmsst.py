@@ -78,8 +78,6 @@ class VmsstModel(base.BitextModel):
     errors.check_integer("evaluation_samples", self.evaluation_samples, minimum=0)
     for name in ("elbo_weight", "kl_weight", "kl_anneal_steps"):
       errors.check_not_negative(name, getattr(self, name))
-    errors.check_boolean("elbo_sample", self.elbo_sample)
-    errors.check_boolean("language_mean", self.language_mean)
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:

@@ -247,9 +247,8 @@ def _numbers(matrix: Matrix) -> suite.Numbers:
   if "within" in of_language:
     numbers["error within a language"] = of_language["within"]
   if spreads := agnosticism.version_spreads(matrix.error_LL, known):
-    differences = [spread.difference for spread in spreads]
-    numbers["spread over versions"] = statistics.fmean(differences)
-    numbers["largest spread over versions"] = max(differences)
+    numbers["spread over versions"] = statistics.fmean(spreads)
+    numbers["largest spread over versions"] = max(spreads)
   families = [language.family for language in known]
   branches = [language.branch for language in known]
   numbers |= _group_numbers(matrix.error_LL, families, "families")

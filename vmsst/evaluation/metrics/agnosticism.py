@@ -31,27 +31,6 @@ class Averages:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-  """Errors of the versions in one language with the same other text (the paper's Section 3.2.2).
-
-  Attributes:
-    group: The language.
-    other: Row of the other text.
-    queries: Whether the versions are the queries; else they are searched.
-    lowest: Row of the version with the lowest error; the first among equals.
-    highest: Row of the version with the highest error; the first among equals.
-    difference: Highest error minus lowest.
-  """
-
-  group: Hashable
-  other: int
-  queries: bool
-  lowest: int
-  highest: int
-  difference: float
-
-
-@dataclasses.dataclass(frozen=True)
 class PathDistances:
   """Mean distances of S + 1 versions of texts, each a translation of the previous one.
 
@@ -163,26 +142,22 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
   return {name: float(np.mean(values)) for name, values in errors.items() if values}
 
 
-def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[Spread]:
-  """Returns how much the versions in one language differ, for each text in another language.
+def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
+  """Returns the highest minus the lowest error of the versions in one language with the same text.
 
-  With versions as queries and as the texts that are searched; none for languages with one version.
+  One number for each language with several versions, as queries, then as the texts that are
+  searched, and for each text in another language (the paper's Section 3.2.2).
 
   Raises:
     ValueError: as `within_and_between`.
   """
   error_LL = _grouped(error_LL, group_L)
-  spreads = []
+  spreads: list[float] = []
   for group in dict.fromkeys(group_L):
-    versions = [row for row, number in enumerate(group_L) if number == group]
-    if len(versions) < 2:
-      continue
-    for queries, from_LL in ((True, error_LL), (False, error_LL.T)):
-      for other in (row for row in range(len(group_L)) if row not in versions):
-        error_V = from_LL[versions, other]
-        low, high = int(error_V.argmin()), int(error_V.argmax())
-        difference = float(error_V[high] - error_V[low])
-        spreads.append(Spread(group, other, queries, versions[low], versions[high], difference))
+    of_group_L = np.array([number == group for number in group_L])
+    if of_group_L.sum() > 1:
+      for from_LL in (error_LL, error_LL.T):
+        spreads += np.ptp(from_LL[of_group_L][:, ~of_group_L], axis=0).tolist()
   return spreads
 
 
