@@ -28,7 +28,6 @@ def files(
   weighting: str = "proportional",
   temperature: float | None = None,
   max_length: int | None = 512,
-  fields: tuple[str, str] | None = None,
   negatives: int = 0,
   teacher: str | None = None,
 ) -> str:
@@ -49,7 +48,6 @@ def files(
     temperature: 1 is proportional, infinity uniform.
     max_length: Pairs with a side of more tokens are dropped; None: no limit. Shorter sides are cut
       to TASK_FEATURE_LENGTHS, as in any task.
-    fields: Names of the two fields of JSONL files, if not language codes.
     negatives: Number K of hard negatives of each pair, in TSV files of `vmsst data mine-negatives`:
       the feature `negatives`, int32 [K, T], in which a missing text is all 0.
     teacher: Folder with the vectors of all files, from `vmsst data embed`: the features
@@ -62,11 +60,9 @@ def files(
   power = seqio_tasks.weight_power(weighting, temperature)
   if negatives < 0:
     raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
-  by_split = {"train": readers.find_bitext(_below(root, patterns), languages, fields)}
+  by_split = {"train": readers.find_bitext(_below(root, patterns), languages)}
   if validation_patterns:
-    by_split["validation"] = readers.find_bitext(
-      _below(root, validation_patterns), languages, fields
-    )
+    by_split["validation"] = readers.find_bitext(_below(root, validation_patterns), languages)
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=(teacher, bitexts))

@@ -46,7 +46,6 @@ def _pairs():
     "stsb/stsb.de.tsv": [("test", "f", 2012, n, n, f"ein {n}", f"zwei {n % 3}") for n in range(4)],
     "ted/all_talks_train.tsv": [(*_TED, "talk_name")]
     + [(*(f"{code} {n}" for code in _TED), "talk") for n in range(4)],
-    "tico19/en-de/all.tsv": [("sourceString", "targetString"), ("fever", "Fieber")],
     "tatoeba/.hidden": ["not part of the data"],
   }
   for path in ("mining/de-en", "bucc2018/de-en.training", "bucc2018/de-en/de-en.test"):

@@ -27,14 +27,13 @@ class Naive:
   def score(self, i, j):
     return self.margin(self.cosine[i, j], (self.mean_x[i] + self.mean_y[j]) / 2)
 
-  def pairs(self, retrieval="max", floor=-2.0):
-    forward, backward = [], []
-    for i, near in enumerate(self.near_x):
-      if near := [j for j in near if self.cosine[i, j] >= floor]:
-        forward.append((i, max(near, key=lambda j, i=i: self.score(i, j))))
-    for j, near in enumerate(self.near_y):
-      if near := [i for i in near if self.cosine[i, j] >= floor]:
-        backward.append((max(near, key=lambda i, j=j: self.score(i, j)), j))
+  def pairs(self, retrieval="max"):
+    forward = [
+      (i, max(near, key=lambda j, i=i: self.score(i, j))) for i, near in enumerate(self.near_x)
+    ]
+    backward = [
+      (max(near, key=lambda i, j=j: self.score(i, j)), j) for j, near in enumerate(self.near_y)
+    ]
     if retrieval == "max":
       kept = []
       both = set(forward) | set(backward)

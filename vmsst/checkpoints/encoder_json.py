@@ -8,11 +8,11 @@ import dataclasses
 import hashlib
 import json
 import os
-import types
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from etils import epath
 
 from vmsst import errors
@@ -271,26 +271,14 @@ def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **give
   if unknown := sorted(set(values) - set(wanted)):
     raise errors.InputError(f"{path}: unknown keys in {what}: {', '.join(unknown)}")
   for key, value in values.items():
-    if not _is_of_type(value, wanted[key]):
-      raise errors.InputError(f"{path}: {key!r} of {what} is {value!r}")
-  values = {
-    key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-  }
+    try:
+      given[key] = msgspec.convert(value, wanted[key])
+    except msgspec.ValidationError as error:
+      raise errors.InputError(f"{path}: {key!r} of {what}: {error}") from None
   try:
-    return cls(**values, **given)
+    return cls(**given)
   except (TypeError, ValueError) as error:
     raise errors.InputError(f"{path}: {error}") from None
-
-
-def _is_of_type(value: Any, wanted: Any) -> bool:
-  """Whether a value from JSON has an attribute's type; lists stand for tuples."""
-  if isinstance(wanted, types.UnionType):
-    return any(_is_of_type(value, option) for option in typing.get_args(wanted))
-  if typing.get_origin(wanted) is tuple:
-    item, _ = typing.get_args(wanted)
-    return isinstance(value, list) and all(_is_of_type(x, item) for x in value)
-  # A float may be written as an integer; true is not an integer.
-  return type(value) is wanted or (wanted is float and type(value) is int)
 
 
 def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:

@@ -1,11 +1,8 @@
 """`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
 
-import contextlib
 import dataclasses
 import pathlib
-import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from vmsst import errors
 from vmsst.cli.command import (
@@ -17,12 +14,10 @@ from vmsst.cli.command import (
   OutputFile,
   OutputFolder,
   OwnEncoder,
+  Positive,
 )
 from vmsst.cli.shared_options import Workers
 from vmsst.io import storage
-
-if TYPE_CHECKING:
-  from vmsst.downloads import fetch
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""
@@ -41,7 +36,7 @@ class Vocabulary:
     byte_fallback: Encode rare characters as bytes.
     lowercase: Lower-case the text first.
     pretokenize: Split the text into words by the rules of its language, before --lowercase.
-    max_sentences: Use at most N sentences, sampled evenly from the files (default: all).
+    max_sentences: Use at most N sentences, sampled at random (default: all).
     languages: Languages of the two sides (default: from file names).
   """
 
@@ -51,7 +46,7 @@ class Vocabulary:
   byte_fallback: bool = False
   lowercase: bool = False
   pretokenize: bool = False
-  max_sentences: int | None = None
+  max_sentences: Positive | None = None
   languages: tuple[Language, Language] | None = None
 
 
@@ -65,8 +60,8 @@ def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vo
   from vmsst.data import vocabulary_training
 
   report = vocabulary_training.train_vocabulary(input, output, **vars(vocabulary))
-  for name, (used, total) in report.sentences_by_file.items():
-    print(f"{used:>10,} of {total:,} sentences  {name}")
+  for name, count in report.sentences_by_file.items():
+    print(f"{count:>10,} sentences  {name}")
   kind = vocabulary.model_type
   print(f"{report.path}: {report.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
@@ -80,13 +75,11 @@ class Bitext:
 
   Attributes:
     languages: Languages of the two sides (default: from file names).
-    fields: Names of the two fields of JSONL files (default: language codes).
     batch_size: Sentences per batch.
     refresh: Make all files again, e.g. with another encoder.
   """
 
   languages: tuple[Language, Language] | None = None
-  fields: tuple[Name, Name] | None = None
   batch_size: int = 128
   refresh: bool = False
 
@@ -198,7 +191,7 @@ def download_opus(
     languages: Language pairs (default: all).
     output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
   """
-  from vmsst.downloads import opus
+  from vmsst.downloads import fetch, opus
 
   if bool(corpus) == bool(recipe):
     raise errors.InputError("give either --corpus or --recipe")
@@ -209,9 +202,7 @@ def download_opus(
     corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
   asked = opus.pairs_among(languages) if languages else opus.anything
   root, work = (None, None) if download.list else download.places(output)
-  with contextlib.ExitStack() as stack:
-    progress = _Progress()
-    fetcher = stack.enter_context(progress.fetcher())
+  with fetch.Fetcher() as fetcher:
     ask = opus.api(fetcher, opus.API)
     chosen = opus.releases(ask, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
     if not chosen:
@@ -219,8 +210,7 @@ def download_opus(
     for line in opus.describe(chosen):
       print(line)
     if root is not None:
-      say = progress.say
-      opus.download(fetcher, chosen, root, lambda release, _: say(str(release.path)), work=work)
+      opus.download(fetcher, chosen, root, lambda release, _: print(release.path), work=work)
 
 
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
@@ -249,7 +239,7 @@ def download_evaluation(
     sets: Names of evaluation sets (see --list), or all.
     output: Output folder for the evaluation sets.
   """
-  from vmsst.downloads import evaluation_sets
+  from vmsst.downloads import evaluation_sets, fetch
 
   if download.list:
     shown = evaluation_sets.named(sets or [evaluation_sets.ALL])
@@ -258,43 +248,10 @@ def download_evaluation(
   if not sets:
     raise errors.InputError("name the evaluation sets (see --list), or give all")
   chosen, (root, work) = evaluation_sets.choose(sets), download.places(output)
-  progress = _Progress()
-  with progress.fetcher() as fetcher:
+  with fetch.Fetcher() as fetcher:
     for dataset in chosen:
-      progress.say(f"{dataset.name}: license {dataset.license}")
-      evaluation_sets.download(fetcher, dataset, root, progress.say, work=work)
-
-
-class _Progress:
-  """Shows the progress of a file on standard error, if that is a terminal."""
-
-  def __init__(self) -> None:
-    from vmsst.io import progress_bar
-
-    self._bar = progress_bar.Bar(
-      unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr
-    )
-    self._name = ""
-
-  @contextlib.contextmanager
-  def fetcher(self) -> "Iterator[fetch.Fetcher]":
-    """Yields a fetcher whose progress is shown."""
-    from vmsst.downloads import fetch
-
-    with contextlib.closing(self._bar), fetch.Fetcher(progress=self._show) as fetcher:
-      yield fetcher
-
-  def _show(self, name: str, done: int, total: int | None) -> None:
-    if name != self._name:
-      self._name = name
-      self._bar.set_description(name, refresh=False)
-    if done < self._bar.n or total != self._bar.total:
-      self._bar.reset(total)
-    self._bar.update(done - self._bar.n)
-
-  def say(self, line: str) -> None:
-    """Prints a line above the progress bar."""
-    self._bar.write(line, file=sys.stdout)
+      print(f"{dataset.name}: license {dataset.license}")
+      evaluation_sets.download(fetcher, dataset, root, print, work=work)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -113,7 +113,6 @@ def push(
   *,
   public: bool = False,
   revision: Annotated[str, Argument("BRANCH")] | None = None,
-  commit_message: str | None = None,
   license: Annotated[str, Argument("ID")] | None = None,
   results: InputFolder | None = None,
   tokenizer: Tokenizer,
@@ -124,7 +123,6 @@ def push(
     repository: Repository (OWNER/NAME), made if it is new.
     public: Let everyone see a new repository, or upload to a public one (default: private).
     revision: Branch, made if it is new (default: main).
-    commit_message: Message of the commit.
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`; the model card shows its averages next to published
       ones.
@@ -136,7 +134,6 @@ def push(
     repository,
     public=public,
     revision=revision,
-    message=commit_message,
     license_id=license,
     results=results,
     pretokenized=tokenizer.pretokenized,

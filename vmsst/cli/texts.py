@@ -186,17 +186,12 @@ class Pairs:
     retrieval: Pairs to keep: greedily the best with both sentences unused; the best of each source;
       the best of each target; those in both.
     threshold: Minimum score of pairs to write; excludes --gold.
-    min_cosine: Minimum cosine of pairs to write.
-    keep_duplicates: Compare every line (default: only the first of lines that differ in white space
-      only).
   """
 
   neighbors: Positive = 4
   margin: Literal["ratio", "distance", "absolute"] = "ratio"
   retrieval: Literal["max", "forward", "backward", "intersection"] = "max"
   threshold: float | None = None
-  min_cosine: float | None = None
-  keep_duplicates: bool = False
 
 
 def _check_index(index: object, engine: Any) -> None:

@@ -28,12 +28,12 @@ class VocabularyReport:
   Attributes:
     path: The model file.
     size: Number of pieces.
-    sentences_by_file: For each input, the numbers of sentences used and available.
+    sentences_by_file: Number of sentences of each input.
   """
 
   path: str
   size: int
-  sentences_by_file: dict[str, tuple[int, int]]
+  sentences_by_file: dict[str, int]
 
 
 def train_vocabulary(
@@ -65,8 +65,7 @@ def train_vocabulary(
     pretokenize: Whether to split the text into words first, by the rules of its language
       (`vmsst.data.word_splitting`); use the vocabulary with the same option. Names of plain text
       files must then include the language: `news.de.txt`.
-    max_sentences: Maximum number of sentences, sampled at random and as evenly over the files as
-      their sizes allow; None: all.
+    max_sentences: Maximum number of sentences, sampled at random from all files; None: all.
     languages: Codes of the two sides of every bitext, if file names do not contain them.
 
   Raises:
@@ -81,7 +80,8 @@ def train_vocabulary(
   if atomic_files.is_stream(output):
     raise errors.InputError(f"{output} is not a file; give a file as output")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
-  used, sample = _sample(files, max_sentences)
+  counts = dict.fromkeys(files, 0)
+  sample = _sample(_counted(files, counts), max_sentences)
   sentences = [sentence for sentence, _ in sample]
   if pretokenize:
     detected = [language for _, language in sample if language is not None]
@@ -111,7 +111,7 @@ def train_vocabulary(
       f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
     ) from None
   atomic_files.write_bytes(output, model.getvalue())
-  return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, used)
+  return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, counts)
 
 
 def _texts_by_file(
@@ -145,44 +145,24 @@ def _language_in_name(path: str) -> Language:
     ) from None
 
 
-def _sample(
-  texts: dict[str, Iterator[_Sentence]], limit: int | None
-) -> tuple[dict[str, tuple[int, int]], list[_Sentence]]:
-  """Returns the numbers of sentences used and available by file, and the used sentences.
-
-  Small files give all their sentences, the others equal shares of the remaining limit.
-  """
-  kept: dict[str, list[_Sentence]] = {}
-  counts: dict[str, int] = {}
+def _counted(texts: dict[str, Iterator[_Sentence]], counts: dict[str, int]) -> Iterator[_Sentence]:
+  """Yields the sentences that are not blank, and adds their number to the count of their input."""
   for name, sentences in texts.items():
-    kept[name], counts[name] = _reservoir(sentences, limit, seed=len(kept))
-  left = limit
-  for position, name in enumerate(sorted(kept, key=lambda name: len(kept[name]))):
-    share = len(kept[name]) if left is None else left // (len(kept) - position)
-    kept[name] = kept[name][:share]
-    if left is not None:
-      left -= len(kept[name])
-  used = {name: (len(kept[name]), counts[name]) for name in texts}
-  return used, [sentence for name in texts for sentence in kept[name]]
+    for sentence in sentences:
+      if not text_fields.is_blank(sentence[0]):
+        counts[name] += 1
+        yield sentence
 
 
-def _reservoir(
-  sentences: Iterator[_Sentence], limit: int | None, *, seed: int
-) -> tuple[list[_Sentence], int]:
-  """Returns up to `limit` equally likely sentences, shuffled if limited, and the total count."""
-  chooser = random.Random(seed)
-  kept: list[_Sentence] = []
-  count = 0
-  for sentence in sentences:
-    if text_fields.is_blank(sentence[0]):
-      continue
-    count += 1
-    if limit is None or len(kept) < limit:
-      kept.append(sentence)
-    else:
-      index = chooser.randrange(count)
-      if index < limit:
-        kept[index] = sentence
-  if limit is not None:
-    chooser.shuffle(kept)
-  return kept, count
+def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:
+  """Returns up to `limit` equally likely sentences.
+
+  SentencePiece can sample too, but takes other sentences in each process, whatever the seed.
+  """
+  chooser = random.Random(0)
+  kept = list(itertools.islice(sentences, limit))
+  for count, sentence in enumerate(sentences, len(kept) + 1):
+    index = chooser.randrange(count)
+    if index < len(kept):
+      kept[index] = sentence
+  return kept

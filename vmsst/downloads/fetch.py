@@ -24,10 +24,7 @@ from typing import Any, TypeVar
 
 import vmsst
 from vmsst import errors
-from vmsst.io import atomic_files, input_files
-
-Progress = Callable[[str, int, int | None], None]
-"""Gets the name of a file, its bytes so far, and its total bytes, if known."""
+from vmsst.io import atomic_files, input_files, progress_bar
 
 _T = TypeVar("_T")
 _CHUNK_BYTES = 1 << 18
@@ -94,27 +91,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class Fetcher:
-  """Downloads files; a context manager.
+  """Downloads files, with a progress bar each; a context manager.
 
   Args:
     attempts: Attempts in a row without new bytes before an error is raised.
     timeout: Seconds to wait for a connection or for more bytes.
     pause: Seconds before the second attempt; doubles with every further one.
-    progress: Is called as bytes arrive.
   """
 
-  def __init__(
-    self,
-    *,
-    attempts: int = 6,
-    timeout: float = 60.0,
-    pause: float = 1.0,
-    progress: Progress | None = None,
-  ):
+  def __init__(self, *, attempts: int = 6, timeout: float = 60.0, pause: float = 1.0):
     self._attempts = attempts
     self._timeout = timeout
     self._pause = pause
-    self._progress = progress or (lambda name, done, total: None)
     self._opener = urllib.request.build_opener(_Redirects)
     self._opener.addheaders = [("User-Agent", f"vmsst/{vmsst.__version__}")]
 
@@ -237,14 +225,19 @@ class Fetcher:
       most = file.size if total is None else total
       if most is None and file.kib is not None:
         most = (file.kib << 10) + 1023
-      with _room(part), open(part, "r+b" if start else "xb") as stream:
+      with (
+        _room(part),
+        open(part, "r+b" if start else "xb") as stream,
+        progress_bar.Bar(
+          desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
+        ) as bar,
+      ):
         stream.seek(start)
-        self._progress(path.name, start, total)
         for chunk in _chunks(response, stream.tell):
           if most is not None and stream.tell() + len(chunk) > most:
             raise errors.InputError(f"{file.url}: the server sends more than {most:,} bytes")
           stream.write(chunk)
-          self._progress(path.name, stream.tell(), total)
+          bar.update(len(chunk))
         stream.truncate()
         if total is not None and stream.tell() < total:
           reached = stream.tell()

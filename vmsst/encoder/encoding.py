@@ -105,7 +105,6 @@ def encode_windows(
   *,
   total: int,
   title: str | None = None,
-  progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
   """Yields the vectors of texts, window by window, so that few are in memory at once.
 
@@ -115,10 +114,8 @@ def encode_windows(
     size: Texts per window.
     total: Number of all texts, for the progress bar.
     title: Title of the progress bar.
-    progress: Show a progress bar; None: on a terminal only.
   """
-  disable = None if progress is None else not progress
-  with progress_bar.Bar(total=total, unit=" sentences", desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=total, unit=" sentences", desc=title) as bar:
     for window in windows(texts, size):
       yield embed(window)
       bar.update(len(window))
@@ -314,7 +311,7 @@ def embed(
   units = [EmbedTexts(encoder, *part, method) for part in parts]
   if engine.in_process and not keep:
     vectors, cuts = [], []
-    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", disable=None) as bar:
+    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed") as bar:
       for unit in units:
         vectors_ND, cut = unit.compute(unit.read())
         vectors.append(vectors_ND)

@@ -109,10 +109,8 @@ def embed_file(
   dtype: str = "float32",
   dimensions: int | None = None,
   batch_size: int = 128,
-  shard_lines: int | None = None,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
-  progress: bool | None = None,
 ) -> int:
   """Writes one vector per line of text files, empty lines included; resumes after interruption.
 
@@ -128,11 +126,9 @@ def embed_file(
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
     batch_size: Lines per batch.
-    shard_lines: Lines per shard; None: 16,384.
     engine: Where to compute; None: in this process.
     load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
       any.
-    progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     Number of lines.
@@ -163,7 +159,7 @@ def embed_file(
     work = work_folders.work_path(folder, is_folder=True)
     stack.callback(work_folders.remove_if_empty, work)
     stack.callback(line_spans.remove_copies, work)
-    cut = line_spans.cut(paths, shard_lines or _SHARD_LINES, copies=work)
+    cut = line_spans.cut(paths, _SHARD_LINES, copies=work)
     settings = {
       "encoder": encoding.identity(encoder, name),
       "language": language,
@@ -191,7 +187,7 @@ def embed_file(
     if engine.in_process:
       stack.enter_context(encoding.using(source, encoder))
     try:
-      made = engines.run("embed", units, engine, progress=progress)
+      made = engines.run("embed", units, engine)
     except BaseException:
       vector_store.abandon(target)
       raise
@@ -209,7 +205,6 @@ def embed_files(
   fields: tuple[str, str] | None = None,
   batch_size: int = 128,
   refresh: bool = False,
-  progress: bool | None = None,
 ) -> dict[str, derived_files.Counts]:
   """Writes the vectors of every bitext that has none in the folder yet.
 
@@ -221,7 +216,6 @@ def embed_files(
     fields: Names of both fields of JSONL files, if they are not language codes.
     batch_size: Sentences per batch.
     refresh: Recompute all files, as after a change of the encoder or the bitexts.
-    progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     For each file, new or existing, `lines` and `dimension`.
@@ -245,7 +239,6 @@ def embed_files(
       _WINDOW,
       total=2 * lines,
       title=str(bitext),
-      progress=progress,
     )
     npy_files.write(path, (lines, 2, encoder.dimension), windows)
     return {"lines": lines, "dimension": encoder.dimension}

@@ -70,7 +70,6 @@ class Translator:
     *,
     max_length: int | None = None,
     batch_size: int = 64,
-    progress: bool | None = None,
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from its vector.
 
@@ -86,13 +85,8 @@ class Translator:
     # Fail before encoding.
     self._language_rows(language, len(sentences))
     length, batch_size = self._sizes(max_length, batch_size)
-    return self.generate(
-      self.encoder.encode(sentences, batch_size=batch_size, progress=False),
-      language,
-      max_length=length,
-      batch_size=batch_size,
-      progress=progress,
-    )
+    vectors_NS = self.encoder.encode(sentences, batch_size=batch_size, progress=False)
+    return self.generate(vectors_NS, language, max_length=length, batch_size=batch_size)
 
   def generate(
     self,
@@ -101,7 +95,6 @@ class Translator:
     *,
     max_length: int | None = None,
     batch_size: int = 64,
-    progress: bool | None = None,
   ) -> list[str]:
     """Returns a sentence for each vector: the most likely token after each other, up to EOS.
 
@@ -116,7 +109,6 @@ class Translator:
       max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
         more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
-      progress: Show a progress bar; None: on a terminal only.
 
     Raises:
       ValueError: an array has the wrong shape.
@@ -130,11 +122,8 @@ class Translator:
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
     rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
-    bar = progress_bar.Bar(
-      total=count, unit=" sentences", disable=None if progress is None else not progress
-    )
     texts: list[str] = []
-    with bar:
+    with progress_bar.Bar(total=count, unit=" sentences") as bar:
       for start in range(0, count, batch_size):
         row_B = np.arange(start, start + rows)
         real_B = row_B < count

@@ -6,12 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from vmsst import errors
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, questions
+from vmsst.evaluation.benchmarks import questions
 from vmsst.io import storage
-
-TICO19 = "tico19"
-_TICO19_SOURCE = "TICO-19 is on https://tico-19.github.io"
-_TICO19_SIDES = ("sourceString", "targetString")
 
 
 def iter_texts(
@@ -21,7 +17,7 @@ def iter_texts(
 
   Benchmarks without files are skipped; questions do not need their knowledge base. Training splits
   of benchmarks, as in SIB-200 and MLDoc, are not excluded. Documents are yielded sentence by
-  sentence. TICO-19, which no benchmark here reads, is included as `tico19`. Texts may repeat.
+  sentence. Texts may repeat.
 
   Args:
     benchmarks: The benchmarks.
@@ -51,17 +47,3 @@ def _texts(
     elif benchmark.name == questions.QUESTIONS.name:
       for questions_of_set in questions.question_sets(root):
         yield benchmark.name, questions_of_set.texts
-  if (root / TICO19).is_dir():
-    yield TICO19, _tico19(root)
-
-
-def _tico19(root: storage.Path) -> Iterator[str]:
-  """Yields the texts of published tables, or of tables with one column per language."""
-  for path in files.files_in(root / TICO19, "**/*.tsv", source=_TICO19_SOURCE):
-    rows = files.table(path)
-    header = next(rows, [])
-    sides = [i for i, name in enumerate(header) if name in _TICO19_SIDES]
-    if not sides:
-      sides = [i for i, code in enumerate(header) if files.known_code(code, path)]
-    for row in rows:
-      yield from (row[side] for side in sides if row[side])

@@ -42,7 +42,6 @@ def push(
   *,
   public: bool = False,
   revision: str | None = None,
-  message: str | None = None,
   license_id: str | None = None,
   results: str | os.PathLike[str] | None = None,
   pretokenized: bool = False,
@@ -58,7 +57,6 @@ def push(
     public: Whether everyone may see the repository. A new one is private otherwise, and an existing
       one must be.
     revision: Branch to commit to, made from the main branch if it is new; None: the main branch.
-    message: Message of the commit; None: one that names vmsst.
     license_id: License in the model card, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, whose averages the card shows; None: the card has none.
     pretokenized: As in `export_sentence_transformers`.
@@ -80,7 +78,7 @@ def push(
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
     missing = f"there is no repository {repository} that the token may write to; check the owner"
     with hub_models.explained(repository, "uploaded to", missing=missing, revision=revision):
-      url = _commit(folder, repository, public, revision, message or f"Upload by vmsst: {where}")
+      url = _commit(folder, repository, public, revision, f"Upload by vmsst: {where}")
   return Uploaded(where, url, exported)
 
 

@@ -40,7 +40,7 @@ def note(line: str) -> None:
 class Bar(tqdm.tqdm):
   """A progress bar whose updates tell the watchdog that work goes on, even if it is not shown."""
 
-  def __init__(self, *args: Any, disable: bool | None = False, lines: bool = False, **options: Any):
+  def __init__(self, *args: Any, disable: bool | None = None, lines: bool = False, **options: Any):
     """Makes a bar.
 
     Args:

@@ -50,13 +50,9 @@ def mine(
   retrieval: margins.Retrieval = "max",
   threshold: float | None = None,
   gold: str | None = None,
-  min_cosine: float | None = None,
-  keep_duplicates: bool = False,
   indexes: tuple[faiss_index.Index, faiss_index.Index] | None = None,
   compare: exact_search.Compare = exact_search.compare,
   engine: engines.Engine | None = None,
-  block: tuple[int, int] | None = None,
-  progress: bool | None = None,
 ) -> Mined:
   """Writes pairs of lines that are likely translations: score TAB source TAB target.
 
@@ -76,15 +72,11 @@ def mine(
     threshold: Minimum score.
     gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
       choose the threshold with the best F1. Excludes `threshold`.
-    min_cosine: As in `margins.margin_pairs`.
-    keep_duplicates: Compare all lines that are not blank.
     indexes: Indexes of both texts' vectors, for an approximate search; None, or if both are exact:
       an exact search of the vectors, with the same result.
     compare: Compares vectors in an exact search, in any process:
       `vmsst.search.device_search.compare` uses what the machine has.
     engine: Where to search; None: in this process.
-    block: As in `sharded_search.compare`.
-    progress: Show a progress bar; None: on a terminal only.
 
   Raises:
     InputError: the texts' vectors have different widths, a text has no sentence, the gold file is
@@ -111,22 +103,19 @@ def mine(
   output = os.fspath(output)
   if not storage.is_url(output) and os.path.isdir(output):
     raise errors.InputError(f"{output} is a folder: give a file")
-  sides = _Sentences(source, keep_duplicates), _Sentences(target, keep_duplicates)
+  sides = _Sentences(source), _Sentences(target)
   gold_G2 = None if gold is None else _read_gold(gold, *sides)
   work = work_folders.work_path(output)
   search = (
-    sharded_search.compare(
-      work, compare=compare, engine=engine or engines.Local(), block=block, progress=progress
-    )
+    sharded_search.compare(work, compare=compare, engine=engine or engines.Local())
     if indexes is None or all(index.exact for index in indexes)
-    else faiss_index.compare(*indexes, progress=progress)
+    else faiss_index.compare(*indexes)
   )
   blocks = margins.margin_blocks(
     *(exact_search.DistinctVectors(side.text.vectors, side.compared_N) for side in sides),
     neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
-    min_cosine=min_cosine,
     compare=search,
   )
   # Thresholds compare what is printed.
@@ -162,18 +151,17 @@ class _Sentences:
 
   Attributes:
     text: The text.
-    first_N: Row of the first line that differs only in white space; of each line itself, if
-      duplicates are kept; -1 for blank lines.
+    first_N: Row of the first line that differs only in white space; -1 for blank lines.
     compared_N: Whether each line is compared.
   """
 
-  def __init__(self, text: EmbeddedText, keep_duplicates: bool):
+  def __init__(self, text: EmbeddedText):
     """Reads the text once, without keeping it in memory."""
     self.text = text
     key_N = large_arrays.full(len(text), 0, np.int64)
     visible_N = large_arrays.full(len(text), False, bool)
     for row, line in enumerate(text.texts()):
-      key_N[row] = row if keep_duplicates else hash(" ".join(line.split()))
+      key_N[row] = hash(" ".join(line.split()))
       visible_N[row] = not text_fields.is_blank(line)
     if not visible_N.any():
       raise errors.InputError(f"{text.path} contains no sentence")

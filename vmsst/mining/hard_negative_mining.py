@@ -36,7 +36,6 @@ def mine_files(
   fields: tuple[str, str] | None = None,
   batch_size: int = 128,
   refresh: bool = False,
-  progress: bool | None = None,
 ) -> dict[str, Mapping[str, int]]:
   """Writes each new bitext as TSV with hard negatives of every pair.
 
@@ -53,7 +52,6 @@ def mine_files(
     fields: Names of both fields of JSONL files, if they are not language codes.
     batch_size: Sentences per batch.
     refresh: Mine all files again, as with a better encoder; else finished files are skipped.
-    progress: Show progress bars; None: on a terminal only.
 
   Returns:
     For each file, new or existing, `pairs` and `negatives` (without empty columns).
@@ -74,7 +72,6 @@ def mine_files(
       count,
       languages=(readers.language_code(bitext.source), readers.language_code(bitext.target)),
       batch_size=batch_size,
-      progress=progress,
       title=str(bitext),
     )
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
@@ -101,7 +98,6 @@ def hard_negatives(
   *,
   languages: tuple[str, str],
   batch_size: int = 128,
-  progress: bool | None = None,
   title: str = "",
 ) -> list[list[str]]:
   """Returns, for each pair, the targets of other pairs nearest to its source, nearest first.
@@ -118,7 +114,6 @@ def hard_negatives(
     count: Hard negatives per pair; fewer if there are not enough.
     languages: Codes of sources and targets.
     batch_size: Sentences per batch.
-    progress: Show progress bars; None: on a terminal only.
     title: Title of the progress bars.
   """
   whole = [number for number, pair in enumerate(pairs) if not any(map(text_fields.is_blank, pair))]
@@ -135,7 +130,6 @@ def hard_negatives(
       _WINDOW,
       total=len(texts.first),
       title=title,
-      progress=progress,
     )
     flat = large_arrays.concatenated(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts.first), encoder.dimension))

@@ -145,7 +145,6 @@ def pair_scores(
   *,
   texts: Sequence[Mapping[str, Any]] | None = None,
   start: int = 0,
-  progress: bool | None = None,
 ) -> Iterator[np.ndarray]:
   """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
 
@@ -155,7 +154,6 @@ def pair_scores(
     target: The targets; both sides can be in one file.
     texts: `embedded_text.fingerprint` of both texts, if it is known.
     start: First line to score, counted from 0.
-    progress: Show a progress bar; None: on a terminal only.
 
   Raises:
     InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
@@ -175,12 +173,9 @@ def pair_scores(
     )
     for side, text in zip((source, target), texts, strict=True)
   )
-  bar = progress_bar.Bar(
-    total=count, initial=start, unit=" pairs", disable=None if progress is None else not progress
-  )
   cut: list[tuple[int, int, int]] = []
   left = 2 * (count - start)
-  with bar:
+  with progress_bar.Bar(total=count, initial=start, unit=" pairs") as bar:
     for sources, targets in zip(*sides, strict=True):
       languages = source.language, target.language
       score_BC = scorer(sources, targets, languages, lambda *counts: cut.append(counts))
@@ -197,12 +192,7 @@ def pair_scores(
 
 
 def score_file(
-  scorer: Scorer,
-  source: TextColumn,
-  target: TextColumn,
-  output: str | os.PathLike[str],
-  *,
-  progress: bool | None = None,
+  scorer: Scorer, source: TextColumn, target: TextColumn, output: str | os.PathLike[str]
 ) -> int:
   """Writes the scores of each pair to a line of its own; resumes after interruption.
 
@@ -211,7 +201,6 @@ def score_file(
     source: The sources.
     target: The targets.
     output: Output file.
-    progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     Number of pairs.
@@ -231,14 +220,12 @@ def score_file(
   with work_folders.owned(output):
     if not storage.is_url(output) and atomic_files.is_stream(output):
       with atomic_files.atomic_file(output) as stream:
-        for score_BC in pair_scores(scorer, source, target, texts=texts, progress=progress):
+        for score_BC in pair_scores(scorer, source, target, texts=texts):
           stream.writelines(f"{as_line(scores)}\n".encode() for scores in score_BC)
       return count
     writer = base.LineWriter(output, [settings, _WINDOW])
     start = min(writer.parts * _WINDOW, count)
-    for score_BC in pair_scores(
-      scorer, source, target, texts=texts, start=start, progress=progress
-    ):
+    for score_BC in pair_scores(scorer, source, target, texts=texts, start=start):
       writer.append(map(as_line, score_BC))
     writer.finish()
   return count

@@ -16,6 +16,7 @@ from vmsst.search import embedded_text, exact_search, faiss_index, sharded_searc
 from vmsst.search.embedded_text import EmbeddedText
 from vmsst.units import base, engines
 
+# Queries that `Searcher.stream` searches together, in one pass through the vectors.
 _WINDOW = 1 << 15
 
 
@@ -112,18 +113,15 @@ class Searcher:
       )
     return _hits(self._nearest(query_ND, count), self._read_text)
 
-  def stream(
-    self, queries: Iterable[str], count: int, *, window: int = _WINDOW
-  ) -> Iterator[tuple[str, list[Hit]]]:
+  def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:
     """Yields each query with its result of `search`.
 
     Args:
       queries: Texts to search for, read as they are searched.
       count: Lines per query.
-      window: Queries searched together, in one pass through the vectors.
     """
     input_texts.check(queries)
-    for texts in encoding.windows(queries, window):
+    for texts in encoding.windows(queries, _WINDOW):
       yield from zip(texts, self.search(texts, count), strict=True)
 
 
@@ -140,8 +138,6 @@ def search_file(
   compare: exact_search.Compare = exact_search.compare,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
-  block: tuple[int, int] | None = None,
-  progress: bool | None = None,
 ) -> None:
   """Writes the result of an exact search as `as_line`, one query per line.
 
@@ -160,8 +156,6 @@ def search_file(
     compare: Compares vectors, in any process.
     engine: Where to compute; None: in this process.
     load: As in `file_embedding.embed_file`.
-    block: As in `sharded_search.compare`.
-    progress: Show progress bars; None: on a terminal only.
 
   Raises:
     InputError: as in `Searcher`, `Searcher.search` and `file_embedding.embed_file`.
@@ -184,7 +178,6 @@ def search_file(
       batch_size=batch_size,
       engine=engine,
       load=load,
-      progress=progress,
     )
     embedded = embedded_text.open_text(queries, folder)
     _check_width(corpus, embedded.vectors.shape[1])
@@ -192,9 +185,7 @@ def search_file(
       embedded.vectors,
       exact_search.DistinctVectors(corpus.vectors, visible_N),
       count,
-      compare=sharded_search.compare(
-        work, compare=compare, engine=engine, block=block, progress=progress
-      ),
+      compare=sharded_search.compare(work, compare=compare, engine=engine),
     )
     read_text, texts = corpus.reader(), embedded.texts()
     with atomic_files.atomic_file(output) as stream:

@@ -255,13 +255,12 @@ class Index:
     neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
-def compare(source: Index, target: Index, *, progress: bool | None = None) -> exact_search.Compare:
+def compare(source: Index, target: Index) -> exact_search.Compare:
   """Returns a `Compare` that searches for the neighbors of both sides in indexes.
 
   Args:
     source: The index of the sources' vectors.
     target: That of the targets' vectors.
-    progress: Show a progress bar; None: on a terminal only.
   """
 
   def search(
@@ -274,11 +273,7 @@ def compare(source: Index, target: Index, *, progress: bool | None = None) -> ex
     ways = [(source_side, target, target_side, forward)]
     if backward is not None:
       ways.append((target_side, source, source_side, backward))
-    with progress_bar.Bar(
-      total=sum(len(way[0]) for way in ways),
-      unit=" searches",
-      disable=None if progress is None else not progress,
-    ) as bar:
+    with progress_bar.Bar(total=sum(len(way[0]) for way in ways), unit=" searches") as bar:
       for queries, index, base, best in ways:
         for number, query_BD in queries.unit_blocks(_QUERIES):
           near = index.nearest(query_BD, best.index_NK.shape[1], base.kept_N)

@@ -9,23 +9,32 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings, work_folders
+from vmsst.io import (
+  atomic_files,
+  checksums,
+  input_files,
+  progress_bar,
+  storage,
+  stored_settings,
+  work_folders,
+)
 from vmsst.search import exact_search, faiss_index, vector_store
 from vmsst.units import base, engines
 
 _SHARD_ROWS = 1 << 20
 _SEED = 0
 _STATE, _INDEX = "index.json", "index.faiss"
+_Size = Annotated[int, msgspec.Meta(gt=0)]
 _AGAIN = "delete the folder and build it again (`vmsst index`)"
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """What an index is computed from.
 
   Attributes:
@@ -36,8 +45,8 @@ class Settings:
   """
 
   factory: str
-  vectors: Mapping[str, Any]
-  shard_rows: int
+  vectors: Mapping[str, _Size | str]
+  shard_rows: _Size
   seed: int = _SEED
 
 
@@ -48,7 +57,6 @@ def build_index(
   factory: str | None = None,
   shard_rows: int | None = None,
   engine: engines.Engine | None = None,
-  progress: bool | None = None,
 ) -> Settings:
   """Writes an index of vectors; resumes after interruption, and does nothing if it is complete.
 
@@ -59,7 +67,6 @@ def build_index(
       `vmsst.search.faiss_index.training_rows`; None: the default for the number of vectors.
     shard_rows: Vectors per shard; None: about a million.
     engine: Where to build it; None: in this process.
-    progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     The settings.
@@ -76,12 +83,12 @@ def build_index(
   factory = factory or faiss_index.default_factory(count, width)
   faiss_index.training_rows(factory)
   faiss_index.new(factory, width)
-  described = {"count": count, "dimension": width, "digest": rows.digest, "name": name}
+  described = dict[str, int | str](count=count, dimension=width, digest=rows.digest, name=name)
   settings = Settings(factory, described, shard_rows or _SHARD_ROWS)
   work = work_folders.work_path(folder, is_folder=True)
   if storage.exists(folder / _STATE):
     before, sha256 = _read_state(folder)
-    if differences := stored_settings.differences(*map(dataclasses.asdict, (before, settings))):
+    if differences := stored_settings.differences(*map(msgspec.structs.asdict, (before, settings))):
       raise errors.InputError(
         f"{folder} has another index: {differences}; give another folder, or delete it"
       )
@@ -94,13 +101,14 @@ def build_index(
   _write_state(folder, settings, None)
   engine = engine or engines.Local()
   trained = TrainIndex(settings, rows, f"{work}/trained.faiss")
-  (made,) = engines.run("train", [trained], engine, progress=False)
+  with progress_bar.shown("nowhere"):  # It is a single unit.
+    (made,) = engines.run("train", [trained], engine)
   first = Part(trained.path, made["sha256"])
   shards = [
     FillShard(settings, rows, first, (span.start, span.stop), f"{work}/shard-{number:05d}.faiss")
     for number, span in enumerate(exact_search.blocks(count, settings.shard_rows))
   ]
-  filled = engines.run("index", shards, engine, progress=progress)
+  filled = engines.run("index", shards, engine)
   index = first.read()
   for unit, part in zip(shards, filled, strict=True):
     index.merge_from(Part(unit.path, part["sha256"]).read(), 0)
@@ -143,7 +151,7 @@ class TrainIndex(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    return base.digest("train index", dataclasses.asdict(self.settings))
+    return base.digest("train index", msgspec.structs.asdict(self.settings))
 
   def make(self) -> dict[str, Any]:
     """Writes the file; returns its checksum."""
@@ -179,7 +187,7 @@ class FillShard(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    settings = dataclasses.asdict(self.settings)
+    settings = msgspec.structs.asdict(self.settings)
     return base.digest("fill index", settings, self.trained.sha256, self.span)
 
   def make(self) -> dict[str, Any]:
@@ -219,8 +227,8 @@ def open_index(
     raise errors.InputError(
       f"{folder} is not finished; rerun the same `vmsst index` command to resume"
     )
-  shape = (settings.vectors["count"], settings.vectors["dimension"])
-  if shape != rows.shape or settings.vectors["digest"] != rows.digest:
+  described = [settings.vectors.get(key) for key in ("count", "dimension", "digest")]
+  if described != [*rows.shape, rows.digest]:
     raise errors.InputError(
       f"{folder} is an index of other vectors than {rows.folder}, or of an earlier version: build "
       "it again (`vmsst index`)"
@@ -228,10 +236,10 @@ def open_index(
   path = os.fspath(folder / _INDEX)
   read = _mapped_copy if storage.is_url(path) else _mapped
   index = faiss_index.Index(read(path, str(sha256)), settings.factory, rows)
-  if index.shape != shape:
+  if index.shape != rows.shape:
     raise errors.InputError(
       f"{folder / _INDEX}: broken: it has {index.shape[0]:,} vectors of width {index.shape[1]}, "
-      f"not {shape[0]:,} of width {shape[1]}: {_AGAIN}"
+      f"not {rows.shape[0]:,} of width {rows.shape[1]}: {_AGAIN}"
     )
   return index
 
@@ -270,22 +278,17 @@ def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:
 
 
 def _write_state(folder: storage.Path, settings: Settings, sha256: str | None) -> None:
-  atomic_files.write_json(folder / _STATE, {**dataclasses.asdict(settings), "sha256": sha256})
+  atomic_files.write_json(folder / _STATE, {**msgspec.structs.asdict(settings), "sha256": sha256})
 
 
 def _read_state(folder: storage.Path) -> tuple[Settings, Any]:
   """Returns the settings, and the checksum of a complete index or None."""
   path = folder / _STATE
-  state = input_files.read_json(path)
   try:
+    state = msgspec.convert(input_files.read_json(path), dict[str, Any])
     sha256 = state.pop("sha256")
-    settings = Settings(**state)
-    whole = [settings.vectors[key] for key in ("count", "dimension")] + [settings.shard_rows]
-    good = all(type(value) is int and value > 0 for value in whole)
-    good = good and isinstance(settings.vectors["digest"], str)
+    settings = msgspec.convert(state, Settings)
     faiss_index.training_rows(settings.factory)
-  except (AttributeError, KeyError, TypeError, errors.InputError):
-    good = False
-  if not good:
-    raise errors.InputError(f"{path}: broken: {_AGAIN}")
+  except (KeyError, ValueError) as error:
+    raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
   return settings, sha256

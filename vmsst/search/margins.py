@@ -85,7 +85,6 @@ def margin_pairs(
   neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
-  min_cosine: float | None = None,
   compare: exact_search.Compare = exact_search.compare,
 ) -> Pairs:
   """Returns pairs by margin (Artetxe and Schwenk, 2019): a cosine relative to both neighborhoods.
@@ -111,7 +110,6 @@ def margin_pairs(
     neighbors: k; if a side has fewer sentences, all of them.
     margin: The score.
     retrieval: Which candidates to keep.
-    min_cosine: Minimum cosine of candidates, which are rounded to 6 decimals for this.
     compare: Compares vectors; `vmsst.search.device_search.compare` uses accelerators.
 
   Raises:
@@ -131,7 +129,6 @@ def margin_pairs(
       neighbors=neighbors,
       margin=margin,
       retrieval=retrieval,
-      min_cosine=min_cosine,
       compare=compare,
     )
   )
@@ -144,7 +141,6 @@ def margin_blocks(
   neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
-  min_cosine: float | None = None,
   compare: exact_search.Compare = exact_search.compare,
 ) -> Iterator[Pairs]:
   """Searches, then yields the pairs of `margin_pairs` in blocks, best first.
@@ -154,11 +150,8 @@ def margin_blocks(
   errors.check_choice("margin", margin, _MARGINS)  # Before the search, which can take long.
   errors.check_choice("retrieval", retrieval, _RETRIEVALS)
   neighbors = errors.as_integer("neighbors", neighbors)
-  if min_cosine is not None:
-    errors.check_number("min_cosine", min_cosine)
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, compare=compare)
-  floor = -np.inf if min_cosine is None else min_cosine
-  return _RETRIEVALS[retrieval](best_neighbors(*near, margin, floor))
+  return _RETRIEVALS[retrieval](best_neighbors(*near, margin))
 
 
 def joined(blocks: Iterable[Pairs]) -> Pairs:
@@ -175,10 +168,7 @@ def joined(blocks: Iterable[Pairs]) -> Pairs:
 
 
 def best_neighbors(
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors,
-  margin: Margin,
-  min_cosine: float = -np.inf,
+  forward: exact_search.Neighbors, backward: exact_search.Neighbors, margin: Margin
 ) -> tuple[Best, Best]:
   """Returns the best of the k neighbors of every source and of every target, by margin.
 
@@ -186,11 +176,10 @@ def best_neighbors(
     forward: Neighbors of N sources, as `exact_search.mutual_top_k` returns them.
     backward: Neighbors of M targets.
     margin: The score; see `margin_pairs`.
-    min_cosine: Neighbors with a lower cosine are skipped.
 
   Returns:
     For sources and for targets: the neighbor's row, [N] or [M], the lowest among equal scores, and
-    its score, -inf if every neighbor is skipped.
+    its score, -inf if there is no neighbor.
 
   Raises:
     ValueError: the margin is unknown.
@@ -198,7 +187,7 @@ def best_neighbors(
   errors.check_choice("margin", margin, _MARGINS)
   means = _means(forward), _means(backward)
   both = (forward, *means), (backward, *means[::-1])
-  return tuple(_best_neighbor(_MARGINS[margin], *side, min_cosine) for side in both)  # type: ignore[return-value]
+  return tuple(_best_neighbor(_MARGINS[margin], *side) for side in both)  # type: ignore[return-value]
 
 
 def margin_scores(
@@ -283,17 +272,15 @@ def _best_neighbor(
   near: exact_search.Neighbors,
   mean_N: np.ndarray,
   mean_M: np.ndarray,
-  floor: float,
 ) -> Best:
-  """Returns the best-scoring of K neighbors of each of N, and its score; -inf if none counts."""
+  """Returns the best-scoring of K neighbors of each of N, and its score; -inf if there is none."""
   index_N = large_arrays.full(len(near), 0, np.int64)
   score_N = large_arrays.full(len(near), -np.inf, np.float64)
   for rows in exact_search.blocks(len(near)):
     cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
     with np.errstate(invalid="ignore"):  # Rows without neighbors have no mean.
       score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
-    counts_BK = (cosine_BK > -np.inf) & (exact_search.rounded(cosine_BK) >= floor)
-    score_BK = np.where(counts_BK, score_BK, -np.inf)
+    score_BK = np.where(cosine_BK > -np.inf, score_BK, -np.inf)
     score_N[rows] = score_BK.max(axis=1)
     # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
     best_BK = score_BK == score_N[rows, None]
@@ -324,11 +311,9 @@ def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
 
 
 def _intersection(best: Sequence[Best]) -> Iterator[Pairs]:
-  source_M, score_M = best[1]
+  source_M, _ = best[1]
   for pairs in _sorted(_of_side(best, 0)):
-    target_P = pairs.target_P
-    both_P = (source_M[target_P] == pairs.source_P) & (score_M[target_P] > -np.inf)
-    yield pairs._of(both_P)
+    yield pairs._of(source_M[pairs.target_P] == pairs.source_P)
 
 
 def _one_to_one(best: Sequence[Best]) -> Iterator[Pairs]:

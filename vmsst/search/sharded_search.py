@@ -124,12 +124,7 @@ class CompareBlock(base.Unit):
 
 
 def compare(
-  folder: str | os.PathLike[str],
-  *,
-  compare: exact_search.Compare,
-  engine: engines.Engine,
-  block: tuple[int, int] | None = None,
-  progress: bool | None = None,
+  folder: str | os.PathLike[str], *, compare: exact_search.Compare, engine: engines.Engine
 ) -> exact_search.Compare:
   """Returns a `Compare` for one search among `StoredRows`, which resumes after interruption.
 
@@ -137,8 +132,6 @@ def compare(
     folder: Folder for unfinished work, local or in an object store, which the caller removes.
     compare: Compares vectors in a unit; must be picklable if units are made in other processes.
     engine: Where to make the units.
-    block: Most sources and targets of a unit; None: 65,536 and 262,144.
-    progress: Show a progress bar; None: on a terminal only.
   """
   target_folder = storage.absolute(folder)  # Other processes may run in another one.
 
@@ -154,7 +147,7 @@ def compare(
       StoredSide.write(side, f"{target_folder}/{name}.npy")
       for side, name in zip(both, ("source", "target"), strict=True)
     ]
-    spans = _spans(len(source.norm_N), len(target.norm_N), block or (_SOURCES, _TARGETS))
+    spans = _spans(len(source.norm_N), len(target.norm_N))
     k = forward.index_NK.shape[1], None if backward is None else backward.index_NK.shape[1]
     units = [
       [
@@ -169,7 +162,7 @@ def compare(
       ]
       for i, rows in enumerate(spans[0])
     ]
-    engines.run("compare", [unit for row in units for unit in row], engine, progress=progress)
+    engines.run("compare", [unit for row in units for unit in row], engine)
     numbers = [_numbers(side, side_spans) for side, side_spans in zip(both, spans, strict=True)]
     for part, row in zip(numbers[0], units, strict=True):
       _merge(forward[part], row, numbers[1], _NAMES[:2])
@@ -180,10 +173,10 @@ def compare(
   return search
 
 
-def _spans(sources: int, targets: int, most: tuple[int, int]) -> tuple[list[slice], list[slice]]:
+def _spans(sources: int, targets: int) -> tuple[list[slice], list[slice]]:
   """Returns the rows of each block on both sides."""
-  least = min(most[0], _LEAST_SOURCES)
-  height, width = min(most[0], max(1, -(-sources // _PARTS // least)) * least), most[1]
+  parts = max(1, -(-sources // _PARTS // _LEAST_SOURCES))
+  height, width = min(_SOURCES, parts * _LEAST_SOURCES), _TARGETS
   while -(-sources // height) * -(-targets // width) > _MOST_BLOCKS:
     height, width = 2 * height, 2 * width
   return list(exact_search.blocks(sources, height)), list(exact_search.blocks(targets, width))

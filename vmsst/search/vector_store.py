@@ -5,7 +5,6 @@ and `finish` write `vectors.json` before and after them.
 """
 
 import bisect
-import dataclasses
 import functools
 import hashlib
 import json
@@ -13,8 +12,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from vmsst import errors
@@ -33,12 +33,12 @@ DTYPES = ("float32", "float16")
 _MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]  # Larger ones overflow in NumPy.
 _SHARD = re.compile(r"vectors-\d{5,}\.npy(\.json)?")
 _RESULT = re.compile(r"vectors-\d{5,}\.npy\.json")
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The content of `vectors.json`.
 
   Attributes:
@@ -49,9 +49,9 @@ class State:
     sha256: Checksum of each shard; None: the folder is not finished.
   """
 
-  dimension: int
-  dtype: str
-  rows: list[int]
+  dimension: _Count
+  dtype: Annotated[str, msgspec.Meta(pattern=rf"\A({'|'.join(DTYPES)})\Z")]
+  rows: list[_Count]
   settings: dict[str, Any]
   sha256: list[str] | None = None
 
@@ -65,23 +65,18 @@ class State:
   def write(self, folder: str | os.PathLike[str]) -> None:
     """Writes the file."""
     path = storage.path(folder) / _STATE
-    atomic_files.write_json(path, dict(sorted(dataclasses.asdict(self).items())))
+    atomic_files.write_json(path, dict(sorted(msgspec.structs.asdict(self).items())))
 
   @classmethod
   def read(cls, folder: storage.Path) -> "State":
     """Reads the file; raises InputError if it is broken."""
     path = folder / _STATE
     try:
-      state = cls(**input_files.read_json(path))
-      good = all(type(value) is int and value >= 0 for value in [state.dimension, *state.rows])
-      good = good and state.dtype in DTYPES and isinstance(state.settings, dict)
-      good = good and (state.sha256 is None or len(state.sha256) == len(state.rows))
-    except errors.InputError as error:
+      state = msgspec.convert(input_files.read_json(path), cls)
+      if state.sha256 is not None and len(state.sha256) != len(state.rows):
+        raise ValueError("`sha256` and `rows` have different lengths")
+    except ValueError as error:
       raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
-    except TypeError:
-      good = False
-    if not good:
-      raise errors.InputError(f"{path}: broken: {_AGAIN}")
     return state
 
 
@@ -118,7 +113,7 @@ def start(folder: str | os.PathLike[str], state: State) -> bool:
     InputError: the folder has other vectors or broken files.
   """
   folder = storage.path(folder)
-  state = dataclasses.replace(state, settings=json.loads(json.dumps(state.settings)))
+  state = msgspec.structs.replace(state, settings=json.loads(json.dumps(state.settings)))
   if storage.exists(folder / _STATE):
     before = State.read(folder)
     if differences := before.differences(state):
@@ -147,7 +142,7 @@ def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
   state = State.read(folder)
   for number, rows in enumerate(state.rows):
     npy_files.check_shard(shard_path(folder, number), (rows, state.dimension), state.dtype)
-  dataclasses.replace(state, sha256=list(sha256)).write(folder)
+  msgspec.structs.replace(state, sha256=list(sha256)).write(folder)
   _remove_results(folder)
 
 

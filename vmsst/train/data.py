@@ -30,6 +30,7 @@ from vmsst.train import partitioning
 
 _LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
+_AHEAD = 2  # Batches to prefetch.
 _TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
 
 
@@ -258,7 +259,6 @@ class TrainIterator:
     partitioner: The mesh.
     save_state: Whether `state` returns the state of the iterator; otherwise it is the one that the
       run started with, so that a restart rereads the data, without training on it.
-    ahead: Number of batches to prefetch.
 
   Attributes:
     element_spec: Shape and dtype of the columns of a batch.
@@ -270,7 +270,6 @@ class TrainIterator:
     partitioner: partitioning.PjitPartitioner,
     *,
     save_state: bool = True,
-    ahead: int = 2,
   ):
     if hasattr(batches, "as_numpy_iterator"):
       batches = datasets.from_tensorflow(batches)
@@ -285,7 +284,7 @@ class TrainIterator:
     # Batches that processes trim together, so that all of them have the same shapes.
     self._together = 1 if can_trim() else _TOGETHER
     self._trimmed: collections.deque[dict[str, jax.Array]] = collections.deque()
-    self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(ahead, self._together))
+    self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(_AHEAD, self._together))
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
 

@@ -54,16 +54,13 @@ class Engine(abc.ABC):
     """
 
 
-def run(
-  title: str, units: Sequence[Unit], engine: Engine, *, progress: bool | None = None
-) -> list[dict[str, Any]]:
+def run(title: str, units: Sequence[Unit], engine: Engine) -> list[dict[str, Any]]:
   """Does the units whose results are missing; resumes after interruption.
 
   Args:
     title: Name of this kind of work, for messages and the progress bar.
     units: The units.
     engine: Where to do them.
-    progress: Show a progress bar; None: on a terminal only.
 
   Returns:
     What each unit's `make` has returned.
@@ -72,9 +69,8 @@ def run(
     InputError: a unit failed; finished units are kept.
   """
   todo = [unit for unit in units if base.result(unit, verify=True) is None]
-  disable = None if progress is None else not progress
   done = len(units) - len(todo)
-  with progress_bar.Bar(total=len(units), initial=done, desc=title, disable=disable) as bar:
+  with progress_bar.Bar(total=len(units), initial=done, desc=title) as bar:
     if todo:
       for _ in engine.work(title, todo):
         bar.update()

@@ -53,7 +53,6 @@ def usage_error(capsys, line):
   "start",
   [
     "mine a b c --threshold",
-    "mine a b c --min-cosine",
     "vocab train --input a --output b --character-coverage",
   ],
 )
@@ -117,25 +116,33 @@ def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
   printed, problems = capsys.readouterr()
   assert status == 0, problems
   assert "SentencePieceVocabulary.lowercase = True" in printed
-  assert "48 of 48 sentences" in printed
-  assert "2 of 2 sentences" in printed
+  assert f"        48 sentences  {corpus / 'a.de-en.tsv.gz'}\n" in printed
+  assert f"         2 sentences  {corpus / 'b.txt'}\n" in printed
   vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
   assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
   assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
   assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
 
 
-def test_vocab_training_is_deterministic_and_draws_evenly(corpus):
-  line_files.write_lines(corpus / "long.txt", SENTENCES * 5)
-  models = []
-  for name in ("one.model", "two.model"):
+def test_vocab_training_is_deterministic_and_samples_from_all_lines(corpus):
+  line_files.write_lines(corpus / "long.txt", SENTENCES * 5 + ["zzz"] * 100)
+  output = corpus / "new.model"
+
+  def train(limit):
     report = vocabulary_training.train_vocabulary(
-      [str(corpus / "*.txt"), str(corpus / "*.gz")], str(corpus / name), size=50, max_sentences=42
+      [str(corpus / "*.txt"), str(corpus / "*.gz")], str(output), size=45, max_sentences=limit
     )
-    models.append((corpus / name).read_bytes())
-  assert models[0] == models[1]
-  # b.txt contributes its 2 lines; the other two share the remaining 40.
-  assert [used for used, _ in report.sentences_by_file.values()] == [2, 20, 20]
+    assert [*report.sentences_by_file.values()] == [2, 220, 48]
+    return output.read_bytes()
+
+  whole = train(None)
+  assert whole == train(270)
+  sampled = train(42)
+  assert whole != sampled == train(42)
+  # None of the first 42 lines has the letter.
+  assert "z" in vocabularies.SentencePieceVocabulary(str(output)).decode([*range(3, 45)])
+  with pytest.raises(errors.InputError, match="45 pieces from 2 sentences"):
+    train(2)
 
 
 def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):

@@ -27,14 +27,18 @@ def make_encoder(fail_at=None):
   return fake_encoders.FakeEncoder(digest_vector, fail_at)
 
 
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 4)
+
+
 @pytest.fixture
 def text(tmp_path):
   return str(line_files.write_lines(tmp_path / "text.txt", LINES))
 
 
 def embed(encoder, path, folder, **options):
-  options = {"name": "a", "shard_lines": 4, "progress": False, **options}
-  return file_embedding.embed_file(encoder, path, folder, **options)
+  return file_embedding.embed_file(encoder, path, folder, **{"name": "a", **options})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -113,12 +113,11 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
   summary = evaluate(run, tmp_path / "data")
   options = ["--public", "--results", tmp_path / "data" / "out", "--license", "mit"]
   assert commands.vmsst("push", run, NAME, *options) == 0
-  branch = ["--revision", "v2", "--commit-message", "Two"]
-  assert commands.vmsst("push", run, "me/private", *branch) == 0
+  assert commands.vmsst("push", run, "me/private", "--revision", "v2") == 0
   out = capsys.readouterr().out
   assert out.startswith(f"{hub.url}/{NAME}/commit/")
   assert "vmsst.load('me/private@v2')" in out
-  assert hub.messages == [f"Upload by vmsst: {NAME}", "Two"]
+  assert hub.messages == [f"Upload by vmsst: {NAME}", "Upload by vmsst: me/private@v2"]
   assert hub.private == {"me/private"}
   assert [*hub.files("me/private")] == [".gitattributes"]
   for path, codes, vectors in load(hub, tmp_path, NAME, "me/private@v2"):

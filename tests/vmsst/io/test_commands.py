@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_import_of_a_command(module, tmp_path):
 
 _WRITES_FILE = """
 from vmsst.io import progress_bar
-for _ in progress_bar.Bar(range(3)): pass
+for _ in progress_bar.Bar(range(3), disable=False): pass
 print('done')
 open('file', 'w').write('content')
 """
@@ -170,7 +170,7 @@ _SHOWN = r"caf\xe9 \x1b]0;title\x07 \x9b2J \x0d\ud800"
     ("import logging\nlogging.warning(name)", 2, 0),
     (
       "from vmsst.io import progress_bar\n"
-      "for _ in progress_bar.Bar(range(3), desc=name, position=1): pass",
+      "for _ in progress_bar.Bar(range(3), desc=name, position=1, disable=False): pass",
       2,
       0,
     ),
@@ -189,7 +189,7 @@ from vmsst.io import progress_bar
 progress_bar.LINE_SECONDS = 1e-9
 for where in ("terminal", "anywhere", "nowhere"):
   with progress_bar.shown(where):
-    for _ in progress_bar.Bar(range(3), desc=where, disable=None): pass
+    for _ in progress_bar.Bar(range(3), desc=where): pass
 """
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import input_files, large_arrays, storage, text_files, work_folders
+from vmsst.io import input_files, large_arrays, progress_bar, storage, text_files, work_folders
 from vmsst.mining import bitext_mining, pair_scoring
-from vmsst.search import device_search, embedded_text, exact_search, index_folder
+from vmsst.search import device_search, embedded_text, exact_search, index_folder, sharded_search
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -43,19 +43,15 @@ def first_rows(lines):
   return [row for row, line in enumerate(seen) if line and line not in seen[:row]]
 
 
-def naive(texts, k=4, floor=-2.0, keep_duplicates=False):
+def naive(texts, k=4):
   """Finds greedy pairs by ratio margin as (score, source row, target row), by plain loops."""
-  rows = []
-  for lines in (SOURCE, TARGET):
-    kept = [row for row, line in enumerate(lines) if line not in ("", BLANK)]
-    rows.append(kept if keep_duplicates else first_rows(lines))
+  rows = [first_rows(lines) for lines in (SOURCE, TARGET)]
   vectors = (text.vectors[:][own] for own, text in zip(rows, texts, strict=True))
   found = naive_search.Naive(*vectors, k)
-  return [(found.score(i, j), rows[0][i], rows[1][j]) for i, j in found.pairs(floor=floor)]
+  return [(found.score(i, j), rows[0][i], rows[1][j]) for i, j in found.pairs()]
 
 
 def mine(texts, tmp_path, **options):
-  options = {"progress": False, **options}
   done = bitext_mining.mine(*texts, tmp_path / "out.tsv", **options)
   lines = (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()
   return done, [line.split("\t") for line in lines]
@@ -72,19 +68,16 @@ def rounded(rows):
   return [[f"{float(score):.4f}", *texts] for score, *texts in rows]
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_duplicates": True}, {"min_cosine": 0.8}])
 @pytest.mark.parametrize("factory", [None, "SQfp16"])
-def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, options, factory):
-  names = {"min_cosine": "floor"}
-  expected = naive(texts, **{names.get(key, key): value for key, value in options.items()})
+def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, factory):
+  expected, options = naive(texts), {}
   if factory:
     for side in texts:
-      index_folder.build_index(side.folder, f"{side.folder}.index", factory=factory, progress=False)
-    indexes = tuple(side.open_index(f"{side.folder}.index") for side in texts)
-    options = {**options, "indexes": indexes}
+      index_folder.build_index(side.folder, f"{side.folder}.index", factory=factory)
+    options["indexes"] = tuple(side.open_index(f"{side.folder}.index") for side in texts)
   done, found = mine(texts, tmp_path, **options)
   assert rounded(found) == as_output(expected)
-  assert (done.source, done.target) == ((11, 12) if "keep_duplicates" in options else (8, 9))
+  assert (done.source, done.target) == (8, 9)
   assert (done.candidates, done.kept, done.best) == (len(expected), len(expected), None)
   middle = expected[len(expected) // 2][0]
   done, found = mine(texts, tmp_path, threshold=middle - 1e-6, **options)
@@ -100,9 +93,6 @@ def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, tmp_path, mar
   for place, (score, *_) in enumerate(lines):
     _, kept = mine(texts, tmp_path, margin=margin, threshold=float(score))
     assert kept == lines[: place + 1]
-    if margin == "absolute":
-      _, kept = mine(texts, tmp_path, margin=margin, min_cosine=float(score))
-      assert kept == lines[: place + 1]
 
 
 def same_places(source, target, forward, backward, /):
@@ -117,6 +107,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   sizes = {
     large_arrays: {"_RECORDS": 1 << 14, "_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
     text_files: {"_ENDS": 256},
+    sharded_search: {"_SOURCES": 1 << 14, "_TARGETS": 1 << 14},
   }
   for module, values in sizes.items():
     for name, size in values.items():
@@ -135,7 +126,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
       for name in "ab"
     ]
     tracemalloc.start()
-    mine(sides, folder, compare=same_places, gold=str(gold), block=(1 << 14, 1 << 14))
+    mine(sides, folder, compare=same_places, gold=str(gold))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most
@@ -164,12 +155,15 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
   assert (again.kept, same) == (done.kept, found)
 
 
-SMALL = {"block": (4, 5)}
+def make_blocks_small(monkeypatch):
+  monkeypatch.setattr(sharded_search, "_SOURCES", 4)
+  monkeypatch.setattr(sharded_search, "_TARGETS", 5)
 
 
 @pytest.mark.parametrize("compare", [exact_search.compare, device_search.compare])
-def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compare):
+def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compare, monkeypatch):
   _, expected = mine(texts, tmp_path)
+  make_blocks_small(monkeypatch)
   (tmp_path / "out.tsv").unlink()
   compared = []
 
@@ -180,7 +174,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compa
     compare(source, target, forward, backward)
 
   with pytest.raises(KeyboardInterrupt):
-    mine(texts, tmp_path, compare=failing, **SMALL)
+    mine(texts, tmp_path, compare=failing)
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
   broken = tmp_path / ".out.tsv.vmsst" / "block-0-1.npz"
   broken.write_bytes(broken.read_bytes()[::-1])
@@ -190,20 +184,35 @@ def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compa
     again.append(sides)
     compare(*sides)
 
-  assert mine(texts, tmp_path, compare=watched, **SMALL)[1] == expected
+  assert mine(texts, tmp_path, compare=watched)[1] == expected
   assert len(again) == 9  # of 12; 4 were done, and one of these is broken
   assert [path.name for path in tmp_path.glob("*out*")] == ["out.tsv"]
 
 
-def test_blocks_of_another_search_are_not_used(texts, tmp_path, capsys):
+def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch, capsys):
   expected = mine(texts, tmp_path, neighbors=2)[1]
+  make_blocks_small(monkeypatch)
+  monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
   gold = tmp_path / "gold.tsv"
   gold.write_text("1\t13\n", encoding="utf-8")
-  with pytest.raises(errors.InputError, match="none of the 1 pairs"):
-    mine(texts, tmp_path, gold=str(gold), progress=True, **SMALL)
+  with (
+    progress_bar.shown("anywhere"),
+    pytest.raises(errors.InputError, match="none of the 1 pairs"),
+  ):
+    mine(texts, tmp_path, gold=str(gold))
   assert "12/12" in capsys.readouterr().err
   assert (tmp_path / ".out.tsv.vmsst").exists()
-  assert mine(texts, tmp_path, neighbors=2, **SMALL)[1] == expected
+  assert mine(texts, tmp_path, neighbors=2)[1] == expected
+
+
+def nothing_mutual(source, target, forward, backward, /):
+  """Sets neighbors of which none is nearest in both directions."""
+  forward.index_NK[:, 0] = np.arange(len(source)) % len(target)
+  backward.index_NK[:, 0] = (np.arange(len(target)) + 1) % len(source)
+  forward.score_NK[:] = backward.score_NK[:] = 0.9
+
+
+NO_PAIRS = {"compare": nothing_mutual, "neighbors": 1, "retrieval": "intersection"}
 
 
 def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
@@ -219,13 +228,12 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
       mine(texts, tmp_path, gold=str(gold))
   gold.write_text("1\t1\n", encoding="utf-8")
   with pytest.raises(errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0"):
-    mine(texts, tmp_path, gold=str(gold), min_cosine=1.5)
+    mine(texts, tmp_path, gold=str(gold), **NO_PAIRS)
   with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
-  for option in ("threshold", "min_cosine"):
-    for value in (np.nan, np.inf, "0.5"):
-      with pytest.raises(errors.InputError, match=f"{option} is .*; set it to a finite number"):
-        mine(texts, tmp_path, **{option: value})
+  for value in (np.nan, np.inf, "0.5"):
+    with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a finite number"):
+      mine(texts, tmp_path, threshold=value)
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
     mine((texts[0], wide), tmp_path)
@@ -234,7 +242,7 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
     mine((texts[0], blank), tmp_path)
   # With other gold pairs, the search is not repeated.
   assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
-  done, found = mine(texts, tmp_path, min_cosine=1.5)
+  done, found = mine(texts, tmp_path, **NO_PAIRS)
   assert (done.kept, found) == (0, [])
 
 
@@ -263,7 +271,7 @@ def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
   text = pair_scoring.TextColumn(str(tmp_path / "text"))
 
   def score(scorer):
-    return pair_scoring.score_file(scorer, text, text, f"{place}/out", progress=False)
+    return pair_scoring.score_file(scorer, text, text, f"{place}/out")
 
   with pytest.raises(KeyboardInterrupt):
     score(Scorer("a", 2))
@@ -284,5 +292,5 @@ def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
 def test_scores_of_a_stream_are_written_directly_and_cut_texts_are_counted(tmp_path, caplog):
   (tmp_path / "text").write_text("a\nb\n")
   text = pair_scoring.TextColumn(str(tmp_path / "text"))
-  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null", progress=False) == 2
+  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null") == 2
   assert "1 of 4 texts have more than the 7 tokens" in caplog.text

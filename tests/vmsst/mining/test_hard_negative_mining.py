@@ -70,9 +70,7 @@ def brute_force(pairs, count):
 @pytest.mark.parametrize("count", [3, 40])
 def test_negatives_are_those_of_plain_loops(count):
   encoder = QuietEncoder()
-  found = hard_negative_mining.hard_negatives(
-    encoder, PAIRS, count, languages=("deu", "eng"), progress=False
-  )
+  found = hard_negative_mining.hard_negatives(encoder, PAIRS, count, languages=("deu", "eng"))
   assert found == brute_force(PAIRS, count)
   assert found[3] == found[12] == found[13]
   assert not {"source 3", "another source", "a third\tsource"} & set(found[3])
@@ -86,8 +84,8 @@ def test_of_equally_near_targets_the_first_come_first_and_there_may_be_none():
   found = hard_negative_mining.nearest_negatives(same[:2], same, [{0}, {1, 2}], 3)
   assert found.tolist() == [[1, 2, 3], [0, 3, 4]]
   blank = [("", "x"), ("y", "\u200b")]
-  options = {"languages": ("de", "en"), "progress": False}
-  assert hard_negative_mining.hard_negatives(QuietEncoder(), blank, 2, **options) == [[], []]
+  codes = ("de", "en")
+  assert hard_negative_mining.hard_negatives(QuietEncoder(), blank, 2, languages=codes) == [[], []]
   found = hard_negative_mining.nearest_negatives(same[:3], same[:3], [{1}, set(), {0, 1, 2}], 3)
   assert found.tolist() == [[0, 2, -1], [0, 1, 2], [-1, -1, -1]]
 
@@ -186,9 +184,7 @@ def test_names_that_would_meet_and_wrong_options_are_refused(folder):
     hard_negative_mining.mine_files(run, patterns, out)
   with pytest.raises(errors.InputError, match="count is 0"):
     hard_negative_mining.mine_files(run, patterns, out, count=0)
-  assert hard_negative_mining.mine_files(
-    run, str(folder / "a" / "*.jsonl"), out, count=1, progress=False
-  )
+  assert hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
   with pytest.raises(errors.InputError, match=r"bitext is .*x\.de-en\.jsonl .*, not .*"):
     hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
 
@@ -200,7 +196,6 @@ def test_languages_that_are_given_come_into_the_name(folder):
     str(folder / "b" / "*.tsv"),
     str(folder / "out"),
     languages=("zh-TW", "en"),
-    progress=False,
   )
   (path,) = made
   assert readers.languages_in_name(path) == (language("zh-TW"), language("en"))

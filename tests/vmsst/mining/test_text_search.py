@@ -12,7 +12,7 @@ from vmsst import errors
 from vmsst.encoder import file_embedding
 from vmsst.io import storage, text_files
 from vmsst.mining import text_search
-from vmsst.search import embedded_text, exact_search
+from vmsst.search import embedded_text, exact_search, sharded_search
 
 
 def letters_vector(text):
@@ -49,11 +49,12 @@ def naive(query, count):
 
 
 @pytest.mark.parametrize("window", [4, 99])
-def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, window):
+def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
+  monkeypatch.setattr(text_search, "_WINDOW", window)
   encoder, base = make_encoder(), make_base(tmp_path, BASE)
   read = []
   queries = (read.append(query) or query for query in QUERIES)
-  stream = text_search.Searcher(encoder, base).stream(queries, 12, window=window)
+  stream = text_search.Searcher(encoder, base).stream(queries, 12)
   found = [next(stream)]
   assert len(read) == min(window, 9)
   found += stream
@@ -122,7 +123,7 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in BASE))
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
-  file_embedding.embed_file(encoder, path, folder, name="a", dimensions=2, progress=False)
+  file_embedding.embed_file(encoder, path, folder, name="a", dimensions=2)
   searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder))
   for query, hits in zip(QUERIES, searcher.search(QUERIES, 3), strict=True):
     x = np.array(letters_vector(query))[:2]
@@ -155,10 +156,15 @@ def test_broken_input_is_an_error(tmp_path):
     text_search.Searcher(encoder, base)
 
 
-def search_file(base, queries, output, encoder=None, **options):
-  encoder = encoder or make_encoder()
-  options = {"name": "letters", "block": (8, 10), "progress": False, **options}
-  text_search.search_file(encoder, str(queries), base, output, 5, **options)
+@pytest.fixture
+def small_blocks(monkeypatch):
+  monkeypatch.setattr(sharded_search, "_SOURCES", 8)
+  monkeypatch.setattr(sharded_search, "_TARGETS", 10)
+
+
+def search_file(base, queries, output, **options):
+  encoder = make_encoder()
+  text_search.search_file(encoder, str(queries), base, output, 5, name="letters", **options)
   return encoder
 
 
@@ -167,6 +173,7 @@ def lines_of(base):
   return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in found)
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("place", ["folder", "store"])
 def test_a_file_of_queries_resumes_to_the_same_bytes(tmp_path, monkeypatch, place):
   base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
@@ -193,6 +200,7 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(tmp_path, monkeypatch, plac
   assert storage.names(folder) == {"found"}
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path):
   base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
   for changed in (queries, base):

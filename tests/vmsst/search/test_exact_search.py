@@ -223,12 +223,12 @@ def stored_sides(tmp_path, *counts):
 @pytest.mark.parametrize("most", [100, 4])
 def test_units_give_what_one_search_gives_to_the_bit(tmp_path, monkeypatch, counts, most):
   monkeypatch.setattr(sharded_search, "_MOST_BLOCKS", most)
+  monkeypatch.setattr(sharded_search, "_SOURCES", 8)
+  monkeypatch.setattr(sharded_search, "_TARGETS", 16)
   sides = list(stored_sides(tmp_path, *counts))
   compare = functools.partial(exact_search.compare, held_rows=8, block_rows=4)
   for folder, search in (("one", exact_search.top_k), ("both", exact_search.mutual_top_k)):
-    units = sharded_search.compare(
-      tmp_path / folder, compare=compare, engine=engines.Local(), block=(8, 16), progress=False
-    )
+    units = sharded_search.compare(tmp_path / folder, compare=compare, engine=engines.Local())
     found, expected = (search(*sides, 3, compare=each) for each in (units, compare))
     if search is exact_search.top_k:
       found, expected = (found,), (expected,)

@@ -54,7 +54,7 @@ def folder(stored, tmp_path):
 
 
 def build(rows, folder, factory="IVF8,SQ8", shard_rows=500, **options):
-  options = {"factory": factory, "shard_rows": shard_rows, "progress": False, **options}
+  options = {"factory": factory, "shard_rows": shard_rows, **options}
   return index_folder.build_index(getattr(rows, "folder", rows), folder, **options)
 
 

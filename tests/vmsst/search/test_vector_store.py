@@ -75,9 +75,15 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
     ("vectors-00002.npy", lambda raw: raw[:100], "broken: its header is not"),
     ("vectors-00000.npy", lambda raw: b"x" + raw[1:], "broken: its header is not"),
     ("vectors.json", lambda raw: raw[:-5], "broken"),
-    ("vectors.json", lambda raw: raw.replace(b"float32", b"float64"), "broken"),
-    ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [-1, '), "broken"),
-    ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [1, '), "broken"),
+    ("vectors.json", lambda raw: raw.replace(b"float32", b"float64"), "broken: .*dtype"),
+    (
+      "vectors.json",
+      lambda raw: raw.replace(b'"dimension": ', b'"dimension": 9' + b"0" * 20),
+      "broken: .*dimension",
+    ),
+    ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [-1, '), "broken: .*rows"),
+    ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [1, '), "broken: .*rows"),
+    ("vectors.json", lambda raw: raw.replace(b"{", b'{"more": 1,', 1), "broken: .*more"),
     ("vectors.json", lambda raw: b"[]", "broken"),
   ],
 )

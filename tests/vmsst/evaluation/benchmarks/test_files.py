@@ -47,7 +47,7 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
   local, remote = (list(evaluation_texts.iter_texts(BENCHMARKS.values(), root)) for root in roots)
   assert local == remote
   # "bucc" and "bucc_test" share a folder, as do others; all benchmarks have texts.
-  assert {name for name, _ in local} == {*BENCHMARKS, evaluation_texts.TICO19}
+  assert {name for name, _ in local} == {*BENCHMARKS}
 
 
 @pytest.mark.parametrize("left_out", ["", "xlsts", "xlsts/gold", "xlsts/gold/x", "xlsts/gol"])
@@ -149,18 +149,6 @@ def test_only_texts_that_are_scored_or_looked_up_come_and_documents_come_by_sent
   assert found["questions"] == {f"{word} {n}" for word in ("who", "where", "wo") for n in range(3)}
 
 
-def test_tico19_in_either_layout(tmp_path):
+def test_a_folder_without_evaluation_sets_is_an_error(tmp_path):
   with pytest.raises(errors.InputError, match="has no evaluation set: give the data folder of"):
-    texts_of(tmp_path)
-  line_files.write_lines(
-    tmp_path / "tico19" / "wide.tsv.gz", ["eng\tdeu\tfra", "cough\tHusten\ttoux", "flu\t\tgrippe"]
-  )
-  header = "sourceLang\ttargetLang\tsourceString\ttargetString\tstringID"
-  line_files.write_lines(
-    tmp_path / "tico19" / "test" / "test.en-es.tsv", [header, "en\tes\tcold\tfrío\t1"]
-  )
-  texts = {"Husten", "cold", "cough", "flu", "frío", "grippe", "toux"}
-  assert texts_of(tmp_path) == {"tico19": texts}
-  line_files.write_lines(tmp_path / "tico19" / "notes.tsv", ["who\tknows"])
-  with pytest.raises(errors.InputError, match=r"notes\.tsv: .*'who'"):
     texts_of(tmp_path)
