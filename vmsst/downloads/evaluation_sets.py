@@ -18,7 +18,7 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.downloads import fetch, tables
-from vmsst.io import archives, atomic_files, input_files, storage
+from vmsst.io import archives, atomic_files, input_files, storage, work_folders
 
 ALL = "all"
 
@@ -180,8 +180,8 @@ def download(
   """Downloads a set below a data root.
 
   A note in `.downloads/NAME.json` there marks a complete set, whose files are not downloaded again.
-  Incomplete files are in `.downloads/NAME`, or below `work` for an object store; the next call
-  resumes them.
+  Incomplete files are in `.downloads/NAME`, or in `.vmsst/NAME` below `work` for an object store;
+  the next call resumes them.
 
   Args:
     fetcher: Downloads files.
@@ -194,8 +194,8 @@ def download(
     Its files.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a file exists both with and
-      without ".gz".
+    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, a file exists both with and without
+      ".gz", or a joined table exists with another content.
   """
   if (complete := _complete(chosen, root)) is not None:
     report(f"{chosen.name}: complete")
@@ -208,7 +208,8 @@ def download(
       )
   if storage.is_url(root):
     assert work is not None
-    paths = _download_into_store(fetcher, chosen, root, report, work / chosen.name)
+    local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
+    paths = _download_into_store(fetcher, chosen, root, report, local)
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
@@ -230,6 +231,7 @@ def _download_into_store(
     storage.upload(path, os.fspath(paths[-1]))
   _write_note(chosen, root, paths)
   shutil.rmtree(local)
+  work_folders.remove_if_empty(os.path.dirname(local))
   return paths
 
 
@@ -255,8 +257,11 @@ def _download(
   if chosen.tables is not None:
     for to, parts in chosen.joined.items():
       sources = {part: staged[path] for part, path in parts.items()}
-      how = chosen.tables
-      tables.join(sources, how.columns, root / to, quoted=how.quoted, header=how.header)
+      how, joined = chosen.tables, stage / "joined.tsv"
+      tables.join(sources, how.columns, joined, quoted=how.quoted, header=how.header)
+      archives.check_replaceable(root / to, joined)
+      (root / to).parent.mkdir(parents=True, exist_ok=True)
+      os.replace(joined, root / to)
       paths.append(root / to)
   _write_note(chosen, root, paths)
   shutil.rmtree(stage, ignore_errors=True)

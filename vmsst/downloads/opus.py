@@ -15,7 +15,7 @@ from typing import Any
 
 from vmsst import errors, languages
 from vmsst.downloads import fetch
-from vmsst.io import input_files, storage
+from vmsst.io import input_files, storage, work_folders
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
@@ -125,7 +125,8 @@ def download(
     chosen: The releases.
     root: A folder, local or in an object store.
     report: Is called after each release, with whether it was downloaded.
-    work: Local folder for a file until it is in the store; required for a `root` in one.
+    work: Local folder for a file, in its `.vmsst`, until it is in the store; required for a `root`
+      in one.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
@@ -135,7 +136,9 @@ def download(
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if storage.is_url(path):
       assert work is not None
-      fetched = _fetch_into_store(fetcher, file, os.fspath(path), work / release.path)
+      own = work_folders.work_path(work, is_folder=True)
+      local = pathlib.Path(own, "=".join(release.path.parts))
+      fetched = _fetch_into_store(fetcher, file, os.fspath(path), local)
     else:
       fetched = fetcher.fetch(file, pathlib.Path(path))
     report(release, fetched)
@@ -156,6 +159,7 @@ def _fetch_into_store(
       f"{url} has {size:,} bytes, not {file.published}; remove it to download it again"
     )
   local.unlink(missing_ok=True)  # also of a process that was killed just after it had uploaded it
+  work_folders.remove_if_empty(os.path.dirname(local))
   return size is None
 
 

@@ -7,6 +7,7 @@ extracting anything to disk. `unpack` writes members below a folder, all of them
 import contextlib
 import copy
 import dataclasses
+import filecmp
 import functools
 import gzip
 import os
@@ -221,8 +222,7 @@ def unpack(
 ) -> list[pathlib.Path]:
   """Unpacks members of an archive into a folder, all of them or none.
 
-  They are first written to a temporary folder inside it and then moved; existing files of the same
-  names are replaced.
+  They are first written to a temporary folder inside it and then moved.
 
   Args:
     archive: A .zip, or a tar of any compression.
@@ -236,7 +236,7 @@ def unpack(
   Raises:
     InputError: the archive is broken, has none of the members or more than `most` bytes, names a
       member outside of itself or two members alike, a chosen member is a link or other special
-      file, or the disk is full.
+      file, a file of its name exists with another content, or the disk is full.
   """
   input_files.check(archive)
   folder.mkdir(parents=True, exist_ok=True)
@@ -245,6 +245,8 @@ def unpack(
       names = list(_unpacked(archive, pathlib.Path(stage), choose, most))
       if not names:
         raise errors.InputError(f"{archive}: contains none of the expected files")
+      for name in names:
+        check_replaceable(folder / name, pathlib.Path(stage, name))
       for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(pathlib.Path(stage, name), folder / name)
@@ -259,6 +261,14 @@ def unpack(
     with contextlib.suppress(OSError):  # It has files.
       folder.rmdir()
   return [folder / name for name in names]
+
+
+def check_replaceable(path: pathlib.Path, new: pathlib.Path) -> None:
+  """Raises InputError if something exists at a path, unless it has the content of the new file."""
+  if path.exists() and not filecmp.cmp(path, new, shallow=False):
+    raise errors.InputError(
+      f"{path} differs from the published file; remove it to download it again"
+    )
 
 
 def _unpacked(

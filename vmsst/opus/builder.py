@@ -18,6 +18,7 @@ from vmsst import errors
 from vmsst.data import dataset_shards
 from vmsst.io import atomic_files, storage, work_folders
 from vmsst.opus import card, decontamination, pipeline, recipes
+from vmsst.opus import releases as releases_lib
 from vmsst.units import engines
 
 VERSION = "1.0.0"
@@ -35,6 +36,9 @@ def build(
 ) -> str:
   """Builds a dataset unless it exists; returns its folder.
 
+  An existing dataset must be that of the recipe, the releases and the evaluation sets. Folders of
+  releases or evaluation sets that are absent are not compared.
+
   Args:
     recipe: Name of a recipe, or its YAML file.
     releases: Folder of OPUS releases.
@@ -47,8 +51,7 @@ def build(
   Folders may be in object stores.
 
   Raises:
-    InputError: see `pipeline.build`; or the dataset exists, built by another recipe of the same
-      name.
+    InputError: see `pipeline.build`; or the dataset exists, built from other inputs.
   """
   if work is not None:
     storage.check_local(work, "the folder of intermediate files (--work)")
@@ -62,18 +65,19 @@ def build(
   target = storage.path(url)
   own_work = os.path.abspath(work or os.path.join(root, "opus_bitext_work", loaded.name))
   work_folder = work_folders.work_path(own_work, is_folder=True)
-  if work_folders.is_new(target):
+  if not work_folders.is_new(target):
+    _check(target, loaded, releases, evaluation)
+  else:
     folder = pathlib.Path(url)
     if storage.is_url(url):
       folder = pathlib.Path(work_folder, f"upload.{loaded.name}")
-    if work_folders.is_new(folder):
-      from vmsst.evaluation import benchmarks, evaluation_texts
-
-      texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
+    if not work_folders.is_new(folder):  # A process was killed while it uploaded the dataset.
+      _check(folder, loaded, releases, evaluation)
+    else:
       report = pipeline.build(
         loaded,
         storage.absolute(releases),  # Workers may have another working directory.
-        decontamination.EvaluationSentences.of(texts),
+        _held_out(evaluation),
         own_work,
         engine or engines.Local(os.cpu_count() or 1),
       )
@@ -81,10 +85,8 @@ def build(
         _write(report, partial)
       shutil.rmtree(report.folder)
     if storage.is_url(url):
-      _check(folder, loaded)
       work_folders.upload(folder, url)
       shutil.rmtree(folder)
-  _check(target, loaded)
   if work is None:
     work_folders.clear(work_folder)
     for empty in (own_work, os.path.dirname(own_work)):  # Another recipe may be using the latter.
@@ -120,7 +122,7 @@ def _write(report: pipeline.Report, folder: pathlib.Path) -> None:
     description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
     homepage="https://opus.nlpl.eu",
     metadata=tfds.core.MetadataDict(
-      recipe=report.recipe.digest,
+      **report.inputs,
       configuration=report.configuration,
       content=report.content,
     ),
@@ -128,8 +130,15 @@ def _write(report: pipeline.Report, folder: pathlib.Path) -> None:
   atomic_files.write_text(folder / DATA_CARD, card.text(report))
 
 
-def _check(folder: storage.Path, recipe: recipes.Recipe) -> None:
-  """Raises InputError if a dataset was built by another recipe."""
+def _held_out(evaluation: str) -> decontamination.EvaluationSentences:
+  from vmsst.evaluation import benchmarks, evaluation_texts
+
+  texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
+  return decontamination.EvaluationSentences.of(texts)
+
+
+def _check(folder: storage.Path, recipe: recipes.Recipe, root: str, evaluation: str) -> None:
+  """Raises InputError if a dataset was built from other inputs; absent ones are not compared."""
   with storage.explained(folder, "read"):
     try:
       metadata = json.loads((folder / "metadata.json").read_bytes())
@@ -138,4 +147,16 @@ def _check(folder: storage.Path, recipe: recipes.Recipe) -> None:
   if metadata.get("recipe") != recipe.digest:
     raise errors.InputError(
       f"{folder} was built by another recipe of that name; remove it, or rename the recipe"
+    )
+  changed = []
+  if storage.exists(root):
+    wanted = [release for release in releases_lib.scan(root)[0] if recipe.wants(release)]
+    if metadata.get("releases") != pipeline.releases_digest(wanted):
+      changed.append(f"the releases in {root}")
+  if storage.exists(evaluation) and metadata.get("held_out") != _held_out(evaluation).digest:
+    changed.append(f"the evaluation sets in {evaluation}")
+  if changed:
+    raise errors.InputError(
+      f"{' and '.join(changed)} are not those that {folder} was built from; remove this dataset to "
+      "build it again, or choose another output"
     )

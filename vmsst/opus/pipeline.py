@@ -41,7 +41,8 @@ class Report:
     held_out: Number of sentences by evaluation set.
     folder: Folder of the shards, without other files to keep.
     splits: By name of a split, its shards: path, rows, bytes, hash.
-    configuration: Hash of the recipe, the releases and the evaluation sentences.
+    inputs: Hashes of the recipe, the releases and the evaluation sentences.
+    configuration: Hash of the inputs and of how they are processed.
   """
 
   recipe: recipes.Recipe
@@ -55,6 +56,7 @@ class Report:
   held_out: Mapping[str, int]
   folder: str
   splits: Mapping[str, Sequence[Mapping[str, Any]]]
+  inputs: Mapping[str, str]
   configuration: str
 
   @property
@@ -95,14 +97,14 @@ def build(
       f"{root}: recipe {recipe.name} uses none of the {len(available)} releases in this folder, "
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
+  inputs = {"recipe": recipe.digest, "releases": releases_digest(wanted), "held_out": held.digest}
+  configuration = base.digest(stages.FORMAT, inputs, bucket_bytes)
   with work_folders.owned(work, is_folder=True):
     work = work_folders.work_path(work, is_folder=True)
     clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
     cuts = recipes.plan(recipe, ranks)
-    sources = [(release.name, release.size) for release in wanted]
-    configuration = base.digest(stages.FORMAT, recipe.digest, held.digest, sources, bucket_bytes)
     folder = os.path.join(work, f"shards.{configuration[:16]}")
     splits = _write(merge_units, ranks, cuts, os.path.join(folder, "opus_bitext"), engine)
   return Report(
@@ -117,8 +119,14 @@ def build(
     held_out=held.counts,
     folder=folder,
     splits=splits,
+    inputs=inputs,
     configuration=configuration,
   )
+
+
+def releases_digest(releases: Sequence[releases_lib.Release]) -> str:
+  """Returns a hash of releases, wherever they are."""
+  return base.digest([(release.name, release.identity) for release in releases])
 
 
 def _clean(

@@ -76,6 +76,9 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   members |= {"bucc2018/de-en/._de-en.training.gold": b"\0", "bucc2018/README": b"read"}
   archive = write(tmp_path / "x.tar.bz2", members.items()).read_bytes()
   chosen = served(server, "bucc2018", {"bucc2018-de-en.training-gold.tar.bz2": archive})
+  own = work / "bucc2018" / "mine.tsv"
+  own.parent.mkdir(parents=True)
+  own.write_text("mine\n")
   upload = storage.upload
   uploaded, lines = [], []
 
@@ -97,7 +100,7 @@ def test_a_set_is_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   for end, content in BUCC.items():
     assert (root / f"bucc2018/de-en.training.{end}").read_bytes() == content
   assert len(benchmarks.BENCHMARKS["bucc"].read(root)) == 1
-  assert not list(work.iterdir())
+  assert [*work.rglob("*")] == [own.parent, own]
   storage.remove(root / "bucc2018/de-en.training.de")
   evaluation_sets.download(fetcher, chosen, root, work=work)
   assert len(server.requests) == 2
@@ -118,6 +121,16 @@ def test_folders_of_an_archive_are_kept(server, fetcher, tmp_path):
   evaluation_sets.download(fetcher, chosen, root)
   assert "flores200/devtest/eng_Latn.devtest" in files(root)
   assert benchmarks.BENCHMARKS["flores"].read(root)
+  corrected = root / "flores200/devtest/eng_Latn.devtest"
+  corrected.write_text("corrected\n")
+  (root / "flores200/dev/deu_Latn.dev").unlink()
+  with pytest.raises(errors.InputError, match=r"eng_Latn\.devtest differs from the published"):
+    evaluation_sets.download(fetcher, chosen, root)
+  assert corrected.read_text() == "corrected\n"
+  assert not (root / "flores200/dev/deu_Latn.dev").exists()
+  corrected.unlink()
+  evaluation_sets.download(fetcher, chosen, root)
+  assert len(server.requests) == 2  # The archive is kept until it is unpacked.
 
 
 def test_tables_are_joined(server, fetcher, tmp_path):
@@ -139,6 +152,9 @@ def test_tables_are_joined(server, fetcher, tmp_path):
   assert set(files(tmp_path)) == {"sib200/eng_Latn.tsv"}
   (task,) = benchmarks.BENCHMARKS["sib200"].read(tmp_path)
   assert len(task.sides[0].texts) == 3
+  (tmp_path / "sib200" / "eng_Latn.tsv").write_text("corrected\n")
+  with pytest.raises(errors.InputError, match=r"eng_Latn\.tsv differs from the published"):
+    evaluation_sets.download(fetcher, chosen, tmp_path)
 
 
 def test_quotes_depend_on_the_table(tmp_path):

@@ -62,6 +62,9 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
   store, root = memory_store.installed(monkeypatch), storage.path("gs://bucket/opus")
   found = opus.releases(api, [("Europarl", None)], opus.pairs_among(["de-en"]))
   reported, upload = [], storage.upload
+  own = tmp_path / "work" / found[0].path
+  own.parent.mkdir(parents=True)
+  own.write_bytes(server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content)
 
   def download():
     work = tmp_path / "work"
@@ -72,13 +75,15 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
     download()
   monkeypatch.setattr(storage, "upload", upload)
   requests = len(server.requests)
+  assert requests == 2  # the list and the file
   for _ in range(2):
     download()
   assert reported == [True, False]
   assert len(server.requests) == requests  # The local file was kept.
   url = "gs://bucket/opus/Europarl/v8/moses/de-en.txt.zip"
   assert store.cat_file(url) == server.pages["/OPUS-Europarl/v8/moses/de-en.txt.zip"].content
-  assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+  assert [path for path in (tmp_path / "work").rglob("*") if not path.is_dir()] == [own]
+  assert not (tmp_path / "work" / ".vmsst").exists()
   store.pipe_file(url, b"x" * 5000)
   with pytest.raises(errors.InputError, match=rf"{url} has 5,000 bytes, not .*; remove it"):
     download()

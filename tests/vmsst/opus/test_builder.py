@@ -9,6 +9,7 @@ from fsspec.implementations import memory
 
 from vmsst import cli, errors
 from vmsst.data import dataset_shards
+from vmsst.io import work_folders
 from vmsst.opus import builder, pipeline, releases
 from vmsst.units import engines
 
@@ -98,6 +99,35 @@ def test_the_command_builds_once_and_refuses_another_recipe(tree, capsys):
   arguments[5] = f"--output={tree}/more"
   assert cli.main(arguments) == 1
   assert f"{tree}/opus" in capsys.readouterr().err
+
+
+def test_a_dataset_of_other_inputs_is_refused(tree, monkeypatch):
+  memory_store.installed(monkeypatch)
+  monkeypatch.setattr(work_folders, "upload", None)  # A process that is killed before it uploads.
+  arguments = [str(tree / name) for name in ("mine.yaml", "opus", "evaluation")]
+
+  def build_locally():
+    return builder.build(*arguments, str(tree / "tfds"), engine=engines.Local())
+
+  def build_in_store():
+    work = str(tree / "work")
+    builder.build(*arguments, "gs://data/tfds", work=work, engine=engines.Local())
+
+  build_locally()
+  with pytest.raises(TypeError):
+    build_in_store()
+  sentences = tree / "evaluation/tatoeba/tatoeba.deu-eng.deu"
+  sentences.write_text("Satz number 1 is here\n")
+  for build in (build_locally, build_in_store):
+    with pytest.raises(errors.InputError, match=r"^the evaluation sets in \S+ are not those that "):
+      build()
+  sentences.write_text("Wer ist es?\n")
+  build_locally()
+  (archive,) = (tree / "opus").rglob("*.zip")
+  archive.write_bytes(archive.read_bytes().replace(b"README", b"readme"))  # of the same size
+  for build in (build_locally, build_in_store):
+    with pytest.raises(errors.InputError, match=r"^the releases in \S+ are not those that "):
+      build()
 
 
 def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):
