@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from jax.experimental import multihost_utils
 from vmsst import errors
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import progress_bar, storage, work_folders
+from vmsst.io import checksums, progress_bar, storage, work_folders
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
@@ -50,7 +51,8 @@ def infer(
 
   Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
   its text inputs and the prediction or score. Saves results every `checkpoint_period` batches; an
-  interrupted run with the same configuration resumes after the last saved ones.
+  interrupted run with the same configuration, checkpoint and examples resumes after the last saved
+  ones.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
@@ -103,6 +105,7 @@ def infer(
   )
   checkpoint = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(checkpoint, restore_checkpoint_cfg)
+  sums = storage.path(checkpoint) / checksums.NAME
   infer_fn = utils.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
     batch_size=dataset_cfg.batch_size,
@@ -128,18 +131,18 @@ def infer(
         vocabulary = task.output_features[output_vocab_feature_name].vocabulary
       size = checkpoint_period * dataset_cfg.batch_size
       settings = {
-        "checkpoint": os.fspath(checkpoint),
+        "checkpoint": [os.fspath(checkpoint), sums.read_text() if sums.exists() else None],
         "split": dataset_cfg.split,
         "lengths": str(lengths),
         "lines_of_chunk": size,
-        "config": gin.config_str(),  # such as the options of decoding
+        "config": _config(),  # such as the options of decoding
       }
       with (
         work_folders.owned(output) if jax.process_index() == 0 else contextlib.nullcontext(),
         progress_bar.Bar(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar,
       ):
         writer = base.LineWriter(output, settings)
-        first = writer.parts
+        first = writer.parts = _unchanged_parts(writer, examples(task), size)
         if jax.process_count() > 1:
           first = int(multihost_utils.broadcast_one_to_all(np.int64(first)))
         bar.update(first * size)
@@ -156,6 +159,23 @@ def infer(
         if jax.process_index() == 0:
           writer.finish()
           print(f"Wrote {output}")
+
+
+def _config() -> str:
+  """Returns the gin configuration; of several aliases of __main__, gin shows any."""
+  text = gin.config_str()
+  aliases = re.findall(r"^import __main__ as (\w+)$", text, re.MULTILINE)
+  return re.sub(rf"\b({'|'.join(aliases)})\b", "__main__", text) if aliases else text
+
+
+def _unchanged_parts(writer: base.LineWriter, rows: Any, size: int) -> int:
+  """Returns the number of leading parts that were made from the first of these rows."""
+  iterator = rows.as_numpy_iterator()
+  for number in range(writer.parts):
+    inputs = [_json(row) for row in itertools.islice(iterator, size)]
+    if [json.loads(line)["inputs"] for line in writer.lines(number)] != inputs:
+      return number
+  return writer.parts
 
 
 def _chunks(rows: Any, size: int) -> Iterator[list[tuple[Any, Any]]]:

@@ -231,6 +231,10 @@ class LineWriter:
     # Up to the first gap: the parts may have been removed in another order.
     self.parts = next(n for n in itertools.count() if f"{self._stem}{n:06d}" not in names)
 
+  def lines(self, number: int) -> list[str]:
+    """Returns the lines of a part."""
+    return input_files.read_bytes(self._part(number)).decode().splitlines()
+
   def append(self, lines: Iterable[str]) -> None:
     """Writes a part, atomically."""
     content = "".join(f"{line}\n" for line in lines).encode()

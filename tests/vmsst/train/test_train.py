@@ -110,7 +110,10 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
     append(self, lines)
 
   monkeypatch.setattr(base.LineWriter, "append", failing)
-  for split in ("train", "validation"):  # lines of another split are not used
+  rows = toy_runs.rows
+  # Lines of another split, or of other examples, are not used.
+  for split, shift in (("train", 0), ("validation", 1), ("validation", 0)):
+    monkeypatch.setattr(toy_runs, "rows", lambda seed, shift=shift: rows(seed=seed + shift))
     written.clear()
     with pytest.raises(OSError, match="disk full"):
       run(split)
