@@ -1,14 +1,13 @@
 """Trains the rows of a table on the same data with several seeds and writes the table.
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
-  python benchmarks/compare.py ablations --data_root DATA --output_dir DIR --seeds 0 1
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
 
 `COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps;
 `--gin TRAIN_STEPS=8000 BATCH_SIZE=256` changes them in all. DATA contains the folders of their
 training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an interrupted command
 to resume: it reuses the existing vocabulary, checkpoints and evaluations, and reports an error if
-other settings made them.
+other settings, training files or teachers made them.
 
 A run is stored in DIR/<row>/seed_<n>; DIR/table.md and DIR/table.json are updated after each.
 Scores are x 100. A set counts if all its languages were seen in training, except for the unseen
@@ -21,7 +20,6 @@ teacher itself, which also mines the hard negatives of the rows that need them.
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -41,8 +39,9 @@ from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabulary_training
+from vmsst.data.vocabularies import SentencePieceVocabulary
 from vmsst.evaluation import suite
-from vmsst.io import atomic_files
+from vmsst.io import atomic_files, checksums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,15 +433,13 @@ def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> N
   print(f"{path}: {report.size} pieces", flush=True)
 
 
-def mine_negatives(
-  teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str
-) -> pathlib.Path:
+def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
   """Returns the file of a row's training pairs with the hard negatives that the teacher mines."""
   (path,) = (path for file in training_files(bindings, data_root) for path in file.paths)
   command = ["data", "mine-negatives", teacher, str(folder / "negatives"), str(path)]
   run_command(f"mining of {folder}", "-m", "vmsst.cli", *command)
   (made,) = (folder / "negatives").rglob("*.tsv.gz")
-  return made
+  return str(made)
 
 
 def train(gin_file: str, run: pathlib.Path, overrides: Bindings) -> None:
@@ -481,10 +478,13 @@ def compare(options: argparse.Namespace) -> None:
     pieces = output / "vocabulary.model"
     if not pieces.is_file():
       make_vocabulary(pieces, bindings_by_key[keys[0]], data_root)
-  vocabulary = {}
+  inputs = {"teacher": vmsst.load(teacher).digest} if comparison.from_teacher else {}
   if pieces is not None:
     places["VOCABULARY_PATH"] = str(pieces)
-    vocabulary = {"vocabulary": hashlib.sha256(pieces.read_bytes()).hexdigest()}
+    inputs["vocabulary"] = checksums.of_file(pieces)
+    size, wanted = SentencePieceVocabulary(str(pieces)).size, bindings_by_key[keys[0]]["VOCAB_SIZE"]
+    if comparison.from_teacher is None and size != wanted:
+      raise errors.InputError(f"{pieces} has {size} pieces, not {wanted}: delete it")
   results: Results = {}
   runs = [(seed, key) for seed in options.seeds for key in keys]
   for number, (seed, key) in enumerate(runs, 1):
@@ -492,12 +492,12 @@ def compare(options: argparse.Namespace) -> None:
     print(f"[{number}/{len(runs)}] {row.label}, seed {seed}", flush=True)
     own = row_overrides(row) | ({"TEACHER": teacher} if row.teacher else {})
     if row.negatives:
-      own["PATTERNS"] = [
-        str(mine_negatives(teacher, output / key, bindings_by_key[key], data_root))
-      ]
+      own["PATTERNS"] = [mine_negatives(teacher, output / key, bindings_by_key[key], data_root)]
     own |= overrides
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
-    check_settings(run, {name: repr(x) for name, x in bindings.items()} | vocabulary)
+    paths = [x for file in training_files(bindings_by_key[key], data_root) for x in file.paths]
+    inputs["training files"] = ", ".join(map(checksums.of_file, paths))
+    check_settings(run, {name: repr(x) for name, x in bindings.items()} | inputs)
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
     if not last.is_dir():
       own |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
