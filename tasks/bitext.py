@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
+from vmsst.checkpoints import encoder_json
+from vmsst.data import features, readers, seqio_tasks, tables, teacher_vectors, vocabularies
 from vmsst.io import storage
 from vmsst.languages import Language
 
@@ -33,8 +34,8 @@ def files(
 ) -> str:
   """Returns the name of a mixture of bitext files, with one task per language pair.
 
-  The same arguments give the same mixture. Files are opened when data is first read. Splits are
-  `train` and, with `validation_patterns`, `validation`.
+  The same arguments give the same mixture, until a file changes. Files are opened when data is
+  first read. Splits are `train` and, with `validation_patterns`, `validation`.
 
   Args:
     patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
@@ -66,14 +67,19 @@ def files(
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=(teacher, bitexts))
+  paths = [path for bitext in bitexts for path in bitext.paths]
+  if teacher:
+    paths += [teacher_vectors.vectors_path(teacher, bitext) for bitext in bitexts]
   name = seqio_tasks.unique_name(
     "bitext",
     by_split,
     vocabulary,
+    encoder_json.vocabulary_digest(vocabulary),
     power,
     max_length,
     negatives,
     teacher,
+    [storage.version(path) for path in paths],
   )
   groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
   for split, bitexts in by_split.items():
@@ -136,8 +142,9 @@ def sample(
   from vmsst.data import sample as corpus
 
   codes = {languages_lib.language(code): code for code in corpus.other_codes(languages)}
+  digest = encoder_json.vocabulary_digest(vocabulary)
   name = seqio_tasks.unique_name(
-    "sample", list(codes.values()), vocabulary, num_meanings, max_length
+    "sample", list(codes.values()), vocabulary, digest, num_meanings, max_length
   )
   english = languages_lib.language("en")
 

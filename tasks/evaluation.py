@@ -18,12 +18,13 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages
+from vmsst.checkpoints import encoder_json
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
-from vmsst.io import storage
+from vmsst.io import checksums, storage
 from vmsst.opus import datasets
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
@@ -64,7 +65,8 @@ def tatoeba(
   def load() -> list[suite_lib.Task]:
     return [tatoeba_lib.task(code, *paths[code]) for code in chosen]
 
-  return _register("tatoeba", (str(folder), chosen), "test", load, vocabulary, max_length)
+  key = (str(folder), chosen, [storage.version(x) for code in chosen for x in paths[code]])
+  return _register("tatoeba", key, "test", load, vocabulary, max_length)
 
 
 def sample_retrieval(
@@ -125,7 +127,9 @@ def retrieval(
       groups.setdefault(readers.pair_name(file.source, file.target), []).append(file)
     return [_file_task(name, *group) for name, group in groups.items()]
 
-  return _register("retrieval", (files,), "test", load, vocabulary, max_length)
+  # By content: `finetune` writes equal files again to resume a run, whose metrics keep their names.
+  key = (files, [checksums.of_file(path) for file in files for path in file.paths])
+  return _register("retrieval", key, "test", load, vocabulary, max_length)
 
 
 def opus_validation(
@@ -155,6 +159,7 @@ def opus_validation(
     InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
+  _, folder = datasets.find(config, data_dir)
   read = datasets.validation_reader(config, data_dir, languages=languages, pivots=pivots)
 
   def load() -> list[suite_lib.Task]:
@@ -167,7 +172,7 @@ def opus_validation(
       tasks.append(_retrieval_task(readers.pair_name(*pair), source, target, "target"))
     return tasks
 
-  key = (config, data_dir, languages, pivots, corpus)
+  key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)
   return _register("opus_validation", key, "validation", load, vocabulary, max_length)
 
 
@@ -209,10 +214,11 @@ def suite(
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
       logging.warning("benchmark %s is missing: %s", benchmark.name, reason)
       continue
+    files = [path for name in benchmark.folders for path in storage.find(folder / name, "**/*")]
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages),
+        (str(folder), training_languages, [storage.version(path) for path in files]),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,
@@ -349,14 +355,15 @@ def _register(
 
   Args:
     kind: Beginning of the name.
-    key: Everything that `load` and `metrics` depend on; the same key gives the same name.
+    key: All that `load` and `metrics` depend on, files included; the same key gives the same name.
     split: Name of the only split.
     load: Loads the tasks of the evaluation suite, on first use.
     vocabulary: Tokenizes the texts.
     max_length: Longer texts are cut to this many tokens; None: no limit.
     metrics: Turns the results of the tasks into the metrics.
   """
-  name = seqio_tasks.unique_name(kind, *key, vocabulary, max_length)
+  digest = encoder_json.vocabulary_digest(vocabulary)
+  name = seqio_tasks.unique_name(kind, *key, vocabulary, digest, max_length)
   if name in seqio.TaskRegistry.names():
     return name
   load = functools.cache(load)

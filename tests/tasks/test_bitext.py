@@ -8,6 +8,7 @@ import numpy as np
 import opus_tree
 import pytest
 import seqio
+import tiny_tokenizers
 
 from vmsst import errors, languages
 from vmsst.data import datasets, features, readers, teacher_vectors, vocabularies
@@ -44,6 +45,25 @@ def test_one_task_for_each_language_pair_registered_once(corpus):
   assert [task.name for task in mixture.tasks] == [f"{name}_deu_eng", f"{name}_fra_eng"]
   assert [task.num_input_examples("train") for task in mixture.tasks] == [40, 5]
   assert mixture.splits == ("train",)
+
+
+def test_what_has_changed_is_read_again(tmp_path):
+  path, model = tmp_path / "data" / "x.de-en.tsv", tmp_path / "pieces.model"
+
+  def rows(pieces, pairs, value):
+    line_files.write_tsv(path, pairs)
+    model.write_bytes(tiny_tokenizers.sentencepiece_model([pieces]))
+    np.save(f"{path}.npy", np.full((len(pairs), 2, 1), value, np.float32))
+    vocabulary = vocabularies.SentencePieceVocabulary(str(model))
+    name = bitext.files(str(path), vocabulary, teacher=str(tmp_path))
+    (task,) = seqio.MixtureRegistry.get(name).tasks
+    found = task.get_dataset(LENGTHS | {"teacher_inputs": 1}, shuffle=False).as_numpy_iterator()
+    return [(vocabulary.decode(row["inputs"]), row["teacher_inputs"].item()) for row in found]
+
+  assert rows("one two", [("one", "two")], 3) == [("one", 3)]
+  assert rows("one two", [("two", "one")] * 2, 4) == [("two", 4)] * 2
+  assert rows("one two", [("two", "one")] * 2, 5) == [("two", 5)] * 2
+  assert rows("six two", [("six", "two")] * 2, 5) == [("six", 5)] * 2
 
 
 @pytest.mark.parametrize(

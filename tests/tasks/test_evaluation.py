@@ -1,3 +1,5 @@
+import shutil
+
 import line_files
 import numpy as np
 import opus_tree
@@ -87,6 +89,10 @@ def test_rows_carry_what_the_metric_needs(tatoeba_root):
 def test_missing_test_sets_are_named(tatoeba_root):
   with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
     evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
+  name = evaluation.tatoeba(str(tatoeba_root), BYTES)
+  assert evaluation.tatoeba(str(tatoeba_root), BYTES) == name
+  line_files.write_lines(tatoeba_root / "tatoeba.cmn-eng.eng", ["changed"] * 3)
+  assert evaluation.tatoeba(str(tatoeba_root), BYTES) != name
   (tatoeba_root / "tatoeba.cmn-eng.eng").unlink()
   with pytest.raises(errors.InputError, match=r"neither .*tatoeba\.cmn-eng\.eng nor"):
     evaluation.tatoeba(str(tatoeba_root), BYTES)
@@ -113,11 +119,16 @@ def test_vectors_find_their_place_in_whatever_order_they_come():
 
 
 def test_ones_own_files_are_searched_by_pair(tmp_path):
-  (tmp_path / "t.de-fr.tsv").write_text("eins\tone\nzwei\ttwo\n", encoding="utf-8")
+  path = line_files.write_tsv(tmp_path / "t.de-fr.tsv", [("eins", "one"), ("zwei", "two")])
   name = evaluation.retrieval(str(tmp_path / "*.tsv"), BYTES)
   metrics = _evaluate(name, lambda text: np.eye(4)[NUMBERS[text]])
   assert metrics["to_target/deu_fra"] == 100
   assert metrics["accuracy/average"] == 100
+  line_files.write_text(path, path.read_bytes())
+  assert evaluation.retrieval(str(path), BYTES) == name
+  line_files.write_tsv(path, [("eins", "two"), ("zwei", "one")])
+  changed = evaluation.retrieval(str(path), BYTES)
+  assert _evaluate(changed, lambda text: np.eye(4)[NUMBERS[text]])["accuracy/average"] == 0
 
 
 @pytest.fixture
@@ -148,6 +159,8 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
     assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
+  line_files.write_lines(small_root / "xlsts" / "STS17.track1.ar-ar.tsv", ["5\teins\teins"])
+  assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) != name
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
@@ -164,7 +177,7 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]
   other = [("vier", "un", "Other")] * 4
   pairs = {("de", "en"): german + other, ("fr", "en"): french + other, ("de", "fr"): other}
-  opus_tree.write_dataset(tmp_path, "mine", pairs, validation=3)
+  folder = opus_tree.write_dataset(tmp_path, "mine", pairs, validation=3)
   arguments = ("mine", BYTES, str(tmp_path))
   name = evaluation.opus_validation(*arguments)
   assert name == evaluation.opus_validation(*arguments)
@@ -179,6 +192,10 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   missing = evaluation.opus_validation(*arguments, corpus="Tatoba")
   with pytest.raises(errors.InputError, match="no validation pairs of the corpus 'Tatoba'; ch"):
     _evaluate(missing, lambda text: np.eye(4)[0])
+  shutil.rmtree(folder)
+  opus_tree.write_dataset(tmp_path, "mine", {**pairs, ("de", "en"): other + german}, validation=3)
+  found = _evaluate(evaluation.opus_validation(*arguments), lambda x: np.eye(4)[numbers[x]])
+  assert "accuracy/deu_eng" not in found
 
 
 def test_sample_retrieval_searches_held_out_meanings():

@@ -124,16 +124,18 @@ def save_assets(
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
   """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
-  _, content = _vocabulary_file(vocabulary)
-  described = _describe_vocabulary(vocabulary)
-  described.pop("prompts", None)  # They are not used by default.
   record = {
     "network": _describe(network),
     "max_length": max_length,
-    "vocabulary": described,
-    "file": hashlib.sha256(content).hexdigest(),
+    "vocabulary": _describe_vocabulary(vocabulary),
+    "file": vocabulary_digest(vocabulary),
   }
   return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
+  """Returns a SHA-256 of the content of a vocabulary's file."""
+  return hashlib.sha256(_vocabulary_file(vocabulary)[1]).hexdigest()
 
 
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:

@@ -13,11 +13,13 @@ that starts from E5 would lose its prompts.
 import dataclasses
 import functools
 import os
+import pathlib
 from typing import Any
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, saved_encoders
 from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.io import storage
 from vmsst.networks import sentence_encoder
 
 
@@ -131,7 +133,7 @@ def _path(checkpoint: str | os.PathLike[str], kind: type) -> str:
 
 def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   try:
-    return _read(os.fspath(checkpoint))
+    return _read(os.fspath(checkpoint), _version(os.fspath(checkpoint)))
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "
@@ -142,5 +144,15 @@ def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
 
 # Several values of a gin file ask for it.
 @functools.lru_cache(maxsize=4)
-def _read(checkpoint: str) -> encoder_json.EncoderAssets:
+def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
+  del version  # Another encoder may be at the same path by the next run.
   return saved_encoders.read_assets(checkpoint)
+
+
+def _version(checkpoint: str) -> object:
+  """Returns a value that changes with the files at a path and in its subfolders."""
+  if storage.is_url(checkpoint):
+    return repr(storage.filesystem(checkpoint).find(checkpoint, detail=True))
+  folder = pathlib.Path(checkpoint).expanduser()
+  files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.exists()]
+  return tuple((path, storage.version(path)) for path in files)

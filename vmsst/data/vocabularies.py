@@ -149,9 +149,10 @@ class SentencePieceVocabulary(Vocabulary):
     """Returns the text of ids up to the first EOS token, ignoring padding."""
     return self._processor.decode(text_ids(ids, self))
 
-  @property
+  @functools.cached_property
   def _processor(self) -> Any:
-    return _load_sentencepiece(self.path)
+    advice = "give the path of a SentencePiece model, or train one with `vmsst vocab train`"
+    return _parse(self.path, read_file(self.path, advice))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,25 +253,22 @@ def _id_or_none(value: int) -> int | None:
   return None if value < 0 else value
 
 
-@functools.cache
-def _load_sentencepiece(path: str) -> Any:
-  """Returns the processor of a model file, which is read once."""
+@functools.lru_cache(maxsize=4)
+def _parse(path: str, content: bytes) -> Any:
+  """Returns the processor of a model file; vocabularies of the same content share it."""
   import sentencepiece
 
-  data = read_file(
-    path, "give the path of a SentencePiece model, or train one with `vmsst vocab train`"
-  )
   processor = sentencepiece.SentencePieceProcessor()
   try:
-    processor.load_from_serialized_proto(data)
+    processor.load_from_serialized_proto(content)
     pieces = processor.get_piece_size()
     processor.id_to_piece(list(range(pieces)))  # ValueError if one is not UTF-8
   except (RuntimeError, ValueError):
     pieces = 0
   if not pieces:
     raise errors.InputError(
-      f"{path}: not a SentencePiece model ({len(data)} bytes); give the .model file, not .vocab, "
-      "and check that it was copied completely"
+      f"{path}: not a SentencePiece model ({len(content)} bytes); give the .model file, not "
+      ".vocab, and check that it was copied completely"
     )
   if processor.pad_id() != arrays.PAD_ID:
     raise errors.InputError(

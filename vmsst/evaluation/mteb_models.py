@@ -9,6 +9,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import encoding
+from vmsst.units import base
 
 _ORGANIZATION = "vmsst"
 """First part of the names of models, as that of owners on the Hugging Face Hub."""
@@ -22,7 +23,7 @@ class MtebModel:
 
   Attributes:
     mteb_model_meta: Name and revision, by which mteb files results. The revision is the beginning
-      of the encoder's digest.
+      of the encoder's digest, with that of a hash of its `prompt` if it has one.
   """
 
   def __init__(self, encoder: Any, name: str):
@@ -39,10 +40,13 @@ class MtebModel:
       from mteb.models import ModelMeta
     self._encoder = encoder
     identity = encoding.identity(encoder, name)
+    revision = identity.get("digest", "unknown")[:16]
+    if "prompt" in identity:
+      revision += f"-{base.digest(identity['prompt'])[:16]}"
     self.mteb_model_meta = ModelMeta.create_empty(
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
-        "revision": identity.get("digest", "unknown")[:16],
+        "revision": revision,
       }
     )
 

@@ -145,6 +145,8 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
   assert starting_encoders.prompts(run) == vocabulary.prompts
   assert starting_encoders.max_length(run) == 7
   assert starting_encoders.tokenizer(run) == str(run / "tokenizer.json")
+  edit(run, max_length=19)  # as if another run were there now
+  assert starting_encoders.max_length(run) == 19
   with pytest.raises(errors.InputError, match="has no SentencePieceVocabulary; set"):
     starting_encoders.sentencepiece_model(run)
   (run / encoder_json.ENCODER_FILE).unlink()

@@ -7,6 +7,7 @@ import fake_encoders
 import line_files
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
 
 import vmsst
@@ -153,6 +154,19 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err
 
 
+def test_results_with_other_prompts_are_other_results(tmp_path, capsys):
+  files = {"config_sentence_transformers.json": {"prompts": {"query": "red "}}}
+  model = released_folders.write(tmp_path / "m", "bert", files)
+  line_files.write_tsv(tmp_path / "my.tsv", [("apple", "the red apple"), ("museum", "open")])
+  command = ["eval", str(model), "--retrieval", str(tmp_path / "my.tsv"), "--out"]
+  command.append(str(tmp_path / "out"))
+  assert cli.main(command) == 0
+  (path,) = model.glob("config_sentence_transformers.json")
+  path.write_text(path.read_text().replace("red ", "open "))
+  assert cli.main(command) == 1
+  assert "out has other results: encoder is " in capsys.readouterr().err
+
+
 # --------------------------------------------------------------------------------------------
 # MTEB
 
@@ -179,6 +193,16 @@ def test_mteb_compares_one_vector_with_another(run):
   assert model.similarity(vectors_ND, vectors_ND[1]).shape == (3, 1)
   found_N = model.similarity_pairwise(vectors_ND[:2], vectors_ND[1:])
   np.testing.assert_allclose(found_N, [cosine_NN[0, 1], cosine_NN[1, 2]], atol=1e-6)
+
+
+def test_mteb_files_the_results_of_each_prompt_apart():
+  pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
+  encoder.digest, revisions = "1" * 64, []
+  for encoder.prompt in (None, "", "query: "):
+    revisions.append(mteb_models.MtebModel(encoder, "tiny").mteb_model_meta.revision)
+  assert revisions[0] == "1" * 16
+  assert len({*revisions}) == 3
 
 
 @pytest.mark.slow

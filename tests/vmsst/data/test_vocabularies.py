@@ -111,6 +111,14 @@ def test_model_without_padding_at_0_is_refused_with_advice(tmp_path):
     vocabularies.SentencePieceVocabulary(str(path)).tokenize(["a"])
 
 
+def test_another_model_at_the_same_path_is_read(tmp_path):
+  sizes = []
+  for words in ("one two", "one two three four five"):
+    (tmp_path / "v.model").write_bytes(tiny_tokenizers.sentencepiece_model([words]))
+    sizes.append(vocabularies.SentencePieceVocabulary(str(tmp_path / "v.model")).size)
+  assert sizes[0] < sizes[1]
+
+
 def test_missing_and_broken_model_files_are_named(tmp_path):
   with pytest.raises(errors.InputError, match=r"none\.model: cannot be read"):
     vocabularies.SentencePieceVocabulary(str(tmp_path / "none.model")).tokenize(["a"])
