@@ -4,16 +4,27 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from vmsst import errors
-from vmsst.checkpoints import t5x
+from vmsst.checkpoints import hugging_face, t5x
 from vmsst.data import derived_files, readers, teacher_vectors
-from vmsst.encoder import file_embedding, loading
+from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
-from vmsst.io import atomic_files
+from vmsst.io import (
+  atomic_files,
+  checksums,
+  input_files,
+  outputs,
+  storage,
+  stored_settings,
+  work_folders,
+)
 from vmsst.launch import main
+from vmsst.units import base
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
 Pairs = str | os.PathLike[str] | Iterable[Sequence[str]]
@@ -25,6 +36,9 @@ _MODELS = {
   "soft_contrastive": "@soft_contrastive.SoftContrastiveModel()",
   "ems": "@ems.EmsModel()",
 }
+_SETTINGS = "finetune.json"
+_FREE = {"output", "steps", "patience", "slices"}
+"""Arguments that may change when a run resumes."""
 _TOKEN_TABLE = "token_embedder/.*"
 
 
@@ -54,13 +68,13 @@ def finetune(
 
   The training is that of `t5x train --gin_file=finetune.gin`, which has more options: AdamW, with
   a learning rate that rises for a tenth of the steps and falls to 0. An interrupted call resumes
-  where it was when it is repeated.
+  where it was when it is repeated, also with other `steps`, `patience` or `slices`.
 
   Args:
     encoder: What `vmsst.load` opens, or an encoder that it or `Encoder.trim` has returned.
     pairs: A TSV or JSONL file, or pairs of texts. A pair may have hard negatives as further texts.
-    output: Folder of the run, for `vmsst.load`, `vmsst export` and `vmsst eval`. `report.md` has
-      its results, `config.gin` all options.
+    output: Folder of the run, new or of an earlier call, for `vmsst.load`, `vmsst export` and
+      `vmsst eval`. `report.md` has its results, `config.gin` all options.
     dev: Other pairs, as `pairs`. The accuracy of retrieval among them, in both directions, is
       shown before the first step and every `eval_every` steps, and the checkpoint with the best is
       kept. None: the last checkpoint is the result.
@@ -86,8 +100,11 @@ def finetune(
     gin: Further macros of `finetune.gin`, such as {"SCALE": 50.0}.
 
   Raises:
-    InputError: a file, an option or the encoder cannot be used, or `output` is in use.
+    InputError: a file, an option or the encoder cannot be used, or `output` is in use, has files
+      that are not of a run, or is a run with other arguments.
+    SystemExit: SIGTERM stopped the training, which has written a checkpoint.
   """
+  given = dict(locals())
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
   if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
     raise errors.InputError(
@@ -97,17 +114,22 @@ def finetune(
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   folder = pathlib.Path(output).expanduser().absolute()
   path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
-  if isinstance(encoder, Encoder) and path is None:
-    path = str(folder / "start")
-    if not os.path.exists(path):
-      encoder.save(path)
-    elif loading.load(path).digest != encoder.digest:
-      raise errors.InputError(f"{path} is another encoder, of an earlier call; give another output")
+  start = path or str(folder / "start")
+  sources = {
+    name: _source(given[name], folder / f"{name}.tsv", languages)
+    for name in ("pairs", "dev")
+    if given[name] is not None
+  }
+  settings = {name: value for name, value in given.items() if name not in _FREE}
+  settings |= {name: identity for name, (identity, _) in sources.items()}
+  settings["encoder"] = encoding.identity(encoder if path is None else loading.load(path), start)
+  if teacher is not None:
+    settings["teacher"] = _teacher(os.fspath(teacher))
   files, model = ["finetune.gin"], str(objective)
   macros: dict[str, Any] = {
     "MODEL_DIR": str(folder),
-    "ENCODER": path,
-    "PAIRS": _file(pairs, folder / "pairs.tsv"),
+    "ENCODER": start,
+    "PAIRS": settings["pairs"]["name"],
     "LANGUAGES": languages,
     "TRAIN_STEPS": steps,
     "BATCH_SIZE": batch_size,
@@ -126,17 +148,57 @@ def finetune(
     model, macros["NUM_NEGATIVES"] = "hard_negatives", negatives
   if dev is not None:
     files += ["eval/files.gin", "runs/early_stopping.gin"]
-    macros["VALIDATION_PATTERNS"] = _file(dev, folder / "dev.tsv")
+    macros["VALIDATION_PATTERNS"] = settings["dev"]["name"]
     macros["PATIENCE"] = steps if patience is None else patience
-  if teacher is not None:
-    files.append("runs/teacher.gin")
-    bitexts = [macros[name] for name in ("PAIRS", "VALIDATION_PATTERNS") if name in macros]
-    macros |= _teacher_vectors(os.fspath(teacher), bitexts, languages, folder / "teacher")
-  arguments = ["train", *(f"--gin_file={file}" for file in files)]
-  arguments += [f"--gin.{name}={value!r}" for name, value in {**macros, **(gin or {})}.items()]
-  main.run([*arguments, f"--gin.MODEL={_MODELS[model]}"])
-  atomic_files.write_text(folder / "report.md", _report(folder))
+  with outputs.no_empty_folders(str(folder)), work_folders.owned(folder, is_folder=True):
+    _claim(folder, settings)
+    if isinstance(encoder, Encoder) and path is None:
+      if not os.path.exists(start):
+        encoder.save(start)
+      elif loading.load(start).digest != encoder.digest:
+        raise errors.InputError(f"{start} is another encoder, of an earlier call; delete it")
+    for identity, content in sources.values():
+      if content is not None:
+        atomic_files.write_text(identity["name"], content)
+    if teacher is not None:
+      files.append("runs/teacher.gin")
+      bitexts = [macros[name] for name in ("PAIRS", "VALIDATION_PATTERNS") if name in macros]
+      macros |= _teacher_vectors(os.fspath(teacher), bitexts, languages, folder / "teacher")
+    arguments = ["train", *(f"--gin_file={file}" for file in files)]
+    arguments += [f"--gin.{name}={value!r}" for name, value in {**macros, **(gin or {})}.items()]
+    arguments.append(f"--gin.MODEL={_MODELS[model]}")
+    main.run(arguments, on_sigterm=lambda: sys.exit(128 + signal.SIGTERM))
+    atomic_files.write_text(folder / "report.md", _report(folder))
   return loading.load(folder)
+
+
+def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
+  """Writes the settings of a run into its folder, or compares them with those that it began with.
+
+  Raises:
+    InputError: they differ, or the folder has files that are not of a run.
+  """
+  names = storage.names(folder) - {storage.UNFINISHED}
+  if names and _SETTINGS not in names:
+    raise errors.InputError(
+      f"{folder} is not a run of `vmsst finetune`, but has files ({input_files.listed(names)}); "
+      "give another output"
+    )
+  settings = json.loads(json.dumps(settings, default=repr))
+  if "config.gin" not in names:  # It has not begun.
+    atomic_files.write_json(folder / _SETTINGS, settings)
+  elif changes := stored_settings.differences(
+    hugging_face.read_object(folder / _SETTINGS), settings
+  ):
+    raise errors.InputError(f"{folder} is another run: {changes}; give another output")
+
+
+def _teacher(teacher: str) -> Any:
+  """Returns what identifies a teacher, given itself or by its vectors."""
+  description = pathlib.Path(teacher).expanduser() / derived_files.DESCRIPTION
+  if description.is_file():
+    return hugging_face.read_object(description).get("encoder")
+  return encoding.identity(loading.load(teacher), teacher)
 
 
 def _teacher_vectors(
@@ -188,15 +250,18 @@ def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
   return {record["step"]: record[name] for record in records if name in record}
 
 
-def _file(pairs: Pairs, path: pathlib.Path) -> str:
-  """Returns the file of pairs, which is written if they are none."""
+def _source(
+  pairs: Pairs, path: pathlib.Path, languages: tuple[str, str]
+) -> tuple[dict[str, str], str | None]:
+  """Returns what identifies the file of pairs, and its content if it must be written."""
   if isinstance(pairs, str | os.PathLike):
-    return os.path.abspath(os.path.expanduser(pairs))
+    name = os.path.abspath(os.path.expanduser(pairs))
+    files = [file for bitext in readers.find_bitext(name, languages) for file in bitext.paths]
+    return {"name": name, "digest": base.digest(*map(checksums.of_file, files))}, None
   lines = []
   for number, texts in enumerate(pairs):
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
       raise errors.InputError(f"pair {number} is {texts!r}; give two texts, or more")
     lines.append("\t".join(" ".join(text.split()) for text in texts))
-  path.parent.mkdir(parents=True, exist_ok=True)
-  atomic_files.write_text(path, "".join(f"{line}\n" for line in lines))
-  return str(path)
+  content = "".join(f"{line}\n" for line in lines)
+  return {"name": str(path), "digest": base.digest(content)}, content

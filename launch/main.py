@@ -154,11 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(process.status)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(arguments: Sequence[str], **options: Any) -> None:
   """Runs a `t5x` command within a program, which gets its errors.
 
   Args:
     arguments: Those of the command line.
+    **options: Further arguments of the command's function.
 
   Raises:
     InputError: a file or binding cannot be used.
@@ -171,7 +172,7 @@ def run(arguments: Sequence[str]) -> None:
     from gin import config as gin_config
   searched = list(gin_config._LOCATION_PREFIXES)
   try:
-    _run(_parser().parse_args(_rewrite_gin_arguments(arguments)))
+    _run(_parser().parse_args(_rewrite_gin_arguments(arguments)), **options)
   finally:
     gin_config.clear_config()
     gin_config._LOCATION_PREFIXES[:] = searched
@@ -225,7 +226,7 @@ def _unset(error: BaseException) -> str:
   return f"no value for {wanted}; {fix}"
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace, **more: Any) -> None:
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   _quiet(options.verbose)
@@ -238,7 +239,7 @@ def _run(options: argparse.Namespace) -> None:
         gc.freeze()
       finally:
         gc.enable()
-      function()
+      function(**more)
   except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
     if options.verbose or not (message := _message(error)):
       raise

@@ -1,6 +1,8 @@
 """`vmsst.finetune`: from a folder of sentence-transformers to a better one."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -10,12 +12,15 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
 from vmsst.data import sample
-
-OPTIONS = {"steps": 4, "batch_size": 8, "eval_every": 2, "learning_rate": 1e-3}
+from vmsst.train import eval as eval_lib
 
 
 def pairs_of(first, last):
   return [(sample.sentence(i, "de"), sample.sentence(i, "en")) for i in range(first, last)]
+
+
+OPTIONS = {"steps": 4, "batch_size": 8, "eval_every": 2, "learning_rate": 1e-3}
+OPTIONS |= {"dev": pairs_of(30, 60), "freeze_tokens": True, "max_length": 20}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +33,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(source):
   output = source.parent / "tuned"
-  options = {**OPTIONS, "dev": pairs_of(30, 60), "freeze_tokens": True, "max_length": 20}
-  return output, vmsst.finetune(vmsst.load(source), pairs_of(0, 30), output=output, **options)
+  return output, vmsst.finetune(vmsst.load(source), pairs_of(0, 30), output=output, **OPTIONS)
 
 
 def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned):
@@ -57,11 +61,29 @@ def test_only_the_frozen_table_keeps_its_values(source, tuned):
   assert "encoder/layers_0/mlp/wi/kernel" not in same
 
 
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"learning_rate": 0.1, "steps": 8}, "another run: learning_rate is 0.001, not 0.1; give"),
+    ({"dev": pairs_of(30, 50)}, "another run: dev is "),
+    ({"trim": True}, "another run: encoder is "),
+  ],
+)
+def test_a_finished_run_stays_as_it_is(source, tuned, change, message):
+  output = tuned[0]
+  before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+  options = {**OPTIONS, **change}
+  start = vmsst.load(source).trim(["red"]) if options.pop("trim", False) else source
+  with pytest.raises(errors.InputError, match=message):
+    vmsst.finetune(start, pairs_of(0, 30), output=output, **options)
+  assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("objective", [
   "contrastive",
   *(pytest.param(x, marks=pytest.mark.slow) for x in ("distillation", "soft_contrastive", "ems")),
 ])  # fmt: skip
-def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
+def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, monkeypatch):
   width = 4 if objective == "contrastive" else 2
   rows = ("\t".join((*pair, "the red apple", "")[:width]) for pair in pairs_of(0, 20))
   (tmp_path / "pairs.tsv").write_text("\n".join(rows))
@@ -71,8 +93,16 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
     options += ["--negatives", "2", *dev]
   elif objective != "ems":  # a teacher with another tokenizer
     options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
-  paths = map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out"))
-  assert cli.main(["finetune", *paths, *options]) == 0
+  command = ["finetune", *map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out")), *options]
+  if width == 4:  # stopped while it evaluates first, resumed with other steps
+    with monkeypatch.context() as patch:
+      terminate = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+      patch.setattr(eval_lib.InferenceEvaluator, "evaluate", terminate)
+      with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        cli.main([*command, "--steps", "2"])
+    assert not (tmp_path / "out" / "report.md").exists()
+    assert "opens the encoder" not in capsys.readouterr().out
+  assert cli.main(command) == 0
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
   assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
   assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
@@ -84,9 +114,13 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys):
     ({"objective": "distillation"}, "requires a teacher"),
     ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
     ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
+    ({}, r"out is not a run of `vmsst finetune`, but has files \(report.md\); give"),
   ],
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message):
   given = {"encoder": source, "pairs": pairs_of(0, 9), **options}
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "report.md").write_text("of the user")
   with pytest.raises(errors.InputError, match=message):
     vmsst.finetune(given.pop("encoder"), given.pop("pairs"), output=tmp_path / "out", **given)
+  assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["of the user"]

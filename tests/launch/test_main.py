@@ -83,6 +83,9 @@ _FAULTY = {
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
 
   "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
+  "resumed with another encoder": (
+    ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
+    r"MODEL_DIR {run} has checkpoints of another encoder: vocabulary is Sent.*; train the same"),
 }  # fmt: skip
 _DRY = [*_FAULTY][: [*_FAULTY].index("not set")]
 # Other commands.
@@ -199,6 +202,7 @@ def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   described = json.loads((run / "encoder.json").read_text())
   assert described["network"]["latent_dim"] == 16
   assert described["generator"]["class"] == "VmsstNetwork"
+  assert not described["vocabulary"]["lowercase"]  # also after a refused restart
   assert {"deu", "eng"} <= set(described["languages"])
   shipped = pathlib.Path(sample.vocabulary_path())
   assert (run / "vocabulary.model").read_bytes() == shipped.read_bytes()

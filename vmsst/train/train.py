@@ -16,9 +16,10 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors
+from vmsst.checkpoints import encoder_json
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import locks, storage
+from vmsst.io import locks, storage, stored_settings
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import eval as eval_lib
@@ -27,6 +28,7 @@ from vmsst.train import trainer as trainer_lib
 
 TRAIN_METRIC_KEY = "train"
 _MODES = ("TRAIN", "TRAIN_EVAL", "INFER_EVAL")
+_NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")  # but of its training
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
@@ -53,6 +55,7 @@ def train(
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
   profile_steps: tuple[int, int] | None = None,
+  on_sigterm: Callable[[], object] | None = None,
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
@@ -87,12 +90,14 @@ def train(
     run_eval_before_training: Whether to evaluate before the first step too.
     profile_steps: First and last step of a trace to write to `model_dir`/profile, for XProf and
       Perfetto.
+    on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
 
   Returns:
     The last step and the last train state.
 
   Raises:
-    InputError: The configuration, the data or the disk cannot be used.
+    InputError: The configuration, the data or the disk cannot be used, or `model_dir` has
+      checkpoints of another encoder.
   """
   check_run(model, train_dataset_cfg)
   began = time.time()
@@ -138,6 +143,8 @@ def train(
       partitioner=partitioner,
     )
     own_checkpoint = checkpoints.newest_intact(model_dir)
+    if own_checkpoint is not None:
+      _check_encoder(model, model_dir)
     train_state, data_state = _initial_state(
       initializer, checkpoint_cfg.restore, own_checkpoint, init_rng
     )
@@ -196,7 +203,8 @@ def train(
     )
     try:
       with stop_on_signal(run.stop):
-        run.prepare(run.lacks_evaluation() if own_checkpoint else run_eval_before_training)
+        before = run_eval_before_training
+        run.prepare(run.lacks_evaluation(before) if own_checkpoint else before)
         last = schedule.total_steps
         done = f"already at the last step, {last}: nothing to train"
         plan = done if first_step == last else f"training to step {last}"
@@ -205,7 +213,9 @@ def train(
       run.finish()
     finally:
       run.log.print_tables()
-    return run.step, trainer.train_state
+  if run.stop.is_set and on_sigterm is not None:
+    on_sigterm()
+  return run.step, trainer.train_state
 
 
 def check_run(model: Any, train_dataset_cfg: data_lib.DatasetConfig) -> None:
@@ -219,6 +229,33 @@ def check_run(model: Any, train_dataset_cfg: data_lib.DatasetConfig) -> None:
   lengths = train_dataset_cfg.task_feature_lengths
   wanted = "a dict of maximum lengths by feature"
   errors.check(bool(lengths), "TASK_FEATURE_LENGTHS", lengths, wanted)
+
+
+def _check_encoder(model: Any, model_dir: str) -> None:
+  """Raises InputError if the checkpoints in a folder are of another encoder than that of a model.
+
+  A resumed run may change what leaves the encoder the same function of its parameters.
+  """
+  if not (storage.path(model_dir) / encoder_json.ENCODER_FILE).is_file():
+    return
+  saved = encoder_json.load_encoder_assets(model_dir)
+
+  def described(network: Any, vocabulary: Any) -> dict[str, Any]:
+    config = dataclasses.asdict(network.config)
+    digest = encoder_json.digest(saved.network, vocabulary, saved.max_length)
+    return {
+      **{name: value for name, value in config.items() if name not in _NOT_OF_THE_ENCODER},
+      **{name: getattr(network, name) for name in ("latent_dim", "head", "pooling", "normalize")},
+      "vocabulary": {"name": type(vocabulary).__name__, "digest": digest},
+    }
+
+  if changes := stored_settings.differences(
+    described(saved.network, saved.vocabulary), described(model.sentence_encoder, model.vocabulary)
+  ):
+    raise InputError(
+      f"MODEL_DIR {model_dir} has checkpoints of another encoder: {changes}; train the same "
+      "encoder, or set another MODEL_DIR"
+    )
 
 
 def _initial_state(
@@ -489,15 +526,16 @@ class _Run:
     self.trainer.train_writer.write_scalars(self.step, {_EVALUATED: time.time() - began})
     self.bar.unpause()
 
-  def lacks_evaluation(self) -> bool:
-    """Returns whether the run trained up to this step earlier but did not finish evaluating."""
+  def lacks_evaluation(self, before_training: bool) -> bool:
+    """Returns whether the run was at this step earlier but did not finish evaluating."""
     period = self.schedule.eval_period
     path = storage.path(self.model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
-    if not period or self.step % period or not path.is_file():
+    if not period or self.step % period:
       return False
-    lines = path.read_text().splitlines()
+    lines = path.read_text().splitlines() if path.is_file() else []
     written = [line for line in lines if line.startswith(f'{{"step": {self.step},')]
-    return bool(written) and not any(_EVALUATED in line for line in written)
+    evaluates = bool(written) if self.step else before_training
+    return evaluates and not any(_EVALUATED in line for line in written)
 
   def _act(
     self,
