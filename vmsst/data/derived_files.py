@@ -4,6 +4,7 @@ Next to the files, `description.json` holds their settings and, for each finishe
 and counts. Files are written atomically.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -11,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors
+from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import atomic_files, checksums, storage, stored_settings
+from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -44,30 +46,33 @@ def make_files(
     settings: Everything that all files depend on; stored in the description.
     relative_path: Returns the path of a bitext's file in the folder.
     make: Writes a bitext's file to a given path and returns its counts for the description.
-    refresh: Make all files again; an old file stays until its replacement is complete.
+    refresh: Make all these files again; an old file stays until its replacement is complete.
 
   Raises:
-    InputError: files in the folder were made with other settings or from other bitexts, or two
-      bitexts would have the same file.
+    InputError: files in the folder were made with other settings, from other bitexts or by other
+      means, two bitexts would have the same file, or a bitext would be replaced.
   """
   places: dict[str, BitextFile] = {}
+  inputs = {os.path.realpath(path) for bitext in bitexts for path in bitext.paths}
   for bitext in bitexts:
-    other = places.setdefault(relative_path(bitext), bitext)
+    where = relative_path(bitext)
+    other = places.setdefault(where, bitext)
     if other is not bitext:
       raise errors.InputError(
-        f"{other} and {bitext} would both be made into {relative_path(bitext)}; use two folders"
+        f"{other} and {bitext} would both be made into {where}; use two folders"
       )
-  # Files of `started` are of this library too: they were being made when a command was killed.
-  again = {**settings, "files": {}, "started": list(places)}
-  description = again if refresh else _read(folder, settings)
+    if os.path.realpath(path := os.path.join(folder, where)) in inputs:
+      raise errors.InputError(f"{path} is an input and would be replaced; use another folder")
+  description = _read(folder, settings, refresh)
   files = description["files"]
+  # Files of `started` are of this library too: they are to be made again, or a kill left them.
+  if refresh:
+    description["started"] += [where for where in places if files.pop(where, None)]
   for where, bitext in places.items():
     path = os.path.join(folder, where)
-    identity = {"bitext": {"name": str(bitext), "digest": _digest(bitext)}}
+    identity = _identity(bitext)
     if where in files and storage.is_file(path):
-      if differences := stored_settings.differences(
-        {"bitext": files[where].get("bitext")}, identity
-      ):
+      if differences := _differences(files[where], identity):
         raise errors.InputError(
           f"{path}: {differences}; use another folder, or make all files again (--refresh)"
         )
@@ -83,10 +88,10 @@ def make_files(
     try:
       with atomic_files.atomic_path(path) as partial:
         counts = make(bitext, str(partial))
-        if _digest(bitext) != identity["bitext"]["digest"]:
+        if _identity(bitext) != identity:
           raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
     except BaseException:
-      if not files and description["started"] == [where]:
+      if not files and description["started"] == [where] and not storage.exists(path):
         storage.remove(os.path.join(folder, DESCRIPTION))
       raise
     files[where] = {**identity, **counts}
@@ -95,16 +100,43 @@ def make_files(
   return {os.path.join(folder, where): files[where] for where in places}
 
 
-def _digest(bitext: BitextFile) -> str:
-  """Returns a SHA-256 of the files of a bitext."""
+def text_differences(folder: str, where: str, bitext: BitextFile) -> str:
+  """Returns how a bitext's texts differ from those of its file; "" if equal or not described."""
+  made = _read(folder, {})["files"].get(where)
+  if made is None:
+    return ""
+  identity = _identity(bitext)
+  if bitext.format not in ("tmx", "jsonl"):  # whose texts are chosen by their languages
+    del identity["languages"]
+  return _differences(made, identity)
+
+
+def _differences(made: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+  return stored_settings.differences({name: made.get(name) for name in identity}, identity)
+
+
+def _identity(bitext: BitextFile) -> dict[str, Any]:
+  """Returns what the file of a bitext is made from: its content, and how it is read."""
   total = hashlib.sha256()
   for path in bitext.paths:
-    total.update(checksums.of_file(path).encode())
-  return total.hexdigest()
+    input_files.check_local(path)
+    total.update(_checksum(path, storage.version(path)).encode())
+  return {
+    "bitext": {"name": str(bitext), "digest": total.hexdigest()},
+    "languages": [readers.language_code(side) for side in (bitext.source, bitext.target)],
+    "fields": list(bitext.fields) if bitext.fields and bitext.format == "jsonl" else None,
+  }
 
 
-def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the description in a folder, or a new one."""
+@functools.cache
+def _checksum(path: str, version: object) -> str:
+  """Returns the checksum of a version of a file, which a process reads once."""
+  del version
+  return checksums.of_file(path)
+
+
+def _read(folder: str, settings: Mapping[str, Any], refresh: bool = False) -> dict[str, Any]:
+  """Returns the description in a folder, or a new one; `refresh` allows it other settings."""
   path = os.path.join(folder, DESCRIPTION)
   try:
     with storage.open_binary(path) as stream:
@@ -121,6 +153,8 @@ def _read(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
   if not isinstance(files, dict) or not isinstance(started, list):
     raise errors.InputError(f"{path}: not a description of derived files; use another folder")
   if differences := stored_settings.differences(stored, settings):
+    if refresh:
+      return {**settings, "files": {}, "started": [*files, *started]}
     raise errors.InputError(
       f"{path}: the files next to it differ: {differences}; use another folder, or make all files "
       "again (--refresh)"

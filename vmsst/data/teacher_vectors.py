@@ -44,13 +44,17 @@ def relative_path(bitext: BitextFile) -> str:
 
 
 def check_count(folder: str, bitext: BitextFile, count: int) -> None:
-  """Raises InputError unless a bitext has vectors of `count` lines."""
+  """Raises InputError unless there are vectors of a bitext as it is now, with `count` lines."""
   stored = len(open_vectors(folder, bitext))
   if stored != count:
-    raise errors.InputError(
-      f"{vectors_path(folder, bitext)}: has vectors of {stored} lines, but {bitext} has {count} "
-      "lines: recompute them (`vmsst data embed --refresh`)"
-    )
+    problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
+  elif differences := derived_files.text_differences(folder, relative_path(bitext), bitext):
+    problem = f"has vectors of another version of {bitext} ({differences})"
+  else:
+    return
+  raise errors.InputError(
+    f"{vectors_path(folder, bitext)}: {problem}: recompute them (`vmsst data embed --refresh`)"
+  )
 
 
 class Column:

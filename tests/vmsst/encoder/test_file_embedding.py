@@ -11,7 +11,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.data import readers, teacher_vectors
+from vmsst.data import readers, tables, teacher_vectors
 from vmsst.encoder import encoding, file_embedding
 from vmsst.networks import sentence_encoder
 from vmsst.search import embedded_text, vector_store
@@ -233,8 +233,9 @@ def run(tmp_path_factory):
 def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(file_embedding, "_WINDOW", 4)
   path = line_files.write_tsv(tmp_path / "data" / "x.de-en.tsv", PAIRS)
+  line_files.write_lines(tmp_path / "data" / "y.de-en.jsonl", ['{"de": "eins", "en": "one"}'])
   out = str(tmp_path / "out")
-  assert cli.main(["data", "embed", str(run), out, str(path)]) == 0
+  assert cli.main(["data", "embed", str(run), out, str(tmp_path / "data" / "*")]) == 0
   assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 5" in capsys.readouterr().out
   (file,) = readers.find_bitext(str(path))
   found = teacher_vectors.open_vectors(out, file)
@@ -246,6 +247,17 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   description = json.loads((tmp_path / "out" / "description.json").read_text())
   assert description["encoder"]["name"] == str(run / "checkpoint_3")
   assert description["files"]["data/x.de-en.tsv.npy"]["lines"] == 3
+  assert cli.main(["data", "embed", str(run), out, str(path), "--languages", "fr", "en"]) == 1
+  assert 'languages is ["deu", "eng"], not ["fra", "eng"]' in capsys.readouterr().err
+  # Training may name the languages otherwise, but needs the same texts.
+  (undetermined,) = readers.find_bitext(str(path), ("und", "und"))
+  tables.open_files("train", [undetermined], teacher=out)
+  swapped = readers.find_bitext(str(tmp_path / "data" / "*.jsonl"), ("en", "de"))
+  with pytest.raises(errors.InputError, match=r'languages is \["deu", "eng"\], not \["eng", "deu"'):
+    tables.open_files("train", swapped, teacher=out)
+  line_files.write_tsv(path, PAIRS[::-1])
+  with pytest.raises(errors.InputError, match=f"has vectors of another version of {path} .*embed"):
+    tables.open_files("train", [undetermined], teacher=out)
 
 
 def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, monkeypatch):

@@ -165,6 +165,43 @@ def test_finished_files_are_left_alone_until_a_refresh(folder, capsys):
   assert "train.en" in capsys.readouterr().err
 
 
+def test_a_refresh_replaces_only_what_was_made_here(folder, capsys):
+  out = folder / "out"
+  assert mine(folder) == 0
+  path = out / "a" / "x.de-en.tsv.gz"
+  content = path.read_bytes()
+  again = ["data", "mine-negatives", str(folder / "run"), "--refresh"]
+
+  def refused(place, bitext):
+    assert cli.main([*again, str(place), str(bitext)]) == 1
+    return capsys.readouterr().err
+
+  assert "is an input and would be replaced" in refused(out, path)
+  assert "is an input and would be replaced" in refused(out / "a" / "..", path)
+  # After a refresh of one file, the others stay, or are made again if the encoder is another.
+  assert cli.main([*again, str(out), str(folder / "a" / "*.jsonl")]) == 0
+  assert mine(folder) == 0
+  (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
+  assert cli.main([*again, str(out), str(folder / "a" / "*.jsonl")]) == 0
+  stale = out / "b" / "train.fra-eng.tsv.gz"
+  os.utime(stale, (0, 0))
+  assert mine(folder) == 0
+  assert stale.stat().st_mtime > 0
+  assert path.read_bytes() == content
+  # A failure keeps what is known of the old files.
+  description = (out / derived_files.DESCRIPTION).read_bytes()
+  (folder / "b" / "train.en").write_text("one\n", encoding="utf-8")
+  assert "ends here with 1 lines" in refused(out, folder / "b" / "train.en")
+  assert (out / derived_files.DESCRIPTION).read_bytes() == description
+  for text in ('{"name": "mine"}', None):
+    (out / derived_files.DESCRIPTION).unlink()
+    if text:
+      (out / derived_files.DESCRIPTION).write_text(text)
+    error = refused(out, folder / "a" / "x.de-en.jsonl")
+    assert ("not a description of derived files" if text else "is not listed in") in error
+  assert path.read_bytes() == content
+
+
 def test_what_was_finished_before_an_error_stays(folder, capsys):
   (folder / "b" / "train.en").write_text("one\n", encoding="utf-8")
   assert mine(folder) == 1
@@ -187,6 +224,10 @@ def test_names_that_would_meet_and_wrong_options_are_refused(folder):
   assert hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
   with pytest.raises(errors.InputError, match=r"bitext is .*x\.de-en\.jsonl .*, not .*"):
     hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
+  with pytest.raises(errors.InputError, match=r'fields is unset, not \["de", "en"\]'):
+    hard_negative_mining.mine_files(
+      run, str(folder / "a" / "*.jsonl"), out, count=1, fields=("de", "en")
+    )
 
 
 def test_languages_that_are_given_come_into_the_name(folder):
