@@ -124,7 +124,6 @@ def _identity(bitext: BitextFile) -> dict[str, Any]:
   return {
     "bitext": {"name": str(bitext), "digest": total.hexdigest()},
     "languages": [readers.language_code(side) for side in (bitext.source, bitext.target)],
-    "fields": list(bitext.fields) if bitext.fields and bitext.format == "jsonl" else None,
   }
 
 

@@ -202,7 +202,6 @@ def embed_files(
   folder: str,
   *,
   languages: tuple[str, str] | None = None,
-  fields: tuple[str, str] | None = None,
   batch_size: int = 128,
   refresh: bool = False,
 ) -> dict[str, derived_files.Counts]:
@@ -213,7 +212,6 @@ def embed_files(
     patterns: Bitext files or shell patterns, as in training.
     folder: Output folder, local or in an object store; pass it to `bitext.files` as `teacher`.
     languages: Codes of both sides, if file names do not contain them.
-    fields: Names of both fields of JSONL files, if they are not language codes.
     batch_size: Sentences per batch.
     refresh: Recompute all files, as after a change of the encoder or the bitexts.
 
@@ -226,7 +224,7 @@ def embed_files(
   """
   from vmsst.encoder import loading  # Here: the encoder of `embed_file` may not need JAX.
 
-  bitexts = readers.find_bitext(patterns, languages, fields)
+  bitexts = readers.find_bitext(patterns, languages)
   encoder = loading.load(run)
 
   def make(bitext: BitextFile, path: str) -> derived_files.Counts:

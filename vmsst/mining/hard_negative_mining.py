@@ -33,7 +33,6 @@ def mine_files(
   *,
   count: int = 3,
   languages: tuple[str, str] | None = None,
-  fields: tuple[str, str] | None = None,
   batch_size: int = 128,
   refresh: bool = False,
 ) -> dict[str, Mapping[str, int]]:
@@ -49,7 +48,6 @@ def mine_files(
     folder: Output folder.
     count: Hard negatives per pair.
     languages: Codes of both sides, if file names do not contain them.
-    fields: Names of both fields of JSONL files, if they are not language codes.
     batch_size: Sentences per batch.
     refresh: Mine all files again, as with a better encoder; else finished files are skipped.
 
@@ -61,7 +59,7 @@ def mine_files(
   """
   if count < 1:
     raise errors.InputError(f"count is {count}; give at least 1")
-  bitexts = readers.find_bitext(patterns, languages, fields)
+  bitexts = readers.find_bitext(patterns, languages)
   encoder = loading.load(run)
 
   def make(bitext: BitextFile, path: str) -> Mapping[str, int]:

@@ -220,7 +220,6 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
     ("vmsst", {"elbo_weight": -1}, "elbo_weight is -1"),
     ("vmsst", {"kl_weight": -1}, "kl_weight is -1"),
     ("vmsst", {"kl_anneal_steps": -1}, "kl_anneal_steps is -1"),
-    ("vmsst", {"elbo_sample": 1}, "elbo_sample"),
     ("vmsst_contrastive", {"vmsst_weight": -1}, "vmsst_weight is -1"),
     ("ems", {"masking": "all"}, "masking is 'all'; known: none, input, ugt"),
     ("ems", {"masking": "ugt"}, "mask_id is None"),

@@ -224,10 +224,6 @@ def test_names_that_would_meet_and_wrong_options_are_refused(folder):
   assert hard_negative_mining.mine_files(run, str(folder / "a" / "*.jsonl"), out, count=1)
   with pytest.raises(errors.InputError, match=r"bitext is .*x\.de-en\.jsonl .*, not .*"):
     hard_negative_mining.mine_files(run, str(folder / "c" / "a" / "*.tsv"), out, count=1)
-  with pytest.raises(errors.InputError, match=r'fields is unset, not \["de", "en"\]'):
-    hard_negative_mining.mine_files(
-      run, str(folder / "a" / "*.jsonl"), out, count=1, fields=("de", "en")
-    )
 
 
 def test_languages_that_are_given_come_into_the_name(folder):
