@@ -80,6 +80,10 @@ OF_ONE_FILE = {
     *TINY_EMS.strip().splitlines(),
     "decoder/transformer.TransformerConfig.emb_dim = 56",  # 8 + 32 + 16
   ],
+  "comparison/ems_laser.gin": [
+    *TINY_EMS.strip().splitlines(),
+    "decoder/transformer.TransformerConfig.emb_dim = 368",  # 320 + 32 + 16
+  ],
   "ems/t5_encoder.gin": TINY_T5.strip().splitlines(),
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
 }
