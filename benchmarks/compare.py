@@ -32,14 +32,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import comparison_tasks
+import jax
+import jax.numpy as jnp
 from gin import config_parser
 
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
-from vmsst.data import readers, vocabulary_training
-from vmsst.data.vocabularies import SentencePieceVocabulary
+from vmsst.data import readers, vocabularies, vocabulary_training
 from vmsst.evaluation import suite
 from vmsst.io import atomic_files, checksums
 
@@ -376,9 +377,6 @@ def evaluate_run(
 
 def random_encoder(run: pathlib.Path, seed: int) -> Any:
   """Returns a run's encoder with random parameters of the same initial distribution."""
-  import jax
-  import jax.numpy as jnp
-
   loaded = encoder_json.load_encoder_assets(run)
   params = loaded.network.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
   return vmsst.Encoder(loaded.network, params, loaded.vocabulary, max_length=loaded.max_length)
@@ -474,17 +472,19 @@ def compare(options: argparse.Namespace) -> None:
     teacher = os.path.abspath(options.teacher)
     places["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
     pieces = pathlib.Path(teacher) / encoder_json.VOCABULARY_FILE
-  elif "VOCABULARY_PATH" in bindings_by_key[keys[0]]:
+  elif "VOCABULARY_PATH" in (first := bindings_by_key[keys[0]]):
     pieces = output / "vocabulary.model"
     if not pieces.is_file():
-      make_vocabulary(pieces, bindings_by_key[keys[0]], data_root)
-  inputs = {"teacher": vmsst.load(teacher).digest} if comparison.from_teacher else {}
+      make_vocabulary(pieces, first, data_root)
+    elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
+      raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
+  inputs = {}
+  if comparison.from_teacher:
+    jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.
+    inputs["teacher"] = vmsst.load(teacher).digest
   if pieces is not None:
     places["VOCABULARY_PATH"] = str(pieces)
     inputs["vocabulary"] = checksums.of_file(pieces)
-    size, wanted = SentencePieceVocabulary(str(pieces)).size, bindings_by_key[keys[0]]["VOCAB_SIZE"]
-    if comparison.from_teacher is None and size != wanted:
-      raise errors.InputError(f"{pieces} has {size} pieces, not {wanted}: delete it")
   results: Results = {}
   runs = [(seed, key) for seed in options.seeds for key in keys]
   for number, (seed, key) in enumerate(runs, 1):

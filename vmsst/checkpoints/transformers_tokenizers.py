@@ -232,10 +232,11 @@ def _pipeline(
   path: pathlib.Path, kind: str, settings: _Record, record: _Record, named: _Tokens
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
-  for name in (*(["unk_token"] if kind in (_BERT, _MPNET, _XLMR) else []), *_ENDS.get(kind, ())):
+  is_rebuilt = kind in _ENDS and kind not in _STEPS
+  for name in (*(("unk_token",) if is_rebuilt else ()), *_ENDS.get(kind, ())):
     if name not in named:
       raise errors.InputError(f"{path}: {name!r} is null, but {kind} requires it")
-  if kind in _STEPS or kind not in _ENDS:
+  if not is_rebuilt:
     made = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
     if kind in _STEPS:
       hugging_face.check_choice(path, settings, "add_prefix_space", False, (False, None))

@@ -233,7 +233,7 @@ class LineWriter:
 
   def lines(self, number: int) -> list[str]:
     """Returns the lines of a part."""
-    return input_files.read_bytes(self._part(number)).decode().splitlines()
+    return input_files.read_bytes(self._part(number)).decode().split("\n")[:-1]
 
   def append(self, lines: Iterable[str]) -> None:
     """Writes a part, atomically."""

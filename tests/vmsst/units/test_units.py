@@ -181,6 +181,8 @@ def test_a_writer_resumes_after_the_parts_before_the_first_gap(tmp_path):
     writer = base.LineWriter(output, ["a"])
     for number in range(3):
       writer.append([str(number)])
+    writer.append(lines := ["a\u2028b\x85c", ""])  # characters that str.splitlines takes for ends
+    assert writer.lines(3) == lines
     # A writer that was killed while it removed its parts.
     (part,) = pathlib.Path(work_folders.work_path(output)).glob("*1")
     part.unlink()
