@@ -154,7 +154,7 @@ def write(folder, kind, changes, *, sizes=SIZES, deviation=0.4):
       path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
   rng, weights = np.random.default_rng(0), {}
   sizes = {**sizes, "vocab_size": files["config.json"]["vocab_size"]}
-  for row in architectures.BERT.rows(TransformerConfig(**sizes), pooler=False):
+  for row in architectures.BERT.rows(TransformerConfig(**sizes)):
     center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
     weights[row.source] = rng.normal(center, deviation, row.shape).astype(np.float32)
   save_file(weights, folder / "model.safetensors")
@@ -267,6 +267,10 @@ _DENSE = {
   "in_features": 16, "out_features": 16, "bias": True,
   "activation_function": "torch.nn.modules.activation.Tanh",
 }  # fmt: skip
+_LINEAR = {
+  "in_features": 16, "out_features": 9, "bias": False,
+  "activation_function": "torch.nn.modules.linear.Identity",
+}  # fmt: skip
 _WEIGHTS = {
   f"linear.{name}": np.random.default_rng(1).normal(size=shape).astype(np.float32)
   for name, shape in (("weight", (16, 16)), ("bias", 16))
@@ -284,6 +288,18 @@ POOLED = [
     _PO: _CLS,
     "Dense/config.json": _DENSE, "Dense/model.safetensors": save(_WEIGHTS),
     _SB: {"max_seq_length": 10, "do_lower_case": False},
+  }),
+  # As distiluse, and with a linear layer after it.
+  ("bert", {
+    _MO: modules(f"{_KIND}Dense"),
+    "Dense/config.json": _DENSE | {"out_features": 12},
+    "Dense/model.safetensors": save({name: x[:12] for name, x in _WEIGHTS.items()}),
+  }),
+  ("bert", {
+    _MO: [*modules(f"{_KIND}Dense"), {"name": "3", "path": "x", "type": f"{_KIND}Dense"}],
+    "Dense/config.json": _DENSE, "Dense/model.safetensors": save(_WEIGHTS),
+    "x/config.json": _LINEAR,
+    "x/model.safetensors": save({"linear.weight": _WEIGHTS["linear.weight"][:9]}),
   }),
   ("xlmr", {
     _MO: modules(NORMALIZE), "Normalize/config.json": {}, "config.json": {"layer_norm_eps": 1e-5},
@@ -343,7 +359,7 @@ REFUSED = [
   *(("bert", {
     _MO: modules(f"{_KIND}Dense"), _PO: pooled, "Dense/config.json": _DENSE | dense,
   }, ("Dense", key)) for pooled, dense, key in (
-    (_MEAN, {}, "'cls'"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
+    (_MEAN, {"bias": False}, "bias"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
     (_CLS, {"activation_function": "torch.nn.ReLU"}, "activation_function"),
   )),
   *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (

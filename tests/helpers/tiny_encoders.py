@@ -103,8 +103,10 @@ NETWORKS = {
   "ems": encoder(BERT, head=False),
   "labse": encoder(
     dataclasses.replace(BERT, num_token_types=2, activation="gelu"),
+    8,
     head=False,
-    pooling="pooler",
+    pooling="cls",
+    pooler_dim=8,
     normalize=True,
   ),
   "e5": encoder(dataclasses.replace(BERT, position_offset=2, activation="relu"), head=False),

@@ -127,7 +127,7 @@ STARTS_FROM = sentence_encoder.SentenceEncoder(
   ),
   latent_dim=8,
   head=False,
-  pooling="pooler",
+  pooling="cls",
   normalize=True,
 )
 
@@ -458,7 +458,7 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
   else:  # starts from mE5: from its pooling, normalization and vocabulary
     assert "INITIAL_CHECKPOINT_PATH" in report["required"]
     assert "VOCABULARY_PATH" not in report["required"]
-    options = {**options, "pooling": "pooler", "normalize": True, "head": False}
+    options = {**options, "pooling": "cls", "normalize": True, "head": False}
   assert report["options"] | options == report["options"]
 
 

@@ -104,13 +104,13 @@ def save_assets(
   _check_vocabulary_fits(vocabulary, assets.network, "the model")
   record: dict[str, Any] = {
     "format": FORMAT,
-    "network": _describe(assets.network),
+    "network": describe(assets.network),
     "max_length": assets.max_length,
   }
   if assets.languages is not None:
     record["languages"] = assets.languages
   if assets.generator is not None:
-    record["generator"] = _describe(assets.generator)
+    record["generator"] = describe(assets.generator)
   if weights:
     record["weights"] = {name: checksums.of_file(folder / name) for name in weights}
   record["vocabulary"] = _describe_vocabulary(vocabulary)
@@ -125,7 +125,7 @@ def save_assets(
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
   """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
   record = {
-    "network": _describe(network),
+    "network": describe(network),
     "max_length": max_length,
     "vocabulary": _describe_vocabulary(vocabulary),
     "file": vocabulary_digest(vocabulary),
@@ -223,7 +223,7 @@ def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
   return value
 
 
-def _describe(network: Any) -> dict[str, Any]:
+def describe(network: Any) -> dict[str, Any]:
   """Returns the class and attributes of a network for JSON."""
   attributes = {
     name: getattr(network, name) for name in _attribute_types(type(network)) if name != "config"
@@ -244,7 +244,7 @@ def _attribute_types(cls: type) -> dict[str, Any]:
 
 
 def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) -> Any:
-  """Returns the network that `_describe` described; missing attributes have their defaults."""
+  """Returns the network that `describe` described; missing attributes have their defaults."""
   name = _get(entry, "class", str, path)
   if name not in known:
     raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")

@@ -223,11 +223,7 @@ def read(
     if folder.released:
       converted, assets = _released(pathlib.Path(folder.assets))
       network = select_network(assets)
-      unused = () if assets.network.pooling == "pooler" else ("pooler/",)
-      arrays = {
-        name: array for name, array in converted.params.items() if not name.startswith(unused)
-      }
-      params = traverse_util.unflatten_dict(arrays, sep="/")
+      params = traverse_util.unflatten_dict(dict(converted.params), sep="/")
     else:
       assets = encoder_json.load_encoder_assets(folder.assets)
       network = select_network(assets)

@@ -55,9 +55,9 @@ class Released:
     config: Content of its `config.json`.
     tokenizer: Its tokenizer, or None if there are no files of one.
     max_length: The most tokens of a text, or None if no file limits them.
-    pooling: How token states become a sentence vector: "mean", "cls", "last", or "pooler" if a
-      dense module with tanh follows [CLS] pooling.
-    dense: Names of the dense modules' folders: that one, or linear layers without biases.
+    pooling: How token states become a sentence vector: "mean", "cls" or "last".
+    pooler: Name of the folder of a dense module with tanh that follows, or None.
+    linear: Names of the folders of the dense modules after it, linear layers without biases.
     normalize: Whether vectors are scaled to length 1.
     prefix: The text before each sentence, if nothing else is requested.
     prompts: The texts before those of which a name is requested. "query" and "document" are what
@@ -70,7 +70,8 @@ class Released:
   tokenizer: tokenizers.Tokenizer | None
   max_length: int | None
   pooling: str
-  dense: tuple[str, ...]
+  pooler: str | None
+  linear: tuple[str, ...]
   normalize: bool
   prefix: str
   prompts: Mapping[str, str]
@@ -88,7 +89,7 @@ def read(folder: pathlib.Path) -> Released:
   """
   has_modules = (folder / MODULES_FILE).is_file()
   listed = _chain(folder) if has_modules else [("Transformer", "")]
-  paths, dense = dict(listed), tuple(name for kind, name in listed if kind == "Dense")
+  paths, linear = dict(listed), [name for kind, name in listed if kind == "Dense"]
   transformer = folder / paths["Transformer"]
   for name in _OTHERS:
     if (transformer / name).is_file():
@@ -101,13 +102,11 @@ def read(folder: pathlib.Path) -> Released:
     _check_no_chat(folder)
     if _is_causal_lm(config):
       pooling = "last"
-  activations = [_dense_activation(folder / name) for name in dense]
-  if activations == ["Tanh"] and pooling == "cls":
-    pooling = "pooler"
-  elif "Tanh" in activations:
+  activations = [_dense_activation(folder / name) for name in linear]
+  pooler = linear.pop(0) if activations[:1] == ["Tanh"] else None
+  if "Tanh" in activations[1:]:
     raise errors.InputError(
-      f"{folder / dense[0]}: a dense module with Tanh can be imported after 'cls' pooling only, "
-      "and without others"
+      f"{folder / linear[-1]}: only the first dense module can have the activation Tanh"
     )
   if "Normalize" in paths and (folder / paths["Normalize"] / hugging_face.CONFIG_FILE).is_file():
     _check_names(folder / paths["Normalize"])
@@ -122,7 +121,8 @@ def read(folder: pathlib.Path) -> Released:
     ),
     max_length=max_length(transformer, options_file, options),
     pooling=pooling,
-    dense=dense,
+    pooler=pooler,
+    linear=tuple(linear),
     normalize="Normalize" in paths,
     prefix=prefix,
     prompts=prompts,
@@ -284,7 +284,7 @@ def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
 
 
 def _dense_activation(folder: pathlib.Path) -> str:
-  """Returns "Tanh" or "Identity"; a layer with the latter must have no bias."""
+  """Returns "Tanh", whose layer must have a bias, or "Identity", whose layer must have none."""
   config = _check_names(folder)
   hugging_face.check_choice(folder, config, "use_residual", False, (False,))
   activation = config.get("activation_function")
@@ -293,8 +293,7 @@ def _dense_activation(folder: pathlib.Path) -> str:
     raise errors.InputError(
       f"{folder}: 'activation_function' is {activation!r}; only Tanh and Identity can be imported"
     )
-  if name == "Identity":
-    hugging_face.check_choice(folder, config, "bias", True, (False,))
+  hugging_face.check_choice(folder, config, "bias", True, (name == "Tanh",))
   return name
 
 

@@ -6,8 +6,8 @@
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without them, a run that starts from LaBSE would pool by the mean instead of LaBSE's pooler, and one
-that starts from E5 would lose its prompts.
+Without them, a run that starts from LaBSE would pool by the mean instead of the first token, and
+one that starts from E5 would lose its prompts.
 """
 
 import dataclasses
@@ -51,10 +51,11 @@ def mean_pooled(network: sentence_encoder.SentenceEncoder) -> sentence_encoder.E
   Raises:
     InputError: it pools in another way, or has a head.
   """
-  if network.pooling != "mean" or network.head:
+  if network.pooling != "mean" or network.head or network.pooler_dim is not None:
     raise errors.InputError(
-      f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r} and "
-      f"{'a' if network.head else 'no'} linear head: choose another encoder or objective"
+      f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r}, "
+      f"head {network.head} and pooler_dim {network.pooler_dim}: choose another encoder or "
+      "objective"
     )
   return network.config
 
@@ -70,6 +71,14 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
     InputError: there is no such checkpoint, or no `encoder.json` next to it.
   """
   return "mean" if checkpoint is None else _assets(checkpoint).network.pooling
+
+
+def pooler_dim(checkpoint: str | os.PathLike[str] | None) -> int | None:
+  """Returns the width of the pooler of the encoder of a checkpoint; None: it has none.
+
+  Arguments and errors are those of `pooling`.
+  """
+  return None if checkpoint is None else _assets(checkpoint).network.pooler_dim
 
 
 def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:

@@ -3,7 +3,7 @@
 A T5 encoder becomes a `T5EncoderModel`; EMS, XLM-R and other relatives of BERT a `BertModel`, and
 other imported encoders what they were. XLM-R's position table loses the rows before that of the
 first token: a BERT that counts from 0 computes the same function. The projection after pooling, if
-any, is the last dense module.
+any, is the last dense module, and the pooler the first.
 
 `open_params` reads what `to_tensors` has made, bit for bit.
 """
@@ -27,10 +27,9 @@ from vmsst.checkpoints.importers import architectures, mt5, weight_tables
 from vmsst.networks import t5, transformer
 
 PROJECTION = "mean/kernel"
-DENSE_WEIGHT = "linear.weight"
+DENSE_WEIGHT, DENSE_BIAS = "linear.weight", "linear.bias"
 _POSITIONS = "encoder/position_embedding"
 _TOKEN_TYPES = "encoder/token_type_embedding"
-_POOLER = ("pooler/dense/kernel", "pooler/dense/bias")
 
 
 def to_tensors(
@@ -45,17 +44,20 @@ def to_tensors(
   """
   arrays = layer_stacks.separate(params)
   arrays[weight_tables.TOKEN_TABLE] = _swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
+  unused = {}
   if isinstance(config, transformer.TransformerConfig):
     width, exported = config.emb_dim, exported_config(config)
     if _POSITIONS in arrays:
       arrays[_POSITIONS] = arrays[_POSITIONS][-exported.max_positions :]
     if exported.num_token_types > config.num_token_types:
       arrays[_TOKEN_TYPES] = np.zeros((1, width), np.float32)
-    # Unused, but transformers would initialize it at random and warn.
-    kernel, bias = _POOLER
-    arrays.setdefault(kernel, np.zeros((width, width), np.float32))
-    arrays.setdefault(bias, np.zeros((width,), np.float32))
-  return weight_tables.to_tensors(_rows(config), arrays)
+    if architectures.POOLER in architectures.of(exported)[0].left_out:
+      # transformers would initialize it at random and warn.
+      shapes = {"weight": (width, width), "bias": (width,)}
+      unused = {
+        f"{architectures.POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()
+      }
+  return {**weight_tables.to_tensors(_rows(config), arrays), **unused}
 
 
 def exported_config(config: transformer.TransformerConfig) -> transformer.TransformerConfig:
@@ -98,20 +100,23 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
     missing = config.max_positions - exported_config(config).max_positions
     params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
-  if network.head:
+  wanted = ["pooler"] * (network.pooler_dim is not None) + ["mean"] * network.head
+  if wanted:
     listed = sentence_transformers_files.list_modules(folder)
     dense = [name for kind, name in listed if kind == "Dense"]
-    head = hugging_face.open_tensors(folder / dense[-1]) if dense else {}
-    if DENSE_WEIGHT in head:
-      params[PROJECTION] = _transposed(head[DENSE_WEIGHT])
+    for layer, name in zip(wanted, dense, strict=False):
+      opened = hugging_face.open_tensors(folder / name)
+      if DENSE_WEIGHT in opened:
+        params[f"{layer}/kernel"] = _transposed(opened[DENSE_WEIGHT])
+      if DENSE_BIAS in opened:
+        params[f"{layer}/bias"] = opened[DENSE_BIAS]
   return params
 
 
 def _rows(config: Any) -> list[weight_tables.Row]:
   if isinstance(config, transformer.TransformerConfig):
     exported = exported_config(config)
-    architecture, _ = architectures.of(exported)
-    return architecture.rows(exported, pooler=architecture.pooler)
+    return architectures.of(exported)[0].rows(exported)
   return mt5.rows(dataclasses.asdict(config))
 
 

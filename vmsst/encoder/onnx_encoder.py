@@ -179,6 +179,8 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   mask_BT = graph.node("Greater", MASK, np.int64(0))
   hidden_BTD = _ENCODERS[type(config)](graph, config, x_BTD, mask_BT)
   vector_BS = _pooled(graph, network.pooling, hidden_BTD, mask_BT)
+  if network.pooler_dim is not None:
+    vector_BS = graph.node("Tanh", _dense(graph, vector_BS, "pooler"))
   if network.head:
     vector_BS = _dense(graph, vector_BS, "mean")
   if network.normalize:
@@ -444,11 +446,8 @@ def _activation(graph: Graph, name: str, x: str) -> str:
 
 
 def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
-  if pooling in ("cls", "pooler"):
-    first_BD = graph.node("Gather", hidden_BTD, np.int64(0), axis=1)
-    if pooling == "cls":
-      return first_BD
-    return graph.node("Tanh", _dense(graph, first_BD, "pooler/dense"))
+  if pooling == "cls":
+    return graph.node("Gather", hidden_BTD, np.int64(0), axis=1)
   if pooling == "last":
     last_B = graph.node("ReduceSum", MASK, np.array([1]), keepdims=0)
     last_B = graph.node("Max", graph.node("Sub", last_B, np.int64(1)), np.int64(0))

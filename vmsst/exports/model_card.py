@@ -144,7 +144,8 @@ def _model(assets: encoder_json.EncoderAssets) -> list[str]:
   return [
     f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layers, hidden size "
     f"{config.width}, {config.vocab_size:,} tokens in the vocabulary",
-    f"Pooling: {network.pooling}{', then a linear layer' * network.head}"
+    f"Pooling: {network.pooling}{', then a tanh layer' * (network.pooler_dim is not None)}"
+    f"{', then a linear layer' * network.head}"
     f"{', then scaling to length 1' * network.normalize}",
     *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),
   ]

@@ -14,7 +14,7 @@ from vmsst import arrays, errors
 from vmsst.arrays import sharding
 from vmsst.networks import lstm, t5, transformer
 
-POOLINGS = ("mean", "max", "cls", "last", "pooler")
+POOLINGS = ("mean", "max", "cls", "last")
 CONFIGS: dict[str, type] = {
   cls.__name__: cls for cls in (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
 }
@@ -61,11 +61,12 @@ class SentenceEncoder(nn.Module):
   Attributes:
     config: Sizes and numerics of the encoder.
     latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
-    head: Whether a bias-free linear layer, `mean`, follows the pooling. Without it, `latent_dim`
-      must be the width of the hidden states.
+    head: Whether a bias-free linear layer, `mean`, follows the pooling and the pooler. Without it,
+      `latent_dim` must be their width.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
-      (LASER); "cls" or "last", the hidden state of the first or last token; "pooler", a tanh layer
-      on top of "cls" (BERT and LaBSE; requires a TransformerConfig).
+      (LASER); "cls" or "last", the hidden state of the first or last token.
+    pooler_dim: Width of the pooler, a layer `tanh(W h + b)` after the pooling, as in LaBSE and
+      distiluse; None: no pooler.
     normalize: Scales vectors to length 1.
   """
 
@@ -74,17 +75,15 @@ class SentenceEncoder(nn.Module):
   head: bool = True
   pooling: str = "mean"
   normalize: bool = False
+  pooler_dim: int | None = None
 
   def __post_init__(self) -> None:
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
-    if self.pooling == "pooler" and not isinstance(self.config, transformer.TransformerConfig):
-      raise errors.InputError(
-        "SentenceEncoder.pooling is 'pooler'; this requires a TransformerConfig"
-      )
-    if not self.head and self.latent_dim != self.config.width:
+    width = self.config.width if self.pooler_dim is None else self.pooler_dim
+    if not self.head and self.latent_dim != width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
-        f"the encoder, {self.config.width}"
+        f"the {'encoder' if self.pooler_dim is None else 'pooler'}, {width}"
       )
     super().__post_init__()
 
@@ -92,10 +91,10 @@ class SentenceEncoder(nn.Module):
     """Creates the submodules."""
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
-    if self.pooling == "pooler":
-      self.pooler = transformer.ClsPooler(cast(transformer.TransformerConfig, self.config))
+    # T5X's rules replicate a "kv" axis: these layers are small.
+    if self.pooler_dim is not None:
+      self.pooler = t5.Dense(self.pooler_dim, ("embed", "kv"), use_bias=True)
     if self.head:
-      # T5X's rules replicate a "kv" axis: the head is small.
       self.mean = t5.Dense(self.latent_dim, ("embed", "kv"))
 
   def __call__(
@@ -113,11 +112,11 @@ class SentenceEncoder(nn.Module):
       vector_BS = masked_max(hidden_BTD, mask_BT)
     elif self.pooling == "cls":
       vector_BS = hidden_BTD[:, 0].astype(jnp.float32)
-    elif self.pooling == "last":
+    else:
       last_B = jnp.maximum(jnp.sum(mask_BT, axis=1) - 1, 0)
       vector_BS = hidden_BTD[jnp.arange(len(last_B)), last_B].astype(jnp.float32)
-    else:
-      vector_BS = self.pooler(hidden_BTD)
+    if self.pooler_dim is not None:
+      vector_BS = jnp.tanh(self.pooler(vector_BS))
     if self.head:
       vector_BS = self.mean(vector_BS)
     if self.normalize:

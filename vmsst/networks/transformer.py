@@ -214,13 +214,12 @@ def dense(
   config: TransformerConfig,
   features: int,
   axes: tuple[str, str],
-  dtype: str | None = None,
   *,
   name: str | None = None,
 ) -> nn.Module:
-  """Returns a linear layer, initialized as in BERT; dtype None: the compute dtype."""
+  """Returns a linear layer, initialized as in BERT."""
   init = nn.initializers.normal(config.initializer_std)
-  return t5.Dense(features, axes, init, dtype or config.dtype, config.use_bias, name=name)
+  return t5.Dense(features, axes, init, config.dtype, config.use_bias, name=name)
 
 
 class LayerNorm(nn.Module):
@@ -481,20 +480,3 @@ class TransformerEncoder(nn.Module):
       if angles is not None:
         angles = jnp.stack([angles, rotary_angles(length, cfg.head_width, cfg.local_rope_theta)])
     return bias, angles
-
-
-class ClsPooler(nn.Module):
-  """The pooler of BERT and LaBSE: `tanh(W h + b)` of the first token's hidden state, in float32.
-
-  Attributes:
-    config: Sizes and numerics of the encoder.
-  """
-
-  config: TransformerConfig
-
-  @nn.compact
-  def __call__(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-    """Returns one vector per sentence, not normalized."""
-    # T5X's rules replicate a "kv" axis: the head is small.
-    pooler = dense(self.config, hidden_BTD.shape[-1], ("embed", "kv"), "float32", name="dense")
-    return jnp.tanh(pooler(hidden_BTD[:, 0]))

@@ -241,11 +241,12 @@ def _check_encoder(model: Any, model_dir: str) -> None:
   saved = encoder_json.load_encoder_assets(model_dir)
 
   def described(network: Any, vocabulary: Any) -> dict[str, Any]:
-    config = dataclasses.asdict(network.config)
+    record = encoder_json.describe(network)
+    config = record.pop("config")
     digest = encoder_json.digest(saved.network, vocabulary, saved.max_length)
     return {
+      **record,
       **{name: value for name, value in config.items() if name not in _NOT_OF_THE_ENCODER},
-      **{name: getattr(network, name) for name in ("latent_dim", "head", "pooling", "normalize")},
       "vocabulary": {"name": type(vocabulary).__name__, "digest": digest},
     }
 

@@ -134,12 +134,13 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
     str(tokenizer_files["bert"]), "query: ", {"query": "query: ", "passage": "passage: "}
   )
   network = sentence_encoder.SentenceEncoder(
-    tiny_encoders.BERT, 16, head=False, pooling="pooler", normalize=True
+    tiny_encoders.BERT, 16, head=False, pooling="cls", pooler_dim=16, normalize=True
   )
   model = tiny_encoders.model_of(network, vocabulary, max_length=7)
   run = tiny_encoders.save_run(tmp_path / "run", model)
   for path in (run, run / "checkpoint_0"):
-    assert starting_encoders.pooling(path) == "pooler"
+    assert starting_encoders.pooling(path) == "cls"
+    assert starting_encoders.pooler_dim(path) == 16
     assert starting_encoders.normalize(path) is True
   assert starting_encoders.prefix(run) == "query: "
   assert starting_encoders.prompts(run) == vocabulary.prompts
@@ -160,4 +161,5 @@ def test_a_dry_run_has_no_encoder():
   assert (starting_encoders.prefix(None), starting_encoders.prompts(None)) == ("", {})
   assert starting_encoders.max_length(None) == 512
   assert starting_encoders.pooling(None) == "mean"
+  assert starting_encoders.pooler_dim(None) is None
   assert starting_encoders.normalize(None) is False

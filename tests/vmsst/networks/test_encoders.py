@@ -27,7 +27,7 @@ LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=2)
 ENCODERS = {
   "t5": sentence_encoder.SentenceEncoder(T5, 10),
   "bert": sentence_encoder.SentenceEncoder(BERT, 10),
-  "pooler": sentence_encoder.SentenceEncoder(BERT, 12, head=False, pooling="pooler"),
+  "pooler": sentence_encoder.SentenceEncoder(BERT, 10, head=False, pooling="cls", pooler_dim=10),
   "lstm": sentence_encoder.SentenceEncoder(LSTM, 10, head=False, pooling="max"),
 }
 STACKS = ("t5", "bert")  # those with layers to scan and to recompute
@@ -160,7 +160,7 @@ def test_a_sentence_longer_than_the_position_table_is_refused():
 def test_initial_distributions_of_bert():
   sizes = {"emb_dim": 96, "mlp_dim": 128, "vocab_size": 200, "max_positions": 60}
   config = dataclasses.replace(BERT, **sizes, initializer_std=0.02, scan_layers=True)
-  wide = sentence_encoder.SentenceEncoder(config, 96, head=False, pooling="pooler")
+  wide = sentence_encoder.SentenceEncoder(config, 96, head=False)
   variables = jax.jit(wide.init)(jax.random.key(0), TOKENS_BT)
   flat = traverse_util.flatten_dict(variables["params"], sep="/")
   for name, array in flat.items():

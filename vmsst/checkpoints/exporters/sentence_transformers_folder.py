@@ -239,12 +239,10 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
   if isinstance(network.config, lstm.LstmConfig):
     raise _unknown_encoder(saved)
   width = network.config.width
-  mode = "cls" if network.pooling == "pooler" else network.pooling
-  flags = {flag: name == mode for name, flag in _POOLING_FLAGS.items()}
+  flags = {flag: name == network.pooling for name, flag in _POOLING_FLAGS.items()}
   modules = [_Module("Pooling", {"word_embedding_dimension": width, **flags})]
-  if network.pooling == "pooler":
-    kernel, bias = params["pooler/dense/kernel"], params["pooler/dense/bias"]
-    modules.append(_dense(kernel, bias, _TANH))
+  if network.pooler_dim is not None:
+    modules.append(_dense(params["pooler/kernel"], params["pooler/bias"], _TANH))
   if network.head:
     modules.append(_dense(params[transformers_weights.PROJECTION], None, _IDENTITY))
   if network.normalize:
@@ -256,7 +254,7 @@ def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) ->
   inputs, outputs = kernel_DS.shape
   arrays = {transformers_weights.DENSE_WEIGHT: np.ascontiguousarray(kernel_DS.T)}
   if bias_S is not None:
-    arrays["linear.bias"] = bias_S
+    arrays[transformers_weights.DENSE_BIAS] = bias_S
   config = {
     "in_features": inputs,
     "out_features": outputs,

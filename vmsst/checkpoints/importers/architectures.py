@@ -35,6 +35,8 @@ _SIZES = {
   "max_positions": "max_position_embeddings",
 }
 _PRETRAINING = "pre-training head"
+# The start of the names of BERT's pooler. sentence-transformers does not use it.
+POOLER = "pooler."
 _NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
 _DEFAULT_THETA = 10_000.0
 
@@ -91,12 +93,11 @@ class Architecture:
 
   Attributes:
     name: Its class.
-    table: Rules of its weights, without the pooler's.
+    table: Rules of its weights.
     options: Returns the attributes of a TransformerConfig that are in a `config.json`.
     describe: Returns the content of a `config.json` for a TransformerConfig.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
     prefixes: What may precede the names of weights, for models with a pre-training head.
-    pooler: Whether it may have the pooler of BERT.
     left_out: By the start of a tensor's name, the reason that it is not imported.
   """
 
@@ -106,7 +107,6 @@ class Architecture:
   describe: Callable[[transformer.TransformerConfig], dict[str, Any]]
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   prefixes: tuple[str, ...]
-  pooler: bool = False
   left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -127,16 +127,12 @@ class Architecture:
       raise errors.InputError(f"{file.path}: {error}") from None
     return sizes
 
-  def rows(self, config: transformer.TransformerConfig, *, pooler: bool) -> list[Row]:
+  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
     """Returns the tensors of a model and the parameters that they become."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
               "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim}  # fmt: skip
-    table = (*self.table, *(_POOLER if pooler else ()))
-    return weight_tables.expand(table, {**dataclasses.asdict(config), **widths})
-
-
-_POOLER = dense("pooler.dense", "pooler/dense")
+    return weight_tables.expand(self.table, {**dataclasses.asdict(config), **widths})
 
 
 def _token_table(source: str) -> Rule:
@@ -254,8 +250,8 @@ BERT = Architecture(
   options=_bert_options,
   describe=_describe_bert,
   prefixes=("", "bert.", "roberta."),
-  pooler=True,
   left_out={
+    POOLER: _PRETRAINING,
     "cls.": _PRETRAINING,
     "lm_head.": _PRETRAINING,
     "embeddings.position_ids": _NO_PARAMETER,
@@ -326,8 +322,11 @@ _MPNET = Architecture(
   options=_mpnet_options,
   describe=_describe_mpnet,
   prefixes=("", "mpnet."),
-  pooler=True,
-  left_out={"lm_head.": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
+  left_out={
+    POOLER: _PRETRAINING,
+    "lm_head.": _PRETRAINING,
+    "embeddings.position_ids": _NO_PARAMETER,
+  },
 )
 
 

@@ -1,8 +1,7 @@
 """Imports released encoders: LaBSE, XLM-R, multilingual E5, Qwen3-Embedding, LASER and others.
 
-The parameters are those of a `TokenEmbedder`, a `TransformerEncoder` and, if the source has one, a
-`ClsPooler` (`vmsst.networks.transformer`), named `token_embedder`, `encoder` and `pooler`.
-`vmsst.load` also gets the pooling and the tokenizer.
+The parameters are those of a `vmsst.networks.sentence_encoder.SentenceEncoder`. `vmsst.load` also
+gets the pooling and the tokenizer.
 
 Padding is id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5), the
 two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids of its texts too.
@@ -49,10 +48,10 @@ def import_encoder(
 
   Args:
     folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
-      pre-training head. A dense module of sentence-transformers after [CLS] pooling, as in LaBSE,
-      becomes the pooler and replaces the encoder's own. Or mT5, VMSST or LASER in the layout of its
-      release (`mt5.convert`, `vmsst_release.convert`, `laser.convert`). One in an object store is
-      copied to this machine.
+      pre-training head. Of the dense modules of sentence-transformers after the pooling, one with
+      tanh, as in LaBSE, becomes the pooler, and linear ones the head; the encoder's own pooler is
+      left out. Or mT5, VMSST or LASER in the layout of its release (`mt5.convert`,
+      `vmsst_release.convert`, `laser.convert`). One in an object store is copied to this machine.
     output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
       has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files
       (of LASER, mT5 and VMSST, `vocabulary.model`).
@@ -132,30 +131,23 @@ def convert(
     prompts = {}
   prefix = released.prefix if prefix is None else prefix
   stored = hugging_face.open_tensors(source)
-  modules = [hugging_face.open_tensors(local / name) for name in released.dense]
-  replaces_pooler = released.pooling == "pooler"
-  dense_module = {
-    name.replace("linear.", "pooler.dense."): x
-    for opened in (modules if replaces_pooler else ())
-    for name, x in opened.items()
-  }
-  named, left_out = _named(source, architecture, stored, dense_module)
-  has_pooler = architecture.pooler and "pooler.dense.weight" in named
+  named, left_out = _named(source, architecture, stored)
   tensors.check_layers(sizes["num_layers"], stored, str(source))
   config = transformer.TransformerConfig(**sizes)
-  table = architecture.rows(config, pooler=has_pooler)
+  table = architecture.rows(config)
   weight_tables.check(table, named, str(source))
-  head = None if replaces_pooler else _head(modules, config.width, local)
-  dimension = config.width if head is None else head.shape[1]
+  after_pooling = _after_pooling(local, released, config.width)
+  pooler_dim = len(after_pooling["pooler/bias"]) if released.pooler else None
+  latent_dim = pooler_dim or config.width
+  if released.linear:
+    latent_dim = after_pooling["mean/kernel"].shape[1]
   notes = []
   if padding_id >= rows:
     sizes["vocab_size"] = padding_id + 1
     config = dataclasses.replace(config, vocab_size=padding_id + 1)
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, named)
-    if head is not None:
-      arrays["mean/kernel"] = head
+    arrays = weight_tables.to_parameters(table, named) | after_pooling
     if padding_id:
       table_VD = named[architecture.token_table].changeable()
       if config.vocab_size > rows:
@@ -179,10 +171,11 @@ def convert(
     )
     network = sentence_encoder.SentenceEncoder(
       config,
-      dimension,
-      head=head is not None,
+      latent_dim,
+      head=bool(released.linear),
       pooling=released.pooling,
       normalize=released.normalize,
+      pooler_dim=pooler_dim,
     )
     return encoder_json.EncoderAssets(network, vocabulary, max_length)
 
@@ -222,28 +215,40 @@ def _t5(folder: pathlib.Path, vocabulary: pathlib.Path | None, whole: bool) -> C
   return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
 
 
-def _head(
-  modules: Sequence[Mapping[str, tensors.StoredTensor]], width: int, where: pathlib.Path
-) -> np.ndarray | None:
-  """Returns the product of linear layers without biases, [D, S]; None without any."""
-  kernel_DS = None
-  for module in modules:
-    weight = module.get("linear.weight")
-    inputs = width if kernel_DS is None else kernel_DS.shape[1]
-    if weight is None or len(module) > 1 or len(weight.shape) != 2 or weight.shape[1] != inputs:
-      raise errors.InputError(
-        f"{where}: a dense module must have a 'linear.weight' of {inputs} columns and nothing else"
-      )
-    following = weight.read().astype(np.float64).T
-    kernel_DS = following if kernel_DS is None else kernel_DS @ following
-  return None if kernel_DS is None else kernel_DS.astype(np.float32)
+def _after_pooling(
+  folder: pathlib.Path, released: sentence_transformers_files.Released, width: int
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of the pooler and of the head: the product of all linear layers."""
+  found: dict[str, np.ndarray] = {}
+  if released.pooler is not None:
+    module = _dense_module(folder / released.pooler, width, ("linear.weight", "linear.bias"))
+    found = {"pooler/kernel": module["linear.weight"].T, "pooler/bias": module["linear.bias"]}
+    width = len(module["linear.bias"])
+  product_DS = np.eye(width)
+  for name in released.linear:
+    module = _dense_module(folder / name, product_DS.shape[1], ("linear.weight",))
+    product_DS = product_DS @ module["linear.weight"].T.astype(np.float64)
+    found["mean/kernel"] = product_DS.astype(np.float32)
+  return found
+
+
+def _dense_module(folder: pathlib.Path, width: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+  """Returns the arrays of a dense module for vectors of a width, which must have these names."""
+  stored = hugging_face.open_tensors(folder)
+  shapes = {name: tensor.shape for name, tensor in stored.items()}
+  rows = shapes.get("linear.weight", (0,))[0]
+  if shapes != dict(zip(names, [(rows, width), (rows,)], strict=False)):
+    raise errors.InputError(
+      f"{folder}: the tensors of a dense module must be {' and '.join(names)}, for vectors of "
+      f"{width} dimensions; these are {shapes}"
+    )
+  return {name: tensor.read() for name, tensor in stored.items()}
 
 
 def _named(
   folder: pathlib.Path,
   architecture: architectures.Architecture,
   stored: Mapping[str, tensors.StoredTensor],
-  pooler: Mapping[str, tensors.StoredTensor],
 ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
   """Returns the encoder's tensors by their plain names, and why others are left out.
 
@@ -251,13 +256,13 @@ def _named(
     folder: The source, for messages.
     architecture: Its architecture.
     stored: All tensors.
-    pooler: Tensors of a dense module, which replaces the model's own pooler.
   """
   words = architecture.token_table
   prefix = next((prefix for prefix in architecture.prefixes if prefix + words in stored), None)
   if prefix is None:
     raise errors.InputError(f"{folder} lacks {words}: it is not a {architecture.name}")
-  named, left_out = dict(pooler), {}
+  named: dict[str, tensors.StoredTensor] = {}
+  left_out = {}
   for source, tensor in stored.items():
     name = source.removeprefix(prefix)
     for old, new in _OLD_NAMES.items():
@@ -265,8 +270,6 @@ def _named(
     reason = next(
       (note for start, note in architecture.left_out.items() if name.startswith(start)), None
     )
-    if pooler and name.startswith("pooler."):
-      reason = "the dense module replaces it"
     if reason is not None:
       left_out[source] = reason
     elif name in named:

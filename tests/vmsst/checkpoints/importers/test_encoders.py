@@ -1,6 +1,7 @@
 """Imports of BERT and XLM-R encoders, from their files to sentence vectors."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -27,24 +28,19 @@ CONFIG = {"model_type": "bert", "pad_token_id": 0, **released_folders.bert_confi
 
 class Network(nn.Module):
   config: networks.TransformerConfig
-  pooler: bool = True
 
   @nn.compact
   def __call__(self, tokens_BT):
     table = t5.TokenEmbedder(self.config.vocab_size, self.config.emb_dim, name="token_embedder")
     embedded_BTD = table(tokens_BT)
-    hidden_BTD = networks.TransformerEncoder(self.config, name="encoder")(
-      embedded_BTD, tokens_BT != 0
-    )
-    if not self.pooler:
-      return hidden_BTD, None
-    return hidden_BTD, networks.ClsPooler(self.config, name="pooler")(hidden_BTD)
+    encoder = networks.TransformerEncoder(self.config, name="encoder")
+    return encoder(embedded_BTD, tokens_BT != 0)
 
 
 def weights(prefix="", norm=("weight", "bias")):
   """Returns random weights by their names in transformers, with other names of norms."""
   rng, found = np.random.default_rng(0), {}
-  for row in architectures.BERT.rows(networks.TransformerConfig(**SIZES), pooler=True):
+  for row in architectures.BERT.rows(networks.TransformerConfig(**SIZES)):
     name = row.source.replace("LayerNorm.weight", f"LayerNorm.{norm[0]}")
     name = name.replace("LayerNorm.bias", f"LayerNorm.{norm[1]}")
     found[prefix + name] = rng.normal(size=row.shape)
@@ -63,10 +59,10 @@ def save_hugging_face(folder, arrays, **changes):
 
 
 def apply_network(imported, tokens_BT, padding_id=0, **options):
-  """Returns token states and, with a pooler, pooled vectors for ids of the tokenizer."""
+  """Returns token states for ids of the tokenizer."""
   config = networks.TransformerConfig(**imported.converted.sizes, **options)
   arrays = tiny_encoders.read_arrays(imported.checkpoint)
-  network = Network(config, pooler="pooler/dense/kernel" in arrays)
+  network = Network(config)
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   params = traverse_util.unflatten_dict(
     {
@@ -91,7 +87,7 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model"}
 @pytest.mark.parametrize(
   ("family", "kind", "changes"),
   [
-    ("Bert", "ForPreTraining", CONFIG),  # mBERT; LaBSE has its pooler too
+    ("Bert", "ForPreTraining", CONFIG),  # mBERT
     ("Bert", "Model", CONFIG | {"tokenizer_class": "XLMRobertaTokenizer"}),  # small E5
     ("XLMRoberta", "ForMaskedLM", CONFIG | {"pad_token_id": 1, "layer_norm_eps": 1e-5}),
     ("XLMRoberta", "Model", CONFIG | {"pad_token_id": 1, "type_vocab_size": 1,
@@ -138,16 +134,12 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   expected = reference(torch.float32)
   expected_BTD = expected.last_hidden_state.numpy()
   for scan_layers in (False, True):
-    hidden_BTD, pooled_BD = apply_network(found, tokens_BT, padding_id, scan_layers=scan_layers)
+    hidden_BTD = apply_network(found, tokens_BT, padding_id, scan_layers=scan_layers)
     # Norms of queries and keys amplify rounding errors.
     atol = 1e-4 if "head_dim" in changes else 1e-5
     np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=atol, rtol=1e-5)
-  pooled = expected.get("pooler_output")
-  assert (pooled_BD is None) == (pooled is None)
-  if pooled_BD is not None:
-    np.testing.assert_allclose(pooled_BD, pooled.numpy(), atol=1e-5, rtol=1e-5)
   # In bfloat16, about as accurate as the reference.
-  half_BTD, _ = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
+  half_BTD = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
   theirs_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
   error, their_error = (
     np.sqrt(np.mean(np.square(x_BTD.astype(np.float32) - expected_BTD)[mask_BT]))
@@ -159,16 +151,17 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
 def test_old_names_and_heads_of_pre_training(tmp_path, imported):
   arrays = weights("bert.", norm=("gamma", "beta")) | {
     "bert.embeddings.position_ids": np.arange(9)[None],
+    "bert.pooler.dense.bias": np.zeros(12),
     "cls.predictions.bias": np.zeros(40),
     "cls.seq_relationship.weight": np.zeros((2, 12)),
   }
   found = encoders.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
   expected = tiny_encoders.read_arrays(imported.checkpoint)
   jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(found.checkpoint), expected)
-  left_out = {name for name in arrays if "position_ids" in name or name[:4] == "cls."}
+  left_out = {name for name in arrays if re.search("position_ids|pooler|^cls", name)}
   assert found.converted.left_out.keys() == left_out
   text = weight_tables.describe(found)
-  assert "left out, pre-training head: cls.predictions.bias, cls.seq_relationship.weight" in text
+  assert "left out, pre-training head: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
   assert f"INITIAL_CHECKPOINT_PATH = '{found.checkpoint}'" in text
   assert "swap" not in text
   assert "vmsst.load cannot open it" in text  # there is no tokenizer
@@ -206,7 +199,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
       (arrays | {"classifier.weight": norm}, "classifier"),
       (arrays | {"embeddings.LayerNorm.gamma": norm}, "twice"),
       ({"shared.weight": norm}, "it is not a BertModel"),
-      (arrays | {"pooler.dense.bias": np.full(12, np.nan)}, r"pooler\.dense\.bias.*NaN values"),
+      (arrays | {"embeddings.LayerNorm.bias": norm * np.nan}, r"LayerNorm\.bias.*NaN values"),
     )
   ):
     folder = save_hugging_face(tmp_path / f"hf{number}", changed)
