@@ -90,11 +90,9 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
 @pytest.mark.parametrize("lines", [1, 2, 7, 100])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_spans_have_the_lines_of_their_files(tmp_path, monkeypatch, lines, chunk, zipped):
-  monkeypatch.setattr(text_files, "_CHUNK_BYTES", chunk)
+def test_spans_have_the_lines_of_their_files(tmp_path, lines, zipped):
   paths, expected = [], []
   for number, content in enumerate(TEXTS):
     path = tmp_path / f"{number}.txt{'.gz' * zipped}"
