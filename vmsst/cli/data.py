@@ -203,8 +203,7 @@ def download_opus(
   asked = opus.pairs_among(languages) if languages else opus.anything
   root, work = (None, None) if download.list else download.places(output)
   with fetch.Fetcher() as fetcher:
-    ask = opus.api(fetcher, opus.API)
-    chosen = opus.releases(ask, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
+    chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
     if not chosen:
       raise errors.InputError("OPUS has none of these language pairs in these corpora")
     for line in opus.describe(chosen):
