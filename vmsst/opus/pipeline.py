@@ -51,7 +51,7 @@ class Report:
   left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
-  taken: Mapping[recipes.Cell, tuple[int, int]]
+  taken: Mapping[recipes.Cell, Sequence[int]]
   goals: Sequence[recipes.Goal]
   held_out: Mapping[str, int]
   folder: str
@@ -114,7 +114,7 @@ def build(
     left_out=left_out,
     cleaned={unit.release.name: base.result(unit) or {} for unit in clean_units},
     merged=merged,
-    taken={cell: _taken(cuts[cell], parts) for cell, parts in ranks.items()},
+    taken={cell: cuts[cell].counts(parts).sum(axis=0).tolist() for cell, parts in ranks.items()},
     goals=recipes.goals(recipe, ranks, cuts),
     held_out=held.counts,
     folder=folder,
@@ -275,12 +275,8 @@ def _splits(
   """
   corpora = units[0].corpora
   cut_by_corpus = {corpus: cuts[pair, corpus] for corpus in corpora}
-  train_rows_B, validation_rows_B = np.zeros((2, len(units)), np.int64)
-  for corpus, cut in cut_by_corpus.items():
-    for bucket, part in enumerate(ranks[pair, corpus]):
-      train, validation = cut.split(part)
-      train_rows_B[bucket] += train.stop - train.start
-      validation_rows_B[bucket] += validation.stop - validation.start
+  counts = [cut.counts(ranks[pair, corpus]) for corpus, cut in cut_by_corpus.items()]
+  train_rows_B, validation_rows_B = np.sum(counts, axis=0).T
   if train_rows_B.any():
     bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_by_corpus.items())
     yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
@@ -288,12 +284,3 @@ def _splits(
     bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_by_corpus.items())
     # Validation data is small: one shard.
     yield f"validation_{pair}", bounds, [tuple(units)]
-
-
-def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
-  """Returns how many rows a cut takes for training and for validation."""
-  split = [cut.split(part) for part in parts]
-  train, validation = (
-    sum(rows.stop - rows.start for rows in slices) for slices in zip(*split, strict=True)
-  )
-  return train, validation

@@ -51,7 +51,7 @@ class Release:
     target: Language of the second side.
     size: Bytes on disk.
     codes: The language codes in the file name, in its order (the order of the columns of a TSV
-      file); None: the usual codes of the two languages, source first.
+      file).
   """
 
   corpus: str
@@ -61,7 +61,7 @@ class Release:
   source: Language
   target: Language
   size: int
-  codes: tuple[str, str] | None = None
+  codes: tuple[str, str]
 
   @property
   def pair(self) -> tuple[Language, Language]:
@@ -74,11 +74,6 @@ class Release:
     return readers.pair_name(*self.pair)
 
   @property
-  def file_codes(self) -> tuple[str, str]:
-    """The language codes in the file name, in its order."""
-    return self.codes or (usual_code(self.source), usual_code(self.target))
-
-  @property
   def name(self) -> str:
     """A unique name that is valid as a file name: "Europarl.v8.deu_eng".
 
@@ -87,7 +82,7 @@ class Release:
     """
     plain = f"{self.corpus}.{self.version}.{self.pair_name}"
     usual = {usual_code(language) for language in self.pair}
-    return plain if set(self.file_codes) == usual else f"{plain}.{'-'.join(self.file_codes)}"
+    return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
 
   @property
   def identity(self) -> str:
@@ -160,7 +155,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     if isinstance(release, Fault):
       faults.append(release)
     elif release is not None:
-      codes = sorted(_folded(code) for code in release.file_codes)
+      codes = sorted(_folded(code) for code in release.codes)
       key = (release.corpus, release.version, *codes)
       held = releases.setdefault(key, release)
       if _FORMATS.index(release.format) < _FORMATS.index(held.format):
@@ -185,7 +180,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
   of the lines and the expansion of an archive.
   """
   swapped = release.format != "tmx" and (
-    languages.opus_language(release.file_codes[0]) != release.source
+    languages.opus_language(release.codes[0]) != release.source
   )
   empty = True
   for item in _items(release):
@@ -280,7 +275,7 @@ def _folded(code: str) -> str:
 def _read_zip(release: Release) -> Iterator[Row | Fault]:
   (path,) = release.paths
   try:
-    sides = _sides(archives.members(path), release.file_codes)
+    sides = _sides(archives.members(path), release.codes)
   except archives.DamagedError as error:
     yield Fault(path, str(error))
     return
