@@ -210,10 +210,16 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
   return sorted(path(f"{scheme}://{entry.strip('/')}") for entry in entries)
 
 
-def objects_below(url: str) -> list[str]:
-  """Returns the names of the objects below a URL, relative to it."""
-  system = filesystem(url)
-  root = system._strip_protocol(url).rstrip("/")
+def files_below(folder: str | os.PathLike[str]) -> list[str]:
+  """Returns the names of the files below a folder, relative to it; none if it does not exist."""
+  if not is_url(folder):
+    return [
+      os.path.relpath(os.path.join(inside, name), folder)
+      for inside, _, names in os.walk(folder)
+      for name in names
+    ]
+  system = filesystem(os.fspath(folder))
+  root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
@@ -317,7 +323,7 @@ def download(url: str, target: pathlib.Path) -> None:
   if not system.isdir(url):
     system.get_file(url, os.fspath(target))
     return
-  for name in objects_below(url):
+  for name in files_below(url):
     local = _below(target, name)
     local.parent.mkdir(parents=True, exist_ok=True)
     system.get_file(f"{url.rstrip('/')}/{name}", os.fspath(local))

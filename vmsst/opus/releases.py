@@ -183,7 +183,11 @@ def read(release: Release) -> Iterator[Row | Fault]:
     languages.opus_language(release.codes[0]) != release.source
   )
   empty = True
-  for item in _items(release):
+  if release.format == "zip":
+    items = _read_zip(release)
+  else:  # The sides are in the order of the file, in TMX in that of the pair.
+    items = formats.parse(release.format, release.paths, release.pair, formats.COUNT)
+  for item in items:
     empty = False
     if swapped and isinstance(item, Row):
       item = Row(item.number, item.texts[::-1])
@@ -192,25 +196,10 @@ def read(release: Release) -> Iterator[Row | Fault]:
     yield Fault(release.paths[0], "holds no pair of the two languages")
 
 
-def _items(release: Release) -> Iterator[Row | Fault]:
-  """Yields rows and faults; the sides are in the order of the file, in TMX in that of the pair."""
-  path = release.paths[0]
-  match release.format:
-    case "zip":
-      return _read_zip(release)
-    case "moses":
-      sides = [(path, formats.COUNT.lines(path)) for path in release.paths]
-      return formats.parse_moses(sides, formats.COUNT)
-    case "tsv":
-      return formats.parse_tsv(path, formats.COUNT)
-    case _:
-      return formats.parse_tmx(path, *release.pair, formats.COUNT)
-
-
 def _files(root: str) -> Iterator[str]:
   """Yields every file below a folder, also through links, in the same order on all machines."""
   if storage.is_url(root):
-    yield from (os.path.join(root, name) for name in sorted(storage.objects_below(root)))
+    yield from (os.path.join(root, name) for name in sorted(storage.files_below(root)))
     return
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
