@@ -20,7 +20,7 @@ from vmsst.opus import releases as releases_lib
 from vmsst.units import base, engines
 
 BUCKET_BYTES = 64 << 20
-"""Approximate bytes of text in a bucket before cleaning."""
+"""Approximate bytes of text in a bucket before cleaning, and in memory of a worker at a time."""
 _COMPRESSION = 4  # Bytes of text per byte of a compressed file.
 _COMPRESSED = (".zip", ".gz")
 
@@ -72,8 +72,6 @@ def build(
   held: decontamination.EvaluationSentences,
   work: str,
   engine: engines.Engine,
-  *,
-  bucket_bytes: int = BUCKET_BYTES,
 ) -> Report:
   """Makes the shards of a dataset; resumes an interrupted build.
 
@@ -84,7 +82,6 @@ def build(
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
     engine: Where to do the units; see `vmsst.units`.
-    bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
   Raises:
     InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
@@ -98,10 +95,10 @@ def build(
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
   inputs = {"recipe": recipe.digest, "releases": releases_digest(wanted), "held_out": held.digest}
-  configuration = base.digest(stages.FORMAT, inputs, bucket_bytes)
+  configuration = base.digest(stages.FORMAT, inputs, BUCKET_BYTES)
   with work_folders.owned(work, is_folder=True):
     work = work_folders.work_path(work, is_folder=True)
-    clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
+    clean_units = _clean(recipe, wanted, held, work, engine)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
     cuts = recipes.plan(recipe, ranks)
@@ -135,7 +132,6 @@ def _clean(
   held: decontamination.EvaluationSentences,
   work: str,
   engine: engines.Engine,
-  bucket_bytes: int,
 ) -> list[stages.Clean]:
   """Cleans the releases, the largest first, so that all workers finish at about the same time."""
   sentences = os.path.join(work, "held_out.npz")
@@ -155,7 +151,7 @@ def _clean(
       held_out=sentences,
       held_out_digest=held.digest,
       # A power of two: a little more data rarely changes it, which would clean all files again.
-      buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
+      buckets=1 << max(0, (sizes[release.pair_name] - 1) // BUCKET_BYTES).bit_length(),
       path=os.path.join(work, "clean", f"{release.name}.parquet"),
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))

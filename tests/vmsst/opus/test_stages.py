@@ -56,17 +56,16 @@ PARTS = [
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, monkeypatch):
+  # So little text in a bucket that there are several.
+  monkeypatch.setattr(pipeline, "BUCKET_BYTES", 2000)
   opus_tree.write(tmp_path / "opus", PARTS)
   return tmp_path
 
 
-def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT, **options):
-  # So little text in a bucket that there are several.
-  options.setdefault("bucket_bytes", 2000)
-  return pipeline.build(
-    recipe, str(tree / "opus"), held, str(tree / work), engine or engines.Local(), **options
-  )
+def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT):
+  engine = engine or engines.Local()
+  return pipeline.build(recipe, str(tree / "opus"), held, str(tree / work), engine)
 
 
 def _rows(report, split):
