@@ -76,11 +76,8 @@ def members(path: str) -> list[Member]:
   Raises:
     DamagedError: the file is not a zip archive, has lost its end or cannot be read.
   """
-  try:
-    with _directory(path) as archive:
-      return [Member(path, info.filename, info) for info in archive.infolist() if not info.is_dir()]
-  except OSError as error:
-    raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
+  with _directory(path) as archive:
+    return [Member(path, info.filename, info) for info in archive.infolist() if not info.is_dir()]
 
 
 def member_chunks(member: Member) -> Iterator[bytes]:
@@ -97,7 +94,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   unchecked = copy.copy(info)
   del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
   checksum = 0
-  with _damage(), _directory(path) as archive, archive.open(unchecked) as stream:
+  with _directory(path) as archive, archive.open(unchecked) as stream:
     for piece in _bounded(_pieces(stream), min(info.compress_size, storage.size(path))):
       checksum = zlib.crc32(piece, checksum)
       yield piece
@@ -107,9 +104,9 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _directory(path: str) -> Iterator[zipfile.ZipFile]:
-  """Yields an open archive; turns the errors of its directory into DamagedError."""
+  """Yields an open archive; turns the errors of reading it into DamagedError."""
   try:
-    with storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
+    with _damage(), storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
       yield archive
   except errors.InputError:
     raise

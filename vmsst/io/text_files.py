@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import tempfile
 import threading
 import weakref
@@ -188,13 +189,11 @@ def _stream(path: str, chunks: Iterable[bytes], digest: str | None = None) -> It
   """
   number = size = 0
   current = new_digest()
-  most = None
+  most = sys.maxsize
   if path.endswith(".gz"):
-    try:
-      packed = storage.size(path)
-    except OSError:
-      packed = 0
-    most = most_unpacked(packed)
+    most = most_unpacked(0)
+    with contextlib.suppress(OSError):
+      most = most_unpacked(storage.size(path))
   iterator = iter(chunks)
   while True:
     try:
@@ -217,7 +216,7 @@ def _stream(path: str, chunks: Iterable[bytes], digest: str | None = None) -> It
     size += len(chunk)
     if digest:
       current.update(chunk)
-    if most is not None and size > most:
+    if size > most:
       raise errors.InputError(
         f"{path}: not text: it was compressed more than {BOMB_RATIO} times, after line {number}"
       )
