@@ -160,11 +160,11 @@ def opus_validation(
       pairs of the corpus.
   """
   _, folder = datasets.find(config, data_dir)
-  read = datasets.validation_reader(config, data_dir, languages=languages, pivots=pivots)
+  splits = datasets.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:
     tasks = []
-    for pair, rows in read(corpus).items():
+    for pair, rows in datasets.validation_pairs(folder, splits, corpus).items():
       source, target = (
         suite_lib.Side(readers.language_code(language), list(texts))
         for language, texts in zip(pair, zip(*rows, strict=True), strict=True)
