@@ -136,36 +136,23 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
   Raises:
     DamagedError: as `chunks`; the incomplete last line is not yielded.
   """
-  separator = b""
-  rest = b""
-  skipping = False
+  separator = rest = b""
   for chunk in chunks:
     if not separator:
       chunk = chunk.removeprefix(b"\xef\xbb\xbf")
       separator = b"\r" if b"\r" in chunk and b"\n" not in chunk else b"\n"
     end = chunk.rfind(separator) + 1
-    if not end:
-      rest = b"" if skipping else rest + chunk
-      if len(rest) > LINE_BYTES:
-        rest, skipping = b"", True
-      continue
-    start = 0
-    if skipping:
-      yield BadLine("the line is too long")
-      start = chunk.find(separator) + 1
-      skipping = False
-    yield from _decoded(rest + chunk[start:end], separator)
-    rest = chunk[end:]
-  if skipping:
-    yield BadLine("the line is too long")
-  elif rest:
+    if end:
+      yield from _decoded(rest + chunk[:end], separator)
+      rest = b""
+    if len(rest) <= LINE_BYTES:  # The rest of a line that is too long is dropped.
+      rest += chunk[end:]
+  if rest:
     yield from _decoded(rest + separator, separator)
 
 
 def _decoded(block: bytes, separator: bytes) -> Iterator[str]:
-  """Yields the lines of a block that ends with `separator` or is empty."""
-  if not block:
-    return
+  """Yields the lines of a block that ends with `separator`."""
   if len(block) <= LINE_BYTES and b"\0" not in block:
     with contextlib.suppress(UnicodeDecodeError):
       text = block.decode("utf-8")

@@ -312,8 +312,7 @@ def create(url: str, content: bytes) -> bool:
 def check_writable(url: str) -> None:
   """Raises InputError unless a store accepts objects below a URL; writes one and removes it."""
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
-  with uploaded(probe) as partial:
-    partial.touch()
+  filesystem(probe).pipe_file(probe, b"")
   remove(probe)
 
 
@@ -392,18 +391,6 @@ def naming(local: str, given: str) -> Iterator[None]:
     yield
   except errors.InputError as error:
     raise errors.InputError(str(error).replace(local, given)) from None
-
-
-@contextlib.contextmanager
-def uploaded(url: str) -> Iterator[pathlib.Path]:
-  """Yields a local path to write a file to, which becomes the object without an error.
-
-  Readers see the old object or the new, never a part.
-  """
-  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    partial = pathlib.Path(folder) / (url.rstrip("/").rsplit("/", 1)[-1] or "object")
-    yield partial
-    upload(partial, url)
 
 
 def upload(local: pathlib.Path, url: str) -> None:
