@@ -23,7 +23,6 @@ class Span:
     lines: Number of lines.
     path: Uncompressed file of the lines.
     offset: Place of the first byte.
-    size: Number of bytes.
     digest: Hash of the bytes.
   """
 
@@ -32,7 +31,6 @@ class Span:
   lines: int
   path: str
   offset: int
-  size: int
   digest: str
 
   def __str__(self) -> str:
@@ -115,15 +113,15 @@ def _cut(
   raw_lines = text_files.read_raw_lines(path)
   first, offset, raw = 1, 0, b""
   while True:
-    digest, size, count = text_files.new_digest(), 0, 0
+    digest, start, count = text_files.new_digest(), offset, 0
     for raw in itertools.islice(raw_lines, lines):
       whole.update(raw)
       digest.update(raw)
       if copy is not None:
         copy.write(raw)
-      size += len(raw)
+      offset += len(raw)
       count += 1
     if not count:
       return spans, raw[-1:]
-    spans.append(Span(path, first, count, target, offset, size, digest.hexdigest()))
-    first, offset = first + count, offset + size
+    spans.append(Span(path, first, count, target, start, digest.hexdigest()))
+    first += count
