@@ -238,10 +238,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
   source, target = ordered(*languages_found)
   if source == target:
     return Fault(path, f"both sides are {source.name}")
-  if side is not None:
-    kind = "moses"
-  else:
-    kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}[match["ending"][:4]]
+  kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}.get(match["ending"][:4], "moses")
   size = sum(map(storage.size, paths))
   return Release(*where, tuple(paths), kind, source, target, size, (first, second))
 
