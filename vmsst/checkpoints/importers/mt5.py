@@ -147,7 +147,7 @@ def convert(
   encoder = dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
-    params=weight_tables.Lazy(lambda: weight_tables.to_parameters(used, stored)),
+    convert=lambda: weight_tables.to_parameters(used, stored),
     sizes=sizes,
     left_out=left_out,
     assets=(lambda _: encoder) if vocabulary.is_file() else None,
