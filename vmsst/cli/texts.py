@@ -131,14 +131,12 @@ def score(
   for flag, (is_given, of) in given.items():
     if is_given and of != by:
       raise errors.InputError(f"{flag} does not apply to --by {by}; omit it")
-  scorer: Any
   if by == "cosine":
     name, model, _ = computing.open(encoder)
-    scorer = pair_scoring.ByCosine(model, name, computing.batch_size)
+    scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
   else:
     translator = loading.load_translator(encoder)
-    name = str(translator.encoder.path)
-    scorer = pair_scoring.ByLikelihood(translator, name, per_token, computing.batch_size)
+    scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
   # Standard input is read once, even if it contains both sides.
   with local_file(outputs.STANDARD if outputs.STANDARD in paths else "") as standard_input:
     left, right = (
