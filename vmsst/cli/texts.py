@@ -57,7 +57,6 @@ def embed(
     dimensions: Store the first N dimensions only (default: all).
   """
   from vmsst.encoder import file_embedding
-  from vmsst.search import vector_store
 
   chosen = engine.chosen()
   if out == outputs.STANDARD:
@@ -81,8 +80,9 @@ def embed(
   }
   with local_file(file[0]) as first:
     paths = [first, *file[1:]]
-    file_embedding.embed_file(model, paths, out, name=name, engine=chosen, load=load, **options)
-  count, width = vector_store.shape(out)
+    count, width = file_embedding.embed_file(
+      model, paths, out, name=name, engine=chosen, load=load, **options
+    )
   print(f"{out}: {count:,} vectors of width {width}")
 
 
