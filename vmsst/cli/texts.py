@@ -358,26 +358,14 @@ def search(
       stream.writelines(f"{line}\n" for line in lines)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding:
-  """How translations are generated.
-
-  Attributes:
-    max_length: Maximum tokens per sentence (default: training's).
-    batch_size: Sentences per batch.
-  """
-
-  max_length: int | None = None
-  batch_size: int = 64
-
-
 def translate(
   run: OwnEncoder,
   *,
   to: Language,
   input: Text = outputs.STANDARD,
   output: OutputFile = outputs.STANDARD,
-  decoding: Decoding,
+  max_length: int | None = None,
+  batch_size: int = 64,
 ) -> None:
   """Translate lines from their vectors alone, with a run's decoder.
 
@@ -386,11 +374,14 @@ def translate(
     to: Target language.
     input: Input file, one sentence per line (default: standard input).
     output: Output file, one translation per line (default: standard output).
+    max_length: Maximum tokens per sentence (default: training's).
+    batch_size: Sentences per batch.
   """
   from vmsst.encoder import loading
 
   sentences = read_lines(input)
-  translations = loading.load_translator(run).translate(sentences, to, **vars(decoding))
+  translator = loading.load_translator(run)
+  translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
   lines = (" ".join(text.splitlines()) for text in translations)
   if output == outputs.STANDARD:
