@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--initialization_timeout",
       type=int,
+      default=distributed.INITIALIZATION_SECONDS,
       metavar="SECONDS",
-      help="time to wait for other processes",
+      help="time to wait for other processes (default: 300)",
     )
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":

@@ -249,45 +249,32 @@ class Adafactor(OptimizerDef):
     t = jnp.asarray(step - self._step_offset, jnp.float32) + 1.0
     decay = 1.0 - t ** (-self._decay_rate)
     flat_grads, flat_states = map(traverse_util.flatten_dict, (grads, state))
+
+    def updated(path: Path, param: Array) -> tuple[Array, AdafactorParamState]:
+      layout, old_state = self._layout(path, param.shape), flat_states[path]
+      update, new_state = _divided_by_second_moment(
+        flat_grads[path].astype(jnp.float32), old_state, decay, self._epsilon1, layout
+      )
+      if self._clipping_threshold is not None:
+        size = _root_mean_square(update, layout.averaged)
+        update = update / jnp.maximum(1.0, size / self._clipping_threshold)
+      step_size = learning_rate
+      if self._relative:
+        scale = jnp.maximum(_root_mean_square(param, layout.averaged), self._epsilon2)
+        step_size = learning_rate * scale
+      update = step_size * update
+      if self._beta1 is not None:
+        update = self._beta1 * old_state.m + (1.0 - self._beta1) * update
+        new_state = new_state.replace(m=update)
+      new_param = param
+      if self._weight_decay_rate is not None:
+        new_param = (1.0 - self._weight_decay_rate) * param
+      return (new_param - update).astype(param.dtype), new_state
+
     new_params, new_states = {}, {}
     for path, param in traverse_util.flatten_dict(params).items():
-      new_params[path], new_states[path] = self._apply_param_gradient(
-        param,
-        flat_states[path],
-        flat_grads[path],
-        self._layout(path, param.shape),
-        decay,
-        learning_rate,
-      )
+      new_params[path], new_states[path] = updated(path, param)
     return traverse_util.unflatten_dict(new_params), traverse_util.unflatten_dict(new_states)
-
-  def _apply_param_gradient(
-    self,
-    param: Array,
-    state: AdafactorParamState,
-    grad: Array,
-    layout: _Layout,
-    decay: Array,
-    learning_rate: Any,
-  ) -> tuple[Array, AdafactorParamState]:
-    update, new_state = _divided_by_second_moment(
-      grad.astype(jnp.float32), state, decay, self._epsilon1, layout
-    )
-    if self._clipping_threshold is not None:
-      size = _root_mean_square(update, layout.averaged)
-      update = update / jnp.maximum(1.0, size / self._clipping_threshold)
-    step_size = learning_rate
-    if self._relative:
-      scale = jnp.maximum(_root_mean_square(param, layout.averaged), self._epsilon2)
-      step_size = learning_rate * scale
-    update = step_size * update
-    if self._beta1 is not None:
-      update = self._beta1 * state.m + (1.0 - self._beta1) * update
-      new_state = new_state.replace(m=update)
-    new_param = param
-    if self._weight_decay_rate is not None:
-      new_param = (1.0 - self._weight_decay_rate) * param
-    return (new_param - update).astype(param.dtype), new_state
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
