@@ -50,7 +50,7 @@ def train(
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
-  get_dataset_fn: Callable[..., Any] = data_lib.get_dataset,
+  get_dataset_fn: Callable[..., Any] = datasets.get_batches,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,

@@ -18,12 +18,13 @@ from flax import traverse_util
 from jaxtyping import Float, Int
 
 from vmsst import errors
+from vmsst.data.datasets import get_batches as get_dataset
 from vmsst.errors import InputError
 from vmsst.io import atomic_files, storage, watchdog
 from vmsst.train import checkpoints, partitioning, train_state
 from vmsst.train import data as data_lib
 from vmsst.train.checkpoints import CheckpointConfig, RestoreCheckpointConfig, SaveCheckpointConfig
-from vmsst.train.data import DatasetConfig, get_dataset, get_training_eval_datasets
+from vmsst.train.data import DatasetConfig, get_training_eval_datasets
 
 __all__ = [
   "CheckpointConfig",
