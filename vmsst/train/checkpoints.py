@@ -88,15 +88,8 @@ class CheckpointConfig:
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
-  """Returns the step in a checkpoint's name.
-
-  Raises:
-    InputError: The name does not end in a step.
-  """
-  match = re.search(r"(\d+)/?$", str(path))
-  if match is None:
-    raise InputError(f"{path} is not a checkpoint; give a folder checkpoint_<step>")
-  return int(match.group(1))
+  """Returns the step in a checkpoint's name."""
+  return int(epath.Path(path).name.removeprefix(f"{PREFIX}_"))
 
 
 def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:

@@ -181,12 +181,8 @@ def get_infer_fn(
   accepted = inspect.signature(infer_step).parameters
 
   def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
-    extra = {}
-    if "rng" in accepted:
-      extra["rng"] = rng
-    if "flax_mutables" in accepted:
-      extra["flax_mutables"] = mutables
-    return infer_step(params, batch, **extra)
+    more = {"rng": rng, "flax_mutables": mutables}
+    return infer_step(params, batch, **{name: more[name] for name in more if name in accepted})
 
   partitioned = partitioner.partition(
     step,
