@@ -495,10 +495,11 @@ def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> 
   return None if value is None else float(value)
 
 
+@dataclasses.dataclass(eq=False)
 class EarlyStoppingAction(BaseAction):
   """Stops when a metric has not improved for a while.
 
-  Args:
+  Attributes:
     metric: (task, metric) to watch.
     mode: "min" or "max": which values are better.
     patience: Number of evaluations without improvement after which to stop.
@@ -506,19 +507,13 @@ class EarlyStoppingAction(BaseAction):
     rtol: Improvements relative to the best value up to this do not count.
   """
 
-  def __init__(
-    self,
-    metric: tuple[str, str],
-    mode: Literal["min", "max"],
-    patience: int = 3,
-    atol: float = 0.0,
-    rtol: float = 0.0,
-  ):
-    self.metric = metric
-    self.sign = 1.0 if mode == "max" else -1.0
-    self.patience = patience
-    self._atol = atol
-    self._rtol = rtol
+  metric: tuple[str, str]
+  mode: Literal["min", "max"]
+  patience: int = 3
+  atol: float = 0.0
+  rtol: float = 0.0
+
+  def __post_init__(self) -> None:
     self._best: float | None = None
     self._waited = 0
 
@@ -527,8 +522,8 @@ class EarlyStoppingAction(BaseAction):
     value = _watched(metrics_by_task, *self.metric)
     if value is None:
       return False
-    score = self.sign * value
-    if self._best is None or score - self._best > self._atol + self._rtol * abs(self._best):
+    score = value if self.mode == "max" else -value
+    if self._best is None or score - self._best > self.atol + self.rtol * abs(self._best):
       self._best, self._waited = score, 0
       return False
     self._waited += 1
