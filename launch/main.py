@@ -47,19 +47,14 @@ a TPU pod find each other; elsewhere, set --coordinator_address, --process_count
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="t5x", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  style: dict[str, Any] = {
+    "epilog": _EPILOG,
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+  }
+  parser = argparse.ArgumentParser(prog="t5x", **style)
   commands = parser.add_subparsers(dest="command", required=True, metavar="{train,eval,infer}")
   for name, (_, _, text) in COMMANDS.items():
-    command = commands.add_parser(
-      name,
-      help=text,
-      description=text,
-      epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = command.add_argument
+    add = commands.add_parser(name, help=text, description=text, **style).add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
     add(
       "--gin_bindings",
@@ -113,8 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--initialization_timeout",
       type=int,
+      default=distributed.INITIALIZATION_SECONDS,
       metavar="SECONDS",
-      help="time to wait for other processes",
+      help="time to wait for other processes (default: 300)",
     )
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":

@@ -23,8 +23,8 @@ from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
-from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.io import checksums, storage
+from vmsst.languages import Language
 from vmsst.opus import datasets
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
@@ -100,7 +100,7 @@ def sample_retrieval(
       return suite_lib.Side(code, [sample.sentence(x, code, "validation") for x in meanings])
 
     english = side("en")
-    return [_retrieval_task(code, side(code), english, "english") for code in chosen]
+    return [tatoeba_lib.retrieval_task(code, (side(code), english)) for code in chosen]
 
   key = (chosen, num_meanings)
   return _register("sample_retrieval", key, "validation", load, vocabulary, max_length)
@@ -122,10 +122,10 @@ def retrieval(
   files = readers.find_bitext(patterns, languages)
 
   def load() -> list[suite_lib.Task]:
-    groups: dict[str, list[readers.BitextFile]] = {}
+    rows_by_pair: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
     for file in files:
-      groups.setdefault(readers.pair_name(file.source, file.target), []).append(file)
-    return [_file_task(name, *group) for name, group in groups.items()]
+      rows_by_pair.setdefault((file.source, file.target), []).extend(readers.read_pairs(file))
+    return [_pair_task(*pair_and_rows) for pair_and_rows in rows_by_pair.items()]
 
   # By content: `finetune` writes equal files again to resume a run, whose metrics keep their names.
   key = (files, [checksums.of_file(path) for file in files for path in file.paths])
@@ -163,14 +163,8 @@ def opus_validation(
   splits = datasets.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:
-    tasks = []
-    for pair, rows in datasets.validation_pairs(folder, splits, corpus).items():
-      source, target = (
-        suite_lib.Side(readers.language_code(language), list(texts))
-        for language, texts in zip(pair, zip(*rows, strict=True), strict=True)
-      )
-      tasks.append(_retrieval_task(readers.pair_name(*pair), source, target, "target"))
-    return tasks
+    pairs = datasets.validation_pairs(folder, splits, corpus)
+    return [_pair_task(*pair_and_rows) for pair_and_rows in pairs.items()]
 
   key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)
   return _register("opus_validation", key, "validation", load, vocabulary, max_length)
@@ -223,7 +217,7 @@ def suite(
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,
         max_length,
-        functools.partial(_averages, benchmark, seen),
+        functools.partial(benchmark.summarize, seen=seen),
       )
     )
   if not names:
@@ -237,21 +231,14 @@ def suite(
   return name
 
 
-def _averages(
-  benchmark: suite_lib.Benchmark, seen: suite_lib.Seen, results: Sequence[suite_lib.Result]
-) -> dict[str, float]:
-  return benchmark.summarize(results, seen)
-
-
 def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
-  held = []
-  for task in benchmark.read(folder):
-    if not isinstance(task, suite_lib.Task):
-      raise errors.InputError(
-        f"benchmark {benchmark.name} is too large for SeqIO; run `vmsst eval --suite "
-        f"{benchmark.name}` on a checkpoint"
-      )
-    held.append(task)
+  tasks = benchmark.read(folder)
+  held = [task for task in tasks if isinstance(task, suite_lib.Task)]
+  if len(held) < len(tasks):
+    raise errors.InputError(
+      f"benchmark {benchmark.name} is too large for SeqIO; run `vmsst eval --suite "
+      f"{benchmark.name}` on a checkpoint"
+    )
   return held
 
 
@@ -305,32 +292,11 @@ def collect_results(
   ]
 
 
-def _file_task(name: str, *files: readers.BitextFile) -> suite_lib.Task:
-  """Returns the task of retrieving translations among the pairs of one language pair's files."""
-  pairs = [pair for file in files for pair in readers.read_pairs(file)]
-  source, target = (
-    readers.language_code(language) for language in (files[0].source, files[0].target)
-  )
-  return _retrieval_task(
-    name,
-    suite_lib.Side(source, [pair[0] for pair in pairs]),
-    suite_lib.Side(target, [pair[1] for pair in pairs]),
-    "target",
-  )
-
-
-def _retrieval_task(
-  name: str, source: suite_lib.Side, target: suite_lib.Side, pivot: str
-) -> suite_lib.Task:
-  """Returns the task of retrieving translations; the direction `to <pivot>` searches targets."""
-  directions = {"forward": f"to {pivot}", "backward": f"from {pivot}", "average": "average"}
-
-  def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    accuracies = retrieval_lib.translation_accuracy(source_ND, target_ND)
-    metrics = {key: 100 * accuracies[direction] for direction, key in directions.items()}
-    return [suite_lib.Result(name, (source.language, target.language), metrics)]
-
-  return suite_lib.Task(name, (source, target), score)
+def _pair_task(pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]) -> suite_lib.Task:
+  """Returns the task of retrieving translations among the texts of a language pair."""
+  codes = map(readers.language_code, pair)
+  sides = tuple(map(suite_lib.Side, codes, zip(*rows, strict=True)))
+  return tatoeba_lib.retrieval_task(readers.pair_name(*pair), sides, "target")
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:

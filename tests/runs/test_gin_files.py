@@ -217,7 +217,7 @@ def report(file):
     "get_dataset_fn": {"name": batches.__name__, **bindings_of(batches)},
     "batch_size": data.batch_size,
     "periods": [given["train"]["eval_period"], given["train"]["checkpoint_cfg"].save.period],
-    "stopping": [[*x.metric, x.sign, x.patience] for x in stopping],
+    "stopping": [[*x.metric, x.mode, x.patience] for x in stopping],
     "lengths": data.task_feature_lengths,
     "network": dataclasses.asdict(model.network.config),
     "latent_dim": model.network.latent_dim,
@@ -443,7 +443,7 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
   assert report["steps"] == math.ceil(30 * pairs / 32)
   assert report["periods"] == [math.ceil(pairs / 32)] * 2
   # Of the best four epochs one is the best: the last three were not better (footnote 2).
-  assert report["stopping"] == [["placeholder", "accuracy/average", 1.0, 3]]
+  assert report["stopping"] == [["placeholder", "accuracy/average", "max", 3]]
   network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
   assert report["network"] | network == report["network"]
   for step, rate in report["rates"].items():

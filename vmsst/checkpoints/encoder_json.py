@@ -33,6 +33,13 @@ GENERATORS: dict[str, type] = {
   "BitranslationNetwork": vmsst_networks.BitranslationNetwork,
   "VmsstNetwork": vmsst_networks.VmsstNetwork,
 }
+# Vocabularies by the kind that encoder.json has for them.
+VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
+  "byte": vocabularies.ByteVocabulary,
+  "laser": vocabularies.LaserVocabulary,  # is a SentencePieceVocabulary, too
+  "sentencepiece": vocabularies.SentencePieceVocabulary,
+  "hugging_face": hugging_face_vocabulary.HuggingFaceVocabulary,
+}
 # Attributes of every Flax module, which the file leaves out.
 _OF_EVERY_MODULE = {"parent", "name"}
 # Keys of a network that are read before its other attributes.
@@ -188,22 +195,17 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   """Returns the kind and attributes of a vocabulary for JSON."""
+  kind = next(kind for kind, cls in VOCABULARIES.items() if isinstance(vocabulary, cls))
+  described = {"kind": kind, **{x: getattr(vocabulary, x) for x in _attributes(type(vocabulary))}}
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-    return {
-      "kind": "hugging_face",
-      "padding_id": vocabulary.padding_id,
-      "prefix": vocabulary.prefix,
-      **({"prompts": dict(vocabulary.prompts)} if vocabulary.prompts else {}),
-    }
-  if isinstance(vocabulary, vocabularies.LaserVocabulary):
-    return {"kind": "laser", "prepend_bos": vocabulary.prepend_bos}
-  if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
-    return {
-      "kind": "sentencepiece",
-      "lowercase": vocabulary.lowercase,
-      "pretokenize": vocabulary.pretokenize,
-    }
-  return {"kind": "byte", "lowercase": vocabulary.lowercase}
+    described["padding_id"] = vocabulary.padding_id
+    described["prompts"] = dict(vocabulary.prompts)
+  return {key: value for key, value in described.items() if value != {}}
+
+
+def _attributes(cls: Any) -> list[str]:
+  """Returns the names of the attributes of a vocabulary, except its path."""
+  return [field.name for field in dataclasses.fields(cls) if field.init and field.name != "path"]
 
 
 def _vocabulary_file(vocabulary: Any) -> tuple[str | None, bytes]:
@@ -267,7 +269,7 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
   return _made(known[name], entry, "the network", path, config=config)
 
 
-def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **given: Any) -> Any:
+def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, /, **given: Any) -> Any:
   """Returns an instance of a dataclass from a file's values, whose types are checked."""
   wanted = _attribute_types(cls)
   if unknown := sorted(set(values) - set(wanted)):
@@ -284,36 +286,25 @@ def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, **give
 
 
 def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
-  path = folder / ENCODER_FILE
+  path, given = folder / ENCODER_FILE, {}
   kind = _get(entry, "kind", str, path)
-  if kind == "hugging_face":
-    return _hugging_face_vocabulary(entry, folder)
-  if kind == "laser":
-    model_path = _checked_file(entry, folder, VOCABULARY_FILE)
-    return vocabularies.LaserVocabulary(model_path, _get(entry, "prepend_bos", bool, path))
-  if kind not in ("byte", "sentencepiece"):
+  if kind not in VOCABULARIES:
     raise errors.InputError(
-      f"{path}: unknown vocabulary {kind!r}; known: byte, sentencepiece, laser, hugging_face"
+      f"{path}: unknown vocabulary {kind!r}; known: {', '.join(VOCABULARIES)}"
     )
-  lowercase = _get(entry, "lowercase", bool, path)
-  if kind == "byte":
-    return vocabularies.ByteVocabulary(lowercase=lowercase)
-  model_path = _checked_file(entry, folder, VOCABULARY_FILE)
-  pretokenize = _get(entry, "pretokenize", bool, path)
-  return vocabularies.SentencePieceVocabulary(model_path, lowercase, pretokenize)
-
-
-def _hugging_face_vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
-  path = folder / ENCODER_FILE
-  prefix, padding_id = _get(entry, "prefix", str, path), _get(entry, "padding_id", int, path)
-  tokenizer_path = _checked_file(entry, folder, hugging_face_vocabulary.TOKENIZER_FILE)
-  prompts = _get({"prompts": {}, **entry}, "prompts", dict, path)
-  if not all(isinstance(prompt, str) for prompt in prompts.values()):
-    raise errors.InputError(f"{path}: 'prompts' is {prompts!r}; all prompts must be strings")
-  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(tokenizer_path, prefix, prompts)
-  if vocabulary.padding_id != padding_id:
+  if kind == "hugging_face":
+    given["path"] = _checked_file(entry, folder, hugging_face_vocabulary.TOKENIZER_FILE)
+  elif kind != "byte":
+    given["path"] = _checked_file(entry, folder, VOCABULARY_FILE)
+  names = _attributes(VOCABULARIES[kind])
+  if missing := sorted({*names} - entry.keys() - {"prompts"}):
+    raise errors.InputError(f"{path}: the vocabulary lacks {', '.join(missing)}")
+  values = {name: entry[name] for name in names if name in entry}
+  vocabulary = _made(VOCABULARIES[kind], values, "the vocabulary", path, **given)
+  if kind == "hugging_face" and vocabulary.padding_id != _get(entry, "padding_id", int, path):
     raise errors.InputError(
-      f"{path}: padding_id is {padding_id}, but {tokenizer_path} pads with {vocabulary.padding_id}"
+      f"{path}: padding_id is {entry['padding_id']}, but {vocabulary.path} pads with "
+      f"{vocabulary.padding_id}"
     )
   return vocabulary
 

@@ -25,23 +25,6 @@ def read_object(path: storage.Path) -> dict[str, Any]:
   return record
 
 
-def positive_integer(
-  path: pathlib.Path, config: Mapping[str, Any], key: str, default: int | None = None
-) -> int:
-  """Returns a size in the config from `path`, or `default` if it is missing.
-
-  Raises:
-    InputError: it is not a positive integer.
-  """
-  value = config.get(key)
-  value = default if value is None else value
-  if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-    raise errors.InputError(
-      f"{path}: {key!r} is {input_files.shown(value)}, not a positive integer below 2^31"
-    )
-  return value
-
-
 def check_choice(
   path: pathlib.Path, config: Mapping[str, Any], key: str, default: Any, known: Sequence[Any]
 ) -> None:

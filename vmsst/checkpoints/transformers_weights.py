@@ -43,7 +43,7 @@ def to_tensors(
     padding_id: The tokenizer's padding id. Padding is 0 in this library.
   """
   arrays = layer_stacks.separate(params)
-  arrays[weight_tables.TOKEN_TABLE] = _swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
+  arrays[weight_tables.TOKEN_TABLE] = swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
   unused = {}
   if isinstance(config, transformer.TransformerConfig):
     width, exported = config.emb_dim, exported_config(config)
@@ -96,7 +96,7 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   params = {name: tensor for row in _rows(config) for name, tensor in row.opened(stored).items()}
   if weight_tables.TOKEN_TABLE in params:
     table = params[weight_tables.TOKEN_TABLE]
-    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: _swapped(table.read(), padding_id))
+    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: swapped(table.read(), padding_id))
   if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
     missing = config.max_positions - exported_config(config).max_positions
     params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
@@ -120,7 +120,7 @@ def _rows(config: Any) -> list[weight_tables.Row]:
   return mt5.rows(dataclasses.asdict(config))
 
 
-def _swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
+def swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
   """Returns a token table in which the rows of both padding ids have changed places."""
   table_VD = table_VD.copy()
   table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]

@@ -57,7 +57,6 @@ def embed(
     dimensions: Store the first N dimensions only (default: all).
   """
   from vmsst.encoder import file_embedding
-  from vmsst.search import vector_store
 
   chosen = engine.chosen()
   if out == outputs.STANDARD:
@@ -81,8 +80,9 @@ def embed(
   }
   with local_file(file[0]) as first:
     paths = [first, *file[1:]]
-    file_embedding.embed_file(model, paths, out, name=name, engine=chosen, load=load, **options)
-  count, width = vector_store.shape(out)
+    count, width = file_embedding.embed_file(
+      model, paths, out, name=name, engine=chosen, load=load, **options
+    )
   print(f"{out}: {count:,} vectors of width {width}")
 
 
@@ -131,14 +131,12 @@ def score(
   for flag, (is_given, of) in given.items():
     if is_given and of != by:
       raise errors.InputError(f"{flag} does not apply to --by {by}; omit it")
-  scorer: Any
   if by == "cosine":
     name, model, _ = computing.open(encoder)
-    scorer = pair_scoring.ByCosine(model, name, computing.batch_size)
+    scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
   else:
     translator = loading.load_translator(encoder)
-    name = str(translator.encoder.path)
-    scorer = pair_scoring.ByLikelihood(translator, name, per_token, computing.batch_size)
+    scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
   # Standard input is read once, even if it contains both sides.
   with local_file(outputs.STANDARD if outputs.STANDARD in paths else "") as standard_input:
     left, right = (
@@ -360,26 +358,14 @@ def search(
       stream.writelines(f"{line}\n" for line in lines)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding:
-  """How translations are generated.
-
-  Attributes:
-    max_length: Maximum tokens per sentence (default: training's).
-    batch_size: Sentences per batch.
-  """
-
-  max_length: int | None = None
-  batch_size: int = 64
-
-
 def translate(
   run: OwnEncoder,
   *,
   to: Language,
   input: Text = outputs.STANDARD,
   output: OutputFile = outputs.STANDARD,
-  decoding: Decoding,
+  max_length: int | None = None,
+  batch_size: int = 64,
 ) -> None:
   """Translate lines from their vectors alone, with a run's decoder.
 
@@ -388,11 +374,14 @@ def translate(
     to: Target language.
     input: Input file, one sentence per line (default: standard input).
     output: Output file, one translation per line (default: standard output).
+    max_length: Maximum tokens per sentence (default: training's).
+    batch_size: Sentences per batch.
   """
   from vmsst.encoder import loading
 
   sentences = read_lines(input)
-  translations = loading.load_translator(run).translate(sentences, to, **vars(decoding))
+  translator = loading.load_translator(run)
+  translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
   lines = (" ".join(text.splitlines()) for text in translations)
   if output == outputs.STANDARD:

@@ -28,7 +28,6 @@ from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 
 Language = str | Sequence[str] | None
-_Tokenize = Callable[[Sequence[str], Language], tuple[list[list[int]], list[int]]]
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
@@ -210,7 +209,7 @@ class Encoder:
     texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
       language = input_texts.languages(language, len(texts))
-    return PreparedTexts(texts, *self._tokenizer(prefix)(texts, language))
+    return PreparedTexts(texts, *self._tokenize(texts, language, prefix))
 
   def encode(
     self,
@@ -298,7 +297,6 @@ class Encoder:
       texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
       language = input_texts.languages(language, len(texts))
-    tokenize = self._tokenizer(prefix)
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
     window = max(batch_size, _WINDOW // batch_size * batch_size)
     bar = progress_bar.Bar(
@@ -310,7 +308,7 @@ class Encoder:
         rows = slice(start, start + window)
         codes = language if language is None or isinstance(language, str) else language[rows]
         if prepared is None:
-          ids, long = tokenize(texts[rows], codes)
+          ids, long = self._tokenize(texts[rows], codes, prefix)
         else:
           ids = prepared.ids[rows]
           long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
@@ -361,14 +359,18 @@ class Encoder:
       raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
     return self.prompts[prompt_name]
 
-  def _tokenizer(self, prefix: str | None) -> _Tokenize:
-    """Returns what maps texts and their languages to ids, and to the indices of cut texts."""
+  def _tokenize(
+    self, texts: list[str], language: Language, prefix: str | None
+  ) -> tuple[list[list[int]], list[int]]:
+    """Returns the ids of texts, and the indices of those that were cut."""
     if not (prefix is None or isinstance(prefix, str)):
       raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      vocabulary = vocabulary.with_prefix("")
-    return functools.partial(_cut, vocabulary, self.max_length, prefix or "")
+      vocabulary = vocabulary.with_prefix(prefix)
+    elif prefix:
+      texts = [prefix + text for text in texts]
+    return batching.cut(vocabulary, texts, self.max_length, language)
 
   def check_process(self) -> None:
     """Raises RuntimeError in a forked child of the process that has loaded the encoder.
@@ -539,18 +541,6 @@ class Encoder:
         f"{target_MD.shape[1]}; truncate both alike"
       )
     return source_ND, target_MD
-
-
-def _cut(
-  vocabulary: vocabularies.Vocabulary,
-  max_length: int,
-  prefix: str,
-  texts: Sequence[str],
-  language: Language,
-) -> tuple[list[list[int]], list[int]]:
-  if prefix:
-    texts = [prefix + text for text in texts]
-  return batching.cut(vocabulary, texts, max_length, language)
 
 
 def _first(given: Any) -> Any:

@@ -172,6 +172,12 @@ class EncoderSource:
         _opened[self] = encoder
       return _opened[self]
 
+  def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Returns the vectors of texts, as the function `encode` does, and how many texts were cut."""
+    cut: list[tuple[int, int, int]] = []
+    given = {"progress": False, "on_cut": lambda *counts: cut.append(counts), **options}
+    return encode(self.open(), texts, **given), cut
+
 
 _lock = threading.Lock()
 _opened: dict[EncoderSource, Any] = {}  # The one that was opened last.
@@ -257,16 +263,9 @@ class EmbedTexts(base.StagedUnit):
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors, and how many texts were cut."""
-    cut: list[tuple[int, int, int]] = []
+    options: dict[str, Any] = {"method": self.method, "language": list(self.languages)}
     with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
-      vectors_ND = encode(
-        self.encoder.open(),
-        prepared,
-        method=self.method,
-        language=list(self.languages),
-        progress=False,
-        on_cut=lambda *counts: cut.append(counts),
-      )
+      vectors_ND, cut = self.encoder.encode(prepared, **options)
     check_finite(vectors_ND, self.texts)
     return vectors_ND, cut
 

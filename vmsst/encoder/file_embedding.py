@@ -79,14 +79,9 @@ class EmbedShard(base.StagedUnit):
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors, and how many texts were cut."""
-    cut: list[tuple[int, int, int]] = []
-    embed = encoding.embedder(
-      self.encoder.open(),
-      language=self.language,
-      batch_size=self.batch_size,
-      on_cut=lambda *counts: cut.append(counts),
-    )
-    return embed(prepared)[:, : self.dimension], cut
+    options = {"language": self.language, "batch_size": self.batch_size}
+    vectors_ND, cut = self.encoder.encode(prepared, **options)
+    return vectors_ND[:, : self.dimension], cut
 
   def write(self, computed: Any) -> dict[str, Any]:
     """Writes the file; returns its checksum and how many texts were cut."""
@@ -111,7 +106,7 @@ def embed_file(
   batch_size: int = 128,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
-) -> int:
+) -> tuple[int, int]:
   """Writes one vector per line of text files, empty lines included; resumes after interruption.
 
   Args:
@@ -131,7 +126,7 @@ def embed_file(
       any.
 
   Returns:
-    Number of lines.
+    Number and width of the vectors.
 
   Raises:
     InputError: a text cannot be read or changes while it is read, the folder has other vectors or
@@ -149,10 +144,7 @@ def embed_file(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   source = encoding.source_of(encoder, name, load)
-  special = {
-    "field": field,
-    "dimensions": dimensions,
-  }
+  given = {"field": field, "dimensions": dimensions}
   with contextlib.ExitStack() as stack:
     stack.callback(work_folders.remove_if_empty, target)
     stack.enter_context(work_folders.owned(folder, is_folder=True))
@@ -164,13 +156,13 @@ def embed_file(
       "encoder": encoding.identity(encoder, name),
       "language": language,
       "text": embedded_text.describe(paths, cut),
-      **{key: value for key, value in special.items() if value is not None},
+      **{key: value for key, value in given.items() if value is not None},
     }
     vector_store.check_free(target)
     rows = [span.lines for span in cut.spans]
     state = vector_store.State(dimensions or width, dtype, rows, settings)
     if vector_store.start(target, state):
-      return cut.lines
+      return cut.lines, state.dimension
     units = [
       EmbedShard(
         encoder=source,
@@ -193,7 +185,7 @@ def embed_file(
       raise
     batching.log_all_cut([count for result in made for count in result["cut"]], cut.lines)
     vector_store.finish(target, [result["sha256"] for result in made])
-  return cut.lines
+  return cut.lines, state.dimension
 
 
 def embed_files(

@@ -28,22 +28,14 @@ def iter_texts(
   """
   root = storage.path(root)
   has_data = False
-  for name, texts in _texts(benchmarks, root):
-    for text in texts:
+  for benchmark in benchmarks:
+    sets: Iterable[Iterable[str]] = ()
+    if suite.absence(benchmark, root) is None:
+      sets = (task.texts() for task in benchmark.read(root))
+    elif benchmark.name == questions.QUESTIONS.name:
+      sets = (questions_of_set.texts for questions_of_set in questions.question_sets(root))
+    for text in itertools.chain.from_iterable(sets):
       has_data = True
-      yield name, text
+      yield benchmark.name, text
   if not has_data:
     raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
-
-
-def _texts(
-  benchmarks: Iterable[suite.Benchmark], root: storage.Path
-) -> Iterator[tuple[str, Iterable[str]]]:
-  """Yields the name and the texts of each set that is present."""
-  for benchmark in benchmarks:
-    if suite.absence(benchmark, root) is None:
-      tasks = benchmark.read(root)
-      yield benchmark.name, itertools.chain.from_iterable(task.texts() for task in tasks)
-    elif benchmark.name == questions.QUESTIONS.name:
-      for questions_of_set in questions.question_sets(root):
-        yield benchmark.name, questions_of_set.texts

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import tokenizers
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import layer_stacks, saved_encoders
+from vmsst.checkpoints import layer_stacks, saved_encoders, transformers_weights
 from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
@@ -91,10 +91,9 @@ def export_onnx(
     problem = str(error)
   padding_id = arrays.PAD_ID if tokenizer is None else tokenizer.padding_id
   params = layer_stacks.separate(saved.arrays)
-  if padding_id != arrays.PAD_ID:  # The rows of the token table are by the tokenizer's ids.
-    table_VD = params[weight_tables.TOKEN_TABLE].copy()
-    table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
-    params[weight_tables.TOKEN_TABLE] = table_VD
+  # The rows of the token table are by the tokenizer's ids.
+  table_VD = params[weight_tables.TOKEN_TABLE]
+  params[weight_tables.TOKEN_TABLE] = transformers_weights.swapped(table_VD, padding_id)
   graph = onnx_encoder.build(params, saved.network)
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)

@@ -143,8 +143,6 @@ def nearest_negatives(
   target_MD: np.ndarray,
   translations: Sequence[set[int]],
   count: int,
-  *,
-  compare: exact_search.Compare = device_search.compare,
 ) -> np.ndarray:
   """Returns the rows of the targets nearest to each source by cosine, int64 [N, K].
 
@@ -155,7 +153,6 @@ def nearest_negatives(
     target_MD: Vectors of the targets; may be memory-mapped.
     translations: For each source, the rows of targets that translate it.
     count: K.
-    compare: Compares vectors.
 
   Raises:
     ValueError: widths differ, or a value is not finite.
@@ -170,7 +167,7 @@ def nearest_negatives(
   for size in np.unique(size_N).tolist():
     wanted_N = size_N == size
     source = exact_search.DistinctVectors(source_ND, wanted_N)
-    near = exact_search.top_k(source, target, count + size, compare=compare)
+    near = exact_search.top_k(source, target, count + size, compare=device_search.compare)
     for row in np.flatnonzero(wanted_N).tolist():
       rivals = [index for index in near.index_NK[row].tolist() if index not in translations[row]]
       index_NK[row, : len(rivals[:count])] = rivals[:count]

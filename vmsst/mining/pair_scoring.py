@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,44 +37,33 @@ Languages = tuple[str | None, str | None]
 OnCut = Callable[[int, int, int], None]
 
 
-class Scorer(Protocol):
-  """A way to score pairs of texts."""
-
-  @property
-  def settings(self) -> dict[str, Any]:
-    """What the scores depend on except texts and languages; see `stored_settings`."""
-
-  def __call__(
-    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
-  ) -> np.ndarray:
-    """Returns the columns of each pair's line, [N, C], the score to filter by first."""
-
-
 @dataclasses.dataclass(frozen=True)
-class ByCosine:
-  """Scores a pair by the cosine of its vectors; one column.
+class Scorer:
+  """A way to score pairs of texts.
 
   Attributes:
+    settings: What the scores depend on except texts and languages; see `stored_settings`.
+    score: Maps sources, targets, the languages of both, and what is called if texts were cut, to
+      the columns of each pair's line, [N, C], the score to filter by first.
+  """
+
+  settings: dict[str, Any]
+  score: Callable[[Sequence[str], Sequence[str], Languages, OnCut], np.ndarray]
+
+
+def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
+  """Returns what scores a pair by the cosine of its vectors, [N, 1]; NaN if one is not finite.
+
+  Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     batch_size: Texts per batch.
   """
 
-  encoder: Any
-  name: str
-  batch_size: int = 128
-
-  @property
-  def settings(self) -> dict[str, Any]:
-    """The method and the encoder."""
-    encoder = encoding.identity(self.encoder, self.name)
-    return {"by": "cosine", "encoder": encoder}
-
-  def __call__(
-    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
+  def score(
+    sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    """Returns the cosine of each pair, [N, 1]; NaN if a vector is not finite."""
-    embed = encoding.embedder(self.encoder, batch_size=self.batch_size, on_cut=on_cut)
+    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=on_cut)
     vectors = [
       embed(list(texts), language=language)
       for texts, language in zip((sources, targets), languages, strict=True)
@@ -87,55 +76,38 @@ class ByCosine:
     cosine_N = np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)
     return np.where(finite[0] & finite[1], cosine_N, np.nan)[:, None]
 
+  return Scorer({"by": "cosine", "encoder": encoding.identity(encoder, name)}, score)
 
-@dataclasses.dataclass(frozen=True)
-class ByLikelihood:
-  """Scores a pair by the likelihood of each text given the other's vector; three columns.
 
-  They are the mean of log p(target | source's vector) and log p(source | target's vector), and
-  both of them.
+def by_likelihood(translator: translation.Translator, per_token: bool, batch_size: int) -> Scorer:
+  """Returns what scores a pair by the likelihood of each text given the other's vector, [N, 3].
 
-  Attributes:
+  The columns are the mean of log p(target | source's vector) and log p(source | target's vector),
+  and both of them. Scoring raises InputError if a language is missing, or not one of training.
+
+  Args:
     translator: A run's encoder and decoder.
-    name: Path of the run, for messages.
     per_token: Whether to divide log-likelihoods by the number of tokens.
     batch_size: Texts per batch.
   """
 
-  translator: translation.Translator
-  name: str
-  per_token: bool = False
-  batch_size: int = 64
-
-  @property
-  def settings(self) -> dict[str, Any]:
-    """The method, the encoder with its decoder, and the normalization."""
-    encoder = encoding.identity(self.translator, self.name)
-    return {"by": "likelihood", "encoder": encoder, "per_token": self.per_token}
-
-  def __call__(
-    self, sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
+  def score(
+    sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    """Returns the mean of both directions, and both directions, [N, 3].
-
-    Raises:
-      InputError: a language is missing, or not one of training.
-    """
     source, target = languages
     if source is None or target is None:
       raise errors.InputError(
         "the likelihood of a text depends on its language: give the languages of both texts "
         "(--languages)"
       )
-    both_N2 = self.translator.pair_log_likelihoods(
-      sources,
-      targets,
-      languages=(source, target),
-      per_token=self.per_token,
-      batch_size=self.batch_size,
-      on_cut=on_cut,
+    options: dict[str, Any] = {"per_token": per_token, "batch_size": batch_size, "on_cut": on_cut}
+    both_N2 = translator.pair_log_likelihoods(
+      sources, targets, languages=(source, target), **options
     )
     return np.concatenate([both_N2.mean(axis=1, keepdims=True), both_N2], axis=1)
+
+  encoder = encoding.identity(translator, str(translator.encoder.path))
+  return Scorer({"by": "likelihood", "encoder": encoder, "per_token": per_token}, score)
 
 
 def pair_scores(
@@ -178,7 +150,7 @@ def pair_scores(
   with progress_bar.Bar(total=count, initial=start, unit=" pairs") as bar:
     for sources, targets in zip(*sides, strict=True):
       languages = source.language, target.language
-      score_BC = scorer(sources, targets, languages, lambda *counts: cut.append(counts))
+      score_BC = scorer.score(sources, targets, languages, lambda *counts: cut.append(counts))
       finite_B = np.isfinite(score_BC).all(axis=1)
       if not finite_B.all():
         raise errors.InputError(

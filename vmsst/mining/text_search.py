@@ -105,12 +105,7 @@ class Searcher:
     query_ND = encoding.encode(self._encoder, queries, progress=False, **self._options)
     query_ND = query_ND[:, : self._corpus.dimensions]
     _check_width(self._corpus, query_ND.shape[1])
-    finite_N = np.isfinite(query_ND).all(axis=1)
-    if not finite_N.all():
-      text = queries[int(np.argmin(finite_N))]
-      raise errors.InputError(
-        f"the encoder's vector of {text!r} contains a value that is not finite"
-      )
+    encoding.check_finite(query_ND, queries)
     return _hits(self._nearest(query_ND, count), self._read_text)
 
   def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:

@@ -9,6 +9,7 @@ vector is compared once, and identical ones share the result.
 
 import collections
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -225,12 +226,12 @@ def compare(
   *,
   held_rows: int = 1 << 13,
   block_rows: int = 1 << 11,
-  threads: int | None = None,
 ) -> None:
   """The `Compare` for CPUs: computes each score once, for both directions.
 
-  Each thread computes and selects scores on its own, so that none waits while others work.
-  Comparisons in several threads of a process take turns.
+  Threads compute blocks of scores and find those that may be among the best, which this thread
+  merges in order, so that none waits while others work. Comparisons in several threads of a process
+  take turns.
 
   Args:
     source: See `Compare`.
@@ -239,20 +240,26 @@ def compare(
     backward: See `Compare`.
     held_rows: Sources in memory while all targets are read.
     block_rows: Targets read at once.
-    threads: Number of threads; None: as many as NumPy's BLAS would run.
   """
   with _COMPARING:
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    count = max(
-      (pool_info["num_threads"] for pool_info in blas.info()), default=os.cpu_count() or 1
-    )
-    with blas.limit(limits=1), futures.ThreadPoolExecutor(threads or count) as pool:
+    counts = [pool_info["num_threads"] for pool_info in blas.info()]
+    threads = max(counts, default=os.cpu_count() or 1)
+    piece = min(_PIECE, max(1, held_rows // threads))
+    computing: collections.deque[Callable[[], None]] = collections.deque()
+    with blas.limit(limits=1), futures.ThreadPoolExecutor(threads) as pool:
       for start, held_HD in source.unit_blocks(held_rows):
-        rows = forward[start : start + len(held_HD)]
-        piece = min(_PIECE, max(1, held_rows // (threads or count)))
-        _compare_held(
-          pool, threads or count, piece, start, held_HD, rows, target, backward, block_rows
-        )
+        for column, target_CD in target.unit_blocks(block_rows):
+          columns = None if backward is None else backward[column : column + len(target_CD)]
+          for part in blocks(len(held_HD), piece):
+            rows = forward[start + part.start : start + part.stop]
+            task = pool.submit(_better, held_HD[part], target_CD, rows, columns)
+            sides = [(rows, column), (columns, start + part.start)]
+            computing.append(functools.partial(_merge_sides, task, sides))
+            if len(computing) > threads:
+              computing.popleft()()
+        while computing:
+          computing.popleft()()
 
 
 def top_k(
@@ -365,118 +372,42 @@ def first_rows(key_N: np.ndarray, wanted_N: np.ndarray | None = None) -> np.ndar
   return first_N
 
 
-def _compare_held(
-  pool: futures.Executor,
-  threads: int,
-  piece: int,
-  start: int,
-  held_HD: np.ndarray,
-  forward: Neighbors,
-  target: UnitVectors,
-  backward: Neighbors | None,
-  block_rows: int,
-) -> None:
-  """Compares the sources that are held, numbered from `start`, with all targets.
+def _better(
+  source_PD: np.ndarray, target_CD: np.ndarray, rows: Neighbors, columns: Neighbors | None
+) -> list[tuple[np.ndarray, Neighbors]]:
+  """Returns what can change the best of rows and, if these are requested, of columns of scores.
 
-  While some threads compute the scores of a block, others select those of earlier blocks. A task
-  waits only for tasks submitted before it, and the pool starts them in this order.
+  Only scores above the worst of the best so far can: blocks are merged in order, so that among
+  equal scores, those of the best have the lower numbers.
   """
-  height = min(len(held_HD), piece * threads)
-  count = 1 + -(-threads // -(-height // piece))  # Blocks whose scores are in memory.
-  size = (height + _GROUP) * block_rows
-  free = collections.deque((np.empty(size, np.float32), [_DONE]) for _ in range(count))
-  computing: collections.deque[Callable[[], None]] = collections.deque()
-  # The last task of each piece of rows and of columns: later ones merge after it.
-  last: dict[tuple[str, int], futures.Future[None]] = collections.defaultdict(lambda: _DONE)
-
-  def submit(block: tuple[str, int], function: Callable, *args: Any) -> futures.Future[None]:
-    last[block] = pool.submit(function, *args, last[block])
-    return last[block]
-
-  def compute(row: int, column: int, target_CD: np.ndarray) -> None:
-    """Starts to compute a block, and to select the best of its rows; later those of its columns."""
-    buffer, readers = free.popleft()
-    _wait(readers)
-    rows = range(row, min(row + height, len(held_HD)), piece)
-    filled = min(height, len(held_HD) - row)
-    score_BC = buffer[: (filled + -filled % _GROUP) * len(target_CD)].reshape(-1, len(target_CD))
-    score_BC[filled:] = -np.inf  # B is a multiple of _GROUP.
-    tasks = []
-    for first in rows:
-      part = slice(first, min(first + piece, row + filled))
-      score_PC = score_BC[part.start - row : part.stop - row]
-      sides = held_HD[part], target_CD, score_PC
-      tasks.append(submit(("row", first), _compute_rows, *sides, forward[part], column))
-
-    def select() -> None:
-      if backward is None:
-        free.append((buffer, tasks))
-        return
-      selected = []
-      for part in blocks(len(target_CD), _PIECE):
-        best = backward[column + part.start : column + part.stop]
-        args = best, score_BC[:, part], start + row, tasks
-        selected.append(submit(("column", column + part.start), _select_columns, *args))
-      free.append((buffer, selected))
-
-    computing.append(select)
-
-  for column, target_CD in target.unit_blocks(block_rows):
-    for row in range(0, len(held_HD), height):
-      compute(row, column, target_CD)
-      if len(computing) == count:
-        computing.popleft()()
-  for select in computing:
-    select()
-  for _, readers in free:
-    _wait(readers)
+  count = len(source_PD)
+  score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)
+  np.matmul(source_PD, target_CD.T, out=score_BC[:count])
+  score_BC[count:] = -np.inf
+  row_R = np.flatnonzero(score_BC[:count].max(axis=1) > rows.score_NK[:, -1])
+  better = [(row_R, _top_k(score_BC[row_R], rows.score_NK.shape[1]))]
+  if columns is not None:
+    k = columns.score_NK.shape[1]
+    group_CG = score_BC.reshape(-1, _GROUP, len(target_CD)).max(axis=1).T
+    column_R = np.flatnonzero(group_CG.max(axis=1) > columns.score_NK[:, -1])
+    # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
+    group_RK = np.sort(_top_k(np.ascontiguousarray(group_CG[column_R]), k).index_NK, axis=1)
+    row_RL = (group_RK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
+      len(column_R), group_RK.shape[1] * _GROUP
+    )
+    near = _top_k(score_BC[row_RL, column_R[:, None]], k)
+    index_RK = np.take_along_axis(row_RL, near.index_NK, axis=1)
+    better.append((column_R, Neighbors(index_RK, near.score_NK)))
+  return better
 
 
-_DONE: futures.Future[None] = futures.Future()
-_DONE.set_result(None)
-
-
-def _wait(tasks: Iterable[futures.Future[None]]) -> None:
-  for task in tasks:
-    task.result()
-
-
-def _compute_rows(
-  source_PD: np.ndarray,
-  target_CD: np.ndarray,
-  score_PC: np.ndarray,
-  best: Neighbors,
-  column: int,
-  before: futures.Future[None],
+def _merge_sides(
+  task: futures.Future[list[tuple[np.ndarray, Neighbors]]],
+  sides: Iterable[tuple[Any, int]],
 ) -> None:
-  """Computes scores and, after another task, merges them into the best of their rows."""
-  np.matmul(source_PD, target_CD.T, out=score_PC)
-  _wait([before])
-  k = best.score_NK.shape[1]
-  row_R = np.flatnonzero(score_PC.max(axis=1) > best.score_NK[:, -1])
-  _merge_some(best, row_R, _top_k(score_PC[row_R], k), column)
-
-
-def _select_columns(
-  best: Neighbors,
-  score_BP: np.ndarray,
-  row: int,
-  tasks: Iterable[futures.Future[None]],
-  before: futures.Future[None],
-) -> None:
-  """Merges scores into the best of their columns, after other tasks."""
-  _wait([*tasks, before])
-  k = best.score_NK.shape[1]
-  group_PG = score_BP.reshape(-1, _GROUP, score_BP.shape[1]).max(axis=1).T
-  column_R = np.flatnonzero(group_PG.max(axis=1) > best.score_NK[:, -1])
-  # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
-  group_RK = np.sort(_top_k(np.ascontiguousarray(group_PG[column_R]), k).index_NK, axis=1)
-  row_RL = (group_RK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
-    len(column_R), group_RK.shape[1] * _GROUP
-  )
-  near = _top_k(score_BP[row_RL, column_R[:, None]], k)
-  index_RK = np.take_along_axis(row_RL, near.index_NK, axis=1)
-  _merge_some(best, column_R, Neighbors(index_RK, near.score_NK), row)
+  """Merges the result of `_better` into the best of both sides, given each side's first number."""
+  for (best, first), (row_R, new) in zip(sides, task.result(), strict=False):
+    _merge_some(best, row_R, new, first)
 
 
 def _merge_some(best: Neighbors, row_R: np.ndarray, new: Neighbors, start: int) -> None:

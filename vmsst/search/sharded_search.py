@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vmsst.io import atomic_files, npy_files, storage
+from vmsst.io import atomic_files, large_arrays, npy_files, storage
 from vmsst.search import exact_search
 from vmsst.units import base, engines
 
@@ -59,15 +59,12 @@ class StoredSide:
   def write(cls, vectors: exact_search.UnitVectors, path: str) -> "StoredSide":
     """Writes the file for a side."""
     rows: Any = vectors.rows
+    row_N = large_arrays.full(len(vectors.norm_N), 0, _ROW)
+    row_N["norm"], row_N["kept"] = vectors.norm_N, vectors.kept_N
     digest = hashlib.sha256(rows.digest.encode())
+    digest.update(row_N.data)
     with atomic_files.atomic_file(path) as stream:
-      header = {"descr": _ROW.descr, "fortran_order": False, "shape": vectors.norm_N.shape}
-      np.lib.format.write_array_header_1_0(stream, header)
-      for block in exact_search.blocks(len(vectors.norm_N)):
-        rows_B = np.empty(block.stop - block.start, _ROW)
-        rows_B["norm"], rows_B["kept"] = vectors.norm_N[block], vectors.kept_N[block]
-        stream.write(rows_B.tobytes())
-        digest.update(rows_B.tobytes())
+      np.save(stream, row_N)
     return cls(rows, path, digest.hexdigest())
 
   def open(self, span: slice) -> exact_search.UnitVectors:

@@ -242,16 +242,6 @@ class Vectors:
     return functools.lru_cache(_MAPS)(self._read)
 
 
-def shape(folder: str | os.PathLike[str]) -> tuple[int, int]:
-  """Returns number and width of the vectors of a finished folder, without reading them.
-
-  Raises:
-    InputError: there is no folder of vectors, or it is not finished.
-  """
-  state = _finished_state(storage.path(folder))
-  return sum(state.rows), state.dimension
-
-
 def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   """Opens the vectors of a finished folder.
 
@@ -264,18 +254,13 @@ def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
   return Vectors(storage.path(folder))
 
 
-def _finished_state(folder: storage.Path) -> State:
+def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
+  """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
   if not storage.exists(folder / _STATE):
     raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
   state = State.read(folder)
   if state.sha256 is None:
     raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
-  return state
-
-
-def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
-  """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
-  state = _finished_state(folder)
   paths = [shard_path(folder, number) for number in range(len(state.rows))]
   for path, rows in zip(paths, state.rows, strict=True):
     npy_files.check_shard(path, (rows, state.dimension), state.dtype)

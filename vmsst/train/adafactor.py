@@ -8,6 +8,7 @@ logical axis names which axes are rows, columns or a batch of independent matric
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -157,50 +158,38 @@ def _divided_by_second_moment(
   return grad * v**-0.5, state.replace(v=v)
 
 
+@dataclasses.dataclass(eq=False)
 class Adafactor(OptimizerDef):
-  """Adafactor as T5X configures it; the trainer gives the learning rate of each step."""
+  """Adafactor as T5X configures it; the trainer gives the learning rate of each step.
 
-  def __init__(
-    self,
-    factored: bool = True,
-    multiply_by_parameter_scale: bool = True,
-    beta1: float | None = None,
-    decay_rate: float = 0.8,
-    step_offset: int = 0,
-    clipping_threshold: float | None = 1.0,
-    weight_decay_rate: float | None = None,
-    min_dim_size_to_factor: int = 128,
-    epsilon1: float = 1e-30,
-    epsilon2: float = 1e-3,
-    logical_factor_rules: Mapping[str, Role] | None = None,
-  ):
-    """Sets the hyperparameters.
+  Attributes:
+    factored: Whether second moments are factored.
+    multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of the
+      parameter.
+    beta1: Decay of the first moment; None omits the first moment, which saves memory.
+    decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
+    step_offset: First step of the decay, for fine-tuning.
+    clipping_threshold: Largest root mean square of an update before the learning rate.
+    weight_decay_rate: Fraction of a parameter to subtract at each step.
+    min_dim_size_to_factor: Shortest side of a matrix to factor.
+    epsilon1: Added to squared gradients.
+    epsilon2: Smallest scale of a parameter.
+    logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
+  """
 
-    Args:
-      factored: Whether second moments are factored.
-      multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of
-        the parameter.
-      beta1: Decay of the first moment; None omits the first moment, which saves memory.
-      decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
-      step_offset: First step of the decay, for fine-tuning.
-      clipping_threshold: Largest root mean square of an update before the learning rate.
-      weight_decay_rate: Fraction of a parameter to subtract at each step.
-      min_dim_size_to_factor: Shortest side of a matrix to factor.
-      epsilon1: Added to squared gradients.
-      epsilon2: Smallest scale of a parameter.
-      logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
-    """
-    self._factored = factored
-    self._relative = multiply_by_parameter_scale
-    self._beta1 = beta1
-    self._decay_rate = decay_rate
-    self._step_offset = step_offset
-    self._clipping_threshold = clipping_threshold
-    self._weight_decay_rate = weight_decay_rate
-    self._min_size = min_dim_size_to_factor
-    self._epsilon1 = epsilon1
-    self._epsilon2 = epsilon2
-    self._rules = logical_factor_rules
+  factored: bool = True
+  multiply_by_parameter_scale: bool = True
+  beta1: float | None = None
+  decay_rate: float = 0.8
+  step_offset: int = 0
+  clipping_threshold: float | None = 1.0
+  weight_decay_rate: float | None = None
+  min_dim_size_to_factor: int = 128
+  epsilon1: float = 1e-30
+  epsilon2: float = 1e-3
+  logical_factor_rules: Mapping[str, Role] | None = None
+
+  def __post_init__(self) -> None:
     self._roles: dict[Path, tuple[Role, ...]] = {}
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
@@ -209,35 +198,32 @@ class Adafactor(OptimizerDef):
     Raises:
       InputError: An axis has no rule, or the rules of a parameter contradict each other.
     """
-    if self._rules is not None:
+    if self.logical_factor_rules is not None:
       self._roles = {
-        path: _roles(tuple(names), self._rules, "/".join(path))
+        path: _roles(tuple(names), self.logical_factor_rules, "/".join(path))
         for path, names in traverse_util.flatten_dict(param_logical_axes).items()
       }
 
   def _layout(self, path: Path, shape: Sequence[int]) -> _Layout:
-    if not self._factored:
+    if not self.factored:
       return _Layout(tuple(range(len(shape))))
-    return _layout(self._roles.get(path), shape, self._min_size, "/".join(path))
+    return _layout(self._roles.get(path), shape, self.min_dim_size_to_factor, "/".join(path))
 
   def init_state(self, params: PyTree) -> PyTree:
     """Returns the state before the first step."""
 
     def state_of(path: Any, param: Array) -> AdafactorParamState:
       layout = self._layout(path, param.shape)
-      unused = jnp.zeros((1,), jnp.float32)
-      has_momentum = self._beta1 is not None
-      state = AdafactorParamState(
-        v_row=unused,
-        v_col=unused,
-        v=unused,
-        m=jnp.zeros(param.shape, jnp.float32) if has_momentum else unused,
-      )
-      if not layout.rows:
-        return state.replace(v=jnp.zeros(param.shape, jnp.float32))
-      return state.replace(
-        v_row=jnp.zeros(_without(param.shape, layout.columns), jnp.float32),
-        v_col=jnp.zeros(_without(param.shape, layout.rows), jnp.float32),
+      shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("v_row", "v_col", "v", "m"), (1,))
+      if layout.rows:
+        shapes["v_row"] = _without(param.shape, layout.columns)
+        shapes["v_col"] = _without(param.shape, layout.rows)
+      else:
+        shapes["v"] = param.shape
+      if self.beta1 is not None:
+        shapes["m"] = param.shape
+      return AdafactorParamState(
+        **{name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
       )
 
     return traverse_util.path_aware_map(state_of, params)
@@ -246,48 +232,35 @@ class Adafactor(OptimizerDef):
     self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
   ) -> tuple[PyTree, PyTree]:
     """Returns the parameters and the state after one more step (algorithm 5 of the paper)."""
-    t = jnp.asarray(step - self._step_offset, jnp.float32) + 1.0
-    decay = 1.0 - t ** (-self._decay_rate)
+    t = jnp.asarray(step - self.step_offset, jnp.float32) + 1.0
+    decay = 1.0 - t ** (-self.decay_rate)
     flat_grads, flat_states = map(traverse_util.flatten_dict, (grads, state))
+
+    def updated(path: Path, param: Array) -> tuple[Array, AdafactorParamState]:
+      layout, old_state = self._layout(path, param.shape), flat_states[path]
+      update, new_state = _divided_by_second_moment(
+        flat_grads[path].astype(jnp.float32), old_state, decay, self.epsilon1, layout
+      )
+      if self.clipping_threshold is not None:
+        size = _root_mean_square(update, layout.averaged)
+        update = update / jnp.maximum(1.0, size / self.clipping_threshold)
+      step_size = learning_rate
+      if self.multiply_by_parameter_scale:
+        scale = jnp.maximum(_root_mean_square(param, layout.averaged), self.epsilon2)
+        step_size = learning_rate * scale
+      update = step_size * update
+      if self.beta1 is not None:
+        update = self.beta1 * old_state.m + (1.0 - self.beta1) * update
+        new_state = new_state.replace(m=update)
+      new_param = param
+      if self.weight_decay_rate is not None:
+        new_param = (1.0 - self.weight_decay_rate) * param
+      return (new_param - update).astype(param.dtype), new_state
+
     new_params, new_states = {}, {}
     for path, param in traverse_util.flatten_dict(params).items():
-      new_params[path], new_states[path] = self._apply_param_gradient(
-        param,
-        flat_states[path],
-        flat_grads[path],
-        self._layout(path, param.shape),
-        decay,
-        learning_rate,
-      )
+      new_params[path], new_states[path] = updated(path, param)
     return traverse_util.unflatten_dict(new_params), traverse_util.unflatten_dict(new_states)
-
-  def _apply_param_gradient(
-    self,
-    param: Array,
-    state: AdafactorParamState,
-    grad: Array,
-    layout: _Layout,
-    decay: Array,
-    learning_rate: Any,
-  ) -> tuple[Array, AdafactorParamState]:
-    update, new_state = _divided_by_second_moment(
-      grad.astype(jnp.float32), state, decay, self._epsilon1, layout
-    )
-    if self._clipping_threshold is not None:
-      size = _root_mean_square(update, layout.averaged)
-      update = update / jnp.maximum(1.0, size / self._clipping_threshold)
-    step_size = learning_rate
-    if self._relative:
-      scale = jnp.maximum(_root_mean_square(param, layout.averaged), self._epsilon2)
-      step_size = learning_rate * scale
-    update = step_size * update
-    if self._beta1 is not None:
-      update = self._beta1 * state.m + (1.0 - self._beta1) * update
-      new_state = new_state.replace(m=update)
-    new_param = param
-    if self._weight_decay_rate is not None:
-      new_param = (1.0 - self._weight_decay_rate) * param
-    return (new_param - update).astype(param.dtype), new_state
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.

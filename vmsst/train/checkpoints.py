@@ -88,15 +88,8 @@ class CheckpointConfig:
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
-  """Returns the step in a checkpoint's name.
-
-  Raises:
-    InputError: The name does not end in a step.
-  """
-  match = re.search(r"(\d+)/?$", str(path))
-  if match is None:
-    raise InputError(f"{path} is not a checkpoint; give a folder checkpoint_<step>")
-  return int(match.group(1))
+  """Returns the step in a checkpoint's name."""
+  return int(epath.Path(path).name.removeprefix(f"{PREFIX}_"))
 
 
 def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
@@ -267,8 +260,21 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(tree, sep="/")
 
 
+def stored_arrays(path: epath.Path) -> Mapping[str, Any]:
+  """Returns metadata of the arrays of a checkpoint by name, or the arrays of an encoder.
+
+  Args:
+    path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
+  """
+  if (path / "state").is_dir():
+    return t5x.read_metadata(path)
+  arrays = saved_encoders.read_arrays(path)
+  return {f"{t5x.PARAMETERS}/{name}": array for name, array in arrays.items()}
+
+
 def find_arrays(
   path: epath.Path,
+  stored: Mapping[str, Any],
   shapes: Mapping[str, Any],
   assignment_map: AssignmentMap | None = None,
   *,
@@ -277,7 +283,8 @@ def find_arrays(
   """Returns what to read of a checkpoint for each array of the model, without reading it.
 
   Args:
-    path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
+    path: The checkpoint, for messages.
+    stored: Its `stored_arrays`.
     shapes: The model's state dict, of ShapeDtypeStructs.
     assignment_map: See `RestoreCheckpointConfig`.
     may_lack: Whether the checkpoint may lack arrays.
@@ -285,24 +292,6 @@ def find_arrays(
   Raises:
     InputError: An array is missing or has another shape; the message names it.
   """
-  return _find_arrays(path, _stored(path), shapes, assignment_map, may_lack)
-
-
-def _stored(path: epath.Path) -> Mapping[str, Any]:
-  """Returns metadata of the arrays of a checkpoint by name, or the arrays of an encoder."""
-  if (path / "state").is_dir():
-    return t5x.read_metadata(path)
-  arrays = saved_encoders.read_arrays(path)
-  return {f"{t5x.PARAMETERS}/{name}": array for name, array in arrays.items()}
-
-
-def _find_arrays(
-  path: epath.Path,
-  stored: Mapping[str, Any],
-  shapes: Mapping[str, Any],
-  assignment_map: AssignmentMap | None,
-  may_lack: bool,
-) -> dict[str, layer_stacks.Source]:
   model = _flatten(shapes)
   sources = apply_assignment_map(model, assignment_map or (), stored, path)
   sources_found = {name: source for name, source in sources.items() if source is not None}
@@ -347,8 +336,8 @@ def restore(
   """
   model = _flatten(shapes)
   placement = _flatten(shardings)
-  stored = _stored(path)
-  sources = _find_arrays(path, stored, shapes, assignment_map, fallback is not None)
+  stored = stored_arrays(path)
+  sources = find_arrays(path, stored, shapes, assignment_map, may_lack=fallback is not None)
   missing = [name for name in model if name not in sources]
   read: dict[str, Any] = {}
   args: dict[str, Any] = {}
@@ -464,18 +453,17 @@ class CheckpointManager:
       ),
     )
 
-  def save(self, train_state: Any, data_state: data_lib.DataState) -> bool:
-    """Starts writing `train_state`; returns after copying the arrays off the devices.
+  def save(self, train_state: Any, data_state: data_lib.DataState) -> None:
+    """Starts writing `train_state`, unless a checkpoint of that step exists.
 
-    Returns:
-      False if a checkpoint of that step exists.
+    Returns after copying the arrays off the devices.
 
     Raises:
       InputError: This checkpoint, or the previous one, could not be written.
     """
     step = int(train_state.step)
     if step in self._manager.all_steps():
-      return False
+      return
     state = train_state.state_dict()
     if self._cfg.dtype == "bfloat16":
       state["target"] = jax.tree.map(
@@ -484,7 +472,6 @@ class CheckpointManager:
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
     with self._explained():
       self._manager.save(step, args=items, force=True)
-    return True
 
   def check(self) -> None:
     """Raises InputError if a checkpoint could not be written in the background."""

@@ -81,17 +81,6 @@ def check_split(cfg: DatasetConfig) -> None:
     )
 
 
-def get_dataset(
-  cfg: DatasetConfig,
-  shard_id: int,
-  num_shards: int,
-  feature_converter_cls: Callable[..., Any],
-  num_epochs: int | None = None,
-) -> datasets.BatchIterator:
-  """Returns batches of model features, [batch / num_shards, ...]; see `datasets.get_batches`."""
-  return datasets.get_batches(cfg, shard_id, num_shards, feature_converter_cls, num_epochs)
-
-
 def get_training_eval_datasets(
   cfg: DatasetConfig,
   shard_id: int,
@@ -114,7 +103,7 @@ def get_training_eval_datasets(
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
   def load(provider: Any) -> _EvalBatches:
-    batches = get_dataset(
+    batches = datasets.get_batches(
       dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
       num_shards=1,

@@ -18,6 +18,7 @@ from vmsst.errors import InputError, check_integer
 
 # JAX considers a process without a heartbeat for this long dead and ends all others.
 HEARTBEAT_SECONDS = 30
+INITIALIZATION_SECONDS = 300  # JAX's default
 # The longest that processes wait for one, such as while it computes metrics.
 _BARRIER_SECONDS = 24 * 3600
 # In errors of collectives when another process is gone (gloo, NCCL, the coordinator).
@@ -49,7 +50,7 @@ def joined(
   index: int | None = None,
   *,
   multi_process: bool = False,
-  initialization_timeout: int | None = None,
+  initialization_timeout: int = INITIALIZATION_SECONDS,
 ) -> Iterator[None]:
   """Joins the processes of the run, if there are several; they end together.
 
@@ -61,14 +62,13 @@ def joined(
     count: Number of processes; None: JAX finds it; 1 always means a single process.
     index: Index of this process, from 0; None: JAX finds it.
     multi_process: Whether the run is multi-process, also if nothing shows it.
-    initialization_timeout: Seconds to wait for the other processes; None for JAX's default.
+    initialization_timeout: Seconds to wait for the other processes.
 
   Raises:
     InputError: An argument is invalid, the processes could not connect, or a collective failed
       because another process died.
   """
-  if initialization_timeout is not None:
-    check_integer("--initialization_timeout", initialization_timeout)
+  check_integer("--initialization_timeout", initialization_timeout)
   shown = multi_process or any(x is not None for x in (coordinator_address, count, index))
   if count == 1 or not (shown or _on_cluster()):
     yield
@@ -80,18 +80,15 @@ def joined(
     raise InputError(
       f"coordinator address {coordinator_address!r}: write HOST:PORT, with a port up to 65535"
     )
-  given: dict[str, Any] = {
-    "coordinator_address": coordinator_address,
-    "num_processes": count,
-    "process_id": index,
-    "initialization_timeout": initialization_timeout,
-  }
   if shown:  # JAX ends a process that cannot connect, so the message comes before
     address = coordinator_address or "the address that JAX finds"
     print(f"t5x: connecting to the other processes at {address}", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(
-      **{name: value for name, value in given.items() if value is not None},
+      coordinator_address=coordinator_address,
+      num_processes=count,
+      process_id=index,
+      initialization_timeout=initialization_timeout,
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
   except (ValueError, RuntimeError) as error:

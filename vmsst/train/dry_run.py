@@ -72,19 +72,20 @@ def train_function(with_memory: bool) -> Callable[..., None]:
       inspect.signature(train_lib.train).bind(**given)
     except TypeError as error:
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
-    run = given["model"], given["train_dataset_cfg"], given["partitioner"], given["trainer_cls"]
-    train_lib.check_run(*run[:2])
-    report = describe(*run, given["checkpoint_cfg"].restore)
+    model, cfg = given["model"], given["train_dataset_cfg"]
+    train_lib.check_run(model, cfg)
+    step = Step(model, cfg, given["partitioner"], given["trainer_cls"])
+    report = describe(step, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:
-      report |= memory(*run)
+      report |= memory(step)
       print(report.pop("text"))
     print(json.dumps(report))
 
   return train
 
 
-class _Step:
+class Step:
   """A training step of abstract arrays.
 
   Args:
@@ -94,19 +95,24 @@ class _Step:
     trainer_cls: Creates the trainer.
 
   Attributes:
+    partitioner: The mesh.
+    batch_size: Examples in a global batch.
     batch: Shapes of a global batch, from the feature lengths alone.
     state: Shapes of the train state.
     axes: PartitionSpecs of the train state.
+    function: (train_state, batch) -> (train_state, metrics) on the mesh.
+
+  Raises:
+    InputError: The batch cannot be divided over the mesh, or into microbatches.
   """
 
   def __init__(
     self, model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
   ):
-    self._batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
+    self.partitioner = partitioner
+    self.batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
     converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
     lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
-    self._model = model
-    self._trainer_cls = trainer_cls
     self.batch = {  # of several texts per row, the length is (texts, tokens)
       name: jax.ShapeDtypeStruct(
         (cfg.batch_size, *(length if isinstance(length, tuple) else (length,))), jnp.int32
@@ -122,11 +128,8 @@ class _Step:
     )
     self.state = initializer.global_train_state_shape
     self.axes = initializer.train_state_axes
-
-  def function(self, partitioner: partitioning.PjitPartitioner) -> partitioning.PartitionedFunction:
-    """Returns (train_state, batch) -> (train_state, metrics) on a mesh."""
-    trainer = self._trainer_cls(
-      model=self._model,
+    trainer = trainer_cls(
+      model=model,
       train_state=self.state,
       partitioner=partitioner,
       eval_names=[],
@@ -135,26 +138,24 @@ class _Step:
       rng=jax.random.PRNGKey(0),
     )
     trainer.close()
-    trainer.check_batch_size(self._batch_size)
-    return trainer._partitioned_train_step
+    trainer.check_batch_size(self.batch_size)
+    self.function = trainer._partitioned_train_step
 
 
 def describe(
-  model: Any,
-  cfg: Any,
-  partitioner: partitioning.PjitPartitioner,
-  trainer_cls: Any,
-  initial: checkpoints.RestoreCheckpointConfig | None = None,
+  step: Step, initial: checkpoints.RestoreCheckpointConfig | None = None
 ) -> dict[str, Any]:
   """Returns the numbers of the JSON line, and the report as `text`.
 
   Raises:
-    InputError: The run would refuse its configuration, or the checkpoint to start from.
+    InputError: The run would refuse the checkpoint to start from.
   """
-  step = _Step(model, cfg, partitioner, trainer_cls)
+  partitioner = step.partitioner
   if initial is not None and initial.path:
+    path = checkpoints.find_checkpoint(initial)
     checkpoints.find_arrays(
-      checkpoints.find_checkpoint(initial),
+      path,
+      checkpoints.stored_arrays(path),
       step.state.state_dict(),
       initial.assignment_map,
       may_lack=initial.fallback_to_scratch,
@@ -178,7 +179,7 @@ def describe(
   state_bytes = sum(array_bytes.values()) - parameter_bytes
   batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in step.batch.values())
   with partitioner.context():
-    jaxpr = jax.make_jaxpr(step.function(partitioner).function)(step.state, step.batch)
+    jaxpr = jax.make_jaxpr(step.function.function)(step.state, step.batch)
   flops = matmul_flops(jaxpr.jaxpr)
   large: dict[tuple[str, ...], list[int]] = {}
   for name, array in sorted(arrays.items()):
@@ -188,7 +189,7 @@ def describe(
   lines = [
     f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
     f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
-    f"batch: {cfg.batch_size} examples, "
+    f"batch: {step.batch_size} examples, "
     + ", ".join(f"{n} {list(v.shape)}" for n, v in step.batch.items()),
     "",
     progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
@@ -224,26 +225,15 @@ def _module(name: str) -> str:
   return "/".join(parts[: min(2, len(parts) - 1)])
 
 
-def memory(
-  model: Any,
-  cfg: Any,
-  partitioner: partitioning.PjitPartitioner,
-  trainer_cls: Any,
-) -> dict[str, Any]:
+def memory(step: Step) -> dict[str, Any]:
   """Returns the memory of the compiled step on each device, by XLA's analysis; also as `text`.
-
-  Args:
-    model: The model.
-    cfg: The training data.
-    partitioner: The mesh.
-    trainer_cls: Creates the trainer.
 
   Raises:
     InputError: The devices' memory is too small.
   """
-  step = _Step(model, cfg, partitioner, trainer_cls)
-  devices = f"{partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind}"
-  lowered = step.function(partitioner).lower(step.state, step.batch)
+  mesh = step.partitioner.mesh
+  devices = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
+  lowered = step.function.lower(step.state, step.batch)
   try:
     compiled = _compile(lowered)
   except jax.errors.JaxRuntimeError as error:

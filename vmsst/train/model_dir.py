@@ -22,6 +22,8 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.
 def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.Lock]:
   """Makes a folder for the output of a command; removes it if nothing was written.
 
+  Turns errors of disks and data inside into an InputError with one message.
+
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
@@ -31,8 +33,8 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
     The lock of the folder; without `lock`, of nothing.
 
   Raises:
-    InputError: The path is relative or not writable, or another run, which the message names, uses
-      the folder.
+    InputError: The path is relative or not writable; another run, which the message names, uses
+      the folder; the disk is full, read-only or broken; or TensorFlow could not read a file.
   """
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
@@ -43,7 +45,7 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
       f"{name} {model_dir}: checkpoints cannot be written to s3://; set a local path or gs://"
     )
   path = storage.path(model_dir)
-  with contextlib.ExitStack() as stack:
+  with _explained(model_dir), contextlib.ExitStack() as stack:
     held = locks.Lock()
     try:
       if jax.process_index() == 0:
@@ -68,12 +70,7 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
 
 
 @contextlib.contextmanager
-def explained(model_dir: str) -> Iterator[None]:
-  """Turns disk and data errors inside into an InputError with one message.
-
-  Raises:
-    InputError: The disk is full, read-only or broken, or TensorFlow could not read a file.
-  """
+def _explained(model_dir: str) -> Iterator[None]:
   try:
     yield
   except InputError:

@@ -19,7 +19,7 @@ from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import locks, storage, stored_settings
+from vmsst.io import interrupts, locks, storage, stored_settings
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import eval as eval_lib
@@ -50,7 +50,7 @@ def train(
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
-  get_dataset_fn: Callable[..., Any] = data_lib.get_dataset,
+  get_dataset_fn: Callable[..., Any] = datasets.get_batches,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
@@ -119,7 +119,6 @@ def train(
     def closing(part: Any) -> Any:
       return cleanup.enter_context(contextlib.closing(part))
 
-    cleanup.enter_context(model_dir_lib.explained(model_dir))
     lock = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, lock=True))
     batches: data_lib.TrainIterator = closing(
       data_lib.TrainIterator(
@@ -322,12 +321,10 @@ class StopRequest:
     In a multi-process run, `work` always completes: no process may leave the others alone with it.
     """
     self._interrupts = jax.process_count() == 1
-    try:
+    with contextlib.suppress(_Interrupted):
       if not self.is_set:
         work()
       self._interrupts = False
-    except _Interrupted:
-      pass
 
 
 @contextlib.contextmanager
@@ -343,16 +340,13 @@ def stop_on_signal(stop: StopRequest) -> Iterator[None]:
       signal.signal(signal.SIGINT, previous[signal.SIGINT])
     stop.set(signal.Signals(number).name)
 
-  try:
+  with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
     for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
       previous[number] = signal.signal(number, handle)
-  except ValueError:  # not in the main thread: the caller handles signals
-    pass
   try:
     yield
   finally:
-    for signum, handler in previous.items():
-      signal.signal(signum, handler)
+    interrupts.restore(previous)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,10 +91,10 @@ def accumulate_grads_microbatched(
     metrics = _where(index == 0, new_metrics, merge_metrics(metrics, new_metrics))
     return rng, jax.tree.map(jnp.add, grads, new_grads), metrics, mutables
 
-  sample = {name: jnp.zeros((size, *v.shape[1:]), v.dtype) for name, v in batch.items()}
-  _, metrics_shape, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
+  sample = {n: jax.ShapeDtypeStruct((size, *v.shape[1:]), v.dtype) for n, v in batch.items()}
+  _, metrics, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), train_state.params)
-  carry = (dropout_rng, zeros, _zeros_like(metrics_shape), mutables)
+  carry = (dropout_rng, zeros, jax.tree.map(jnp.zeros_like, metrics), mutables)
   _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
   return grads, metrics, mutables
 
@@ -112,10 +112,6 @@ def _check_divisible(batch_size: int, num_microbatches: int) -> None:
       f"batch size {batch_size} is not divisible by num_microbatches={num_microbatches}; choose a "
       "divisor"
     )
-
-
-def _zeros_like(shapes: Any) -> Any:
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _where(condition: jax.Array, first: Any, second: Any) -> Any:
@@ -326,7 +322,7 @@ class Trainer:
       if self._make_sums is None:
         _, shapes = jax.eval_shape(self._traced_train_step, self.train_state, batch)
         self._make_sums = jax.jit(
-          lambda: (jnp.zeros((), jnp.int32), _zeros_like(shapes)),
+          lambda: (jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, shapes)),
           out_shardings=self._partitioner.shardings(None),
         )
       return self._make_sums()
@@ -371,9 +367,7 @@ class Trainer:
     if bar is not None and start_step + done == bar.total:
       self.finish_steps(bar)
     if sums is None:
-      finished_now: concurrent.futures.Future[Scalars] = concurrent.futures.Future()
-      finished_now.set_result({})
-      return 0, finished_now
+      return 0, self._pool.submit(dict)
     written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done, done, began)
     # Keeps failed writes, which `finish_writing` raises.
     unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
@@ -501,10 +495,11 @@ def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> 
   return None if value is None else float(value)
 
 
+@dataclasses.dataclass(eq=False)
 class EarlyStoppingAction(BaseAction):
   """Stops when a metric has not improved for a while.
 
-  Args:
+  Attributes:
     metric: (task, metric) to watch.
     mode: "min" or "max": which values are better.
     patience: Number of evaluations without improvement after which to stop.
@@ -512,19 +507,13 @@ class EarlyStoppingAction(BaseAction):
     rtol: Improvements relative to the best value up to this do not count.
   """
 
-  def __init__(
-    self,
-    metric: tuple[str, str],
-    mode: Literal["min", "max"],
-    patience: int = 3,
-    atol: float = 0.0,
-    rtol: float = 0.0,
-  ):
-    self.metric = metric
-    self.sign = 1.0 if mode == "max" else -1.0
-    self.patience = patience
-    self._atol = atol
-    self._rtol = rtol
+  metric: tuple[str, str]
+  mode: Literal["min", "max"]
+  patience: int = 3
+  atol: float = 0.0
+  rtol: float = 0.0
+
+  def __post_init__(self) -> None:
     self._best: float | None = None
     self._waited = 0
 
@@ -533,8 +522,8 @@ class EarlyStoppingAction(BaseAction):
     value = _watched(metrics_by_task, *self.metric)
     if value is None:
       return False
-    score = self.sign * value
-    if self._best is None or score - self._best > self._atol + self._rtol * abs(self._best):
+    score = value if self.mode == "max" else -value
+    if self._best is None or score - self._best > self.atol + self.rtol * abs(self._best):
       self._best, self._waited = score, 0
       return False
     self._waited += 1

@@ -6,7 +6,7 @@ Learning-rate schedules are products of named factors, such as `'constant * line
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -18,12 +18,13 @@ from flax import traverse_util
 from jaxtyping import Float, Int
 
 from vmsst import errors
+from vmsst.data.datasets import get_batches as get_dataset
 from vmsst.errors import InputError
 from vmsst.io import atomic_files, storage, watchdog
 from vmsst.train import checkpoints, partitioning, train_state
 from vmsst.train import data as data_lib
 from vmsst.train.checkpoints import CheckpointConfig, RestoreCheckpointConfig, SaveCheckpointConfig
-from vmsst.train.data import DatasetConfig, get_dataset, get_training_eval_datasets
+from vmsst.train.data import DatasetConfig, get_training_eval_datasets
 
 __all__ = [
   "CheckpointConfig",
@@ -180,12 +181,8 @@ def get_infer_fn(
   accepted = inspect.signature(infer_step).parameters
 
   def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
-    extra = {}
-    if "rng" in accepted:
-      extra["rng"] = rng
-    if "flax_mutables" in accepted:
-      extra["flax_mutables"] = mutables
-    return infer_step(params, batch, **extra)
+    more = {"rng": rng, "flax_mutables": mutables}
+    return infer_step(params, batch, **{name: more[name] for name in more if name in accepted})
 
   partitioned = partitioner.partition(
     step,
@@ -202,9 +199,10 @@ def get_infer_fn(
   mine = slice(layout.shard_id * rows_here, (layout.shard_id + 1) * rows_here)
 
   def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
-    indices, features = _stack(dataset)
-    if not len(indices):
+    blocks = list(dataset.batch(1024).as_numpy_iterator())
+    if not blocks:
       return []
+    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
     order = _by_length(features)
     pieces: list[Any] = []
     for start in range(0, len(order), batch_size):
@@ -242,23 +240,8 @@ def _join(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
 
 def _rows(tree: Any) -> list[Any]:
   """Returns a tree of arrays [N, ...] as N trees."""
-  if isinstance(tree, np.ndarray):
-    return list(tree)
   leaves, structure = jax.tree.flatten(tree)
   return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
-
-
-def _stack(dataset: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  """Returns indices [N] and features [N, ...] of a dataset of (index, features)."""
-  indices: list[np.ndarray] = []
-  columns: dict[str, list[np.ndarray]] = {}
-  for index, example in dataset.batch(1024).as_numpy_iterator():  # type: ignore[attr-defined]
-    indices.append(index)
-    for name, value in example.items():
-      columns.setdefault(name, []).append(value)
-  if not indices:
-    return np.zeros(0, np.int64), {}
-  return np.concatenate(indices), {name: np.concatenate(v) for name, v in columns.items()}
 
 
 def _by_length(features: Mapping[str, np.ndarray]) -> np.ndarray:

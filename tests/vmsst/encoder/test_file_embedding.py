@@ -38,7 +38,9 @@ def text(tmp_path):
 
 
 def embed(encoder, path, folder, **options):
-  return file_embedding.embed_file(encoder, path, folder, **{"name": "a", **options})
+  count, width = file_embedding.embed_file(encoder, path, folder, **{"name": "a", **options})
+  assert vector_store.open_vectors(folder).shape == (count, width)
+  return count
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

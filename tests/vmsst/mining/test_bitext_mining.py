@@ -252,7 +252,7 @@ class Scorer:
   def __init__(self, name, windows):
     self.settings, self.windows, self.texts = {"scorer": name}, windows, []
 
-  def __call__(self, sources, targets, languages, on_cut):
+  def score(self, sources, targets, languages, on_cut):
     self.windows -= 1
     if self.windows < 0:
       raise KeyboardInterrupt

@@ -198,6 +198,10 @@ class Initialized(Exception):
 
 SLURM = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4"}
 ADDRESS = {"coordinator_address": "a:1"}
+FOUND_BY_JAX = {
+  **dict.fromkeys(["coordinator_address", "num_processes", "process_id"]),
+  "initialization_timeout": 300,
+}
 
 
 @pytest.mark.parametrize(
@@ -205,10 +209,10 @@ ADDRESS = {"coordinator_address": "a:1"}
   [
     ({}, {}, None),
     ({"count": 1}, SLURM, None),
-    ({}, SLURM, {}),
+    ({}, SLURM, FOUND_BY_JAX),
     ({}, {**SLURM, "SLURM_NTASKS": "1"}, None),
-    ({}, {"TPU_ML_PLATFORM": "JAX"}, {}),
-    ({"multi_process": True}, {}, {}),
+    ({}, {"TPU_ML_PLATFORM": "JAX"}, FOUND_BY_JAX),
+    ({"multi_process": True}, {}, FOUND_BY_JAX),
     (
       {**ADDRESS, "count": 2, "index": 1, "initialization_timeout": 9},
       {},

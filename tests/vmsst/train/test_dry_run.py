@@ -84,7 +84,7 @@ BUCKETS = 32
 
 
 def tiny_step():
-  """Returns the arguments of a dry run."""
+  """Returns the arguments of a `dry_run.Step`."""
   config = t5.T5Config(
     vocab_size=V, emb_dim=D, num_heads=H, head_dim=K, mlp_dim=M, num_encoder_layers=L
   )
@@ -105,7 +105,7 @@ PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
 
 
 def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
-  report = dry_run.describe(*tiny_step())
+  report = dry_run.describe(dry_run.Step(*tiny_step()))
   assert report["parameters"] == PARAMETERS == sum(report["parameters_by_module"].values())
   assert report["parameters_by_module"]["token_embedder"] == V * D
   assert report["parameters_by_module"]["encoder/layers_1"] == LAYER
@@ -120,7 +120,7 @@ def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
 
 def test_a_row_may_have_several_texts():
   model, cfg, *rest = tiny_step()
-  before = dry_run.describe(model, cfg, *rest)["bytes_per_device"]
+  before = dry_run.describe(dry_run.Step(model, cfg, *rest))["bytes_per_device"]
   lengths = {**cfg.task_feature_lengths, "negatives": (3, T)}
   model = hard_negatives.HardNegativesModel(
     network=model.network,
@@ -128,13 +128,14 @@ def test_a_row_may_have_several_texts():
     optimizer_def=model.optimizer_def,
     max_length=T,
   )
-  report = dry_run.describe(model, dataclasses.replace(cfg, task_feature_lengths=lengths), *rest)
+  cfg = dataclasses.replace(cfg, task_feature_lengths=lengths)
+  report = dry_run.describe(dry_run.Step(model, cfg, *rest))
   assert report["bytes_per_device"] == before + 4 * B * 3 * T
 
 
 def test_bytes_are_those_of_a_real_state_gradients_and_batch():
   model, _, partitioner, _ = step = tiny_step()
-  report = dry_run.describe(*step)
+  report = dry_run.describe(dry_run.Step(*step))
   state = utils.TrainStateInitializer(
     optimizer_def=model.optimizer_def,
     init_fn=model.get_initial_variables,
@@ -147,9 +148,9 @@ def test_bytes_are_those_of_a_real_state_gradients_and_batch():
 
 
 def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between():
-  report = dry_run.memory(*tiny_step())
+  report = dry_run.memory(dry_run.Step(*tiny_step()))
   parts = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", report["text"])}
-  whole = dry_run.describe(*tiny_step())["bytes_per_device"]
+  whole = dry_run.describe(dry_run.Step(*tiny_step()))["bytes_per_device"]
   state = whole - 4 * PARAMETERS  # parameters, optimizer, batch
   assert parts["arguments"] == pytest.approx(state / 2**20, abs=0.06)
   assert parts["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
@@ -162,7 +163,7 @@ def test_devices_that_are_too_small_are_named(monkeypatch):
 
   monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
   with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
-    dry_run.memory(*tiny_step())
+    dry_run.memory(dry_run.Step(*tiny_step()))
 
 
 # --------------------------------------------------------------------------------------------

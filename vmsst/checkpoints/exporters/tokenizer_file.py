@@ -12,6 +12,7 @@ import unicodedata
 from typing import Any
 
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import arrays, errors
 from vmsst.data import hugging_face_vocabulary, vocabularies
@@ -60,13 +61,12 @@ def export_tokenizer(
       they are tokenized, so the tokenizer need not do it for a vocabulary that does.
 
   Raises:
-    InputError: the file format cannot express the vocabulary, or the package `tokenizers` is not
-      installed.
+    InputError: the file format cannot express the vocabulary.
   """
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     return _of_hugging_face(vocabulary)
   if isinstance(vocabulary, vocabularies.ByteVocabulary):
-    made, special = _of_bytes(tokenizers, vocabulary)
+    made, special = _of_bytes(vocabulary)
   elif type(vocabulary) is vocabularies.SentencePieceVocabulary:
     if vocabulary.pretokenize and not pretokenized:
       raise errors.InputError(
@@ -75,7 +75,7 @@ def export_tokenizer(
         "are encoded (vmsst.data.word_splitting.split_words) and pass --pretokenized, or use "
         "`vmsst export safetensors`, which vmsst.load opens"
       )
-    made, special = _of_sentencepiece(tokenizers, vocabulary)
+    made, special = _of_sentencepiece(vocabulary)
   else:
     raise errors.InputError(
       f"a {type(vocabulary).__name__} cannot be written as tokenizer.json; use `vmsst export "
@@ -83,7 +83,7 @@ def export_tokenizer(
     )
   eos = None if vocabulary.eos_id is None else special[vocabulary.eos_id]
   if eos is not None:
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    made.post_processor = processors.TemplateProcessing(
       single=["$A", eos], pair=["$A", eos, "$B", eos], special_tokens=[(eos, vocabulary.eos_id)]
     )
   made.add_special_tokens([tokenizers.AddedToken(x, normalized=False) for x in special.values()])
@@ -120,9 +120,7 @@ def _of_hugging_face(
   )
 
 
-def _of_bytes(
-  tokenizers: Any, vocabulary: vocabularies.ByteVocabulary
-) -> tuple[Any, dict[int, str]]:
+def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, str]]:
   """Returns a tokenizer with one token for each byte, and its special tokens by id."""
   special = {0: " <pad>", 1: " </s>", 2: " <unk>"}
   ids = {token: i for i, token in special.items()}
@@ -131,16 +129,16 @@ def _of_bytes(
   others = iter(range(0x100, 0x200))
   for byte in range(0x100):
     ids[chr(byte if byte in visible else next(others))] = byte + 3
-  made = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], unk_token=special[2]))
+  made = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=special[2]))
   if vocabulary.lowercase:
-    made.normalizer = tokenizers.normalizers.Sequence(_lowercase(tokenizers))
-  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  made.decoder = tokenizers.decoders.ByteLevel()
+    made.normalizer = normalizers.Sequence(_lowercase())
+  made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  made.decoder = decoders.ByteLevel()
   return made, special
 
 
 def _of_sentencepiece(
-  tokenizers: Any, vocabulary: vocabularies.SentencePieceVocabulary
+  vocabulary: vocabularies.SentencePieceVocabulary,
 ) -> tuple[Any, dict[int, str]]:
   """Returns a tokenizer with the model's pieces, and its special tokens by id."""
   # The module makes its classes at run time, unseen by type checkers.
@@ -179,13 +177,11 @@ def _of_sentencepiece(
   scores = [x.score if x.type == kinds.NORMAL else lowest for x in model.pieces]
   unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)
   if trainer.model_type == trainer.UNIGRAM:
-    unigram = tokenizers.models.Unigram(
-      list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback
-    )
+    unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
     made = tokenizers.Tokenizer(unigram)
   else:
     made = tokenizers.Tokenizer(
-      tokenizers.models.BPE(
+      models.BPE(
         {name: i for i, name in enumerate(names)},
         _merges(names, scores, is_normal),
         unk_token=names[unknown],
@@ -193,43 +189,39 @@ def _of_sentencepiece(
         byte_fallback=trainer.byte_fallback,
       )
     )
-  steps = _lowercase(tokenizers) if vocabulary.lowercase else []
-  steps += _spm_steps(tokenizers, normalizer, vocabulary)
-  made.normalizer = tokenizers.normalizers.Sequence(steps)
+  steps = _lowercase() if vocabulary.lowercase else []
+  steps += _spm_steps(normalizer, vocabulary)
+  made.normalizer = normalizers.Sequence(steps)
   if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type == kinds.NORMAL):
     # No piece extends across a space, so each word can be looked up separately.
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(_SPACE, "merged_with_next")
-  made.decoder = tokenizers.decoders.Sequence(
+    made.pre_tokenizer = pre_tokenizers.Split(_SPACE, "merged_with_next")
+  made.decoder = decoders.Sequence(
     [
-      tokenizers.decoders.Replace(_SPACE, " "),
-      tokenizers.decoders.ByteFallback(),
-      tokenizers.decoders.Fuse(),
-      tokenizers.decoders.Strip(" ", 1, 0),
+      decoders.Replace(_SPACE, " "),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(" ", 1, 0),
     ]
   )
   return made, special
 
 
-def _lowercase(tokenizers: Any) -> list[Any]:
+def _lowercase() -> list[Any]:
   """Returns `vocabularies.lowercase` as normalizers, which lowercase letters one by one but Σ."""
-  normalizers = tokenizers.normalizers
   return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
 
 
-def _spm_steps(
-  tokenizers: Any, spec: Any, vocabulary: vocabularies.SentencePieceVocabulary
-) -> list[Any]:
+def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> list[Any]:
   """Returns SentencePiece's steps before it looks up pieces, as normalizers."""
-  normalizers, pattern = tokenizers.normalizers, tokenizers.Regex
-  steps = []
+  steps: list[Any] = []
   if spec.precompiled_charsmap:
     mapped = normalizers.Precompiled(spec.precompiled_charsmap)
     steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
     steps.append(mapped)
   if spec.remove_extra_whitespaces:
     steps += [
-      normalizers.Replace(pattern("^ +| +$"), ""),
-      normalizers.Replace(pattern(" {2,}"), " "),
+      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
     ]
   if spec.add_dummy_prefix:
     steps.append(normalizers.Prepend(" "))

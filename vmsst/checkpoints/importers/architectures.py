@@ -54,8 +54,14 @@ class ConfigFile:
   record: Mapping[str, Any]
 
   def integer(self, key: str, default: int | None = None) -> int:
-    """Returns a positive integer."""
-    return hugging_face.positive_integer(self.path, self.record, key, default)
+    """Returns a positive integer, by default that given."""
+    value = self.record.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+      raise errors.InputError(
+        f"{self.path}: {key!r} is {input_files.shown(value)}, not a positive integer below 2^31"
+      )
+    return value
 
   def integers(self, keys: Mapping[str, str]) -> dict[str, int]:
     """Returns positive integers by their names in this library, given those in the file."""

@@ -114,7 +114,7 @@ def import_ems(
     )
     network = sentence_encoder.SentenceEncoder(config, sizes["emb_dim"], head=False)
     converted = Converted(
-      params=params,
+      convert=lambda: params,
       sizes=sizes,
       left_out={
         name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"

@@ -190,7 +190,7 @@ def convert(
       f"{prefix!r}, at most {max_length} tokens"
     )
   return Converted(
-    params=weight_tables.Lazy(params),
+    convert=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,

@@ -116,7 +116,7 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     return encoder_json.EncoderAssets(network, vocabulary, max_length)
 
   return weight_tables.Converted(
-    params=weight_tables.Lazy(params),
+    convert=params,
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
     assets=assets,

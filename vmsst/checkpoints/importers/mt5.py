@@ -25,7 +25,7 @@ from vmsst.checkpoints import (
   tensors,
   transformers_tokenizers,
 )
-from vmsst.checkpoints.importers import weight_tables
+from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Row, Rule
 from vmsst.data import vocabularies
 from vmsst.networks import sentence_encoder, t5
@@ -147,7 +147,7 @@ def convert(
   encoder = dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
-    params=weight_tables.Lazy(lambda: weight_tables.to_parameters(used, stored)),
+    convert=lambda: weight_tables.to_parameters(used, stored),
     sizes=sizes,
     left_out=left_out,
     assets=(lambda _: encoder) if vocabulary.is_file() else None,
@@ -229,10 +229,7 @@ def read_config(folder: pathlib.Path) -> dict[str, int]:
   """
   path = folder / hugging_face.CONFIG_FILE
   config = hugging_face.read_object(path)
-
-  def number(key: str, default: int | None = None) -> int:
-    return hugging_face.positive_integer(path, config, key, default)
-
+  number = architectures.ConfigFile(path, config).integer
   # umT5 has a bias table in every layer.
   hugging_face.check_choice(path, config, "model_type", None, TYPES)
   hugging_face.check_choice(path, config, "feed_forward_proj", None, ("gated-gelu",))

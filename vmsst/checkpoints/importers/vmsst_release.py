@@ -52,7 +52,7 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
   table.append(Row(_PROJECTION, head.shape, ("mean/kernel",), transposed=True))
   tensors_by_name = {**encoder, _PROJECTION: head}
   return Converted(
-    params=weight_tables.Lazy(lambda: weight_tables.to_parameters(table, tensors_by_name)),
+    convert=lambda: weight_tables.to_parameters(table, tensors_by_name),
     sizes=sizes,
     left_out={ENCODER + name: reason for name, reason in copies.items()}
     | dict.fromkeys(sorted(stored.keys() - used), "the sentence encoder has no such parameter"),

@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,28 +112,12 @@ class Row:
     return np.concatenate(parts) if self.fused else parts[0]
 
 
-class Lazy(Mapping[str, np.ndarray]):
-  """Arrays by name that are computed when the first is needed."""
-
-  def __init__(self, compute: Callable[[], dict[str, np.ndarray]]):
-    self._compute = functools.cache(compute)
-
-  def __getitem__(self, name: str) -> np.ndarray:
-    return self._compute()[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._compute())
-
-  def __len__(self) -> int:
-    return len(self._compute())
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Converted:
   """A model of another library, converted.
 
   Attributes:
-    params: The parameters by name.
+    convert: Returns the parameters by name; see `params`.
     sizes: Sizes of the model by the attributes of its config.
     left_out: By the name of each tensor that became no parameter, the reason.
     assets: Returns what `vmsst.load` needs next to the parameters, given the folder that they are
@@ -141,11 +125,16 @@ class Converted:
     notes: What to know before using the result, one sentence each.
   """
 
-  params: Mapping[str, np.ndarray]
+  convert: Callable[[], Mapping[str, np.ndarray]]
   sizes: Mapping[str, Any]
   left_out: Mapping[str, str]
   assets: Callable[[pathlib.Path], encoder_json.EncoderAssets] | None
   notes: tuple[str, ...] = ()
+
+  @functools.cached_property
+  def params(self) -> Mapping[str, np.ndarray]:
+    """The parameters by name, converted when they are first needed."""
+    return self.convert()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

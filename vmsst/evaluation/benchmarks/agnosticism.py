@@ -47,11 +47,7 @@ def read_ntrex(root: storage.Path) -> list[suite.Task]:
 
 def read_flores(root: storage.Path) -> list[suite.Task]:
   """Returns one task, with a side per file."""
-  paths = files.files_in(root / "flores200" / "devtest", "*.devtest", source=parallel.FLORES_SOURCE)
-  versions = [
-    (files.known_code(files.plain_name(path).removesuffix(".devtest"), path), path)
-    for path in paths
-  ]
+  versions = list(parallel.flores_files(root, "devtest").items())
   return [_task("", versions, parallel.FLORES_SOURCE)]
 
 

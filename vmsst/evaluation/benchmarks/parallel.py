@@ -77,10 +77,15 @@ def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
   return Changed([text.strip() for text in files.column(texts)], changes)
 
 
+def flores_files(root: storage.Path, split: str) -> dict[str, storage.Path]:
+  """Returns the files of a split of FLORES-200 under the data root, by language code."""
+  paths = files.files_in(root / "flores200" / split, f"*.{split}", source=FLORES_SOURCE)
+  codes = (files.plain_name(path).removesuffix(f".{split}") for path in paths)
+  return {files.known_code(code, path): path for code, path in zip(codes, paths, strict=True)}
+
+
 def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
-  folder = root / "flores200"
-  split_files = files.files_in(folder / split, f"*.{split}", source=FLORES_SOURCE)
-  paths = {files.plain_name(path).removesuffix(f".{split}"): path for path in split_files}
+  folder, paths = root / "flores200", flores_files(root, split)
   augmented = folder / f"{split}_augmented"
   changed = None
   if augmented.is_dir() and _CHANGED in paths:
@@ -114,9 +119,8 @@ def read_ntrex(
 
 def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
-  codes = [files.known_code(code, path) for code, path in paths.items()]
   texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]
-  sides = [suite.Side(*code_and_texts) for code_and_texts in zip(codes, texts, strict=True)]
+  sides = [suite.Side(*code_and_texts) for code_and_texts in zip(paths, texts, strict=True)]
   if changed is not None:
     sides.append(suite.Side(_CHANGED, changed.texts))
   return suite.Task("all", tuple(sides), functools.partial(_score, sides, changed))

@@ -122,12 +122,23 @@ def _score(
 def correlations(
   name: str, codes: tuple[str, ...], cosine_N: np.ndarray, gold_N: np.ndarray
 ) -> suite.Result:
-  """Returns both correlations x 100; raises ValueError with the set's name if there are none."""
-  try:
-    metrics = {"pearson": pearson(cosine_N, gold_N), "spearman": spearman(cosine_N, gold_N)}
-  except ValueError as error:
-    raise ValueError(f"no correlations for {name}: {error}") from None
-  return suite.Result(name, codes, {key: 100 * value for key, value in metrics.items()})
+  """Returns both correlations x 100.
+
+  Raises:
+    ValueError: all values of a list are equal; the message has the name of the set.
+  """
+  from scipy import stats  # Here: it takes a second.
+
+  for values_N in (cosine_N, gold_N):
+    if (values_N == values_N[0]).all():
+      raise ValueError(
+        f"no correlations for {name}: all {len(values_N)} values are {values_N[0]}: no correlation "
+        "is defined"
+      )
+  pearson = stats.pearsonr(cosine_N, gold_N).statistic
+  spearman = stats.pearsonr(stats.rankdata(cosine_N), stats.rankdata(gold_N)).statistic
+  metrics = {"pearson": 100 * float(pearson), "spearman": 100 * float(spearman)}
+  return suite.Result(name, codes, metrics)
 
 
 def _not_empty(pairs: ScoredPairs) -> ScoredPairs:
@@ -149,40 +160,3 @@ def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
     )
   first_ND, second_ND = exact_search.unit_rows(first_ND), exact_search.unit_rows(second_ND)
   return np.einsum("nd,nd->n", first_ND, second_ND, dtype=np.float64)
-
-
-def pearson(x_N: np.ndarray, y_N: np.ndarray) -> float:
-  """Returns Pearson's correlation of two lists of numbers.
-
-  Raises:
-    ValueError: lengths differ, a value is not finite, or all values of a list are equal.
-  """
-  x_N, y_N = _checked(x_N), _checked(y_N)
-  if x_N.shape != y_N.shape:
-    raise ValueError(f"both lists must have one length, not {len(x_N)} and {len(y_N)}")
-  from scipy import stats  # Here: it takes a second.
-
-  return float(stats.pearsonr(x_N, y_N).statistic)
-
-
-def spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
-  """Returns Spearman's correlation, Pearson's of the ranks; arguments and errors as in `pearson`.
-
-  Examples:
-    >>> round(spearman(np.array([1, 2, 3]), np.array([1, 10, 100])), 6)
-    1.0
-  """
-  from scipy import stats
-
-  return pearson(stats.rankdata(_checked(x_N)), stats.rankdata(_checked(y_N)))
-
-
-def _checked(x_N: np.ndarray) -> np.ndarray:
-  x_N = np.asarray(x_N, np.float64)
-  if x_N.ndim != 1 or not x_N.size:
-    raise ValueError(f"numbers must be a list, not an array of shape {x_N.shape}")
-  if not np.isfinite(x_N).all():
-    raise ValueError(f"value {int(np.argmin(np.isfinite(x_N)))} is not finite")
-  if (x_N == x_N[0]).all():
-    raise ValueError(f"all {len(x_N)} values are {x_N[0]}: no correlation is defined")
-  return x_N

@@ -5,7 +5,6 @@ translation. The VMSST paper (section 6.2), the EMS paper (section V-A) and the 
 paper (section 4.2) report the mean of both directions: `average`.
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,8 +25,6 @@ _CODES = (
 )
 LANGUAGES = tuple(_CODES.split())
 """Codes of all 112 languages."""
-
-_DIRECTIONS = {"forward": "to English", "backward": "from English", "average": "average"}
 
 GROUPS = {
   **averages.TATOEBA,
@@ -67,14 +64,25 @@ def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path
 def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   """Returns the task of one language, whose result is named by the code."""
   texts = files.aligned(foreign, english)
-  sides = tuple(suite.Side(*side) for side in zip((code, "eng"), texts, strict=True))
-  return suite.Task(code, sides, functools.partial(_score, code))
+  return retrieval_task(code, tuple(map(suite.Side, (code, "eng"), texts)))
 
 
-def _score(code: str, foreign_ND: np.ndarray, english_ND: np.ndarray) -> list[suite.Result]:
-  accuracies = retrieval.translation_accuracy(foreign_ND, english_ND)
-  metrics = {name: 100 * accuracies[key] for key, name in _DIRECTIONS.items()}
-  return [suite.Result(code, (code, "eng"), metrics)]
+def retrieval_task(name: str, sides: tuple[suite.Side, ...], pivot: str = "English") -> suite.Task:
+  """Returns the task of retrieving translations in both directions, with one result.
+
+  Args:
+    name: Name of the task and of its result.
+    sides: Two languages; rows are translations.
+    pivot: Name of the second side in metrics: `to PIVOT`, `from PIVOT`, and their mean, `average`.
+  """
+  metric_by_key = {"forward": f"to {pivot}", "backward": f"from {pivot}", "average": "average"}
+
+  def score(*vectors: np.ndarray) -> list[suite.Result]:
+    accuracies = retrieval.translation_accuracy(*vectors)
+    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
+    return [suite.Result(name, tuple(side.language for side in sides), metrics)]
+
+  return suite.Task(name, sides, score)
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:

@@ -18,8 +18,6 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 
-_PREDICTION_ROWS = 1 << 12
-
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
@@ -206,9 +204,5 @@ def _predictions(params: Any, vectors_ND: Float[Array, "N D"]) -> Int[Array, "S 
 
 
 def _accuracies(params: Any, test: LabeledVectors) -> np.ndarray:
-  correct_S = np.zeros(())
-  for start in range(0, len(test.label_N), _PREDICTION_ROWS):
-    rows = slice(start, start + _PREDICTION_ROWS)
-    found_SN = np.asarray(_predictions(params, test.vectors_ND[rows]))
-    correct_S = correct_S + np.sum(found_SN == test.label_N[rows], axis=1)
-  return correct_S / len(test.label_N)
+  found_SN = np.asarray(_predictions(params, test.vectors_ND))
+  return np.mean(found_SN == test.label_N, axis=1)
