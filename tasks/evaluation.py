@@ -160,10 +160,11 @@ def opus_validation(
       pairs of the corpus.
   """
   _, folder = datasets.find(config, data_dir)
-  read = datasets.validation_reader(config, data_dir, languages=languages, pivots=pivots)
+  splits = datasets.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:
-    return [_pair_task(*pair_and_rows) for pair_and_rows in read(corpus).items()]
+    pairs = datasets.validation_pairs(folder, splits, corpus)
+    return [_pair_task(*pair_and_rows) for pair_and_rows in pairs.items()]
 
   key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)
   return _register("opus_validation", key, "validation", load, vocabulary, max_length)

@@ -202,15 +202,14 @@ def download_opus(
     corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
   asked = opus.pairs_among(languages) if languages else opus.anything
   root, work = (None, None) if download.list else download.places(output)
-  with fetch.Fetcher() as fetcher:
-    ask = opus.api(fetcher, opus.API)
-    chosen = opus.releases(ask, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
-    if not chosen:
-      raise errors.InputError("OPUS has none of these language pairs in these corpora")
-    for line in opus.describe(chosen):
-      print(line)
-    if root is not None:
-      opus.download(fetcher, chosen, root, lambda release, _: print(release.path), work=work)
+  fetcher = fetch.Fetcher()
+  chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
+  if not chosen:
+    raise errors.InputError("OPUS has none of these language pairs in these corpora")
+  for line in opus.describe(chosen):
+    print(line)
+  if root is not None:
+    opus.download(fetcher, chosen, root, lambda release, _: print(release.path), work=work)
 
 
 def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
@@ -248,10 +247,10 @@ def download_evaluation(
   if not sets:
     raise errors.InputError("name the evaluation sets (see --list), or give all")
   chosen, (root, work) = evaluation_sets.choose(sets), download.places(output)
-  with fetch.Fetcher() as fetcher:
-    for dataset in chosen:
-      print(f"{dataset.name}: license {dataset.license}")
-      evaluation_sets.download(fetcher, dataset, root, print, work=work)
+  fetcher = fetch.Fetcher()
+  for dataset in chosen:
+    print(f"{dataset.name}: license {dataset.license}")
+    evaluation_sets.download(fetcher, dataset, root, print, work=work)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

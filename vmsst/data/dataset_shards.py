@@ -106,32 +106,20 @@ class Records:
     Raises:
       InputError: the record is damaged, or is not such an example.
     """
+    from google.protobuf import message
+
     start = self._starts[number] + _HEADER.size
     end = start + _HEADER.unpack_from(self._content, self._starts[number])[0]
     record = self._content[start:end]
     if _checksum(record) != self._content[end : end + _CHECKSUM.size]:
       raise errors.InputError(f"{self._location(number)} is damaged; copy or build the file again")
     try:
-      return texts(record)
-    except ValueError:
+      features = _example_class().FromString(record).features.feature
+      return {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
+    except (message.DecodeError, IndexError, UnicodeDecodeError):
       raise errors.InputError(
         f"{self._location(number)} is not an example of texts; build it again"
       ) from None
-
-
-def texts(example: bytes) -> dict[str, str]:
-  """Returns the features of an Example, which are single texts.
-
-  Raises:
-    ValueError: it is not such an Example.
-  """
-  from google.protobuf import message
-
-  try:
-    features = _example_class().FromString(example).features.feature
-    return {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
-  except (message.DecodeError, IndexError) as error:
-    raise ValueError(str(error)) from None
 
 
 class Examples:

@@ -98,6 +98,31 @@ COUNT = FaultPolicy(
 """Yields every fault and reads the rest."""
 
 
+def parse(
+  kind: str,
+  paths: Sequence[str],
+  pair: tuple[Language, Language],
+  policy: FaultPolicy,
+  negatives: int = 0,
+) -> Iterator[Row | Fault]:
+  """Yields the rows of a bitext, as the function of its format does.
+
+  Args:
+    kind: "moses", "tsv" or "tmx".
+    paths: The file, or the two files of a Moses pair.
+    pair: The languages of the two sides.
+    policy: What to do about faults.
+    negatives: Number of hard negatives in each row of a TSV file.
+  """
+  match kind:
+    case "moses":
+      return parse_moses([(path, policy.lines(path)) for path in paths], policy)
+    case "tsv":
+      return parse_tsv(paths[0], policy, negatives)
+    case _:
+      return parse_tmx(paths[0], *pair, policy)
+
+
 def parse_moses(
   sides: Sequence[tuple[str, Iterator[str]]], policy: FaultPolicy
 ) -> Iterator[Row | Fault]:

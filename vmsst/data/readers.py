@@ -23,7 +23,7 @@ from typing import cast
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import input_files, storage, text_files
+from vmsst.io import input_files, storage
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -186,17 +186,12 @@ def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...
 def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats.Fault]:
   languages = bitext.source, bitext.target
   match bitext.format:
-    case "moses":
-      sides = [(path, text_files.read_lines(path)) for path in bitext.paths]
-      return formats.parse_moses(sides, formats.STOP)
-    case "tsv":
-      return formats.parse_tsv(bitext.paths[0], formats.STOP, negatives)
-    case "tmx":
-      return formats.parse_tmx(bitext.paths[0], *languages, formats.STOP)
     case "tfrecord":
       return formats.parse_shard(bitext.paths[0])
-    case _:
+    case "jsonl":
       return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)
+    case kind:
+      return formats.parse(kind, bitext.paths, languages, formats.STOP, negatives)
 
 
 def _languages_of_shard(path: str) -> tuple[Language, Language]:

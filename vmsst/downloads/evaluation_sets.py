@@ -16,6 +16,8 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vmsst import errors
 from vmsst.downloads import fetch, tables
 from vmsst.io import archives, atomic_files, input_files, storage, work_folders
@@ -100,10 +102,10 @@ class EvaluationSet:
   license: str
   page: str
   folder: str
-  items: tuple[Item, ...]
-  unpack: Unpack | None
-  tables: Tables | None
-  by_hand: str
+  items: tuple[Item, ...] = ()
+  unpack: Unpack | None = None
+  tables: Tables | None = None
+  by_hand: str = ""
 
   @property
   def size(self) -> int | None:
@@ -209,29 +211,17 @@ def download(
   if storage.is_url(root):
     assert work is not None
     local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
-    paths = _download_into_store(fetcher, chosen, root, report, local)
+    paths = []
+    # A process that was killed while it uploaded has left a complete folder.
+    for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
+      paths.append(root / path.relative_to(local).as_posix())
+      storage.upload(path, os.fspath(paths[-1]))
+    _write_note(chosen, root, paths)
+    shutil.rmtree(local)
+    work_folders.remove_if_empty(os.path.dirname(local))
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
-  return paths
-
-
-def _download_into_store(
-  fetcher: fetch.Fetcher,
-  chosen: EvaluationSet,
-  root: storage.Path,
-  report: Callable[[str], None],
-  local: pathlib.Path,
-) -> list[storage.Path]:
-  """Downloads a set to a local folder, and moves its files below a root in an object store."""
-  paths = []
-  # A process that was killed while it uploaded has left a complete folder.
-  for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
-    paths.append(root / path.relative_to(local).as_posix())
-    storage.upload(path, os.fspath(paths[-1]))
-  _write_note(chosen, root, paths)
-  shutil.rmtree(local)
-  work_folders.remove_if_empty(os.path.dirname(local))
   return paths
 
 
@@ -341,17 +331,8 @@ def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
           path,
         )
       )
-  return EvaluationSet(
-    name=name,
-    title=entry["title"],
-    license=entry["license"],
-    page=entry["page"],
-    folder=entry["folder"],
-    items=tuple(items),
-    unpack=Unpack(**entry["unpack"]) if "unpack" in entry else None,
-    tables=Tables(**entry["tables"]) if "tables" in entry else None,
-    by_hand=entry.get("by_hand", ""),
-  )
+  described = msgspec.convert({**entry, "name": name}, EvaluationSet)
+  return dataclasses.replace(described, items=tuple(items))
 
 
 def _item(url: str, size: int | None = None, checksum: str = "", to: str = "") -> Item:

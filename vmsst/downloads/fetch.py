@@ -91,7 +91,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class Fetcher:
-  """Downloads files, with a progress bar each; a context manager.
+  """Downloads files, with a progress bar each.
 
   Args:
     attempts: Attempts in a row without new bytes before an error is raised.
@@ -105,12 +105,6 @@ class Fetcher:
     self._pause = pause
     self._opener = urllib.request.build_opener(_Redirects)
     self._opener.addheaders = [("User-Agent", f"vmsst/{vmsst.__version__}")]
-
-  def __enter__(self) -> "Fetcher":
-    return self
-
-  def __exit__(self, *error: object) -> None:
-    self._opener.close()
 
   def fetch(self, file: File, path: pathlib.Path) -> bool:
     """Downloads a file to `path`, unless it is there.

@@ -5,13 +5,14 @@ stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from vmsst import errors, languages
 from vmsst.downloads import fetch
@@ -26,8 +27,6 @@ _MOST = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
-Ask = Callable[[Mapping[str, str]], list[dict[str, Any]]]
-"""Returns OPUS's file records for a query (corpus, version, preprocessing)."""
 Keep = Callable[[str, str], bool]
 """Returns whether a pair of OPUS language codes is wanted."""
 
@@ -66,29 +65,29 @@ class Release:
     return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
 
 
-def api(fetcher: fetch.Fetcher, address: str) -> Ask:
-  """Returns a function that queries the OPUS API; its public address is `API`."""
+class _List(msgspec.Struct):
+  """A response of the OPUS API."""
 
-  def ask(query: Mapping[str, str]) -> list[dict[str, Any]]:
-    url = f"{address}?{urllib.parse.urlencode(query)}"
-    try:
-      corpora = json.loads(fetcher.read(url, _MOST_LIST_BYTES))["corpora"]
-      if not all(isinstance(entry, dict) for entry in corpora):
-        raise TypeError("a record is not an object")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-      if isinstance(error, errors.InputError):
-        raise
-      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
-    return list(corpora)
-
-  return ask
+  corpora: list[dict[str, Any]]
 
 
-def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) -> list[Release]:
+def _records(fetcher: fetch.Fetcher, query: Mapping[str, str]) -> list[dict[str, Any]]:
+  """Returns OPUS's file records for a query (corpus, version, preprocessing)."""
+  url = f"{API}?{urllib.parse.urlencode(query)}"
+  content = fetcher.read(url, _MOST_LIST_BYTES)
+  try:
+    return msgspec.json.decode(content, type=_List).corpora
+  except (msgspec.DecodeError, RecursionError) as error:
+    raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+
+
+def releases(
+  fetcher: fetch.Fetcher, corpora: Iterable[tuple[str, str | None]], keep: Keep
+) -> list[Release]:
   """Returns the releases of some corpora, in their order, without files that have no pairs.
 
   Args:
-    ask: As of `api`.
+    fetcher: Downloads the lists.
     corpora: Names, each with a version or None for the latest.
     keep: Selects language pairs.
 
@@ -101,7 +100,7 @@ def releases(ask: Ask, corpora: Iterable[tuple[str, str | None]], keep: Keep) ->
       if not _NAME.fullmatch(name):
         raise errors.InputError(f"{name!r} is not a name of an OPUS corpus or version")
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
-    records = [_release(record) for record in ask(query)]
+    records = [_release(record) for record in _records(fetcher, query)]
     if not records:
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"

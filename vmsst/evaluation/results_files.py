@@ -203,7 +203,7 @@ class DataDigests:
   def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
     left_out = storage.path(self._left_out)
     is_inside = folder in left_out.parents
-    for name in storage.objects_below(os.fspath(folder)):
+    for name in storage.files_below(folder):
       path = folder / name
       hidden = any(part.startswith(".") for part in name.split("/"))
       if not hidden and not (is_inside and left_out in path.parents):

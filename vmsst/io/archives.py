@@ -76,11 +76,8 @@ def members(path: str) -> list[Member]:
   Raises:
     DamagedError: the file is not a zip archive, has lost its end or cannot be read.
   """
-  try:
-    with _directory(path) as archive:
-      return [Member(path, info.filename, info) for info in archive.infolist() if not info.is_dir()]
-  except OSError as error:
-    raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
+  with _directory(path) as archive:
+    return [Member(path, info.filename, info) for info in archive.infolist() if not info.is_dir()]
 
 
 def member_chunks(member: Member) -> Iterator[bytes]:
@@ -97,7 +94,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   unchecked = copy.copy(info)
   del unchecked.CRC  # zipfile would drop the last piece if the checksum is wrong.
   checksum = 0
-  with _damage(), _directory(path) as archive, archive.open(unchecked) as stream:
+  with _directory(path) as archive, archive.open(unchecked) as stream:
     for piece in _bounded(_pieces(stream), min(info.compress_size, storage.size(path))):
       checksum = zlib.crc32(piece, checksum)
       yield piece
@@ -107,9 +104,9 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _directory(path: str) -> Iterator[zipfile.ZipFile]:
-  """Yields an open archive; turns the errors of its directory into DamagedError."""
+  """Yields an open archive; turns the errors of reading it into DamagedError."""
   try:
-    with storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
+    with _damage(), storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
       yield archive
   except errors.InputError:
     raise
@@ -139,36 +136,23 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
   Raises:
     DamagedError: as `chunks`; the incomplete last line is not yielded.
   """
-  separator = b""
-  rest = b""
-  skipping = False
+  separator = rest = b""
   for chunk in chunks:
     if not separator:
       chunk = chunk.removeprefix(b"\xef\xbb\xbf")
       separator = b"\r" if b"\r" in chunk and b"\n" not in chunk else b"\n"
     end = chunk.rfind(separator) + 1
-    if not end:
-      rest = b"" if skipping else rest + chunk
-      if len(rest) > LINE_BYTES:
-        rest, skipping = b"", True
-      continue
-    start = 0
-    if skipping:
-      yield BadLine("the line is too long")
-      start = chunk.find(separator) + 1
-      skipping = False
-    yield from _decoded(rest + chunk[start:end], separator)
-    rest = chunk[end:]
-  if skipping:
-    yield BadLine("the line is too long")
-  elif rest:
+    if end:
+      yield from _decoded(rest + chunk[:end], separator)
+      rest = b""
+    if len(rest) <= LINE_BYTES:  # The rest of a line that is too long is dropped.
+      rest += chunk[end:]
+  if rest:
     yield from _decoded(rest + separator, separator)
 
 
 def _decoded(block: bytes, separator: bytes) -> Iterator[str]:
-  """Yields the lines of a block that ends with `separator` or is empty."""
-  if not block:
-    return
+  """Yields the lines of a block that ends with `separator`."""
   if len(block) <= LINE_BYTES and b"\0" not in block:
     with contextlib.suppress(UnicodeDecodeError):
       text = block.decode("utf-8")

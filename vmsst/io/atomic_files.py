@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
@@ -43,8 +44,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     InputError: the object store refuses it.
   """
   if storage.is_url(path):
-    with storage.uploaded(os.fspath(path)) as partial:
+    with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+      partial = pathlib.Path(folder, os.fspath(path).rstrip("/").rsplit("/", 1)[-1] or "object")
       yield partial
+      storage.upload(partial, os.fspath(path))
     return
   if is_stream(path):
     with naming(path):

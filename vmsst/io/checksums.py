@@ -6,7 +6,7 @@ Orbax stores checksums of array metadata only: it does not notice a changed byte
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from etils import epath
 
@@ -38,9 +38,9 @@ def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
     folders: The future subfolders of the checkpoint, by name.
   """
   lines = [
-    f"{of_file(path)}  {name}/{inside}\n"
+    f"{of_file(folder / inside)}  {name}/{inside}\n"
     for name, folder in sorted(folders.items())
-    for inside, path in _files(folder)
+    for inside in sorted(storage.files_below(folder))
   ]
   (checkpoint / NAME).write_text("".join(lines))
 
@@ -66,24 +66,12 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
     for digest, folder, name in (line.groups() for line in lines if line):
       wanted.setdefault(folder, {})[name] = digest
     for folder in sorted(wanted) if only is None else [only]:
-      files = dict(_files(checkpoint / folder))
+      files = set(storage.files_below(checkpoint / folder))
       for name, digest in wanted.get(folder, {}).items():
         if name not in files:
           return f"{folder}/{name} is missing"
-        if of_file(files[name]) != digest:
+        if of_file(checkpoint / folder / name) != digest:
           return f"{folder}/{name} has changed since it was written"
   except (OSError, ValueError) as error:
     return f"it cannot be read ({error})"
   return None
-
-
-def _files(folder: epath.Path) -> Iterator[tuple[str, epath.Path]]:
-  """Yields all files below `folder`, with their relative names."""
-  if not folder.is_dir():
-    return
-  for path in sorted(folder.iterdir(), key=lambda path: path.name):
-    if path.is_dir():
-      for name, inside in _files(path):
-        yield f"{path.name}/{name}", inside
-    else:
-      yield path.name, path

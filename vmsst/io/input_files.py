@@ -5,7 +5,7 @@ import os
 import re
 import reprlib
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors
@@ -38,13 +38,13 @@ def check_local(path: str | os.PathLike[str]) -> None:
 
 def check_below(folder: str | os.PathLike[str]) -> None:
   """Raises InputError if a folder contains anything but files and folders, at any depth."""
-  for path in _below(folder):
-    check(path)
+  for name in storage.files_below(folder):
+    check(os.path.join(folder, name))
 
 
 def size_below(folder: str | os.PathLike[str]) -> int:
   """Returns the total size of all files below a folder, in bytes."""
-  return sum(os.path.getsize(path) for path in _below(folder))
+  return sum(os.path.getsize(os.path.join(folder, name)) for name in storage.files_below(folder))
 
 
 def check_no_pipe(path: str | os.PathLike[str]) -> None:
@@ -70,12 +70,9 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
   Raises:
     InputError: it is missing, not a file, or cannot be read.
   """
-  if storage.is_url(path):
-    with storage.explained(path, "read"), storage.open_binary(path) as stream:
-      return stream.read(most)
+  check_local(path)
   try:
-    check(path)
-    with open(path, "rb") as stream:
+    with storage.open_binary(path) as stream:
       return stream.read(most)
   except OSError as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
@@ -141,11 +138,6 @@ def listed(names: Iterable[str]) -> str:
 def reason(error: Exception) -> str:
   """Returns the message of an operating system error, without the path."""
   return getattr(error, "strerror", None) or str(error)
-
-
-def _below(folder: str | os.PathLike[str]) -> Iterator[str]:
-  for inner, _, names in os.walk(folder):
-    yield from (os.path.join(inner, name) for name in names)
 
 
 def _kind(mode: int) -> str:

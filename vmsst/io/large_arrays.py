@@ -69,15 +69,10 @@ class Records:
   much of it as is free, so that more records than fit are sorted on disk.
   """
 
-  def __init__(self, width: int, folder: str | os.PathLike[str] | None = None):
-    """Makes an empty collection.
-
-    Args:
-      width: Numbers per record.
-      folder: Folder of the file; None: that of temporary files.
-    """
+  def __init__(self, width: int):
+    """Makes an empty collection of records of `width` numbers."""
     self._type = np.dtype(f"S{8 * width}")
-    self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+    self._file = tempfile.TemporaryFile()  # noqa: SIM115
     self._width = width
 
   def __enter__(self) -> "Records":

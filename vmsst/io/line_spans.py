@@ -2,8 +2,9 @@
 
 import dataclasses
 import fnmatch
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from vmsst import errors
@@ -22,7 +23,6 @@ class Span:
     lines: Number of lines.
     path: Uncompressed file of the lines.
     offset: Place of the first byte.
-    size: Number of bytes.
     digest: Hash of the bytes.
   """
 
@@ -31,7 +31,6 @@ class Span:
   lines: int
   path: str
   offset: int
-  size: int
   digest: str
 
   def __str__(self) -> str:
@@ -43,7 +42,7 @@ class Span:
     Raises:
       InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
     """
-    raw = list(text_files.read_raw_lines(self.path, self.offset, self.size))
+    raw = list(itertools.islice(text_files.read_raw_lines(self.path, self.offset), self.lines))
     digest = text_files.new_digest()
     for line in raw:
       digest.update(line)
@@ -111,39 +110,18 @@ def _cut(
 ) -> tuple[list[Span], bytes]:
   """Returns the spans of a file, and its last byte."""
   spans: list[Span] = []
-  offset = size = count = 0
-  digest, end = text_files.new_digest(), b""
-
-  def add(number: int) -> None:
-    nonlocal offset, size, count, digest
-    first = spans[-1].first + spans[-1].lines if spans else 1
-    spans.append(Span(path, first, number, target, offset, size, digest.hexdigest()))
-    offset, size, count, digest = offset + size, 0, 0, text_files.new_digest()
-
-  for chunk in text_files.read_chunks_of_lines(path):
-    whole.update(chunk)
-    if copy is not None:
-      copy.write(chunk)
-    end = chunk[-1:]
-    for piece in _pieces(chunk, lines, count):
-      digest.update(piece)
-      size += len(piece)
-      count += piece.count(b"\n")
-      if count == lines:
-        add(count)
-  if size:
-    add(count + (end != b"\n"))
-  return spans, end
-
-
-def _pieces(chunk: bytes, lines: int, count: int) -> Iterator[bytes]:
-  """Yields a chunk in pieces that end where spans do; `count` lines of the first came before."""
-  start = 0
-  while chunk.count(b"\n", start) >= lines - count:
-    end = start
-    for _ in range(lines - count):
-      end = chunk.index(b"\n", end) + 1
-    yield chunk[start:end]
-    start, count = end, 0
-  if start < len(chunk):
-    yield chunk[start:]
+  raw_lines = text_files.read_raw_lines(path)
+  first, offset, raw = 1, 0, b""
+  while True:
+    digest, start, count = text_files.new_digest(), offset, 0
+    for raw in itertools.islice(raw_lines, lines):
+      whole.update(raw)
+      digest.update(raw)
+      if copy is not None:
+        copy.write(raw)
+      offset += len(raw)
+      count += 1
+    if not count:
+      return spans, raw[-1:]
+    spans.append(Span(path, first, count, target, start, digest.hexdigest()))
+    first += count

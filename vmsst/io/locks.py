@@ -68,11 +68,8 @@ def held(path: str, wait: Callable[[str], None] = logging.warning) -> Iterator[L
     InputError: the object store refuses it.
   """
   if storage.is_url(path):
-    lock = _StoreLock.acquired(path, wait)
-    try:
+    with contextlib.closing(_StoreLock.acquired(path, wait)) as lock:
       yield lock
-    finally:
-      lock.close()
     return
   descriptor = _locked_file(path)
   try:
@@ -198,7 +195,8 @@ class _StoreLock(Lock):
       try:
         if max(_numbers(self._path), default=0) != self._number:
           return  # `check` raises
-        _write(_url(self._path, self._number), self._record)
+        url = _url(self._path, self._number)
+        storage.filesystem(url).pipe_file(url, json.dumps(self._record).encode())
       except Exception as error:  # the next attempt may succeed
         logging.warning("Cannot renew the lock %s: %s", self._path, storage.reason(error))
 
@@ -288,10 +286,6 @@ def _read(url: str) -> dict[str, Any] | None:
   except ValueError:
     return {}
   return record if isinstance(record, dict) else {}
-
-
-def _write(url: str, record: dict[str, Any]) -> None:
-  storage.filesystem(url).pipe_file(url, json.dumps(record).encode())
 
 
 def _remove(url: str) -> None:

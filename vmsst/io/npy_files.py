@@ -57,23 +57,27 @@ def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) ->
 
 
 def write(
-  path: str | os.PathLike[str], shape: tuple[int, ...], windows: Iterable[np.ndarray]
+  path: str | os.PathLike[str],
+  shape: tuple[int, ...],
+  windows: Iterable[Any],
+  dtype: str = "float32",
 ) -> None:
-  """Writes a new float32 .npy file of an array from consecutive rows of its last axis.
+  """Writes a new .npy file of an array from consecutive rows of its last axis.
 
   Args:
     path: The file.
     shape: Shape of the array.
     windows: Arrays [B, D] of its rows, D being the last axis.
+    dtype: float32 or float16.
 
   Raises:
     ValueError: a window has another width, or a value is not finite.
   """
   done = 0
   with open(path, "wb") as file:
-    file.write(header(shape, "float32"))
+    file.write(header(shape, dtype))
     for vectors_BD in windows:
-      file.write(checked_rows(vectors_BD, shape[-1], "float32", done).tobytes())
+      file.write(checked_rows(vectors_BD, shape[-1], dtype, done).data)
       done += len(vectors_BD)
 
 
@@ -120,11 +124,8 @@ def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str) -> str:
     ValueError: as in `checked_rows`.
     OSError: the file cannot be written.
   """
-  array_ND = checked_rows(vectors_ND, dimension, dtype)
   with atomic_files.atomic_path(path) as partial:
-    with open(partial, "wb") as stream:
-      stream.write(header(array_ND.shape, dtype))
-      stream.write(array_ND.data)
+    write(partial, (len(vectors_ND), dimension), [vectors_ND], dtype)
     return checksums.of_file(partial)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import os
+import pathlib
 from collections.abc import Iterable, Iterator
 
 from vmsst import errors
@@ -63,22 +64,21 @@ def no_empty_folders(path: str) -> Iterator[None]:
   if _elsewhere(path):
     yield
     return
-  existed = {os.path.abspath(inside) for inside, _, _ in os.walk(path)}
-  above = os.path.abspath(path)
-  while not os.path.lexists(above):
-    above = os.path.dirname(above)
+  output = pathlib.Path(os.path.abspath(path))
+
+  def folders() -> list[str]:
+    """Returns the existing ones, each after those in it."""
+    below = [inside for inside, _, _ in os.walk(output, topdown=False)]
+    return below + [str(above) for above in output.parents if os.path.lexists(above)]
+
+  existed = set(folders())
   try:
     yield
   except BaseException:
-    made = [os.path.abspath(inside) for inside, _, _ in os.walk(path, topdown=False)]
-    parent = os.path.dirname(os.path.abspath(path))
-    while len(parent) > len(above):
-      made.append(parent)
-      parent = os.path.dirname(parent)
-    for path_made in made:
-      if path_made not in existed:
+    for folder in folders():
+      if folder not in existed:
         with contextlib.suppress(OSError):  # not empty
-          os.rmdir(path_made)
+          os.rmdir(folder)
     raise
 
 

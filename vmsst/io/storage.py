@@ -210,10 +210,16 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
   return sorted(path(f"{scheme}://{entry.strip('/')}") for entry in entries)
 
 
-def objects_below(url: str) -> list[str]:
-  """Returns the names of the objects below a URL, relative to it."""
-  system = filesystem(url)
-  root = system._strip_protocol(url).rstrip("/")
+def files_below(folder: str | os.PathLike[str]) -> list[str]:
+  """Returns the names of the files below a folder, relative to it; none if it does not exist."""
+  if not is_url(folder):
+    return [
+      os.path.relpath(os.path.join(inside, name), folder)
+      for inside, _, names in os.walk(folder)
+      for name in names
+    ]
+  system = filesystem(os.fspath(folder))
+  root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
@@ -306,8 +312,7 @@ def create(url: str, content: bytes) -> bool:
 def check_writable(url: str) -> None:
   """Raises InputError unless a store accepts objects below a URL; writes one and removes it."""
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
-  with uploaded(probe) as partial:
-    partial.touch()
+  filesystem(probe).pipe_file(probe, b"")
   remove(probe)
 
 
@@ -317,7 +322,7 @@ def download(url: str, target: pathlib.Path) -> None:
   if not system.isdir(url):
     system.get_file(url, os.fspath(target))
     return
-  for name in objects_below(url):
+  for name in files_below(url):
     local = _below(target, name)
     local.parent.mkdir(parents=True, exist_ok=True)
     system.get_file(f"{url.rstrip('/')}/{name}", os.fspath(local))
@@ -386,18 +391,6 @@ def naming(local: str, given: str) -> Iterator[None]:
     yield
   except errors.InputError as error:
     raise errors.InputError(str(error).replace(local, given)) from None
-
-
-@contextlib.contextmanager
-def uploaded(url: str) -> Iterator[pathlib.Path]:
-  """Yields a local path to write a file to, which becomes the object without an error.
-
-  Readers see the old object or the new, never a part.
-  """
-  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    partial = pathlib.Path(folder) / (url.rstrip("/").rsplit("/", 1)[-1] or "object")
-    yield partial
-    upload(partial, url)
 
 
 def upload(local: pathlib.Path, url: str) -> None:

@@ -60,8 +60,6 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
   Raises:
     InputError: see `read_texts`.
   """
-  if field is None:
-    return iter(lines)
   parse = parser(name, field)
   return (parse(line, number) for number, line in enumerate(lines, first))
 

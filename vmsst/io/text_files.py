@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import tempfile
 import threading
 import weakref
@@ -47,8 +48,7 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
       has another digest.
   """
   with _open(path) as stream:
-    raw_lines = _raw_lines(stream, path)
-    yield from decoded(_verified(raw_lines, path, digest) if digest else raw_lines, path)
+    yield from decoded(_raw_lines(stream, path, digest), path)
 
 
 def new_digest() -> Any:
@@ -56,26 +56,20 @@ def new_digest() -> Any:
   return hashlib.blake2b(digest_size=16)
 
 
-def read_raw_lines(path: str, offset: int, size: int) -> Iterator[bytes]:
-  """Yields the lines of a part of a plain file as bytes, with line ends.
+def read_raw_lines(path: str, offset: int = 0) -> Iterator[bytes]:
+  """Yields the lines of a file as bytes, with line ends.
 
   Args:
     path: The file.
-    offset: Place of the first byte.
-    size: Number of bytes.
+    offset: Place of the first byte to read.
 
   Raises:
-    InputError: the file cannot be read. Lines longer than `LINE_BYTES` are yielded in pieces, which
-      `decoded` refuses.
+    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
   """
   with _open(path) as stream:
-    stream.seek(offset)
-    end = offset + size
-
-    def line() -> bytes:
-      return stream.readline(min(LINE_BYTES + 1, end - stream.tell()))
-
-    yield from _stream(path, iter(line, b""))
+    if offset:  # Pipes cannot seek.
+      stream.seek(offset)
+    yield from _raw_lines(stream, path)
 
 
 def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
@@ -87,10 +81,9 @@ def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[s
     first: Number of the first line.
 
   Raises:
-    InputError: a line is not UTF-8 or too long.
+    InputError: a line is not UTF-8.
   """
   for number, raw in enumerate(raw_lines, first):
-    _check_length(len(raw), name, number)
     yield _decode(raw, name, number)
 
 
@@ -104,17 +97,16 @@ class Lines:
   def __init__(self, path: str, digest: str | None = None):
     """Reads the file once and keeps it open; arguments and errors are those of `read_lines`."""
     self._path, self._lock = path, threading.Lock()
-    ends, end, number = array.array("q", [0]), 0, 0
+    ends, end = array.array("q", [0]), 0
+    self._count = 0
     with contextlib.ExitStack() as stack:
       self._file = stack.enter_context(_open(path))
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
       self._ends = stack.enter_context(tempfile.TemporaryFile())
       self._version = None if slow else _version(self._file)
-      raw_lines = _raw_lines(self._file, path)
-      raw_lines = _verified(raw_lines, path, digest) if digest else raw_lines
-      for number, raw in enumerate(raw_lines, 1):
-        _check_length(len(raw), path, number)
+      for raw in _raw_lines(self._file, path, digest):
+        self._count += 1
         end += len(raw)
         ends.append(end)
         if len(ends) == _ENDS:
@@ -126,7 +118,6 @@ class Lines:
       self._ends.flush()
       self._file = copy or self._file
       self._open = stack.pop_all()
-    self._count = number
     weakref.finalize(self, self._open.close)
 
   def __len__(self) -> int:
@@ -149,47 +140,15 @@ def read_chunks(path: str) -> Iterator[bytes]:
     yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
 
 
-def read_chunks_of_lines(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped text file in chunks.
-
-  Raises:
-    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
-  """
-  number, size = 1, 0
-  for chunk in read_chunks(path):
-    yield chunk
-    number += chunk.count(b"\n")
-    end = chunk.rfind(b"\n") + 1
-    size = len(chunk) - end if end else size + len(chunk)
-    _check_length(size, path, number)
-
-
-def _raw_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
-  """Yields lines; those longer than `LINE_BYTES` in pieces."""
-  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""))
-
-
-def _verified(raw_lines: Iterable[bytes], path: str, digest: str) -> Iterator[bytes]:
-  """Yields the same lines; then raises InputError if their digest is another."""
-  current = new_digest()
-  for raw in raw_lines:
-    current.update(raw)
-    yield raw
-  if current.hexdigest() != digest:
-    raise errors.InputError(f"{path} has changed since the work on it started; start over")
+def _raw_lines(stream: IO[bytes], path: str, digest: str | None = None) -> Iterator[bytes]:
+  """Yields the lines of an open file; errors are those of `read_lines`."""
+  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""), digest)
 
 
 def _version(stream: IO[bytes]) -> tuple[int, int]:
   """Returns what changes when an open file is written to, but not when its name is."""
   status = os.fstat(stream.fileno())
   return status.st_mtime_ns, status.st_size
-
-
-def _check_length(size: int, name: str, number: int) -> None:
-  if size > LINE_BYTES:
-    raise errors.InputError(
-      f"{name}:{number}: line longer than {LINE_BYTES >> 20} MB: not a text file"
-    )
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
@@ -223,22 +182,24 @@ def _open(path: str) -> Iterator[IO[bytes]]:
       yield stream
 
 
-def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-  """Yields the same chunks; errors of decompression and of the disk name the file."""
+def _stream(path: str, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[bytes]:
+  """Yields the same chunks or lines; errors of decompression and of the disk name the file.
+
+  Raises InputError for a line that is too long, and at the end if the content has another digest.
+  """
   number = size = 0
-  most = None
+  current = new_digest()
+  most = sys.maxsize
   if path.endswith(".gz"):
-    try:
-      packed = storage.size(path)
-    except OSError:
-      packed = 0
-    most = most_unpacked(packed)
+    most = most_unpacked(0)
+    with contextlib.suppress(OSError):
+      most = most_unpacked(storage.size(path))
   iterator = iter(chunks)
   while True:
     try:
       chunk = next(iterator)
     except StopIteration:
-      return
+      break
     except EOFError:
       raise errors.InputError(
         f"{path}: truncated gzip file, after line {number}; copy it again"
@@ -247,10 +208,18 @@ def _stream(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
       raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
     except (OSError, errors.InputError) as error:  # the latter of a store
       raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
+    if len(chunk) > LINE_BYTES:
+      raise errors.InputError(
+        f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+      )
     number += chunk.count(b"\n")
     size += len(chunk)
-    if most is not None and size > most:
+    if digest:
+      current.update(chunk)
+    if size > most:
       raise errors.InputError(
         f"{path}: not text: it was compressed more than {BOMB_RATIO} times, after line {number}"
       )
     yield chunk
+  if digest and current.hexdigest() != digest:
+    raise errors.InputError(f"{path} has changed since the work on it started; start over")

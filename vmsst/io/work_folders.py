@@ -105,7 +105,7 @@ def remove_if_empty(folder: str) -> None:
 
 def clear(work: str) -> None:
   """Removes what is in a work folder, except for the lock of this process, and the empty folder."""
-  names = storage.objects_below(work) if storage.is_url(work) else storage.names(work)
+  names = storage.files_below(work) if storage.is_url(work) else storage.names(work)
   storage.remove_files(work, [name for name in names if not _LOCK_NAME.fullmatch(name)])
   remove_if_empty(work)
 

@@ -44,10 +44,9 @@ _OPTIONS: dict[str, Any] = {
 class Writer:
   """Adds rows to a file that `writing` makes."""
 
-  def __init__(self, file: parquet.ParquetWriter, count: int, memory_bytes: int):
+  def __init__(self, file: parquet.ParquetWriter, count: int):
     self._file = file
     self._count = count
-    self._limit = memory_bytes
     self._clear()
 
   def add(self, key: int, source: bytes, target: bytes) -> None:
@@ -56,7 +55,7 @@ class Writer:
     self._sources.append(source)
     self._targets.append(target)
     self._bytes += len(source) + len(target) + _ROW_BYTES
-    if self._bytes >= self._limit:
+    if self._bytes >= MEMORY_BYTES:
       self.flush()
 
   def flush(self) -> None:
@@ -82,17 +81,16 @@ class Writer:
 
 
 @contextlib.contextmanager
-def writing(path: str, count: int, memory_bytes: int | None = None) -> Iterator[Writer]:
+def writing(path: str, count: int) -> Iterator[Writer]:
   """Yields the writer of a file; if the context raises, the file stays as it was.
 
   Args:
     path: The file; its folder is made.
     count: Number of buckets.
-    memory_bytes: See MEMORY_BYTES, the default.
   """
   schema = CLEANED.with_metadata({_COUNT: str(count)})
   with _parquet_file(path, schema) as file:
-    writer = Writer(file, count, MEMORY_BYTES if memory_bytes is None else memory_bytes)
+    writer = Writer(file, count)
     yield writer
     writer.flush()
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import seqio
 import tensorflow_datasets as tfds
@@ -102,38 +102,33 @@ def language_pairs(
   return pairs
 
 
-def validation_reader(
-  config: str,
-  data_dir: str | None = None,
-  *,
-  languages: Sequence[str] | None = None,
-  pivots: Sequence[str] | None = None,
-) -> Callable[[str], dict[tuple[Language, Language], list[tuple[str, str]]]]:
-  """Returns a function that reads the validation pairs of a corpus, by language pair.
+def validation_pairs(
+  folder: epath.Path, splits: Mapping[tuple[Language, Language], Mapping[str, Split]], corpus: str
+) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
+  """Returns the validation pairs of a corpus, by language pair, without those that have none.
 
-  Language pairs without pairs of the corpus are left out. Arguments and errors are those of `opus`;
-  the function raises InputError if no language pair is left.
+  Args:
+    folder: Folder of the dataset, for messages.
+    splits: Its splits, from `language_pairs`.
+    corpus: Name of the corpus in OPUS.
+
+  Raises:
+    InputError: no language pair is left, or a file is damaged.
   """
-  _, folder = find(config, data_dir)
-  splits_by_pair = language_pairs(folder, languages, pivots)
-
-  def read(corpus: str) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
-    pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
-    present = set()
-    for pair, splits in splits_by_pair.items():
-      if "validation" not in splits:
-        continue
-      paths = [path for file in splits["validation"].files for path in file.paths]
-      for row in itertools.chain.from_iterable(map(dataset_shards.read_examples, paths)):
-        name, *sides = (row[key] for key in ("corpus", "source", "target"))
-        present.add(name)
-        if name == corpus:
-          pairs.setdefault(pair, []).append((sides[0], sides[1]))
-    if not pairs:
-      raise errors.InputError(
-        f"{folder}: no validation pairs of the corpus {corpus!r}; choose among "
-        f"{', '.join(sorted(present)) or 'none'}, or build the dataset with validation pairs"
-      )
-    return pairs
-
-  return read
+  pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
+  present = set()
+  for pair, by_name in splits.items():
+    if "validation" not in by_name:
+      continue
+    paths = [path for file in by_name["validation"].files for path in file.paths]
+    for row in itertools.chain.from_iterable(map(dataset_shards.read_examples, paths)):
+      name, *sides = (row[key] for key in ("corpus", "source", "target"))
+      present.add(name)
+      if name == corpus:
+        pairs.setdefault(pair, []).append((sides[0], sides[1]))
+  if not pairs:
+    raise errors.InputError(
+      f"{folder}: no validation pairs of the corpus {corpus!r}; choose among "
+      f"{', '.join(sorted(present)) or 'none'}, or build the dataset with validation pairs"
+    )
+  return pairs

@@ -73,9 +73,6 @@ class EvaluationSentences:
     bits = int(self.sets_K[row])
     return tuple(name for i, name in enumerate(self.names) if bits >> i & 1)
 
-  def __len__(self) -> int:
-    return len(self.keys_K)
-
   @property
   def counts(self) -> dict[str, int]:
     """Number of different sentences of each set; those in several sets count in each."""

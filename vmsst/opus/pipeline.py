@@ -20,7 +20,7 @@ from vmsst.opus import releases as releases_lib
 from vmsst.units import base, engines
 
 BUCKET_BYTES = 64 << 20
-"""Approximate bytes of text in a bucket before cleaning."""
+"""Approximate bytes of text in a bucket before cleaning, and in memory of a worker at a time."""
 _COMPRESSION = 4  # Bytes of text per byte of a compressed file.
 _COMPRESSED = (".zip", ".gz")
 
@@ -51,7 +51,7 @@ class Report:
   left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
-  taken: Mapping[recipes.Cell, tuple[int, int]]
+  taken: Mapping[recipes.Cell, Sequence[int]]
   goals: Sequence[recipes.Goal]
   held_out: Mapping[str, int]
   folder: str
@@ -72,8 +72,6 @@ def build(
   held: decontamination.EvaluationSentences,
   work: str,
   engine: engines.Engine,
-  *,
-  bucket_bytes: int = BUCKET_BYTES,
 ) -> Report:
   """Makes the shards of a dataset; resumes an interrupted build.
 
@@ -84,7 +82,6 @@ def build(
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
     engine: Where to do the units; see `vmsst.units`.
-    bucket_bytes: Approximate bytes of text in memory at a time, in each worker.
 
   Raises:
     InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit
@@ -98,10 +95,10 @@ def build(
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
   inputs = {"recipe": recipe.digest, "releases": releases_digest(wanted), "held_out": held.digest}
-  configuration = base.digest(stages.FORMAT, inputs, bucket_bytes)
+  configuration = base.digest(stages.FORMAT, inputs, BUCKET_BYTES)
   with work_folders.owned(work, is_folder=True):
     work = work_folders.work_path(work, is_folder=True)
-    clean_units = _clean(recipe, wanted, held, work, engine, bucket_bytes)
+    clean_units = _clean(recipe, wanted, held, work, engine)
     merge_units = _merge(recipe, clean_units, work, engine)
     merged, ranks = _ranks(clean_units, merge_units, work)
     cuts = recipes.plan(recipe, ranks)
@@ -114,7 +111,7 @@ def build(
     left_out=left_out,
     cleaned={unit.release.name: base.result(unit) or {} for unit in clean_units},
     merged=merged,
-    taken={cell: _taken(cuts[cell], parts) for cell, parts in ranks.items()},
+    taken={cell: cuts[cell].counts(parts).sum(axis=0).tolist() for cell, parts in ranks.items()},
     goals=recipes.goals(recipe, ranks, cuts),
     held_out=held.counts,
     folder=folder,
@@ -135,7 +132,6 @@ def _clean(
   held: decontamination.EvaluationSentences,
   work: str,
   engine: engines.Engine,
-  bucket_bytes: int,
 ) -> list[stages.Clean]:
   """Cleans the releases, the largest first, so that all workers finish at about the same time."""
   sentences = os.path.join(work, "held_out.npz")
@@ -155,7 +151,7 @@ def _clean(
       held_out=sentences,
       held_out_digest=held.digest,
       # A power of two: a little more data rarely changes it, which would clean all files again.
-      buckets=1 << max(0, (sizes[release.pair_name] - 1) // bucket_bytes).bit_length(),
+      buckets=1 << max(0, (sizes[release.pair_name] - 1) // BUCKET_BYTES).bit_length(),
       path=os.path.join(work, "clean", f"{release.name}.parquet"),
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
@@ -275,12 +271,8 @@ def _splits(
   """
   corpora = units[0].corpora
   cut_by_corpus = {corpus: cuts[pair, corpus] for corpus in corpora}
-  train_rows_B, validation_rows_B = np.zeros((2, len(units)), np.int64)
-  for corpus, cut in cut_by_corpus.items():
-    for bucket, part in enumerate(ranks[pair, corpus]):
-      train, validation = cut.split(part)
-      train_rows_B[bucket] += train.stop - train.start
-      validation_rows_B[bucket] += validation.stop - validation.start
+  counts = [cut.counts(ranks[pair, corpus]) for corpus, cut in cut_by_corpus.items()]
+  train_rows_B, validation_rows_B = np.sum(counts, axis=0).T
   if train_rows_B.any():
     bounds = tuple((corpus, cut.validation, cut.train) for corpus, cut in cut_by_corpus.items())
     yield f"train_{pair}", bounds, [(units[i],) for i in np.flatnonzero(train_rows_B).tolist()]
@@ -288,12 +280,3 @@ def _splits(
     bounds = tuple((corpus, 0, cut.validation) for corpus, cut in cut_by_corpus.items())
     # Validation data is small: one shard.
     yield f"validation_{pair}", bounds, [tuple(units)]
-
-
-def _taken(cut: recipes.Cut, parts: Sequence[np.ndarray]) -> tuple[int, int]:
-  """Returns how many rows a cut takes for training and for validation."""
-  split = [cut.split(part) for part in parts]
-  train, validation = (
-    sum(rows.stop - rows.start for rows in slices) for slices in zip(*split, strict=True)
-  )
-  return train, validation

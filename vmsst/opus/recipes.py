@@ -212,10 +212,11 @@ class Cut(NamedTuple):
   train: int
   validation: int
 
-  def split(self, rank_N: np.ndarray) -> tuple[slice, slice]:
-    """Returns the slices of ascending ranks for training and for validation."""
-    validation, train = _below(rank_N, self.validation), _below(rank_N, self.train)
-    return slice(validation, max(train, validation)), slice(0, validation)
+  def counts(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns how many ranks of each part are for training and for validation, [parts, 2]."""
+    below = [(_below(part, self.train), _below(part, self.validation)) for part in parts]
+    train_B, validation_B = np.array(below, np.int64).reshape(-1, 2).T
+    return np.stack([np.maximum(train_B - validation_B, 0), validation_B], axis=1)
 
 
 class Goal(NamedTuple):
@@ -307,10 +308,7 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
   counts: collections.Counter[str] = collections.Counter()
   available: collections.Counter[str] = collections.Counter()
   for cell, parts in ranks.items():
-    taken = 0
-    for part in parts:
-      train, _ = cuts[cell].split(part)
-      taken += train.stop - train.start
+    taken = int(cuts[cell].counts(parts)[:, 0].sum())
     for name in (cell[0], *_counted_for(recipe, cell[0])):
       counts[name] += taken
       available[name] += sum(map(len, parts))

@@ -51,7 +51,7 @@ class Release:
     target: Language of the second side.
     size: Bytes on disk.
     codes: The language codes in the file name, in its order (the order of the columns of a TSV
-      file); None: the usual codes of the two languages, source first.
+      file).
   """
 
   corpus: str
@@ -61,7 +61,7 @@ class Release:
   source: Language
   target: Language
   size: int
-  codes: tuple[str, str] | None = None
+  codes: tuple[str, str]
 
   @property
   def pair(self) -> tuple[Language, Language]:
@@ -74,11 +74,6 @@ class Release:
     return readers.pair_name(*self.pair)
 
   @property
-  def file_codes(self) -> tuple[str, str]:
-    """The language codes in the file name, in its order."""
-    return self.codes or (usual_code(self.source), usual_code(self.target))
-
-  @property
   def name(self) -> str:
     """A unique name that is valid as a file name: "Europarl.v8.deu_eng".
 
@@ -87,7 +82,7 @@ class Release:
     """
     plain = f"{self.corpus}.{self.version}.{self.pair_name}"
     usual = {usual_code(language) for language in self.pair}
-    return plain if set(self.file_codes) == usual else f"{plain}.{'-'.join(self.file_codes)}"
+    return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
 
   @property
   def identity(self) -> str:
@@ -160,7 +155,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     if isinstance(release, Fault):
       faults.append(release)
     elif release is not None:
-      codes = sorted(_folded(code) for code in release.file_codes)
+      codes = sorted(_folded(code) for code in release.codes)
       key = (release.corpus, release.version, *codes)
       held = releases.setdefault(key, release)
       if _FORMATS.index(release.format) < _FORMATS.index(held.format):
@@ -185,10 +180,14 @@ def read(release: Release) -> Iterator[Row | Fault]:
   of the lines and the expansion of an archive.
   """
   swapped = release.format != "tmx" and (
-    languages.opus_language(release.file_codes[0]) != release.source
+    languages.opus_language(release.codes[0]) != release.source
   )
   empty = True
-  for item in _items(release):
+  if release.format == "zip":
+    items = _read_zip(release)
+  else:  # The sides are in the order of the file, in TMX in that of the pair.
+    items = formats.parse(release.format, release.paths, release.pair, formats.COUNT)
+  for item in items:
     empty = False
     if swapped and isinstance(item, Row):
       item = Row(item.number, item.texts[::-1])
@@ -197,25 +196,10 @@ def read(release: Release) -> Iterator[Row | Fault]:
     yield Fault(release.paths[0], "holds no pair of the two languages")
 
 
-def _items(release: Release) -> Iterator[Row | Fault]:
-  """Yields rows and faults; the sides are in the order of the file, in TMX in that of the pair."""
-  path = release.paths[0]
-  match release.format:
-    case "zip":
-      return _read_zip(release)
-    case "moses":
-      sides = [(path, formats.COUNT.lines(path)) for path in release.paths]
-      return formats.parse_moses(sides, formats.COUNT)
-    case "tsv":
-      return formats.parse_tsv(path, formats.COUNT)
-    case _:
-      return formats.parse_tmx(path, *release.pair, formats.COUNT)
-
-
 def _files(root: str) -> Iterator[str]:
   """Yields every file below a folder, also through links, in the same order on all machines."""
   if storage.is_url(root):
-    yield from (os.path.join(root, name) for name in sorted(storage.objects_below(root)))
+    yield from (os.path.join(root, name) for name in sorted(storage.files_below(root)))
     return
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
@@ -254,10 +238,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
   source, target = ordered(*languages_found)
   if source == target:
     return Fault(path, f"both sides are {source.name}")
-  if side is not None:
-    kind = "moses"
-  else:
-    kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}[match["ending"][:4]]
+  kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}.get(match["ending"][:4], "moses")
   size = sum(map(storage.size, paths))
   return Release(*where, tuple(paths), kind, source, target, size, (first, second))
 
@@ -280,7 +261,7 @@ def _folded(code: str) -> str:
 def _read_zip(release: Release) -> Iterator[Row | Fault]:
   (path,) = release.paths
   try:
-    sides = _sides(archives.members(path), release.file_codes)
+    sides = _sides(archives.members(path), release.codes)
   except archives.DamagedError as error:
     yield Fault(path, str(error))
     return

@@ -104,5 +104,4 @@ def server(monkeypatch):
 def fetcher():
   from vmsst.downloads import fetch
 
-  with fetch.Fetcher(attempts=3, timeout=60.0, pause=0.001) as found:
-    yield found
+  return fetch.Fetcher(attempts=3, timeout=60.0, pause=0.001)

@@ -28,15 +28,18 @@ def put_list(server, records):
 
 
 @pytest.fixture
-def api(server, fetcher):
+def listed(server, monkeypatch):
+  """Releases on the server, and a list of them there instead of that of OPUS."""
+  monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
   records = [record(server, pair) for pair in ("de-en", "en-fr", "en-zh_cn", "bg-cs")]
   records.append(record(server, "af-en", alignment_pairs=0, size=0))
-  return opus.api(fetcher, put_list(server, records))
+  put_list(server, records)
 
 
-def test_releases_are_listed_in_any_order_and_codes(server, api):
+@pytest.mark.usefixtures("listed")
+def test_releases_are_listed_in_any_order_and_codes(server, fetcher):
   def pairs(chosen):
-    found = opus.releases(api, [("Europarl", None)], chosen)
+    found = opus.releases(fetcher, [("Europarl", None)], chosen)
     return [f"{x.source}-{x.target}" for x in found]
 
   assert pairs(opus.anything) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
@@ -49,7 +52,7 @@ def test_releases_are_listed_in_any_order_and_codes(server, api):
     (["sw-en"], []),
   ):
     assert pairs(opus.pairs_among(wanted)) == expected
-  found = opus.releases(api, [("Europarl", "v7")], opus.anything)
+  found = opus.releases(fetcher, [("Europarl", "v7")], opus.anything)
   assert "version=v7" in server.requests[-1][0]
   lines = list(opus.describe(found))
   assert "Europarl" in lines[0]
@@ -58,9 +61,10 @@ def test_releases_are_listed_in_any_order_and_codes(server, api):
   assert "license" in lines[5]
 
 
-def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("listed")
+def test_releases_are_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
   store, root = memory_store.installed(monkeypatch), storage.path("gs://bucket/opus")
-  found = opus.releases(api, [("Europarl", None)], opus.pairs_among(["de-en"]))
+  found = opus.releases(fetcher, [("Europarl", None)], opus.pairs_among(["de-en"]))
   reported, upload = [], storage.upload
   own = tmp_path / "work" / found[0].path
   own.parent.mkdir(parents=True)
@@ -97,31 +101,32 @@ def test_releases_are_moved_to_a_store(server, api, fetcher, tmp_path, monkeypat
     {"size": "200"}, {"size": -1},
   ],
 )  # fmt: skip
+@pytest.mark.usefixtures("listed")
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
-  api = opus.api(fetcher, put_list(server, [record(server, "de-en", **changes)]))
+  put_list(server, [record(server, "de-en", **changes)])
   with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):
-    opus.releases(api, [("Europarl", None)], opus.anything)
+    opus.releases(fetcher, [("Europarl", None)], opus.anything)
 
 
+@pytest.mark.usefixtures("listed")
 def test_other_responses_and_names_are_refused(server, fetcher):
-  api = opus.api(fetcher, put_list(server, []))
   for answer in (
     b"<html>", b"[]", b"{}", b'{"corpora": ["a"]}', b"[" * 9999,
   ):  # fmt: skip
     server.put("/opusapi/", answer)
     with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
-      opus.releases(api, [("Europarl", None)], opus.anything)
+      opus.releases(fetcher, [("Europarl", None)], opus.anything)
   put_list(server, [])
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
-    opus.releases(api, [("Europarl", "v99")], opus.anything)
+    opus.releases(fetcher, [("Europarl", "v99")], opus.anything)
   with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
-    opus.releases(api, [("a'; drop table", None)], opus.anything)
+    opus.releases(fetcher, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.pairs_among(["de_en"])
 
 
-def test_the_command(server, api, monkeypatch, tmp_path, capsys):
-  monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
+@pytest.mark.usefixtures("listed")
+def test_the_command(server, tmp_path, capsys):
   chosen = ("--corpus", "Europarl=v8", "--languages", "de-en", "fr-en")
   commands.download_data("opus", *chosen, "--list")
   assert "2 files" in capsys.readouterr().out
@@ -153,7 +158,8 @@ def test_the_command(server, api, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_killed_and_rerun(server, api, tmp_path):
+@pytest.mark.usefixtures("listed")
+def test_killed_and_rerun(server, tmp_path):
   (tmp_path / "start").mkdir()
   argv = ["data", "download", "opus", "--corpus", "Europarl=v8", "--output", "out"]
   settings = {"vmsst.downloads.opus.API": server.url("/opusapi/")}

@@ -329,7 +329,7 @@ def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(
     raise PermissionError("denied")
 
   memory_store.installed(monkeypatch)
-  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  monkeypatch.setattr(memory_store.MemoryStore, "pipe_file", refuse)
   encoder = fake_encoders.FakeEncoder(one_hot)
   (tmp_path / "file").touch()
   (tmp_path / "taken" / "results.json").mkdir(parents=True)

@@ -167,7 +167,7 @@ def test_a_file_in_a_store_must_be_writable(monkeypatch):
   def refuse(*args, **options):
     raise PermissionError("read-only")
 
-  monkeypatch.setattr(memory_store.MemoryStore, "put_file", refuse)
+  monkeypatch.setattr(memory_store.MemoryStore, "pipe_file", refuse)
   with pytest.raises(errors.InputError, match=r"bucket/new/\.write.* cannot be written: .*only"):
     outputs.check([], file="gs://bucket/new/file")
 

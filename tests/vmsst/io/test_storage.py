@@ -41,6 +41,8 @@ def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
     assert os.fspath(folder / "b.json") == f"{root}/b.json"
     assert storage.names(folder) == {"inner", "b.json"}
     assert storage.names(folder / "nowhere") == set()
+    assert sorted(storage.files_below(folder)) == ["b.json", "inner/a.txt"]
+    assert storage.files_below(folder / "nowhere") == []
     assert (folder / "inner" / "a.txt").read_text() == "one\n"
     assert (folder / "inner").is_dir()
     assert (folder / "b.json").is_file()
@@ -75,7 +77,7 @@ def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_pat
     assert storage.is_file(folder / "x.txt")
     assert not storage.is_file(folder / "in")
     assert not storage.is_file(folder / "nothing")
-  assert sorted(storage.objects_below("gs://bucket/a[b]/in/")) == ["deep/x.txt", "x.tsv"]
+  assert sorted(storage.files_below("gs://bucket/a[b]/in/")) == ["deep/x.txt", "x.tsv"]
 
 
 def test_only_what_is_named_is_removed(store):
@@ -83,10 +85,10 @@ def test_only_what_is_named_is_removed(store):
     store.pipe_file(f"gs://bucket/{name}", b"")
   storage.remove("gs://bucket/a[1]/x")
   storage.remove_files("gs://bucket/a[1]/in", ["z"])
-  assert storage.objects_below("gs://bucket") == ["a1/x", "a1/y", "a[1]/y"]
+  assert storage.files_below("gs://bucket") == ["a1/x", "a1/y", "a[1]/y"]
   storage.remove("gs://bucket/a[1]")
   storage.remove_files("gs://bucket/a1", ["y"])
-  assert storage.objects_below("gs://bucket") == ["a1/x"]
+  assert storage.files_below("gs://bucket") == ["a1/x"]
 
 
 def test_a_failed_write_leaves_the_former_object(store):
@@ -140,7 +142,7 @@ def test_an_object_is_created_once(store):
   "use",
   [
     storage.names, storage.exists, storage.is_file, storage.size, storage.version,
-    storage.objects_below, storage.remove, storage.check_finished, storage.check_writable,
+    storage.files_below, storage.remove, storage.check_finished, storage.check_writable,
     lambda url: storage.matches(f"{url}*"), lambda url: storage.find(epath.Path(url), "*"),
     lambda url: storage.remove_files(url, ["a"]), lambda url: storage.rename(url, "gs://bucket/b"),
     lambda url: storage.create(url, b""),

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import tempfile
 
 import line_files
 import memory_store
@@ -90,11 +91,9 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
 @pytest.mark.parametrize("lines", [1, 2, 7, 100])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_spans_have_the_lines_of_their_files(tmp_path, monkeypatch, lines, chunk, zipped):
-  monkeypatch.setattr(text_files, "_CHUNK_BYTES", chunk)
+def test_spans_have_the_lines_of_their_files(tmp_path, lines, zipped):
   paths, expected = [], []
   for number, content in enumerate(TEXTS):
     path = tmp_path / f"{number}.txt{'.gz' * zipped}"
@@ -149,12 +148,13 @@ def test_a_text_without_a_visible_character_is_blank():
 
 @pytest.mark.parametrize("count", [0, 1, 7, 500])
 def test_records_are_sorted_and_few_are_in_memory(tmp_path, monkeypatch, count):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
   monkeypatch.setattr(large_arrays, "_RECORDS", 64)
   rng = np.random.default_rng(count)
   record_N3 = rng.integers(0, 4, size=(count, 3)).astype(np.uint64)
   record_N3[:, 2] = rng.integers(0, 1 << 63, size=count)
   record_N3[::5] = np.array([2, 1, 256], np.uint64)  # Equal ones, whose last byte is 0.
-  with large_arrays.Records(3, tmp_path) as records:
+  with large_arrays.Records(3) as records:
     for start in range(0, count, 11):
       records.add(record_N3[start : start + 11])
     blocks = list(records.sorted())

@@ -10,7 +10,7 @@ TOP = 1 << 64
 
 def release(corpus, version, source, target):
   pair = releases.ordered(languages.language(source), languages.language(target))
-  return releases.Release(corpus, version, ("x",), "zip", *pair, size=1)
+  return releases.Release(corpus, version, ("x",), "zip", *pair, 1, (source, target))
 
 
 def random_ranks(sizes, seed=0, buckets=3):
@@ -188,8 +188,7 @@ def test_ranks_at_both_ends_of_their_range():
   ranks = {("deu_eng", "A"): [np.array([0, TOP - 1], np.uint64)]}
   cuts = recipes.plan(recipe, ranks)
   assert recipes.goals(recipe, ranks, cuts) == []
-  train, validation = cuts["deu_eng", "A"].split(ranks["deu_eng", "A"][0])
-  assert (train, validation) == (slice(0, 2), slice(0, 0))
+  assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[2, 0]]
   one = recipes.plan(msgspec.structs.replace(recipe, corpora=(recipes.Corpus("A", cap=1),)), ranks)
   assert taken(ranks, one)["deu_eng", "A"] == (1, 0)
   assert recipes.plan(recipe, {("deu_eng", "A"): []})["deu_eng", "A"] == (0, 0)

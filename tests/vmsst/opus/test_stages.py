@@ -56,17 +56,16 @@ PARTS = [
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, monkeypatch):
+  # So little text in a bucket that there are several.
+  monkeypatch.setattr(pipeline, "BUCKET_BYTES", 2000)
   opus_tree.write(tmp_path / "opus", PARTS)
   return tmp_path
 
 
-def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT, **options):
-  # So little text in a bucket that there are several.
-  options.setdefault("bucket_bytes", 2000)
-  return pipeline.build(
-    recipe, str(tree / "opus"), held, str(tree / work), engine or engines.Local(), **options
-  )
+def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT):
+  engine = engine or engines.Local()
+  return pipeline.build(recipe, str(tree / "opus"), held, str(tree / work), engine)
 
 
 def _rows(report, split):
@@ -88,7 +87,7 @@ def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentence
   made = report.cleaned["Europarl.v8.deu_eng"]
   assert made["counts"] == {"read": 110, "empty": 1, "copy": 1, "held_out": 4, "kept": 104}
   assert made["held_out"] == {"tatoeba": 3, "ntrex": 2}
-  assert report.taken["deu_eng", "Tatoeba"] == (32, 8)
+  assert report.taken["deu_eng", "Tatoeba"] == [32, 8]
 
 
 def test_the_data_do_not_depend_on_workers_nor_on_the_folder(tree):
@@ -209,8 +208,8 @@ def _numbered(count):
     yield key, ("ä" * (i % 5)).encode(), ("文" * (i % 11) + str(i)).encode()
 
 
-def _write_buckets(path, count=500, **options):
-  with buckets.writing(str(path), 4, **options) as writer:
+def _write_buckets(path, count=500):
+  with buckets.writing(str(path), 4) as writer:
     for row in _numbered(count):
       writer.add(*row)
 
@@ -223,10 +222,11 @@ def _read_bucket(path, bucket):
   ]
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 2000, None])
-def test_rows_come_back_by_bucket_in_their_order(tmp_path, memory_bytes):
+@pytest.mark.parametrize("memory_bytes", [1, 2000, buckets.MEMORY_BYTES])
+def test_rows_come_back_by_bucket_in_their_order(tmp_path, monkeypatch, memory_bytes):
+  monkeypatch.setattr(buckets, "MEMORY_BYTES", memory_bytes)
   path = tmp_path / "new" / "x.parquet"
-  _write_buckets(path, memory_bytes=memory_bytes)
+  _write_buckets(path)
   for bucket in range(4):
     assert _read_bucket(path, bucket) == [row for row in _numbered(500) if row[0] % 4 == bucket]
   assert [entry.name for entry in path.parent.iterdir()] == ["x.parquet"]
