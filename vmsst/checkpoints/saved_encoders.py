@@ -220,15 +220,20 @@ def read(
     InputError: as in `vmsst.load`.
   """
   with _opened(path) as folder:
-    if folder.released:
-      converted, assets = _released(pathlib.Path(folder.assets))
-      network = select_network(assets)
-      params = traverse_util.unflatten_dict(dict(converted.params), sep="/")
-    else:
-      assets = encoder_json.load_encoder_assets(folder.assets)
-      network = select_network(assets)
-      params = restore_params(folder.parameters, network)
-  return SavedEncoder(folder.name, assets, network, params)
+    if not folder.released:
+      return _read_own(folder, select_network)
+    converted, assets = _released(pathlib.Path(folder.assets))
+    params = traverse_util.unflatten_dict(dict(converted.params), sep="/")
+  return SavedEncoder(folder.name, assets, select_network(assets), params)
+
+
+def _read_own(
+  folder: _EncoderFolder, select_network: Callable[[encoder_json.EncoderAssets], Any]
+) -> SavedEncoder:
+  """Reads a run or an export."""
+  assets = encoder_json.load_encoder_assets(folder.assets)
+  network = select_network(assets)
+  return SavedEncoder(folder.name, assets, network, restore_params(folder.parameters, network))
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -239,7 +244,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
   with _opened(path) as folder:
     if folder.released:
       return encoders.convert(pathlib.Path(folder.assets)).params
-  return read(path).arrays
+    return _read_own(folder, operator.attrgetter("network")).arrays
 
 
 def read_assets(path: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
