@@ -146,8 +146,9 @@ def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "
-      "sentence_encoder.SentenceEncoder.pooling and .normalize, and with runs/from_released.gin "
-      "VOCABULARY_PREFIX, VOCABULARY_PROMPTS and MAX_LENGTH, if you know them"
+      "sentence_encoder.SentenceEncoder.pooling, .pooler_dim and .normalize, and with "
+      "runs/from_released.gin VOCABULARY_PREFIX, VOCABULARY_PROMPTS and MAX_LENGTH, if you know "
+      "them"
     ) from None
 
 
