@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
       type=int,
       default=distributed.INITIALIZATION_SECONDS,
       metavar="SECONDS",
-      help="time to wait for other processes (default: 300)",
+      help="time to wait for other processes (default: %(default)s)",
     )
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":

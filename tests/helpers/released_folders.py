@@ -362,6 +362,12 @@ REFUSED = [
     (_MEAN, {"bias": False}, "bias"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
     (_CLS, {"activation_function": "torch.nn.ReLU"}, "activation_function"),
   )),
+  *(("bert", {
+    _MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE,
+    "Dense/model.safetensors": save({**_WEIGHTS, "linear.weight": weight}),
+  }, ("Dense", "for vectors of 16 dimensions")) for weight in (
+    np.array(1, np.float32), np.ones((16, 15), np.float32),
+  )),
   *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
     2 * modules(f"{_KIND}Dense")[2:], [{"type": NORMALIZE, "path": "../Dense"}],
   )),

@@ -200,7 +200,9 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
     described["padding_id"] = vocabulary.padding_id
     described["prompts"] = dict(vocabulary.prompts)
-  return {key: value for key, value in described.items() if value != {}}
+    if not vocabulary.prompts:
+      del described["prompts"]
+  return described
 
 
 def _attributes(cls: Any) -> list[str]:

@@ -62,7 +62,7 @@ class SentenceEncoder(nn.Module):
     config: Sizes and numerics of the encoder.
     latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
     head: Whether a bias-free linear layer, `mean`, follows the pooling and the pooler. Without it,
-      `latent_dim` must be their width.
+      `latent_dim` must be the width of the pooler or, without one, of the hidden states.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
       (LASER); "cls" or "last", the hidden state of the first or last token.
     pooler_dim: Width of the pooler, a layer `tanh(W h + b)` after the pooling, as in LaBSE and
@@ -79,7 +79,10 @@ class SentenceEncoder(nn.Module):
 
   def __post_init__(self) -> None:
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
-    width = self.config.width if self.pooler_dim is None else self.pooler_dim
+    width = self.config.width
+    if self.pooler_dim is not None:
+      errors.check_integer("SentenceEncoder.pooler_dim", self.pooler_dim)
+      width = self.pooler_dim
     if not self.head and self.latent_dim != width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "

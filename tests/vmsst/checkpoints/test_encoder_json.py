@@ -111,6 +111,7 @@ VMSST = {**NETWORK, "class": "VmsstNetwork"}
     ({"network": {**NETWORK, "config": {"vocab_size": 300, "dtype": "int8"}}}, "int8"),
     ({"network": {**NETWORK, "config": {}}}, "vocab_size"),
     ({"network": {**NETWORK, "latent_dim": -1}}, "latent_dim"),
+    ({"network": {**NETWORK, "pooler_dim": 0}}, "pooler_dim"),
     ({"network": {**NETWORK, "module": "os"}}, "module"),
     ({"generator": {**VMSST, "decoder_groups": [0, "1"]}}, "decoder_groups"),
     ({"generator": {**VMSST, "num_decoder_layers": 0}}, "num_decoder_layers"),

@@ -54,7 +54,7 @@ class ConfigFile:
   record: Mapping[str, Any]
 
   def integer(self, key: str, default: int | None = None) -> int:
-    """Returns a positive integer, by default that given."""
+    """Returns a positive integer; `default` if the file has none."""
     value = self.record.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:

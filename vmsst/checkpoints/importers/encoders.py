@@ -8,6 +8,7 @@ two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids o
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -236,7 +237,7 @@ def _dense_module(folder: pathlib.Path, width: int, names: Sequence[str]) -> dic
   """Returns the arrays of a dense module for vectors of a width, which must have these names."""
   stored = hugging_face.open_tensors(folder)
   shapes = {name: tensor.shape for name, tensor in stored.items()}
-  rows = shapes.get("linear.weight", (0,))[0]
+  rows = math.prod(shapes.get("linear.weight", ())) // width
   if shapes != dict(zip(names, [(rows, width), (rows,)], strict=False)):
     raise errors.InputError(
       f"{folder}: the tensors of a dense module must be {' and '.join(names)}, for vectors of "
