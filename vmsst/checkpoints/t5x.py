@@ -61,13 +61,16 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     for child in folder.iterdir()
     if is_checkpoint(child) and is_complete(child)
   }
-  best = read_best(folder) if steps else None
-  if best is not None and (folder / best["checkpoint"]) in steps.values():
-    return folder / best["checkpoint"]
   if not steps:
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
-  return steps[max(steps)]
+  latest = steps[max(steps)]
+  if (best := read_best(folder)) is None:
+    return latest
+  if (chosen := folder / best["checkpoint"]) in steps.values():
+    return chosen
+  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
+  return latest
 
 
 def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:

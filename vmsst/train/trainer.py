@@ -53,14 +53,14 @@ def accumulate_grads_microbatched(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics, Any]:
-  """Returns gradients and metrics of a batch, summed over `num_microbatches` equal microbatches.
+  """Returns gradients and metrics of a batch, computed by `num_microbatches` equal microbatches.
 
   Each microbatch has its own random key. In-batch negatives are those of the microbatch.
 
   Returns:
-    Gradients (summed, as in upstream T5X, so a loss that is a mean over examples grows by the
-    number of microbatches), metrics, and the mutable collections after the batch (None without
-    any).
+    Gradients, metrics, and the mutable collections after the batch (None without any). If the
+    metric "loss" is a `clu.metrics.Average`, the gradients are those of this average over the whole
+    batch; otherwise they are sums over the microbatches, as in upstream T5X.
   """
   grad_fn = jax.value_and_grad(_at_step(model.loss_fn, train_state), has_aux=True)
 
@@ -89,14 +89,22 @@ def accumulate_grads_microbatched(
     }
     new_grads, new_metrics, mutables = grads_of(part, part_rng, mutables)
     metrics = _where(index == 0, new_metrics, merge_metrics(metrics, new_metrics))
-    return rng, jax.tree.map(jnp.add, grads, new_grads), metrics, mutables
+    weight = _loss_count(new_metrics)
+    return rng, jax.tree.map(lambda x, y: x + weight * y, grads, new_grads), metrics, mutables
 
   sample = {n: jax.ShapeDtypeStruct((size, *v.shape[1:]), v.dtype) for n, v in batch.items()}
   _, metrics, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), train_state.params)
   carry = (dropout_rng, zeros, jax.tree.map(jnp.zeros_like, metrics), mutables)
   _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
-  return grads, metrics, mutables
+  total = jnp.maximum(_loss_count(metrics), 1)
+  return jax.tree.map(lambda x: x / total, grads), metrics, mutables
+
+
+def _loss_count(metrics: Metrics) -> jax.Array | float:
+  """Returns how many pairs or tokens the loss is the mean of; 1 if it is a sum."""
+  loss = metrics.get("loss")
+  return loss.count if isinstance(loss, clu.metrics.Average) else 1.0
 
 
 def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., Any]:
@@ -520,7 +528,7 @@ class EarlyStoppingAction(BaseAction):
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns whether `patience` evaluations have passed without improvement."""
     value = _watched(metrics_by_task, *self.metric)
-    if value is None:
+    if value is None or not np.isfinite(value):
       return False
     score = value if self.mode == "max" else -value
     if self._best is None or score - self._best > self.atol + self.rtol * abs(self._best):
@@ -549,12 +557,12 @@ class KeepBestAction(BaseAction):
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns False."""
     value = _watched(metrics_by_task, *self._metric)
-    if value is None:
+    if value is None or not np.isfinite(value):
       return False
     name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
-    best = t5x.read_best(self._model_dir)
-    if best is None or self._sign * (value - best["value"]) > 0:
-      best = {"checkpoint": name, "metric": "/".join(self._metric), "value": value}
+    metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
+    if best is None or best.get("metric") != metric or self._sign * (value - best["value"]) > 0:
+      best = {"checkpoint": name, "metric": metric, "value": value}
       atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
     for path in checkpoints.all_checkpoints(self._model_dir)[:-1]:
       if path.name not in (best["checkpoint"], name):

@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
+import types
 
+import clu.metrics
 import fsspec
 import jax
+import jax.numpy as jnp
 import memory_store
 import numpy as np
 import pytest
 import toy_runs
 
+from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.io import storage
 from vmsst.train import checkpoints, data, infer, partitioning, train_state, trainer
@@ -128,29 +133,60 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
   np.testing.assert_allclose(scores, [table[row].mean(axis=0) for row in expected], rtol=1e-5)
 
 
-def test_microbatches_sum_the_gradients_of_their_parts(tmp_path):
-  model = toy_runs.ToyModel(noise=0.0)
+class PerToken(toy_runs.ToyModel):
+  """The mean loss of a token, or the sum over all tokens, as of upstream T5X's models."""
+
+  def loss_fn(self, params, batch, dropout_rng):
+    tokens_B = jnp.sum(batch["inputs"] != 0, axis=1)
+    vector_BS = self.module.apply({"params": params}, batch["inputs"])
+    total, count = jnp.sum(tokens_B * jnp.mean(vector_BS**2, axis=1)), jnp.sum(tokens_B)
+    if self.summed:
+      return total, {}
+    return total / count, {"loss": clu.metrics.Average(total=total, count=count)}
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_microbatches_have_the_gradients_of_the_batch(summed):
+  model = PerToken()
+  model.summed = summed
   variables = model.get_initial_variables(jax.random.PRNGKey(0), {"inputs": (8, 8)})
   state = train_state.TrainState.create(model.optimizer_def, variables)
   batch = {"inputs": toy_runs.rows(8)}
   grads, metrics, _ = trainer.accumulate_grads_microbatched(
     model, state, batch, jax.random.PRNGKey(1), num_microbatches=4
   )
-  parts = [
-    jax.grad(lambda p, part=part: model.loss_fn(p, {"inputs": part}, None)[0])(state.params)
-    for part in batch["inputs"].reshape(4, 2, 8)
-  ]
-  wanted = sum(np.asarray(part["table"]) for part in parts)
-  np.testing.assert_allclose(grads["table"], wanted, rtol=1e-5)
-  whole, _ = model.loss_fn(state.params, batch, None)
-  np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
+  whole, expected = jax.value_and_grad(lambda p: model.loss_fn(p, batch, None)[0])(state.params)
+  np.testing.assert_allclose(grads["table"], expected["table"], rtol=1e-5)
+  if not summed:
+    np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
 
 
 def test_early_stopping_waits_for_its_patience():
   action = trainer.EarlyStoppingAction(metric=("eval", "loss"), mode="min", patience=2, atol=0.1)
-  values = [3.0, 2.0, 1.95, 1.5, 1.45, 1.44]
+  values = [float("nan"), 3.0, 2.0, 1.95, 1.5, 1.45, 1.44]
   stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
-  assert stops == [False, False, False, False, False, True]
+  assert stops == [False] * 6 + [True]
+
+
+def test_the_best_checkpoint_of_a_metric_is_kept_and_found(tmp_path, caplog):
+  toy_runs.run(tmp_path / "toy", total_steps=1)
+  run = tmp_path / "run"
+
+  def evaluated(step, metric, value):
+    shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
+    action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
+    action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
+    return sorted(path.name for path in run.glob("checkpoint_*"))
+
+  assert evaluated(1, "accuracy", float("nan")) == ["checkpoint_1"]
+  assert evaluated(2, "accuracy", 0.7) == ["checkpoint_2"]
+  assert evaluated(3, "accuracy", 0.6) == ["checkpoint_2", "checkpoint_3"]
+  assert evaluated(4, "loss", 0.1) == ["checkpoint_4"]
+  assert evaluated(5, "loss", 0.05) == ["checkpoint_4", "checkpoint_5"]
+  assert t5x.find_checkpoint(run).name == "checkpoint_4"
+  shutil.rmtree(run / "checkpoint_4")
+  assert t5x.find_checkpoint(run).name == "checkpoint_5"
+  assert "checkpoint_4 is missing, the best checkpoint of the run" in caplog.text
 
 
 # JAX 0.12 with Python 3.13, where the warning as an error would abort the process.
