@@ -361,6 +361,7 @@ REFUSED = [
   }, ("Dense", key)) for pooled, dense, key in (
     (_MEAN, {"bias": False}, "bias"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
     (_CLS, {"activation_function": "torch.nn.ReLU"}, "activation_function"),
+    (_CLS, {"activation_function": "layers.Tanh"}, "activation_function"),
   )),
   *(("bert", {
     _MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE,

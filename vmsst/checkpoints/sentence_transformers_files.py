@@ -288,8 +288,8 @@ def _dense_activation(folder: pathlib.Path) -> str:
   config = _check_names(folder)
   hugging_face.check_choice(folder, config, "use_residual", False, (False,))
   activation = config.get("activation_function")
-  name = str(activation).rsplit(".", 1)[-1]
-  if name not in ("Tanh", "Identity"):
+  package, _, name = str(activation).rpartition(".")
+  if not package.startswith("torch.nn") or name not in ("Tanh", "Identity"):
     raise errors.InputError(
       f"{folder}: 'activation_function' is {activation!r}; only Tanh and Identity can be imported"
     )

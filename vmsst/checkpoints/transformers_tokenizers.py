@@ -52,7 +52,9 @@ _QWEN_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Options of byte pair encoding, which transformers sets by the class.
 _FALLBACKS = ("fuse_unk", "byte_fallback")
+_OPTIONS = (*_FALLBACKS, "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
 # Normalizer and pre-tokenizer of the classes with byte pair encoding.
 _STEPS: dict[str, tuple[Any, Any]] = {
   _ROBERTA: (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
@@ -241,12 +243,12 @@ def _pipeline(
     if kind in _STEPS:
       hugging_face.check_choice(path, settings, "add_prefix_space", False, (False, None))
       steps = (made.normalizer, made.pre_tokenizer)
-      model = [bool(record["model"].get(key)) for key in _FALLBACKS]
+      options = {key for key in _OPTIONS if record["model"].get(key)}
       same = list(map(_shown, steps)) == list(map(_shown, _STEPS[kind]))
-      if not same or model != [kind == _GEMMA] * len(model):
+      if not same or options != (set(_FALLBACKS) if kind == _GEMMA else set()):
         raise errors.InputError(
           f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
-          f"another 'normalizer', 'pre_tokenizer' or {' or '.join(map(repr, _FALLBACKS))}"
+          f"another 'normalizer', 'pre_tokenizer' or {' or '.join(map(repr, _OPTIONS))}"
         )
     return made
 

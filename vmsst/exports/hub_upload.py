@@ -17,6 +17,7 @@ from vmsst.exports import model_card
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(
   r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
+  r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
 )
 _MAIN = "main"
 

@@ -312,6 +312,20 @@ def test_vectors_of_other_files_equal_those_of_sentence_transformers(tmp_path, c
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
 
 
+def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, architectures):
+  folder = shutil.copytree(architectures("qwen3"), tmp_path / "m")
+  model = json.loads((folder / "tokenizer.json").read_text())["model"]
+  for name, content, message in (
+    ("tokenizer.json", {"model": model | {"ignore_merges": True}}, "ignore_merges"),
+    ("tokenizer.json", {"model": model}, None),
+    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "'type' is 'linear'"),
+  ):
+    released_folders.change(folder, {name: content})
+    if message:
+      with pytest.raises(errors.InputError, match=message):
+        vmsst.load(folder, backend="jax")
+
+
 @pytest.mark.parametrize("case", released_folders.REFUSED, ids=name_of)
 def test_what_cannot_be_expressed_is_refused(tmp_path, case):
   kind, changes, (file, key) = case

@@ -362,7 +362,8 @@ def _rope_thetas(file: ConfigFile, full: str, local: str, defaults: tuple[float,
         "each kind of layer"
       )
     inner = ConfigFile(file.path, {"rope_theta": file.record.get(key, default), **entry})
-    inner.require("rope_type", "default")
+    for name in ("rope_type", "type"):  # transformers reads either
+      inner.require(name, "default")
     thetas.append(inner.number("rope_theta", default))
   return thetas
 
