@@ -58,35 +58,19 @@ def hard_labels(batch: int) -> Labels:
   return Labels(jnp.eye(batch), jnp.eye(batch))
 
 
-def priority_labels(anchor_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
-  """Returns labels from one side of the pairs (equation 4), without gradient.
+def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
+  """Returns labels from a teacher (equations 4 and 5), without gradient.
 
   Args:
-    anchor_BB: The teacher's score of every two sentences of the side whose language has the higher
-      priority.
+    score_BB: The teacher's score of every two pairs: of their sides in the language of the higher
+      priority, or the mean over both sides.
     row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
   """
-  anchor_BB = jax.lax.stop_gradient(anchor_BB.astype(jnp.float32))
-  row_BB = jax.nn.softmax(anchor_BB, axis=1)
+  score_BB = jax.lax.stop_gradient(score_BB.astype(jnp.float32))
+  row_BB = jax.nn.softmax(score_BB, axis=1)
   if row_normalized:
     return Labels(row_BB, row_BB)
-  return Labels(row_BB, jax.nn.softmax(anchor_BB, axis=0))
-
-
-def average_labels(
-  source_BB: Float[Array, "B B"],
-  target_BB: Float[Array, "B B"],
-  *,
-  row_normalized: bool = False,
-) -> Labels:
-  """Returns labels from both sides of the pairs (equation 5), without gradient.
-
-  Args:
-    source_BB: The teacher's score of every two sources.
-    target_BB: The teacher's score of every two targets.
-    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
-  """
-  return priority_labels(0.5 * (source_BB + target_BB), row_normalized=row_normalized)
+  return Labels(row_BB, jax.nn.softmax(score_BB, axis=0))
 
 
 def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:

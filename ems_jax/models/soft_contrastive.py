@@ -110,14 +110,11 @@ class SoftContrastiveModel(distillation.StudentModel):
       return distillation_loss.hard_labels(len(batch["inputs"]))
     if self.labels == "priority":
       anchor_BS = self._anchor_vectors(batch)
-      return distillation_loss.priority_labels(
-        self._score(anchor_BS, anchor_BS), row_normalized=self.row_normalized
-      )
-    sides = self._anchors_first(self._pair_vectors(batch), batch)
-    source_BB, target_BB = (self._score(side_BS, side_BS) for side_BS in sides)
-    return distillation_loss.average_labels(
-      source_BB, target_BB, row_normalized=self.row_normalized
-    )
+      score_BB = self._score(anchor_BS, anchor_BS)
+    else:
+      source_BS, target_BS = self._anchors_first(self._pair_vectors(batch), batch)
+      score_BB = 0.5 * (self._score(source_BS, source_BS) + self._score(target_BS, target_BS))
+    return distillation_loss.soft_labels(score_BB, row_normalized=self.row_normalized)
 
   def _score(self, x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:
     return contrastive.similarity(x_BS, y_BS, cosine=True, scale=self.scale)

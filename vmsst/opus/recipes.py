@@ -271,9 +271,11 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
     raise errors.InputError(f"{path}: {str(error).replace('$.', '')}") from None
 
 
-def language_codes(name_or_path: str | os.PathLike) -> tuple[str, ...]:
-  """Returns the codes of a recipe's languages, empty if it has all; errors as of `load`."""
-  return load(name_or_path).languages
+def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
+  """Returns the codes of a recipe's languages, or None if it has all; errors as of `load`."""
+  used = load(name_or_path).languages
+  known = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
+  return readers.language_codes(known) or None
 
 
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:

@@ -43,9 +43,8 @@ def hard_negatives_loss(source_BS, target_BS, negative_BKS):
 
 
 def soft_loss(source_BS, target_BS, teacher_source_BS, teacher_target_BS):
-  labels = distillation.average_labels(
-    2 * cosines(teacher_source_BS, teacher_source_BS),
-    2 * cosines(teacher_target_BS, teacher_target_BS),
+  labels = distillation.soft_labels(
+    cosines(teacher_source_BS, teacher_source_BS) + cosines(teacher_target_BS, teacher_target_BS)
   )
   source_BB, target_BB = (2 * cosines(x, x) for x in (source_BS, target_BS))
   cross_B = distillation.cross_lingual_loss(2 * cosines(source_BS, target_BS), labels)

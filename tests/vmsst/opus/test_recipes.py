@@ -45,6 +45,9 @@ def test_the_recipes_of_the_papers():
   # English and Spanish are the pairs of the two: nearly 216 million without the second count.
   assert sum(vmsst.targets.values()) - vmsst.targets["eng"] == pytest.approx(216e6, rel=2e-3)
   assert len(ems.languages) == 62 + 1  # Chinese in two scripts
+  codes = recipes.language_codes("ems")
+  assert {languages.language(code) for code in codes} >= {languages.language("zh_TW")}
+  assert len(codes) == 63
   assert sum(ems.expected.values()) == pytest.approx(143e6, rel=5e-3)
   assert [ems.corpus("UNPC").limit(pair) for pair in ("eng_rus", "eng_fra")] == [5e6, 2e6]
   assert [ems.corpus("OpenSubtitles").limit("deu_eng"), ems.corpus("Europarl").cap] == [2e6, None]
