@@ -58,6 +58,15 @@ class Failing(Square):
 
 
 @dataclasses.dataclass(frozen=True)
+class Slow(Square):
+  """Takes a minute."""
+
+  def make(self):
+    time.sleep(60)
+    return super().make()
+
+
+@dataclasses.dataclass(frozen=True)
 class Staged(base.StagedUnit):
   """Squares in three stages, each of which takes some time and is noted in a log at its start.
 

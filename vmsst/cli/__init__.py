@@ -64,6 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
   return parser
 
 
+_PATIENCE = 24 * 60.0  # minutes
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
   with commands.CommandProcess("vmsst", owns_process=argv is None) as process:
@@ -74,6 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     compilation_cache.enable()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
-    with progress, watchdog.watching("vmsst", args.command.patience):
+    with progress, watchdog.watching("vmsst", _PATIENCE):
       args.command(args)
   return process.status

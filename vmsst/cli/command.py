@@ -87,13 +87,11 @@ class Command:
     resumable: Whether an interrupted command resumes when it is rerun.
     atomic: Whether the output folder appears at once and is locked by who writes it; see
       `files.work_folders.atomic_folder`.
-    patience: Minutes without progress after which the command ends; see `files.watchdog`.
   """
 
   function: Callable[..., None]
   resumable: bool = False
   atomic: bool = False
-  patience: float = 60.0
 
   @property
   def help(self) -> str:

@@ -195,5 +195,5 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   ("export", "safetensors"): Command(export_safetensors, atomic=True),
   ("export", "onnx"): Command(export_onnx, atomic=True),
   # Nothing shows the progress of an upload.
-  ("push",): Command(push, resumable=True, patience=6 * 60),
+  ("push",): Command(push, resumable=True),
 }

@@ -59,8 +59,6 @@ def embed(
   from vmsst.encoder import file_embedding
 
   chosen = engine.chosen()
-  if out == outputs.STANDARD:
-    raise errors.InputError(f"{out} is not a folder; give a folder as OUT")
   if outputs.STANDARD in file and (len(file) > 1 or not chosen.this_machine):
     raise errors.InputError(
       f"{outputs.STANDARD} needs a single FILE, and an engine on this machine; give files"

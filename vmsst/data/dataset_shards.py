@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vmsst import errors
@@ -35,16 +35,6 @@ def language_codes(path: str) -> tuple[str, str] | None:
   """Returns the compact codes of the two languages in a file's name, or None."""
   match = _NAME.fullmatch(os.path.basename(path))
   return (match[1], match[2]) if match else None
-
-
-def read_examples(path: str) -> Iterator[dict[str, str]]:
-  """Yields the features of every example, texts by name.
-
-  Raises:
-    InputError: the file is damaged, or is not a file of texts; the message names it.
-  """
-  records = Records(path)
-  return map(records.texts, range(len(records)))
 
 
 class Records:

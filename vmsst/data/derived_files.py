@@ -102,7 +102,10 @@ def make_files(
 
 def text_differences(folder: str, where: str, bitext: BitextFile) -> str:
   """Returns how a bitext's texts differ from those of its file; "" if equal or not described."""
-  made = _read(folder, {})["files"].get(where)
+  description = _read(folder)
+  if where in description["started"]:
+    return "they are to be made again"
+  made = description["files"].get(where)
   if made is None:
     return ""
   identity = _identity(bitext)
@@ -134,23 +137,31 @@ def _checksum(path: str, version: object) -> str:
   return checksums.of_file(path)
 
 
-def _read(folder: str, settings: Mapping[str, Any], refresh: bool = False) -> dict[str, Any]:
-  """Returns the description in a folder, or a new one; `refresh` allows it other settings."""
+def _read(
+  folder: str, settings: Mapping[str, Any] | None = None, refresh: bool = False
+) -> dict[str, Any]:
+  """Returns the description in a folder, or a new one.
+
+  Args:
+    folder: The folder.
+    settings: The settings that the description must have; None: any.
+    refresh: Whether files of other settings are to be made again.
+  """
   path = os.path.join(folder, DESCRIPTION)
   try:
     with storage.open_binary(path) as stream:
       description = json.load(stream)
-    stored = {name: description[name] for name in settings}
-    files = description["files"]
+    files, started = description["files"], description.setdefault("started", [])
+    stored = {name: x for name, x in description.items() if name not in ("files", "started")}
+    valid = isinstance(started, list) and all(isinstance(made, dict) for made in files.values())
   except FileNotFoundError:
-    return {**settings, "files": {}, "started": []}
-  except (ValueError, KeyError, TypeError) as error:
-    raise errors.InputError(
-      f"{path}: not a description of derived files ({error!r}); use another folder"
-    ) from None
-  started = description.setdefault("started", [])
-  if not isinstance(files, dict) or not isinstance(started, list):
+    return {**(settings or {}), "files": {}, "started": []}
+  except (ValueError, KeyError, TypeError, AttributeError):
+    valid = False
+  if not valid:
     raise errors.InputError(f"{path}: not a description of derived files; use another folder")
+  if settings is None:
+    return description
   if differences := stored_settings.differences(stored, settings):
     if refresh:
       return {**settings, "files": {}, "started": [*files, *started]}

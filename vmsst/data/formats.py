@@ -303,7 +303,7 @@ def _unit_row(
 ) -> Iterator[Row | Fault]:
   """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
   path, line = location
-  if "\ufffd" in unit:
+  if "\ufffd" in unit or not input_files.is_text(unit):
     yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
     return
   sides: dict[Language | None, str] = {}
@@ -348,7 +348,7 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
       encoding = encoding or (declared[1].decode() if declared else "utf-8")
       try:
         " ".encode(encoding)  # Unlike `lookup`, it also refuses codecs that are not of text.
-      except LookupError:
+      except (LookupError, UnicodeError):
         raise archives.DamagedError(f"an unknown encoding, {encoding}") from None
       decoder = codecs.getincrementaldecoder(encoding)("replace")
     try:

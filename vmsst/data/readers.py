@@ -206,6 +206,9 @@ def _languages_of_shard(path: str) -> tuple[Language, Language]:
 
 
 def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
+  plain = path.removesuffix(".gz")
+  if storage.is_file(plain) and storage.is_file(plain + ".gz"):
+    raise errors.InputError(f"there are {plain} and {plain}.gz; remove one")
   stem, code = _moses_side(path)
   if code is None:
     raise errors.InputError(

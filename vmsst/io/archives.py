@@ -130,35 +130,34 @@ def file_chunks(path: str) -> Iterator[bytes]:
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
   """Yields the lines of UTF-8 text without their ends, and a `BadLine` for each one left out.
 
-  Lines end at LF or CR LF; at CR in text whose first piece has no LF. A byte order mark at the
-  beginning is dropped. Lines that are not UTF-8, hold NUL or exceed LINE_BYTES are bad.
+  Lines end at LF or CR LF. A byte order mark at the beginning is dropped. Lines that are not UTF-8,
+  hold NUL or exceed LINE_BYTES are bad.
 
   Raises:
     DamagedError: as `chunks`; the incomplete last line is not yielded.
   """
-  separator = rest = b""
+  rest, first = b"", True
   for chunk in chunks:
-    if not separator:
-      chunk = chunk.removeprefix(b"\xef\xbb\xbf")
-      separator = b"\r" if b"\r" in chunk and b"\n" not in chunk else b"\n"
-    end = chunk.rfind(separator) + 1
+    if first:
+      chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
+    end = chunk.rfind(b"\n") + 1
     if end:
-      yield from _decoded(rest + chunk[:end], separator)
+      yield from _decoded(rest + chunk[:end])
       rest = b""
     if len(rest) <= LINE_BYTES:  # The rest of a line that is too long is dropped.
       rest += chunk[end:]
   if rest:
-    yield from _decoded(rest + separator, separator)
+    yield from _decoded(rest + b"\n")
 
 
-def _decoded(block: bytes, separator: bytes) -> Iterator[str]:
-  """Yields the lines of a block that ends with `separator`."""
+def _decoded(block: bytes) -> Iterator[str]:
+  """Yields the lines of a block that ends with LF."""
   if len(block) <= LINE_BYTES and b"\0" not in block:
     with contextlib.suppress(UnicodeDecodeError):
       text = block.decode("utf-8")
-      yield from text.replace("\r\n", "\n")[:-1].split(separator.decode())
+      yield from text.replace("\r\n", "\n")[:-1].split("\n")
       return
-  for line in block[:-1].split(separator):
+  for line in block[:-1].split(b"\n"):
     yield _decoded_line(line)
 
 

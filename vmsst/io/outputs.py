@@ -35,6 +35,8 @@ def check(
     raise errors.InputError(
       "standard input (-) is given twice, but it can be read only once; give a file for one"
     )
+  if folder == STANDARD:
+    raise errors.InputError(f"{folder} is not a folder; give a folder as output")
   for output in (file, folder):
     if output is not None and storage.is_url(output):
       _check_no_input(output, filter(storage.is_url, inputs))

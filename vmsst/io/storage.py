@@ -210,12 +210,18 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
   return sorted(path(f"{scheme}://{entry.strip('/')}") for entry in entries)
 
 
+def refuse(error: OSError) -> None:
+  """Raises InputError for a folder that exists but cannot be listed: `os.walk` leaves it out."""
+  if not isinstance(error, FileNotFoundError):
+    raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
 def files_below(folder: str | os.PathLike[str]) -> list[str]:
   """Returns the names of the files below a folder, relative to it; none if it does not exist."""
   if not is_url(folder):
     return [
       os.path.relpath(os.path.join(inside, name), folder)
-      for inside, _, names in os.walk(folder)
+      for inside, _, names in os.walk(folder, onerror=refuse)
       for name in names
     ]
   system = filesystem(os.fspath(folder))

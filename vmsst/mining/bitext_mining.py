@@ -188,7 +188,7 @@ def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
   gold = []
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
-    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+    if len(fields) != 2 or not all(x.isdecimal() and len(x) < 19 for x in fields):
       raise errors.InputError(
         f"{path}:{number}: {line!r} is not `source line TAB target line` with two line numbers"
       )

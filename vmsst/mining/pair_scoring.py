@@ -185,8 +185,7 @@ def score_file(
     **scorer.settings,
     "fields": [side.field for side in (source, target)],
     "languages": [side.language for side in (source, target)],
-    "source": texts[0],
-    "target": texts[1],
+    "texts": [text["digest"] for text in texts],
   }
   count = int(texts[0]["lines"])
   with work_folders.owned(output):

@@ -1,7 +1,6 @@
 """Datasets of `vmsst data build`, as TFDS has them: the files of their language pairs."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import seqio
@@ -121,11 +120,12 @@ def validation_pairs(
     if "validation" not in by_name:
       continue
     paths = [path for file in by_name["validation"].files for path in file.paths]
-    for row in itertools.chain.from_iterable(map(dataset_shards.read_examples, paths)):
-      name, *sides = (row[key] for key in ("corpus", "source", "target"))
-      present.add(name)
-      if name == corpus:
-        pairs.setdefault(pair, []).append((sides[0], sides[1]))
+    for records in map(dataset_shards.Records, paths):
+      for number in range(len(records)):
+        name = records.texts(number).get("corpus", "")
+        present.add(name)
+        if name == corpus:
+          pairs.setdefault(pair, []).append(records.pair(number))
   if not pairs:
     raise errors.InputError(
       f"{folder}: no validation pairs of the corpus {corpus!r}; choose among "

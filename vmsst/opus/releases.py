@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from vmsst import errors, languages
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, storage
+from vmsst.io import archives, input_files, storage
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -86,15 +86,17 @@ class Release:
 
   @property
   def identity(self) -> str:
-    """Hash of the sizes and the ends of the files, where zip and gzip have their checksums."""
+    """Hash of the files; of zip and gzip files, of their sizes and ends, which have checksums."""
     hashed = hashlib.sha256()
     for path in self.paths:
       size = storage.size(path)
       hashed.update(b"%d\n" % size)
       # A file that cannot be read is a fault of the release.
       with contextlib.suppress(OSError), storage.open_binary(path) as stream:
-        stream.seek(max(0, size - _END_BYTES))
-        hashed.update(stream.read(_END_BYTES))
+        if path.endswith((".zip", ".gz")):
+          stream.seek(max(0, size - _END_BYTES))
+        while piece := stream.read(_END_BYTES):
+          hashed.update(piece)
     return hashed.hexdigest()
 
   def license(self) -> str:
@@ -202,7 +204,7 @@ def _files(root: str) -> Iterator[str]:
     yield from (os.path.join(root, name) for name in sorted(storage.files_below(root)))
     return
   seen = set()
-  for folder, folders, names in os.walk(root, followlinks=True):
+  for folder, folders, names in os.walk(root, onerror=storage.refuse, followlinks=True):
     here = os.path.realpath(folder)
     if here in seen:
       folders.clear()
@@ -227,7 +229,7 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if side == second:
       return None  # The first side stands for both.
   where = _corpus_and_version(root, path, match)
-  if where is None:
+  if where is None or not all(map(input_files.is_text, where)):
     return Fault(path, "neither its folders nor its name show corpus and version")
   languages_found = []
   for code in (first, second):

@@ -75,6 +75,10 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       state = msgspec.convert(input_files.read_json(path), cls)
       if state.sha256 is not None and len(state.sha256) != len(state.rows):
         raise ValueError("`sha256` and `rows` have different lengths")
+      encoder = state.settings.get("encoder")
+      named = encoder.get("name") if isinstance(encoder, dict) else None
+      if not all(isinstance(x, str | None) for x in (named, state.settings.get("field"))):
+        raise ValueError("a name is not text")
     except ValueError as error:
       raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
     return state

@@ -169,6 +169,7 @@ class Local(Engine):
         f"CUDA_VISIBLE_DEVICES={visible}; use fewer workers"
       )
     todo = tasks(units, self.workers)
+    others = {*multiprocessing.active_children()}
     # Spawned, because threads of this process do not survive a fork.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(
@@ -193,6 +194,10 @@ class Local(Engine):
 
     try:
       yield from keep_busy(todo, self.workers, submit, failed)
+    except BaseException:
+      for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
+        worker.terminate()
+      raise
     finally:
       pool.shutdown(cancel_futures=True)
 

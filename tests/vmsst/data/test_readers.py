@@ -103,6 +103,9 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
     readers.find_bitext(str(tmp_path / "train.en"))
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
   assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))
+  (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"a\n"))
+  with pytest.raises(errors.InputError, match=r"there are .*train.de and .*train.de.gz"):
+    readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 
 BROKEN = {
@@ -118,6 +121,11 @@ BROKEN = {
   "e.de-en.jsonl": (b'{"de": "\\ud800", "en": "y"}\n', r"e.de-en.jsonl:1: .*surrogate"),
   "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
   "g.de-en.tmx": (b"<tmx></tmx>", r"g.de-en.tmx: contains no pair"),
+  "h.de-en.tmx": (b"<?xml version='1.0' encoding='undefined'?>", "unknown encoding, undefined"),
+  "i.de-en.tmx": (
+    b"<?xml version='1.0' encoding='utf-7'?>\n<tmx><tu><tuv lang='de'><seg>+2AA-</seg></tuv></tu>",
+    r"i.de-en.tmx:2: .*cannot be decoded",
+  ),
   "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
 }
 
@@ -164,8 +172,7 @@ def test_a_shard_is_a_bitext(folder):
   assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
   (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
   assert (bitext.source, bitext.target) == (languages.language("zh_TW"), languages.language("es"))
-  (example,) = dataset_shards.read_examples(bitext.paths[0])
-  assert example == {
+  assert dataset_shards.Records(bitext.paths[0]).texts(0) == {
     "source": "房子",
     "target": "casa",
     "source_language": "cmnHant",
@@ -203,7 +210,8 @@ def test_a_damaged_tfrecord_is_named(folder, tmp_path):
 def outcome(path):
   """Returns the number of examples in a file, or the error without the name of the file."""
   try:
-    return len(list(dataset_shards.read_examples(str(path))))
+    records = dataset_shards.Records(str(path))
+    return len([records.texts(number) for number in range(len(records))])
   except errors.InputError as error:
     return str(error).removeprefix(f"{path}: ")
 

@@ -257,6 +257,12 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   swapped = readers.find_bitext(str(tmp_path / "data" / "*.jsonl"), ("en", "de"))
   with pytest.raises(errors.InputError, match=r'languages is \["deu", "eng"\], not \["eng", "deu"'):
     tables.open_files("train", swapped, teacher=out)
+  # After an interrupted refresh, the file is still that of the former encoder.
+  interrupted = description | {"files": {}, "started": ["data/x.de-en.tsv.npy"]}
+  (tmp_path / "out" / "description.json").write_text(json.dumps(interrupted))
+  with pytest.raises(errors.InputError, match="they are to be made again"):
+    tables.open_files("train", [undetermined], teacher=out)
+  (tmp_path / "out" / "description.json").write_text(json.dumps(description))
   line_files.write_tsv(path, PAIRS[::-1])
   with pytest.raises(errors.InputError, match=f"has vectors of another version of {path} .*embed"):
     tables.open_files("train", [undetermined], teacher=out)

@@ -181,6 +181,7 @@ def test_a_file_in_a_store_must_be_writable(monkeypatch):
     (["gs://bucket/run"], {"file": "gs://bucket/run"}, "gs://bucket/run is also an input"),
     ([], {"folder": ""}, "is empty"),
     ([], {"folder": "a.txt/x"}, "a.txt is not a folder"),
+    ([], {"folder": "-"}, "- is not a folder"),
     (["run"], {"folder": "run"}, "is also an input"),
     (["run[1]"], {"folder": "run[1]"}, "is also an input"),  # no pattern, as it exists
     (["run", "gs://bucket/run/"], {"folder": "gs://bucket/run"}, "gs://bucket/run is also an"),

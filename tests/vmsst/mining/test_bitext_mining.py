@@ -219,6 +219,7 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   gold = tmp_path / "gold.tsv"
   for content, message in (
     ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not `source line TAB target line`"),
+    (f"{'9' * 5000}\t1\n", "gold.tsv:1: '9.*is not `source line TAB target line`"),
     ("1\t0\n", r"gold.tsv:1: there is no line 0 in .*target.txt: it has 13"),
     ("14\t1\n", r"gold.tsv:1: there is no line 14 in .*source.txt"),
     ("3\t1\n", r"gold.tsv:1: line 3 of .*source.txt is empty"),

@@ -80,7 +80,7 @@ def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
     assert first.license() == ""
 
 
-def test_codes_formats_and_what_is_left_out(tmp_path):
+def test_codes_formats_and_what_is_left_out(tmp_path, monkeypatch):
   def part(codes, kind="zip", version="v1"):
     return opus_tree.Part("OPUS-Ted", version, codes, ROWS, kind)
 
@@ -118,6 +118,16 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
     releases.scan(str(tmp_path / "Books" / "v1"))
   with pytest.raises(errors.InputError, match="no such folder"):
     releases.scan(str(tmp_path / "none"))
+  list_folder = os.scandir
+
+  def refused(path):
+    if os.fspath(path).endswith("Books/v1"):
+      raise PermissionError(13, "Permission denied", path)
+    return list_folder(path)
+
+  monkeypatch.setattr(os, "scandir", refused)
+  with pytest.raises(errors.InputError, match=r"Books/v1: cannot be read: Permission denied"):
+    releases.scan(str(tmp_path))
 
 
 def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
@@ -134,9 +144,9 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   what = [what[0], "the line has one column where two are expected", what[2], what[1]]
   faults = [(f"b.tsv:{2 + i}", what[i]) for i in range(4)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
-  # Line ends of old Macs; a lone CR within a line is no line end.
-  rows = [(1, "a", "b\rc"), (2, "d", "e")]
-  assert _read(_zip(tmp_path / "c.zip", b"a\rd\r", b"b\rc\ne\r\n")) == (rows, [])
+  rows = [(1, "a", "b\rc"), (2, "d\r" + "x" * 40_000, "e")]  # A lone CR is no line end.
+  sides = b"a\nd\r" + b"x" * 40_000, b"b\rc\ne\r\n"
+  assert _read(_zip(tmp_path / "c.zip", *sides)) == (rows, [])
 
 
 def test_one_side_ends_before_the_other(tmp_path):

@@ -1,5 +1,4 @@
 import contextlib
-import itertools
 
 import msgspec
 import numpy as np
@@ -69,8 +68,8 @@ def _build(tree, engine=None, work="work", recipe=RECIPE, held=HELD_OUT):
 
 
 def _rows(report, split):
-  examples = (dataset_shards.read_examples(shard["path"]) for shard in report.splits[split])
-  return [(row["source"], row["target"]) for row in itertools.chain(*examples)]
+  shards = (dataset_shards.Records(shard["path"]) for shard in report.splits[split])
+  return [records.pair(number) for records in shards for number in range(len(records))]
 
 
 def test_rows_are_those_of_the_releases_without_duplicates_and_held_out_sentences(tree):

@@ -85,13 +85,15 @@ def test_nothing_is_left_of_a_folder_that_got_no_shard(tmp_path):
     ("vectors.json", lambda raw: raw.replace(b'"rows": [', b'"rows": [1, '), "broken: .*rows"),
     ("vectors.json", lambda raw: raw.replace(b"{", b'{"more": 1,', 1), "broken: .*more"),
     ("vectors.json", lambda raw: b"[]", "broken"),
+    ("vectors.json", lambda raw: raw.replace(b'"encoder"', b'"field": 2, "x"'), "broken: .*text"),
+    ("vectors.json", lambda raw: raw.replace(b'"a"', b'{"name": 5}'), "broken: .*text"),
   ],
 )
 def test_broken_files_are_named(tmp_path, name, change, message):
-  write_vectors(tmp_path)
+  write_vectors(tmp_path, settings={"encoder": "a"})
   path = tmp_path / name
   path.write_bytes(change(path.read_bytes()))
-  state = vector_store.State(3, "float32", [], {})
+  state = vector_store.State(3, "float32", [], {"encoder": "a"})
   for use in (vector_store.open_vectors, lambda folder: vector_store.start(folder, state)):
     with pytest.raises(errors.InputError, match=f"{name}: {message}"):
       use(tmp_path)

@@ -171,6 +171,11 @@ def test_a_killed_or_failing_worker_is_one_error_that_names_the_unit(tmp_path):
     broken = [*units[:2], kind(2, units[2].path)]
     with pytest.raises(errors.InputError, match=f"{problem}.*to resume"):
       engines.run("squares", broken[2:], engines.Local(2))
+  # The work of others, which may take hours, is not awaited.
+  running = toy_units.Slow(2, units[2].path)
+  with pytest.raises(errors.InputError, match="No space left"):
+    engines.run("squares", [toy_units.Failing(1, units[1].path), running], engines.Local(2))
+  assert not pathlib.Path(running.path).exists()
   engines.run("squares", units, engines.Local(2))
   assert len(toy_units.contents(tmp_path)) == 3
 
