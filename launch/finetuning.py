@@ -14,6 +14,7 @@ from vmsst.checkpoints import hugging_face, t5x
 from vmsst.data import derived_files, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
+from vmsst.evaluation.report import reading
 from vmsst.io import (
   atomic_files,
   checksums,
@@ -113,7 +114,9 @@ def finetune(
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   folder = pathlib.Path(output).expanduser().absolute()
-  path = encoder.path if isinstance(encoder, Encoder) else os.fspath(encoder)
+  path = os.fspath(encoder) if not isinstance(encoder, Encoder) else encoder.path
+  if isinstance(encoder, Encoder) and encoder.prompt is not None:
+    path = None  # The folder has another prompt.
   start = path or str(folder / "start")
   sources = {
     name: _source(given[name], folder / f"{name}.tsv", languages)
@@ -152,11 +155,8 @@ def finetune(
     macros["PATIENCE"] = steps if patience is None else patience
   with outputs.no_empty_folders(str(folder)), work_folders.owned(folder, is_folder=True):
     _claim(folder, settings)
-    if isinstance(encoder, Encoder) and path is None:
-      if not os.path.exists(start):
-        encoder.save(start)
-      elif loading.load(start).digest != encoder.digest:
-        raise errors.InputError(f"{start} is another encoder, of an earlier call; delete it")
+    if isinstance(encoder, Encoder) and path is None and not os.path.exists(start):
+      encoder.save(start)
     for identity, content in sources.values():
       if content is not None:
         atomic_files.write_text(identity["name"], content)
@@ -185,7 +185,7 @@ def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
       "give another output"
     )
   settings = json.loads(json.dumps(settings, default=repr))
-  if "config.gin" not in names:  # It has not begun.
+  if not names & {"config.gin", "start"}:  # It has not begun.
     atomic_files.write_json(folder / _SETTINGS, settings)
   elif changes := stored_settings.differences(
     hugging_face.read_object(folder / _SETTINGS), settings
@@ -216,12 +216,12 @@ def _teacher_vectors(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
+  losses, accuracies = reading.curve(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)
   lines = ["# Fine-tuning", ""]
   if best is not None:
     task, _, metric = best["metric"].partition("/")
-    accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
+    accuracies = reading.curve(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
     lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
   lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
   for step in sorted({*accuracies, *([] if accuracies else losses)}):
@@ -240,14 +240,6 @@ def _report(folder: pathlib.Path) -> str:
     drawn.savefig(folder / "curves.svg")
     lines += ["", "![curves](curves.svg)"]
   return "\n".join([*lines, ""])
-
-
-def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
-  """Returns the values of a metric by step."""
-  if not path.is_file():
-    return {}
-  records = map(json.loads, path.read_text().splitlines())
-  return {record["step"]: record[name] for record in records if name in record}
 
 
 def _source(

@@ -76,12 +76,6 @@ def check(valid: bool, name: str, value: Any, wanted: str) -> None:
     raise InputError(f"{name} is {shown}; set it to {wanted}")
 
 
-def check_integer(name: str, value: Any, *, minimum: int = 1) -> None:
-  """Raises InputError unless `value` is an integer of at least `minimum`."""
-  if not _is_integer(value) or value < minimum:
-    raise InputError(f"{name} is {value!r}; it must be an integer of {minimum} or more")
-
-
 def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
   """Raises InputError unless `value` is a finite number of at least `minimum`."""
   bound = "" if minimum == -math.inf else f" of {minimum} or more"

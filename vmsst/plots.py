@@ -47,8 +47,8 @@ def similarity(
   lowest = min(0.0, float(cosine_NM.min()))
   image = axes.imshow(cosine_NM, cmap="viridis", vmin=lowest, vmax=1, aspect="auto")
   drawn.colorbar(image, label="cosine")
-  axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
-  axes.set_yticks(range(len(rows)), rows)
+  axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", parse_math=False)
+  axes.set_yticks(range(len(rows)), rows, parse_math=False)
   if max(cosine_NM.shape) <= _MOST_NUMBERS:
     for (row, column), value in np.ndenumerate(cosine_NM):
       color = "black" if image.norm(value) > 0.6 else "white"
@@ -85,7 +85,9 @@ def languages(vectors: Any, labels: Sequence[str]) -> Any:
     color = np.full(len(rows), number / max(1, len(names) - 1))
     axes.scatter(*point_N2[rows].T, s=12, c=color, vmin=0, vmax=1, cmap="turbo", label=name)
   axes.set(xlabel="first principal component", ylabel="second principal component")
-  axes.legend(loc="upper left", bbox_to_anchor=(1, 1), ncols=1 + len(names) // 20)
+  legend = axes.legend(loc="upper left", bbox_to_anchor=(1, 1), ncols=1 + len(names) // 20)
+  for text in legend.get_texts():
+    text.set_parse_math(False)
   return drawn
 
 

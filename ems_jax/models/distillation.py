@@ -53,7 +53,7 @@ class StudentModel(base.BitextModel):
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
-    errors.check_integer("embedding_slices", self.embedding_slices)
+    errors.as_integer("embedding_slices", self.embedding_slices)
     if self.teacher is not None:
       self.teacher.check_vocabulary(self.vocabulary)
     _ = self._rank_L  # raises an error if a language is unknown

@@ -96,8 +96,8 @@ class EmsModel(base.BitextModel):
         f"mask_id is {self.mask_id}; for masking = {self.masking!r}, set it to an id that does not "
         f"occur in text, 1 to {size - 1} (2, <MASK>, in the vocabulary of EMS)"
       )
-    errors.check_integer("negative_groups", self.negative_groups)
-    errors.check_integer("embedding_slices", self.embedding_slices)
+    errors.as_integer("negative_groups", self.negative_groups)
+    errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 
   @property

@@ -55,7 +55,7 @@ class EmsNetwork(nn.Module):
     for name in ("language_dim", "num_languages", "projection_dim"):
       value = getattr(self, name)
       if value is not None:
-        errors.check_integer(f"EmsNetwork.{name}", value)
+        errors.as_integer(f"EmsNetwork.{name}", value)
     if not self.xtr and not self.contrastive:
       raise errors.InputError(
         "EmsNetwork.xtr and EmsNetwork.contrastive are both False; set at least one of them"

@@ -147,7 +147,7 @@ class LaserNetwork(nn.Module):
   def __post_init__(self) -> None:
     for field in dataclasses.fields(LaserNetwork):
       if field.type is int:
-        errors.check_integer(f"LaserNetwork.{field.name}", getattr(self, field.name))
+        errors.as_integer(f"LaserNetwork.{field.name}", getattr(self, field.name))
     width = self.target_emb_dim + self.language_dim + self.latent_dim
     if self.transformer_decoder is not None and self.transformer_decoder.emb_dim != width:
       raise errors.InputError(

@@ -12,6 +12,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
 from vmsst.data import sample
+from vmsst.launch import finetuning
 from vmsst.train import eval as eval_lib
 
 
@@ -106,6 +107,23 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, m
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
   assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
   assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
+
+
+@pytest.mark.parametrize("change", ["trimmed", "prompted"])
+def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch):
+  encoder = vmsst.load(released_folders.write(tmp_path / "source", "xlmr", {}), backend="jax")
+  encoder = encoder.trim(["red", "a"]) if change == "trimmed" else encoder.with_prompt("red ")
+  given = []
+  monkeypatch.setattr(finetuning.main, "run", lambda arguments, **_: given.append(arguments))
+  monkeypatch.setattr(finetuning.loading, "load", vmsst.load)
+  for _ in range(2):
+    with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
+      vmsst.finetune(encoder, pairs_of(0, 9), output=tmp_path / "out")
+  assert f"--gin.ENCODER={str(tmp_path / 'out' / 'start')!r}" in given[1]
+  found = vmsst.load(tmp_path / "out" / "start").encode(["red"])
+  np.testing.assert_allclose(found, encoder.encode(["red"]), atol=1e-6)
+  with pytest.raises(errors.InputError, match="is another run: encoder is"):
+    vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 
 @pytest.mark.parametrize(

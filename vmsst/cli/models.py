@@ -124,8 +124,7 @@ def push(
     public: Let everyone see a new repository, or upload to a public one (default: private).
     revision: Branch, made if it is new (default: main).
     license: License in the model card, such as apache-2.0.
-    results: Output folder of `vmsst eval`; the model card shows its averages next to published
-      ones.
+    results: Output folder of `vmsst eval`; the model card shows its averages.
   """
   from vmsst.exports import hub_upload
 

@@ -334,7 +334,7 @@ def epoch_steps(
     InputError: an argument is invalid, or the data does not count its pairs.
   """
   errors.check_positive("epochs", epochs)
-  errors.check_integer("batch_size", batch_size)
+  errors.as_integer("batch_size", batch_size)
   pairs = seqio.get_mixture_or_task(mixture_or_task_name).num_input_examples(split)
   if not pairs:
     raise errors.InputError(

@@ -169,12 +169,13 @@ class CpuBackend:
     start = _openvino if runtime == "openvino" else _onnx_runtime
     self._compiled = functools.cache(start(model, self._weights, threads))
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
+    self._positions = getattr(network.config, "max_tokens", None)
 
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields batches that are as long as their longest sentence."""
-    del max_length  # the ids are cut
+    errors.as_integer("max_length", max_length, maximum=self._positions)
     return batching.tight_batches(ids, batch_size, _BATCH_TOKENS)
 
   def start(self, tokens_BT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:

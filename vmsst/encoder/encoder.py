@@ -141,9 +141,7 @@ class Encoder:
     return total.hexdigest()
 
   def with_prompt(self, prompt: str) -> "Encoder":
-    """Returns this encoder with `prompt` as its vocabulary's prefix; both share the parameters.
-
-    If it is the prefix already, the result is this encoder.
+    """Returns this encoder with a prompt before every text of `encode`; both share the parameters.
 
     Raises:
       InputError: the vocabulary takes no prefix; those of Hugging Face models do.
@@ -151,8 +149,6 @@ class Encoder:
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} is no encoder with prompts; omit the prompt")
-    if prompt == vocabulary.prefix:
-      return self
     encoder = copy.copy(self)
     encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
     return encoder
@@ -495,7 +491,7 @@ class Encoder:
     """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
     first = _first(given)
     if isinstance(first, str) or not hasattr(first, "dtype"):
-      return input_texts.as_list(given)
+      return input_texts.as_list([given] if isinstance(given, str) else given)
     vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
     if not jnp.issubdtype(vectors.dtype, np.number):
       return input_texts.as_list(given)
@@ -514,7 +510,7 @@ class Encoder:
     """Returns the vectors of texts, or given vectors as they are."""
     if isinstance(given, np.ndarray):
       return given
-    return np.asarray(self.encode(given, language=language, **options))
+    return np.asarray(self.encode(given, language=language, **{**options, "precision": None}))
 
   def _sides(
     self,

@@ -52,6 +52,8 @@ def encode(
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
+  if getattr(encoder, "prompt", None) is not None:  # for all texts
+    method = "encode"
   compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(
     compute(list(texts) if isinstance(texts, Sequence) else texts, **given), np.float32

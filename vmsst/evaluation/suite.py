@@ -218,7 +218,7 @@ def format_table(results: Mapping[str, Any]) -> str:
   rows = []
   for name, scored in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
-    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
+    for cut in (scored.get("dimensions") or [])[:-1]:  # The last has whole vectors.
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
@@ -342,7 +342,7 @@ def evaluate(
     again = ""
     if key in done:
       record = done[key]
-      cuts = {cut["dimension"] for cut in record.get("dimensions", [])}
+      cuts = {cut["dimension"] for cut in record.get("dimensions") or []}
       same = {
         "data": record["data"]["digest"] == data["digest"],
         "options": record.get("options", {}) == benchmark.options,

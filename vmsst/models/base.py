@@ -43,7 +43,7 @@ class BitextModel(abc.ABC):
 
   def __post_init__(self) -> None:
     """Checks the options."""
-    errors.check_integer("max_length", self.max_length)
+    errors.as_integer("max_length", self.max_length)
 
   @property
   def module(self) -> nn.Module:

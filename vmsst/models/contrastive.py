@@ -69,7 +69,7 @@ class InBatchNegativesModel(base.BitextModel):
     """Checks the options."""
     super().__post_init__()
     check_similarity(self.similarity, self.scale)
-    errors.check_integer("embedding_slices", self.embedding_slices)
+    errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 
   @property

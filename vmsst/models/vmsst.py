@@ -75,7 +75,7 @@ class VmsstModel(base.BitextModel):
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
-    errors.check_integer("evaluation_samples", self.evaluation_samples, minimum=0)
+    errors.as_integer("evaluation_samples", self.evaluation_samples, minimum=0)
     for name in ("elbo_weight", "kl_weight", "kl_anneal_steps"):
       errors.check_not_negative(name, getattr(self, name))
 

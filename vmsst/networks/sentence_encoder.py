@@ -81,7 +81,7 @@ class SentenceEncoder(nn.Module):
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
     width = self.config.width
     if self.pooler_dim is not None:
-      errors.check_integer("SentenceEncoder.pooler_dim", self.pooler_dim)
+      errors.as_integer("SentenceEncoder.pooler_dim", self.pooler_dim)
       width = self.pooler_dim
     if not self.head and self.latent_dim != width:
       raise errors.InputError(

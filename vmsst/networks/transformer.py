@@ -143,9 +143,9 @@ class TransformerConfig:
       "max_positions",
       "window",
     ):
-      errors.check_integer(f"TransformerConfig.{name}", getattr(self, name))
+      errors.as_integer(f"TransformerConfig.{name}", getattr(self, name))
     for name in ("position_offset", "num_token_types", "relpos_buckets"):
-      errors.check_integer(f"TransformerConfig.{name}", getattr(self, name), minimum=0)
+      errors.as_integer(f"TransformerConfig.{name}", getattr(self, name), minimum=0)
     errors.check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
     errors.check_choice("TransformerConfig.positions", self.positions, POSITIONS)
     errors.check_choice("TransformerConfig.norm", self.norm, NORMS)
@@ -155,10 +155,10 @@ class TransformerConfig:
     for name in ("layer_norm_eps", "initializer_std", "rope_theta", "local_rope_theta"):
       errors.check_positive(f"TransformerConfig.{name}", getattr(self, name))
     if self.query_scalar is not None:
-      errors.check_integer("TransformerConfig.query_scalar", self.query_scalar)
+      errors.as_integer("TransformerConfig.query_scalar", self.query_scalar)
     errors.check_rate("TransformerConfig.dropout_rate", self.dropout_rate)
     if self.head_dim is not None:
-      errors.check_integer("TransformerConfig.head_dim", self.head_dim)
+      errors.as_integer("TransformerConfig.head_dim", self.head_dim)
     elif self.emb_dim % self.num_heads:
       raise errors.InputError(
         f"TransformerConfig.emb_dim is {self.emb_dim}; it must be a multiple of num_heads "

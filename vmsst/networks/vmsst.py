@@ -117,7 +117,7 @@ class BitranslationNetwork(nn.Module):
     for name in ("latent_dim", "num_decoder_layers", "num_languages"):
       value = getattr(self, name)
       if value is not None:
-        errors.check_integer(f"{type(self).__name__}.{name}", value)
+        errors.as_integer(f"{type(self).__name__}.{name}", value)
     self._check_groups("decoder_groups")
     super().__post_init__()
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from vmsst.errors import InputError, check_integer
+from vmsst.errors import InputError, as_integer
 
 # JAX considers a process without a heartbeat for this long dead and ends all others.
 HEARTBEAT_SECONDS = 30
@@ -68,7 +68,7 @@ def joined(
     InputError: An argument is invalid, the processes could not connect, or a collective failed
       because another process died.
   """
-  check_integer("--initialization_timeout", initialization_timeout)
+  as_integer("--initialization_timeout", initialization_timeout)
   shown = multi_process or any(x is not None for x in (coordinator_address, count, index))
   if count == 1 or not (shown or _on_cluster()):
     yield

@@ -12,7 +12,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli
-from vmsst.encoder import loading
+from vmsst.encoder import encoding, loading
 from vmsst.evaluation import mteb_models
 from vmsst.io import text_files
 from vmsst.networks import sentence_encoder
@@ -101,6 +101,15 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
 
 # --------------------------------------------------------------------------------------------
 # A user's own files
+
+
+def test_a_given_prompt_replaces_those_of_queries_and_documents():
+  encoder = fake_encoders.FakeEncoder(lambda text: np.full(3, len(text)))
+  encoder.encode_query = lambda texts: -encoder.encode(texts)
+  for prompt, sign in ((None, -1), ("query: ", 1), ("", 1)):
+    encoder.prompt = prompt
+    found = encoding.encode(encoder, ["a", "bc"], method="encode_query")
+    np.testing.assert_array_equal(found, sign * encoder.encode(["a", "bc"]))
 
 
 def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatch, capsys):

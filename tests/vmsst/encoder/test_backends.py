@@ -64,6 +64,14 @@ def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   assert encoder.digest == reference.digest
 
 
+@pytest.mark.parametrize("backend", ["onnx", "openvino", "jax"])
+def test_more_tokens_than_positions_are_an_error(backend, tmp_path):
+  encoder = vmsst.load(saved("labse", tmp_path), backend=backend)
+  encoder.max_length = 1000
+  with pytest.raises(errors.InputError, match=r"1000|positions"):
+    encoder.encode(["eins " * 999])
+
+
 LOADS_OPENVINO = """
 import os, sys, vmsst
 os.register_at_fork(before=lambda: print("forked"))

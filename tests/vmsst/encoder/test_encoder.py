@@ -322,6 +322,13 @@ def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, exp
 
 
 @pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
+def test_scores_are_those_of_whole_vectors_and_one_text_is_a_side(encoder, method):
+  expected = getattr(encoder, method)(SENTENCES[:1], SENTENCES[1:2])
+  found = getattr(encoder, method)(SENTENCES[0], SENTENCES[1], precision="binary")
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
 def test_vectors_of_another_shape_are_named(encoder, method):
   for side in ("sources", "targets"):
     for shape in ((2, 0), (2, 7), (7,), (2, 1, 6), ()):

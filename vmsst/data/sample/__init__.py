@@ -18,8 +18,10 @@ import sentencepiece
 
 from vmsst import arrays, errors, languages
 
-LANGUAGES = ("en", "es", "de", "fr", "ru", "tr", "zh", "ar")
-_PHRASES = pathlib.Path(__file__).with_name("phrases.json")  # by language
+_PHRASES = json.loads(  # by language; the names of phrases are the same in all, in the same order
+  pathlib.Path(__file__).with_name("phrases.json").read_text(encoding="utf-8")
+)
+LANGUAGES = tuple(_PHRASES)
 SPLITS = ("train", "validation")
 # One in this many fillers of each slot is held out.
 _SUBJECT_FOLDS = 4
@@ -52,88 +54,10 @@ AGREEMENT: Mapping[str, str] = {
   "taxi driver": "m",
 }
 SUBJECTS = tuple(AGREEMENT)
-PREDICATES = (
-  "buy flowers",
-  "buy red apples",
-  "sell old books",
-  "drink tea",
-  "drink a cup of coffee",
-  "eat ice cream",
-  "read an interesting book",
-  "read the newspaper",
-  "write a long letter",
-  "write short poems",
-  "sing an old song",
-  "dance",
-  "play chess",
-  "play the guitar",
-  "take photographs",
-  "draw a horse",
-  "wait for the bus",
-  "wait for a guest",
-  "look for a present",
-  "talk about the weather",
-  "talk with a journalist",
-  "meet an old friend",
-  "help an elderly woman",
-  "feed the birds",
-  "learn new words",
-  "listen to music",
-  "listen to the radio",
-  "watch a film",
-  "order a pizza",
-  "tell a funny story",
-  "repair old bicycles",
-  "work on a new project",
-  "take a short break",
-  "walk the dog",
-  "pick up a parcel",
-  "look at old photos",
+PREDICATES, PLACES, _TIMES = (
+  tuple(_PHRASES["en"][slot]) for slot in ("predicates", "places", "times")
 )
-PLACES = (
-  "park",
-  "market",
-  "station",
-  "school",
-  "library",
-  "old town",
-  "river",
-  "hotel",
-  "airport",
-  "museum",
-)
-TIMES: Mapping[str, tuple[str, ...]] = {
-  "present": (
-    "every morning",
-    "every evening",
-    "on Sundays",
-    "every day",
-    "after lunch",
-    "in summer",
-    "every Friday",
-    "on weekends",
-  ),
-  "past": (
-    "yesterday",
-    "last week",
-    "last night",
-    "last Saturday",
-    "last month",
-    "three days ago",
-    "last summer",
-    "an hour ago",
-  ),
-  "want": (
-    "tomorrow",
-    "tonight",
-    "next week",
-    "today",
-    "next Saturday",
-    "next month",
-    "tomorrow morning",
-    "this weekend",
-  ),
-}
+TIMES = {frame: _TIMES[8 * number : 8 * (number + 1)] for number, frame in enumerate(FRAMES)}
 
 
 class Meaning(NamedTuple):
@@ -214,7 +138,7 @@ def phrasebook(language: str) -> Phrasebook:
     raise errors.InputError(
       f"the sample has no language {language!r}; it has {', '.join(LANGUAGES)}"
     )
-  return Phrasebook(**json.loads(_PHRASES.read_text(encoding="utf-8"))[language])
+  return Phrasebook(**_PHRASES[language])
 
 
 def sentence(meaning: int, language: str, split: str = "train") -> str:

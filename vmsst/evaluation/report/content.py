@@ -118,7 +118,7 @@ def _averages(of_encoder: Found) -> Cells:
   cells: Cells = {}
   for encoder, scored in of_encoder.items():
     summaries = {encoder: scored["summary"]}
-    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
+    for cut in (scored.get("dimensions") or [])[:-1]:  # The last has whole vectors.
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
