@@ -8,7 +8,7 @@ References: the EMS paper, section III; Mao et al. 2021 (arXiv 2105.13856) for U
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,8 @@ from vmsst.networks import sentence_encoder
 MASKINGS = ("none", "input", "ugt")
 
 
-class _Term(NamedTuple):
-  """One of the two losses: its mean over pairs, and metrics."""
-
-  loss: Float[Array, ""]
-  metrics: base.Metrics
+_Term = tuple[Float[Array, ""], base.Metrics]
+"""One of the two losses: its mean over pairs, and metrics."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,12 +139,11 @@ class EmsModel(base.BitextModel):
       terms["xtr"] = self._xtr(params, vector_B2S, pairs, masked_B2)
     if self.network.contrastive:
       of_vectors = functools.partial(self._contrastive, params)
-      mean = matryoshka.mean_loss(of_vectors, vector_B2S, self.matryoshka_dims)
-      terms["contrastive"] = _Term(*mean)
-    loss = sum((term.loss for term in terms.values()), jnp.zeros(()))
+      terms["contrastive"] = matryoshka.mean_loss(of_vectors, vector_B2S, self.matryoshka_dims)
+    loss = sum((term for term, _ in terms.values()), jnp.zeros(()))
     metrics = {"loss": base.ratio(loss * count, count)}
-    for name, term in terms.items():
-      metrics |= {f"loss/{name}": base.ratio(term.loss * count, count), **term.metrics}
+    for name, (term, of_term) in terms.items():
+      metrics |= {f"loss/{name}": base.ratio(term * count, count), **of_term}
     return loss, metrics | base.vector_metrics(vector_B2S, batch)
 
   @property
@@ -182,7 +178,7 @@ class EmsModel(base.BitextModel):
       jnp.full(2 * count, 1 / count),
       dtype=self.network.config.dtype,
     )
-    return _Term(loss, {"kl/xtr": base.average(kl_N)})
+    return loss, {"kl/xtr": base.average(kl_N)}
 
   def _contrastive(self, params: Any, vector_B2S: Float[Array, "B 2 S"]) -> _Term:
     """Returns equation 8 with the margin."""
@@ -198,7 +194,7 @@ class EmsModel(base.BitextModel):
       functools.partial(ranking.additive_margin_softmax, margin=self.margin, scale=self.scale)
     )(cosine)
     accuracies = jax.vmap(contrastive.in_batch_accuracy)(cosine)
-    return _Term(jnp.mean(loss), contrastive_model.accuracy_metrics(*accuracies))
+    return jnp.mean(loss), contrastive_model.accuracy_metrics(*accuracies)
 
 
 def mask_one_token(

@@ -27,7 +27,7 @@ WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 _SLOT = "slot"  # in a chunk
-_PATTERN = 1 << 16  # The rates are those of the tasks in as many rows.
+_PATTERN = 1 << 20  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""

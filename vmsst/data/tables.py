@@ -229,7 +229,7 @@ class RecordTable(Table):
 
   def share(self, index: int, count: int) -> "RecordTable | None":
     """Returns the table of a host's share of the files, or None if there are fewer than hosts."""
-    if len(self._files) < count:
+    if len(self._files) % count:  # Rows of hosts with fewer files would repeat more often.
       return None
     return RecordTable(self._files[index::count], self._counts[index::count], self._teacher)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
@@ -29,11 +29,6 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
     "accuracy/forward": base.average(forward_B),
     "accuracy/backward": base.average(backward_B),
   }
-
-
-def duplicates(batch: base.Batch) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True for pairs of the batch that share a side."""
-  return contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +81,9 @@ class InBatchNegativesModel(base.BitextModel):
       vector_B2S: Vectors of both sides of the batch's pairs.
       batch: The batch; its `inputs` and `targets` show duplicates.
     """
-    same_BB = duplicates(batch) if self.mask_duplicates else None
+    same_BB = None
+    if self.mask_duplicates:
+      same_BB = contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
       source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]

@@ -224,8 +224,8 @@ class DataState:
     # Files of a state are in `folder`, or in folders there.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
-        "The data iterator state in %s is not of %d processes; the data starts over, so rows may "
-        "repeat before all others are seen.",
+        "The data iterator state in %s is not of %d processes; as many batches are skipped, but in "
+        "another order, so rows may repeat before all others are seen.",
         folder,
         processes,
       )

@@ -27,7 +27,12 @@ HardwareMesh = tuple[Size, Size, Size, Size]
 all_devices: Callable[[], Sequence[Any]] = jax.devices
 """Returns the devices of meshes; `--topology` replaces it."""
 
-with_sharding_constraint = flax_partitioning.with_sharding_constraint
+
+def with_sharding_constraint(x: jax.Array, axis_resources: PartitionSpec) -> jax.Array:
+  """Returns `x` laid out over axes of the mesh, or unchanged without a mesh."""
+  if not jax.sharding.get_abstract_mesh().shape:
+    return x
+  return jax.lax.with_sharding_constraint(x, axis_resources)
 
 
 def standard_logical_axis_rules(
@@ -124,7 +129,10 @@ class PjitPartitioner:
         "a divisor"
       )
     shape = (len(devices) // model_size, model_size)
-    device_array = mesh_utils.create_device_mesh(shape, devices)
+    try:
+      device_array = mesh_utils.create_device_mesh(shape, devices)
+    except NotImplementedError:  # No axes of the pod's torus have this size.
+      device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     self.mesh = Mesh(device_array, ("data", "model"))
     self.logical_axis_rules = tuple(logical_axis_rules or standard_logical_axis_rules())
     self.data_partition_spec = PartitionSpec("data")
@@ -217,6 +225,13 @@ class PjitPartitioner:
       donate_argnums=donate_argnums,
     )
     return PartitionedFunction(fn, jitted, self)
+
+  def whole_to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Returns the global batch, of which every process has all rows, sharded over `data`."""
+    return {
+      name: jax.make_array_from_callback(rows.shape, self.data_sharding, rows.__getitem__)
+      for name, rows in batch.items()
+    }
 
   def to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Returns the global batch, sharded over `data`, from this process's rows [b, ...]."""

@@ -111,6 +111,15 @@ def train(
   seed = datasets.time_seed() if random_seed is None else random_seed
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
+  every_action = [action for each in (actions or {}).values() for action in each]
+  if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
+    period = save_cfg.period or 0
+    errors.check(
+      period > 0 and eval_period % period == 0,
+      "EVAL_PERIOD",
+      eval_period,
+      f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved",
+    )
   shard = (layout.shard_id, layout.num_shards)
   converter = model.FEATURE_CONVERTER_CLS
 

@@ -314,7 +314,8 @@ class Trainer:
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
       finite = jnp.asarray(True)
       if "loss" in metrics:
-        finite = jnp.all(jnp.isfinite(metrics["loss"].compute()))
+        parts = jax.tree.leaves(metrics["loss"])  # which may be 0 of 0 tokens
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in parts]))
       return train_state, (count + 1, total), (metrics, finite)
 
     return self._partitioner.partition(
@@ -541,7 +542,7 @@ class EarlyStoppingAction(BaseAction):
 class KeepBestAction(BaseAction):
   """Keeps the best checkpoint and the newest ones only, and names the best in `best.json`.
 
-  `vmsst.load` of the run opens the best. The periods of checkpoints and evaluations must be equal.
+  `vmsst.load` of the run opens the best. Evaluations must be at steps of checkpoints.
   A checkpoint that is still being written when the next is evaluated is not deleted.
 
   Args:

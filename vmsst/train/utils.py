@@ -194,9 +194,7 @@ def get_infer_fn(
     ),
     out_axis_resources=None,
   )
-  layout = partitioner.get_data_layout(batch_size)
-  rows_here = batch_size // layout.num_shards
-  mine = slice(layout.shard_id * rows_here, (layout.shard_id + 1) * rows_here)
+  partitioner.get_data_layout(batch_size)  # raises an error if the mesh does not divide it
 
   def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
     blocks = list(dataset.batch(1024).as_numpy_iterator())
@@ -209,13 +207,11 @@ def get_infer_fn(
       rows = order[start : start + batch_size]
       padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
       batch = data_lib.trim_padding(data_lib.take_rows(features, padded))
-      batch = data_lib.take_rows(batch, mine)
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      result = partitioned(
-        train_state.params, partitioner.to_devices(batch), step_rng, train_state.flax_mutables
-      )
+      on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
+      result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
       pieces.append(jax.tree.map(operator.itemgetter(slice(len(rows))), result))
     gathered = []
     for piece in pieces:

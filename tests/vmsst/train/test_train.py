@@ -218,6 +218,11 @@ def test_a_failed_restart_changes_nothing(tmp_path):
   for folder, change, message in (
     ("run", {"total_steps": 1}, "TRAIN_STEPS=1 is less than the checkpoint's step, 2"),
     ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
+    (
+      "new/deep",
+      {"actions": {"INFER_EVAL": [trainer.KeepBestAction("x", ("toy", "mean"), "max")]}},
+      "EVAL_PERIOD is 4; set it to a multiple of CHECKPOINT_PERIOD=5",
+    ),
     ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
     ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
     ("run", {"model": toy_runs.ToyModel(width=6)}, r"shape \(16, 6\) .*/checkpoint_2"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 import re
 import sys
 import time
@@ -9,12 +10,14 @@ import types
 from typing import Any
 
 import clu.metrics
+import commands
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_runs
+from jax.experimental import mesh_utils
 
 from vmsst.errors import InputError
 from vmsst.train import aliases, partitioning, progress, trainer
@@ -254,8 +257,66 @@ def test_tables_show_the_first_and_the_newest_evaluation(capsys):
   ]
 
 
+class Sometimes(toy_runs.ToyModel):
+  """Has no loss in its second step, such as LASER in a batch without translations."""
+
+  def loss_fn(self, params, batch, dropout_rng, step):
+    weight = jnp.float32(step != 1)
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    mean = metrics["loss"]
+    metric = mean.replace(total=mean.total * weight, count=mean.count * weight)
+    return loss * weight, {"loss": metric}
+
+  def eval_fn(self, params, batch, step):
+    return self.loss_fn(params, batch, None, step)
+
+
+def test_a_loss_of_no_pairs_is_not_a_failure(tmp_path):
+  toy_runs.run(tmp_path, model=Sometimes(), total_steps=4, stats_period=4)
+  assert (tmp_path / "checkpoint_4").is_dir()
+  assert not (tmp_path / "not_finite").exists()
+
+
 # --------------------------------------------------------------------------------------------
 # Meshes, rules and data layouts
+
+
+FLOPS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import contextlib, jax, jax.numpy as jnp, toy_runs
+from vmsst.train import partitioning, utils
+partitioner, model = partitioning.PjitPartitioner(num_partitions=1), toy_runs.ToyModel(width=512)
+for count in (1, 4):
+  shapes = {"inputs": (128 * count, 8)}
+  initializer = utils.TrainStateInitializer(
+    model.optimizer_def, model.get_initial_variables, shapes, partitioner)
+  state = initializer.global_train_state_shape
+  with contextlib.closing(toy_runs.make_trainer(num_microbatches=count)(
+    model=model, train_state=state, partitioner=partitioner, eval_names=[], summary_dir=None,
+    train_state_axes=initializer.train_state_axes, rng=jax.random.PRNGKey(0),
+  )) as trainer:
+    batch = {"inputs": jax.ShapeDtypeStruct(shapes["inputs"], jnp.int32)}
+    step = trainer._partitioned_train_step.lower(state, batch).compile()
+  print(step.cost_analysis()["flops"])
+"""
+
+
+def test_microbatches_are_computed_on_all_devices(tmp_path):
+  """A device's FLOPs, in which XLA counts one microbatch, are those of a batch of its size."""
+  helpers = pathlib.Path(toy_runs.__file__).parent
+  whole, parts = commands.script(FLOPS, helpers, cwd=tmp_path, devices=4).stdout.split()[-2:]
+  assert float(parts) < 1.5 * float(whole)
+
+
+def test_axes_that_no_torus_has_are_made_of_parts(monkeypatch):
+  def create(shape, devices, allow_split_physical_axes=False):
+    if not allow_split_physical_axes:
+      raise NotImplementedError("Failed to find assignment for logical_axis_index 1 of size 1")
+    return np.reshape(devices, shape)
+
+  monkeypatch.setattr(mesh_utils, "create_device_mesh", create)
+  assert partitioning.PjitPartitioner(num_partitions=1).mesh.axis_names == ("data", "model")
 
 
 @pytest.mark.parametrize(
