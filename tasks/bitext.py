@@ -99,25 +99,6 @@ def files(
   return seqio_tasks.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
 
 
-def file_languages(
-  patterns: str | Sequence[str],
-  *,
-  root: str = "",
-  languages: tuple[str, str] | None = None,
-) -> list[str]:
-  """Returns the codes of the languages of the bitext files that match patterns, each once.
-
-  The arguments are those of `files`. No file is opened.
-
-  Raises:
-    InputError: a pattern matches nothing, or a file name does not show format or languages.
-  """
-  bitexts = readers.find_bitext(_below(root, patterns), languages)
-  return readers.language_codes(
-    language for bitext in bitexts for language in (bitext.source, bitext.target)
-  )
-
-
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
   """Returns `patterns`, the relative ones below `root`."""
   listed = [patterns] if isinstance(patterns, str) else patterns
@@ -165,18 +146,3 @@ def sample(
   pairs = [(language, english) for language in codes]
   of_rows = features.pair_features(vocabulary)
   return seqio_tasks.add(name, pairs, source, of_rows, vocabulary, max_length, power=1.0)
-
-
-def sample_languages(languages: Sequence[str] | None = None) -> list[str]:
-  """Returns the codes of the languages of the sample corpus, English included.
-
-  Args:
-    languages: Codes of the languages other than English, as in `sample`; None: all.
-
-  Raises:
-    InputError: a language is not in the corpus.
-  """
-  from vmsst.data import sample as corpus
-
-  codes = [*corpus.other_codes(languages), "en"]
-  return readers.language_codes(map(languages_lib.language, codes))

@@ -13,7 +13,7 @@ If your own module must register a name, as for T5X's `DatasetConfig.module`, th
 import functools
 from collections.abc import Sequence
 
-from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import features, seqio_tasks, tables, vocabularies
 from vmsst.languages import Language
 from vmsst.opus import datasets
 
@@ -75,16 +75,3 @@ def opus(
   return seqio_tasks.add(
     mixture, list(splits), source, output_features, vocabulary, max_length, power
   )
-
-
-def opus_languages(
-  config: str,
-  data_dir: str | None = None,
-  *,
-  languages: Sequence[str] | None = None,
-  pivots: Sequence[str] | None = None,
-) -> list[str]:
-  """Returns the codes of the languages of a built dataset; arguments and errors as of `opus`."""
-  _, folder = datasets.find(config, data_dir)
-  pairs = datasets.language_pairs(folder, languages, pivots)
-  return readers.language_codes(language for pair in pairs for language in pair)

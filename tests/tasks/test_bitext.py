@@ -11,7 +11,7 @@ import seqio
 import tiny_tokenizers
 
 from vmsst import errors, languages
-from vmsst.data import datasets, features, readers, teacher_vectors, vocabularies
+from vmsst.data import datasets, features, readers, seqio_tasks, teacher_vectors, vocabularies
 from vmsst.languages import language
 from vmsst.tasks import bitext, mixtures
 from vmsst.train import data
@@ -179,7 +179,7 @@ def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir
     "opus_vmsst_eng_fra": 10,
   }
   assert set(mixture.splits) == {"train", "validation"}
-  codes = mixtures.opus_languages("vmsst", data_dir)
+  codes = seqio_tasks.languages(name)
   assert codes == ["cmn_Hant", "deu", "eng", "fra", "spa"]
   for task, source, target, count in (
     ("deu_eng", "German", "English", 31),

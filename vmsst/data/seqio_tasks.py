@@ -86,6 +86,7 @@ class TextTask(seqio.Task):
     max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
       dropped, and so are rows with a text of no tokens; negatives do not count.
     keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
+    pair: The language pair; None: not that of all rows.
     **options: More arguments of seqio.Task.
   """
 
@@ -98,10 +99,12 @@ class TextTask(seqio.Task):
     vocabulary: vocabularies.Vocabulary,
     max_length: int | None,
     keep_all: bool = False,
+    pair: tuple[Language, Language] | None = None,
     **options: Any,
   ):
     super().__init__(name, source, output_features, **options)
     self.tokenizer = features.Tokenizer(vocabulary, max_length, keep_all)
+    self.pair = pair
     self._checked: set[str] = set()
 
   def table(self, split: str) -> tables.Table:
@@ -392,12 +395,31 @@ def add(
           output_features,
           vocabulary=vocabulary,
           max_length=max_length,
+          pair=pair,
         )
         seqio.TaskRegistry.add_provider(task_name, task)
     rate = functools.partial(_rate, power=power)
     parts = [(task_name, rate) for task_name in tasks.values()]
     seqio.MixtureRegistry.add_provider(name, seqio.Mixture(name, parts))
   return name
+
+
+def languages(mixture_or_task_name: Any) -> list[str] | None:
+  """Returns the codes of the languages that a mixture trains on; None if they are unknown.
+
+  Args:
+    mixture_or_task_name: As in T5X's `DatasetConfig`. Known are the languages of this package's
+      tasks.
+  """
+  provider = mixture_or_task_name
+  if isinstance(provider, str):
+    try:
+      provider = seqio.get_mixture_or_task(provider)
+    except ValueError:  # `DatasetConfig.module` may register it later.
+      return None
+  tasks = seqio.get_subtasks(provider)
+  pairs = (x.pair for x in tasks if isinstance(x, TextTask) and x.pair and "train" in x.splits)
+  return readers.language_codes(language for pair in pairs for language in pair) or None
 
 
 def _rate(task: seqio.Task, power: float) -> float:
