@@ -14,7 +14,6 @@ from vmsst.checkpoints import hugging_face, t5x
 from vmsst.data import derived_files, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
-from vmsst.evaluation.report import reading
 from vmsst.io import (
   atomic_files,
   checksums,
@@ -216,12 +215,12 @@ def _teacher_vectors(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  losses, accuracies = reading.curve(folder / "train" / "metrics.jsonl", "loss"), {}
+  losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)
   lines = ["# Fine-tuning", ""]
   if best is not None:
     task, _, metric = best["metric"].partition("/")
-    accuracies = reading.curve(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
+    accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
     lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
   lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
   for step in sorted({*accuracies, *([] if accuracies else losses)}):
@@ -240,6 +239,14 @@ def _report(folder: pathlib.Path) -> str:
     drawn.savefig(folder / "curves.svg")
     lines += ["", "![curves](curves.svg)"]
   return "\n".join([*lines, ""])
+
+
+def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
+  """Returns the values of a metric by step."""
+  if not path.is_file():
+    return {}
+  records = map(json.loads, path.read_text().splitlines())
+  return {record["step"]: float(record[name]) for record in records if name in record}  # "nan"
 
 
 def _source(

@@ -353,7 +353,6 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_p
   found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
   expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
   np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
-  assert vmsst.load(model).with_prompt("").prompt is None  # it has none already
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1

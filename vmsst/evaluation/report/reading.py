@@ -70,11 +70,6 @@ def _run(folder: storage.Path) -> Run:
   return Run(name, results, training)
 
 
-def curve(path: storage.Path, metric: str) -> Curve:
-  """Returns the curve of a metric in a file of a run; none if there is no such file or metric."""
-  return _curves(path).get(metric, {}) if storage.is_file(path) else {}
-
-
 def _curves(path: storage.Path) -> dict[str, Curve]:
   """Reads the curves in a file with one object per line; of several values the last one counts."""
   curves: dict[str, Curve] = {}
