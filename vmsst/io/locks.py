@@ -54,8 +54,9 @@ class Lock:
 def held(path: str, wait: Callable[[str], None] = logging.warning) -> Iterator[Lock]:
   """Yields the lock with a path, and removes it at the end.
 
-  If a lock in an object store has an owner, waits up to STALE_SECONDS for a renewal, which shows
-  that the owner is alive. File systems without locks are not locked.
+  If another machine owns a lock in an object store, waits up to STALE_SECONDS for a renewal, which
+  shows that the owner is alive; of processes of this machine that is known at once. File systems
+  without locks are not locked.
 
   Args:
     path: A local file, or the start of a name in an object store.
@@ -115,7 +116,7 @@ def _locked_file(path: str) -> int:
       if is_at(path, descriptor):  # or its owner has removed it before it was locked here
         if os.fstat(descriptor).st_size:  # of an owner that was killed
           os.ftruncate(descriptor, 0)
-        os.write(descriptor, _this_process().encode())
+        os.write(descriptor, _this_process()["owner"].encode())
         return descriptor
     except BaseException:
       os.close(descriptor)
@@ -148,7 +149,7 @@ class _StoreLock(Lock):
   @classmethod
   def acquired(cls, path: str, wait: Callable[[str], None]) -> "_StoreLock":
     """Creates the lock of this process; raises InUseError if another process owns it."""
-    record = {"id": uuid.uuid4().hex, "renewals": 0, "owner": _this_process()}
+    record = {"id": uuid.uuid4().hex, "renewals": 0, **_this_process()}
     stale = _numbers(path)
     if stale:
       _wait_for_silence(path, max(stale), wait)
@@ -204,8 +205,10 @@ def _wait_for_silence(path: str, number: int, wait: Callable[[str], None]) -> No
   """Returns when a lock has no owner any more; raises InUseError if it has one."""
   url = _url(path, number)
   first = _read(url)
-  if first is None:
+  if first is None or (running := _is_running(first)) is False:
     return
+  if running:
+    raise InUseError(_owner(path, number))
   wait(
     f"{path} is locked by {first.get('owner')}; waiting up to {STALE_SECONDS:.0f} s to see "
     "whether it is still running"
@@ -221,9 +224,43 @@ def _wait_for_silence(path: str, number: int, wait: Callable[[str], None]) -> No
       raise InUseError(_owner(path, number))
 
 
-def _this_process() -> str:
-  """Returns what identifies this process to people."""
-  return f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M')}"
+def _this_process() -> dict[str, Any]:
+  """Returns what identifies this process to people and to others on this machine."""
+  since = time.strftime("%Y-%m-%d %H:%M")
+  return {
+    "owner": f"process {os.getpid()} on {socket.gethostname()}, since {since}",
+    "machine": _machine(),
+    "process": os.getpid(),
+    "started": _start_time(os.getpid()),
+  }
+
+
+def _is_running(record: dict[str, Any]) -> bool | None:
+  """Returns whether the owner is running; None if it is not another process of this machine."""
+  machine, process = _machine(), record.get("process")
+  if not machine or record.get("machine") != machine or not isinstance(process, int):
+    return None
+  # Its own lock may be one that it could not remove.
+  return None if process == os.getpid() else _start_time(process) == record.get("started")
+
+
+def _machine() -> str | None:
+  """Returns an id of this boot of this machine and of the processes visible here, if known."""
+  try:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+      return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+  except OSError:
+    return None
+
+
+def _start_time(process: int) -> str | None:
+  """Returns when a process of this machine started, in ticks since boot; None if it has ended."""
+  try:
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+      fields = file.read().rpartition(")")[2].split()
+  except OSError:
+    return None
+  return None if fields[0] in "ZX" else fields[19]
 
 
 def _numbers(path: str) -> set[int]:

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 import time
 
 import memory_store
@@ -19,9 +21,9 @@ def store(monkeypatch):
   return memory_store.installed(monkeypatch)
 
 
-def leave(number):
+def leave(number=1, **fields):
   """Writes the lock of another process."""
-  record = {"owner": "process 7 on elsewhere", "renewals": 0}
+  record = {"owner": "process 7 on elsewhere", "renewals": 0, **fields}
   storage.create(f"{FOLDER}/.lock-{number:06d}", json.dumps(record).encode())
 
 
@@ -49,14 +51,27 @@ def test_a_lock_keeps_others_out_while_its_owner_renews_it():
     assert names() == []
 
 
-def test_a_silent_lock_is_taken_over_after_a_while():
-  leave(4)
+@pytest.mark.parametrize("record", [{}, {"machine": "another boot", "process": os.getpid()}])
+def test_a_silent_lock_is_taken_over_after_a_while(record):
+  leave(4, **record)  # A process of another machine may live, whatever its number.
   began = time.monotonic()
   with locks.held(PATH) as lock:
     assert time.monotonic() - began >= locks.STALE_SECONDS
     assert names() == [".lock-000005"]
     lock.check()
   assert names() == []
+
+
+def test_processes_of_this_machine_are_known_to_run_or_to_have_ended_at_once(monkeypatch):
+  monkeypatch.setattr(locks, "STALE_SECONDS", 600)
+  other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+  started = locks._start_time(other.pid)
+  leave(machine=locks._machine(), process=other.pid, started=started)
+  with pytest.raises(locks.InUseError, match="process 7 on elsewhere"), locks.held(PATH):
+    pass
+  other.communicate(b"\n")
+  with locks.held(PATH):
+    assert names() == [".lock-000002"]
 
 
 def test_an_owner_that_was_silent_learns_that_it_has_lost(monkeypatch):
@@ -86,7 +101,7 @@ def test_a_lock_whose_response_was_lost_is_owned(monkeypatch):
 
 def test_a_finished_owner_is_not_taken_over(monkeypatch):
   """The owner of a stale lock is replaced by another process, which finishes meanwhile."""
-  leave(1)
+  leave(1, machine="another boot")
   create = storage.create
 
   def created_late(url, content):
