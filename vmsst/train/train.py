@@ -115,7 +115,7 @@ def train(
   if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
     period = save_cfg.period or 0
     errors.check(
-      period > 0 and eval_period % period == 0,
+      not period or eval_period % period == 0,
       "EVAL_PERIOD",
       eval_period,
       f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved",
