@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
   return parser
 
 
-_PATIENCE = 24 * 60.0  # minutes
+_PATIENCE = 24 * 60.0  # Minutes; training of a vocabulary, for example, shows no progress.
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -254,12 +254,10 @@ def download_evaluation(
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  # A file of the largest corpora takes long.
   ("data", "build"): Command(build, resumable=True),
   ("data", "download", "opus"): Command(download_opus, resumable=True),
   ("data", "download", "evaluation"): Command(download_evaluation, resumable=True),
   ("data", "embed"): Command(embed_bitext, resumable=True),
   ("data", "mine-negatives"): Command(mine_negatives, resumable=True),
-  # SentencePiece does not tell how far it is.
   ("vocab", "train"): Command(train_vocabulary),
 }

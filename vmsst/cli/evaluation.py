@@ -142,7 +142,6 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  # Some metrics take long.
   ("eval",): Command(evaluate, resumable=True),
   ("report",): Command(report),
 }

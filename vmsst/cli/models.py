@@ -193,6 +193,5 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),
   ("export", "safetensors"): Command(export_safetensors, atomic=True),
   ("export", "onnx"): Command(export_onnx, atomic=True),
-  # Nothing shows the progress of an upload.
   ("push",): Command(push, resumable=True),
 }
