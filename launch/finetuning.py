@@ -113,9 +113,10 @@ def finetune(
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   folder = pathlib.Path(output).expanduser().absolute()
-  path = os.fspath(encoder) if not isinstance(encoder, Encoder) else encoder.path
-  if isinstance(encoder, Encoder) and encoder.prompt is not None:
-    path = None  # The folder has another prompt.
+  if isinstance(encoder, Encoder):  # Its folder lacks a prompt that `with_prompt` has set.
+    path = encoder.path if encoder.prompt is None else None
+  else:
+    path = os.fspath(encoder)
   start = path or str(folder / "start")
   sources = {
     name: _source(given[name], folder / f"{name}.tsv", languages)

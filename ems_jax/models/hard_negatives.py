@@ -43,9 +43,7 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     """
     vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
     given_BK = jnp.any(batch["negatives"] != arrays.PAD_ID, axis=-1)
-    same_BB = None
-    if self.mask_duplicates:
-      same_BB = contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
+    same_BB = self._duplicates(batch)
 
     def loss(vectors: tuple[jax.Array, jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
       vector_B2S, negative_BKS = vectors

@@ -11,11 +11,8 @@ from vmsst import errors
   [
     (lambda name, x: errors.check_number(name, x, minimum=0), [0, 0.5], [-1, "1", True, None]),
     (errors.check_number, [-1.5], [float("nan"), float("inf"), -float("inf"), "x"]),
-    (
-      errors.as_integer,
-      [1, np.int64(7)],
-      [0, np.int64(-1), 2.5, float("nan"), "9", True, None],
-    ),
+    (lambda name, x: errors.as_integer(name, x, minimum=0), [0, np.int64(3)], [-1, 1.0, np.True_]),
+    (errors.as_integer, [1, np.int64(7)], [0, np.int64(-1), 2.5, float("nan"), "9", True, None]),
     (lambda name, x: errors.as_integer(name, x, minimum=0, maximum=3), [0, 3], [-1, 4, 10**30]),
     (lambda name, x: errors.check_choice(name, x, ("a", "b")), ["a"], ["c", None]),
     (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan"), "1", True]),

@@ -31,6 +31,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 }
 """Subcommands by name, one to three words."""
 
+_PATIENCE = 24 * 60.0  # Minutes; training of a vocabulary, for example, shows no progress.
 _GROUPS = {
   ("data",): "Prepare bitext for training",
   ("data", "download"): "List and download OPUS releases and evaluation sets",
@@ -62,9 +63,6 @@ def build_parser() -> argparse.ArgumentParser:
       child.add_argument("--quiet", action="store_true", help="show no progress")
       child.set_defaults(command=COMMANDS[words])
   return parser
-
-
-_PATIENCE = 24 * 60.0  # Minutes; training of a vocabulary, for example, shows no progress.
 
 
 def main(argv: Sequence[str] | None = None) -> int:

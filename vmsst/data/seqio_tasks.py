@@ -86,7 +86,7 @@ class TextTask(seqio.Task):
     max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
       dropped, and so are rows with a text of no tokens; negatives do not count.
     keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
-    pair: The language pair; None: not that of all rows.
+    pair: The language pair; None: rows have several, or it is unknown.
     **options: More arguments of seqio.Task.
   """
 

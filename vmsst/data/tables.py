@@ -52,7 +52,7 @@ class Table(abc.ABC):
     """Returns the rows of these numbers, in their order."""
 
   def share(self, index: int, count: int) -> "Table | None":
-    """Returns the table of a host's share of the files, or None if there are fewer than hosts."""
+    """Returns the table of a host's files, or None if hosts cannot have equally many."""
     del index, count
     return None
 
@@ -228,7 +228,7 @@ class RecordTable(Table):
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
 
   def share(self, index: int, count: int) -> "RecordTable | None":
-    """Returns the table of a host's share of the files, or None if there are fewer than hosts."""
+    """Returns the table of a host's files, or None if hosts cannot have equally many."""
     if len(self._files) % count:  # Rows of hosts with fewer files would repeat more often.
       return None
     return RecordTable(self._files[index::count], self._counts[index::count], self._teacher)

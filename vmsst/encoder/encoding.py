@@ -52,7 +52,7 @@ def encode(
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
-  if getattr(encoder, "prompt", None) is not None:  # for all texts
+  if getattr(encoder, "prompt", None) is not None:  # It is that of all texts.
     method = "encode"
   compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
@@ -72,6 +72,12 @@ class InBatchNegativesModel(base.BitextModel):
     """True: in-batch negatives."""
     return True
 
+  def _duplicates(self, batch: base.Batch) -> Bool[Array, "B B"] | None:
+    """Returns which pairs of the batch share a side; None if they stay negatives."""
+    if not self.mask_duplicates:
+      return None
+    return contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
+
   def in_batch_loss(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
   ) -> tuple[Float[Array, "B"], base.Metrics]:
@@ -81,9 +87,7 @@ class InBatchNegativesModel(base.BitextModel):
       vector_B2S: Vectors of both sides of the batch's pairs.
       batch: The batch; its `inputs` and `targets` show duplicates.
     """
-    same_BB = None
-    if self.mask_duplicates:
-      same_BB = contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
+    same_BB = self._duplicates(batch)
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
       source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]

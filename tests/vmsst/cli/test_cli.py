@@ -301,6 +301,7 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert cli.main(command) == 130
   assert not out.exists()
   calls = len(encoder.calls)
+  command[2] = str(one.rename(tmp_path / "moved.txt"))  # of the same content
   assert cli.main(command) == 0
   assert len(encoder.calls) - calls == 4  # 5 of 12 pairs were finished
   assert out.read_text(encoding="utf-8").splitlines() == printed
@@ -353,6 +354,7 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_p
   found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
   expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
   np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
+  assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1

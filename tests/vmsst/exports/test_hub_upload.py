@@ -148,7 +148,8 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
 
 def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run, tmp_path):
   old = tmp_path / "old"
-  for name in ("2_Dense/model.safetensors", "3_Normalize/x", "vocabulary.model", "mine.txt"):
+  gone = "3_Normalize/x", "vocabulary.model", "special_tokens_map.json", "added_tokens.json"
+  for name in ("2_Dense/model.safetensors", "mine.txt", *gone):
     (old / name).parent.mkdir(parents=True, exist_ok=True)
     (old / name).write_text("old")
   hub.put("me/old", old)
@@ -156,7 +157,7 @@ def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run
   files = hub.files("me/old")
   assert files["mine.txt"] == b"old"
   assert files["2_Dense/model.safetensors"] != b"old"
-  assert not {"3_Normalize/x", "vocabulary.model"} & {*files}
+  assert not {*gone} & {*files}
 
 
 def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, capsys):

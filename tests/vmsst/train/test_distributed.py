@@ -147,7 +147,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
 
 # On TPU pods, rows of the mesh that are next to each other may be of different hosts.
 INFERENCE = """
-import os, sys, types
+import json, os, sys, types
 import numpy as np
 import tensorflow as tf
 from jax.experimental import mesh_utils
@@ -163,7 +163,7 @@ with distributed.joined(f"localhost:{sys.argv[1]}", 2, int(child == 0)):
   found = infer(rows.enumerate(), state)
 if child:
   os.waitpid(child, 0)
-  print([(index, int(value)) for index, value in found])
+  print(json.dumps([(index, int(value)) for index, value in found]))
 """
 
 
@@ -171,7 +171,7 @@ if child:
 def test_inference_keeps_the_order_of_rows_if_hosts_interleave(tmp_path):
   with servers.reserved() as port:
     found = commands.script(INFERENCE, port, cwd=tmp_path, devices=2).stdout.splitlines()[-1]
-  assert json.loads(found.replace("(", "[").replace(")", "]")) == [[i, i + 1] for i in range(12)]
+  assert json.loads(found) == [[i, i + 1] for i in range(12)]
 
 
 @pytest.mark.slow

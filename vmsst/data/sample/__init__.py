@@ -57,7 +57,8 @@ SUBJECTS = tuple(AGREEMENT)
 PREDICATES, PLACES, _TIMES = (
   tuple(_PHRASES["en"][slot]) for slot in ("predicates", "places", "times")
 )
-TIMES = {frame: _TIMES[8 * number : 8 * (number + 1)] for number, frame in enumerate(FRAMES)}
+_EACH = len(_TIMES) // len(FRAMES)
+TIMES = {frame: _TIMES[_EACH * i : _EACH * (i + 1)] for i, frame in enumerate(FRAMES)}
 
 
 class Meaning(NamedTuple):
@@ -72,7 +73,7 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phrasebook:
-  """The words of one language and their order, as in a file of `phrases/`.
+  """The words of one language and their order, as in `phrases.json`.
 
   Attributes:
     about: Notes for editors of the file.
