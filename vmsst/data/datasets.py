@@ -29,11 +29,18 @@ class BatchIterator(dataset_iterator.DatasetIterator):
   Args:
     dataset: The dataset.
     element_spec: Shape and dtype of the columns of a batch.
+    shard: Number of the share of the rows that it reads, and number of shares.
   """
 
-  def __init__(self, dataset: grain.IterDataset, element_spec: Mapping[str, jax.ShapeDtypeStruct]):
+  def __init__(
+    self,
+    dataset: grain.IterDataset,
+    element_spec: Mapping[str, jax.ShapeDtypeStruct],
+    shard: tuple[int, int] = (0, 1),
+  ):
     self._dataset = dataset
     self._element_spec = element_spec
+    self._shard = [*shard]
     self.reset()
 
   @property
@@ -53,12 +60,19 @@ class BatchIterator(dataset_iterator.DatasetIterator):
 
   def state(self) -> dict[str, Any]:
     """Returns the number of batches so far, and the state of the dataset, for JSON."""
-    return {"batches": self._count, "dataset": self._iterator.get_state()}
+    dataset = {"shard": self._shard, "iterator": self._iterator.get_state()}
+    return {"batches": self._count, "dataset": dataset}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues after the batches of a state; only before the first batch."""
+    """Continues after the batches of a state; only before the first batch.
+
+    Raises:
+      ValueError: the state is of another share of the rows.
+    """
+    if (shard := state["dataset"]["shard"]) != self._shard:
+      raise ValueError(f"it is of shard {shard} of the data, not {self._shard}")
     self._count = int(state["batches"])
-    self._iterator.set_state(state["dataset"])
+    self._iterator.set_state(state["dataset"]["iterator"])
 
   def save(self, filename: Any) -> None:
     """Writes the state, for upstream T5X."""
@@ -155,6 +169,7 @@ def get_batches(
       name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype.as_numpy_dtype)
       for name, x in spec.items()
     },
+    (shard_id, num_shards),
   )
 
 

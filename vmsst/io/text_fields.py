@@ -37,8 +37,8 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
 
   Args:
     path: The file.
-    field: A number is a TSV column, counted from 1; anything else is a key of the JSON object in
-      each line; None: whole lines.
+    field: A number is a TSV column, counted from 1; anything else, and any field of a `.jsonl`
+      file, is a key of the JSON object in each line; None: whole lines.
     digest: As in `text_files.read_lines`.
 
   Raises:
@@ -73,7 +73,7 @@ def parser(name: str, field: str | None) -> Callable[[str, int], str]:
   """
   if field is None:
     return lambda line, number: line
-  if not field.isdecimal():
+  if not field.isdecimal() or name.removesuffix(".gz").endswith(".jsonl"):
     return functools.partial(_value, name, field)
   if int(field) < 1:
     raise errors.InputError(f"{name}: column {int(field)}: columns are counted from 1")

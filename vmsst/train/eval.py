@@ -131,7 +131,7 @@ def evaluate(
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> dict[int, Any]:
-  """Evaluates one checkpoint, or all of a folder, and prints a table of the metrics.
+  """Evaluates one checkpoint, or all of a folder, and prints tables of the metrics of each.
 
   Args:
     model: See docs/model_interface.md.
@@ -150,7 +150,6 @@ def evaluate(
   """
   utils.check_model("evaluate.model", model)
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
-  log = progress.EvaluationLog()
   results: dict[int, Any] = {}
   with model_dir_lib.opened("evaluate.output_dir", output_dir):
     evaluator = InferenceEvaluator(
@@ -174,7 +173,8 @@ def evaluate(
         )
       step = int(state.step)
       results[step] = evaluator.evaluate(state, initializer.train_state_axes)
+      log = progress.EvaluationLog()
       log.add(step, results[step])
+      log.print_tables()
     evaluator.close()
-  log.print_tables()
   return results

@@ -124,8 +124,12 @@ def iterate(step, saved=None, **options):
   return iterator
 
 
-def test_a_state_that_does_not_fit_the_data_is_not_used(caplog):
-  iterator = iterate(3, data.DataState(3, {"rows": {"next_index": 7}}))
+@pytest.mark.parametrize("change", [{"iterator": {"next_index": 7}}, {"shard": [1, 2]}])
+def test_a_state_that_does_not_fit_the_data_is_not_used(caplog, change):
+  first = iterate(7)
+  state = first.state().dataset
+  first.close()
+  iterator = iterate(3, data.DataState(3, {**state, **change}))
   assert toy_runs.take_rows(iterator, 9) == toy_runs.expected_rows(3, 9)
   iterator.close()
   assert "Cannot use the data iterator state of step 3" in caplog.text
