@@ -47,7 +47,6 @@ TMX = opus_tree.tmx(PARTS[1])
 RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"sts": "no folder"},
   "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
     "missing": ["fra"], "seconds": {"embed": 1.5}, "data": {"digest": "0"}, "options": {},
-    "dimensions": [],
     "results": [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}]}}}"""
 CONTENT = b"".join(b"%d\n" % i for i in range(900))
 

@@ -42,7 +42,7 @@ _BENCHMARK = {
   "seconds": _NUMBERS,
   "data": {"digest": _TEXT, "*": _TEXT},
   "options": _TEXTS,
-  "dimensions": [{"dimension": _COUNT, "summary": _NUMBERS}],
+  "dimensions?": [{"dimension": _COUNT, "summary": _NUMBERS}],
   "results": [{"name": _TEXT, "languages": [_TEXT], "metrics": _NUMBERS}],
 }
 _RESULTS = {

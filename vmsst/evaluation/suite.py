@@ -218,7 +218,7 @@ def format_table(results: Mapping[str, Any]) -> str:
   rows = []
   for name, scored in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
-    for cut in scored["dimensions"][:-1]:  # The last has whole vectors.
+    for cut in (scored.get("dimensions") or [])[:-1]:  # The last has whole vectors.
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
@@ -296,9 +296,9 @@ def evaluate(
     cuts texts, if known), `seen` (names of languages or None), `absent` and `failed` (reasons by
     benchmark) and `benchmarks`, all in `output`: for each `title`, `summary`, `missing`, `results`
     (a list of `Result` as dicts), `seconds` (`embedding`, `scoring`; the search in a knowledge
-    base counts as scoring, with its embedding), `data` (`name` of the folder, `digest` of the
-    files), `options` (choices in its protocol) and `dimensions` (a list of the `summary` of each
-    `dimension` that was asked for, and of whole vectors; else empty).
+    base counts as scoring, with its embedding), `data` (`name` of the folder,
+    `digest` of the files), `options` (choices in its protocol) and, if `dimensions` are given,
+    `dimensions` (a list of the `summary` of each `dimension`, that of whole vectors included).
 
   Raises:
     InputError: files are broken, no benchmark has data, all have failed, the encoder's vectors are
@@ -342,10 +342,10 @@ def evaluate(
     again = ""
     if key in done:
       record = done[key]
-      cuts = {cut["dimension"] for cut in record["dimensions"]}
+      cuts = {cut["dimension"] for cut in record.get("dimensions") or []}
       same = {
         "data": record["data"]["digest"] == data["digest"],
-        "options": record["options"] == benchmark.options,
+        "options": record.get("options", {}) == benchmark.options,
         "dimensions": cuts >= set(sizes),
       }
       other = " and ".join(what for what, equal in same.items() if not equal)
@@ -450,8 +450,7 @@ def _run_one(
     "seconds": {"embedding": embedding, "scoring": total - embedding},
     "data": work.data,
     "options": dict(benchmark.options),
-    "dimensions": by_size,
-  }
+  } | ({"dimensions": by_size} if by_size else {})
 
 
 def _measured(

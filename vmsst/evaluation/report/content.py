@@ -96,8 +96,7 @@ def _with_score(results: Mapping[str, Any]) -> Mapping[str, Any]:
   if not score:
     return results
   title = "Overall Score of the VMSST paper"
-  scored = {"title": title, "summary": score, "options": {}}
-  scored |= {key: [] for key in ("missing", "dimensions", "results")}
+  scored = {"title": title, "summary": score, "missing": [], "options": {}, "results": []}
   return {**results, "benchmarks": {"score": scored, **results["benchmarks"]}}
 
 
@@ -119,7 +118,7 @@ def _averages(of_encoder: Found) -> Cells:
   cells: Cells = {}
   for encoder, scored in of_encoder.items():
     summaries = {encoder: scored["summary"]}
-    for cut in scored["dimensions"][:-1]:  # The last has whole vectors.
+    for cut in (scored.get("dimensions") or [])[:-1]:  # The last has whole vectors.
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}

@@ -29,7 +29,6 @@ def found(summary, results=(), title="Title", **more):
     "seconds": {"embedding": 1.0, "scoring": 0.5},
     "data": {"name": "/data", "digest": "0" * 64},
     "options": {},
-    "dimensions": [],
   } | more
 
 
