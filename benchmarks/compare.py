@@ -41,7 +41,7 @@ from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabularies, vocabulary_training
-from vmsst.evaluation import suite
+from vmsst.evaluation import results_files, suite
 from vmsst.io import atomic_files, checksums
 
 
@@ -347,8 +347,7 @@ def evaluate_run(
   """
   start = time.perf_counter()
   bindings = read_gin(run / "config.gin")
-  files = training_files(bindings, data_root)
-  known = {side for file in files for side in (file.source, file.target)}
+  known = {x for file in training_files(bindings, data_root) for x in (file.source, file.target)}
   seen = suite.seen_test(known)
   if encoder == "untrained":
     loaded = random_encoder(run, bindings["RANDOM_SEED"])
@@ -478,7 +477,10 @@ def compare(options: argparse.Namespace) -> None:
       make_vocabulary(pieces, first, data_root)
     elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
       raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
-  inputs = {}
+  made = comparison_tasks.benchmarks_of(comparison_tasks.SUITES[comparison.suite], lambda x: True)
+  folders = {name for benchmark in made for name in benchmark.folders}
+  data = results_files.DataDigests(leave_out=output).identity(pathlib.Path(data_root), folders)
+  inputs = {"evaluation data": data["digest"]}
   if comparison.from_teacher:
     jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.
     inputs["teacher"] = vmsst.load(teacher).digest

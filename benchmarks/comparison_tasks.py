@@ -123,8 +123,7 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
   """Returns a benchmark restricted to tasks in languages of training."""
 
   def read(root: pathlib.Path) -> list[suite.Task]:
-    tasks = benchmark.read(root)
-    return [x for x in tasks if seen(side.language for side in x.sides)]
+    return [x for x in benchmark.read(root) if seen(side.language for side in x.sides)]
 
   return dataclasses.replace(benchmark, read=read)
 
@@ -132,8 +131,8 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
   """Returns topic classification in languages of training, from English to others and back."""
   labeled = topics.sib200(root / "sib200")
-  chosen = labeled.only(code for code in labeled.texts if seen([code]))
-  return [topics.transfer_task(chosen, into_english=True)]
+  chosen = (code for code in labeled.texts if seen([code]))
+  return [topics.transfer_task(labeled.only(chosen), into_english=True)]
 
 
 def scores(
@@ -171,8 +170,7 @@ def recording(
     return task.score(*vectors)
 
   def read(root: pathlib.Path) -> list[suite.Task]:
-    tasks = benchmark.read(root)
-    return [dataclasses.replace(x, score=functools.partial(score, x)) for x in tasks]
+    return [dataclasses.replace(x, score=functools.partial(score, x)) for x in benchmark.read(root)]
 
   measured = benchmark.name in ("tatoeba", "tatoeba_all", "ntrex")
   return dataclasses.replace(benchmark, read=read) if measured else benchmark

@@ -23,9 +23,11 @@ from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
+from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.io import checksums, storage
 from vmsst.languages import Language
 from vmsst.opus import datasets
+from vmsst.search import exact_search
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
 """Benchmarks that are small enough to be evaluated during training."""
@@ -294,9 +296,20 @@ def collect_results(
 
 def _pair_task(pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]) -> suite_lib.Task:
   """Returns the task of retrieving translations among the texts of a language pair."""
-  codes = map(readers.language_code, pair)
-  sides = tuple(map(suite_lib.Side, codes, zip(*rows, strict=True)))
-  return tatoeba_lib.retrieval_task(readers.pair_name(*pair), sides, "target")
+  name, codes = readers.pair_name(*pair), tuple(map(readers.language_code, pair))
+  texts = tuple(zip(*rows, strict=True))
+
+  def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
+    nearest = exact_search.mutual_top_k(source_ND, target_ND, 1)
+    ways = zip(nearest, (texts, texts[::-1]), strict=True)
+    to_target, from_target = (
+      100 * retrieval_lib.pair_accuracy(near.index_NK[:, 0], *both) for near, both in ways
+    )
+    average = (to_target + from_target) / 2
+    metrics = {"to target": to_target, "from target": from_target, "average": average}
+    return [suite_lib.Result(name, codes, metrics)]
+
+  return suite_lib.Task(name, tuple(map(suite_lib.Side, codes, texts)), score)
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:

@@ -172,6 +172,14 @@ def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
     evaluation.suite(str(small_root / "xlsts"), BYTES)
 
 
+def test_all_translations_of_a_text_are_right(tmp_path):
+  line_files.write_tsv(tmp_path / "t.de-fr.tsv", [("null", "one"), ("null", "two")])
+  name = evaluation.retrieval(str(tmp_path / "t.de-fr.tsv"), BYTES)
+  metrics = _evaluate(name, lambda text: np.eye(4)[0])  # "two" is never the nearest text
+  assert metrics["to_target/deu_fra"] == 100
+  assert metrics["from_target/deu_fra"] == 100
+
+
 def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   german = [("eins", "one", "Tatoeba"), ("null", "two", "Other"), ("zwei", "two", "Tatoeba")]
   french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]

@@ -71,7 +71,7 @@ class MtebModel:
       texts,
       method=methods.get(str(kind), "encode"),
       batch_size=options.get("batch_size", 128),
-      language=codes[0].split("-")[0] if len(codes) == 1 else None,
+      language=codes[0] if len(codes) == 1 else None,
       progress=False,
     )
 

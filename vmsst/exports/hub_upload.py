@@ -12,7 +12,10 @@ import tempfile
 from vmsst import errors
 from vmsst.checkpoints import hub_models
 from vmsst.checkpoints.exporters import sentence_transformers_folder
+from vmsst.encoder import loading
+from vmsst.evaluation import results_files
 from vmsst.exports import model_card
+from vmsst.io import storage
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(
@@ -63,9 +66,9 @@ def push(
     pretokenized: As in `export_sentence_transformers`.
 
   Raises:
-    InputError: there is no encoder, the export cannot express it, the results cannot be read,
-      there is no token, it has no permission, the repository is public and `public` is False, or
-      the Hub cannot be reached.
+    InputError: there is no encoder, the export cannot express it, the results cannot be read or
+      are of another encoder, there is no token, it has no permission, the repository is public and
+      `public` is False, or the Hub cannot be reached.
   """
   hub_models.check_repository(repository)
   _check_access(repository)
@@ -76,6 +79,8 @@ def push(
       path, folder, pretokenized=pretokenized
     )
     card = model_card.text(exported, where, license_id=license_id, results=results)
+    if results is not None:
+      _check_evaluated(path, results)
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
     missing = f"there is no repository {repository} that the token may write to; check the owner"
     with hub_models.explained(repository, "uploaded to", missing=missing, revision=revision):
@@ -104,6 +109,17 @@ def _check_access(repository: str) -> None:
   if huggingface_hub.get_token() is None:
     raise errors.InputError(
       f"{repository} cannot be uploaded to {hub} without a token; {hub_models.LOG_IN}"
+    )
+
+
+def _check_evaluated(path: str | os.PathLike[str], results: str | os.PathLike[str]) -> None:
+  """Raises InputError if results of `vmsst eval` are not of the encoder with this path."""
+  record = results_files.read_results(storage.path(results) / "results.json")
+  evaluated = record["encoder"]
+  if evaluated.get("digest") != loading.load(path, max_length=record.get("max_length")).digest:
+    raise errors.InputError(
+      f"{results} has results of {evaluated['name']}, which is not {path}, has changed since, or "
+      f"was opened with other options: run `vmsst eval {path}` again"
     )
 
 

@@ -9,6 +9,7 @@ metrics. The macro SCHEDULE of gin/runs/train.gin is that of both:
 """
 
 import abc
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import jax
 import optax
 from flax import traverse_util
+
+from vmsst import errors
 
 PyTree = Any
 
@@ -92,7 +95,8 @@ def chain(
   Args:
     transformations: Those to chain.
     frozen: Regular expressions of the names of parameters that are not trained, such as
-      "token_embedder/.*". They have no moments.
+      "token_embedder/.*". They have no moments. One that matches no parameter is an InputError
+      when the state is initialized.
   """
   chained = optax.chain(*transformations)
   if not frozen:
@@ -102,6 +106,13 @@ def chain(
     if not isinstance(params, Mapping):  # optax's placeholder for all
       return False
     names = traverse_util.flatten_dict(params, sep="/")
+    for pattern in frozen:
+      if not any(re.fullmatch(pattern, name) for name in names):
+        near = difflib.get_close_matches(pattern, names, cutoff=0.3) or [*names][:3]
+        raise errors.InputError(
+          f"optimizers.chain.frozen: {pattern!r} matches no parameter; names are {', '.join(near)} "
+          "..."
+        )
     is_frozen = {name: any(re.fullmatch(x, name) for x in frozen) for name in names}
     return traverse_util.unflatten_dict(is_frozen, sep="/")
 

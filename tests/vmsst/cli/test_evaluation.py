@@ -2,6 +2,7 @@ import itertools
 import json
 import re
 import sys
+import types
 
 import fake_encoders
 import line_files
@@ -11,7 +12,7 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli
+from vmsst import cli, languages
 from vmsst.encoder import encoding, loading
 from vmsst.evaluation import mteb_models
 from vmsst.io import text_files
@@ -141,8 +142,8 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   cosine_NN = np.array([unit[x] for x in left]) @ np.transpose([unit[x] for x in right])
   pearson = np.corrcoef(np.diag(cosine_NN), [i % 3 for i in range(8)])[0, 1]
   assert found["sts-my"]["pearson"] == pytest.approx(100 * pearson)
-  forward = np.mean([right[j] == right[i] for i, j in enumerate(cosine_NN.argmax(axis=1))])
-  backward = np.mean([left[j] == left[i] for i, j in enumerate(cosine_NN.argmax(axis=0))])
+  forward = np.mean([(left[i], right[j]) in pairs for i, j in enumerate(cosine_NN.argmax(axis=1))])
+  backward = np.mean([(left[j], right[i]) in pairs for i, j in enumerate(cosine_NN.argmax(axis=0))])
   bitext = found["bitext-[my].de-en"]
   ways = [bitext[f"accuracy{x}"] for x in (" forward", " backward", "")]
   assert ways == pytest.approx([100 * forward, 100 * backward, 50 * (forward + backward)])
@@ -212,6 +213,17 @@ def test_mteb_files_the_results_of_each_prompt_apart():
     revisions.append(mteb_models.MtebModel(encoder, "tiny").mteb_model_meta.revision)
   assert revisions[0] == "1" * 16
   assert len({*revisions}) == 3
+
+
+def test_mteb_s_texts_have_the_language_and_script_of_their_subset():
+  pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
+  encoder, given = fake_encoders.FakeEncoder(fake_encoders.random_vector), []
+  encode = encoder.encode
+  encoder.encode = lambda texts, language: given.append(language) or encode(texts)
+  metadata = types.SimpleNamespace(hf_subsets_to_langscripts={"zho_Hant": ["zho-Hant"]})
+  about = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "zho_Hant"}
+  mteb_models.MtebModel(encoder, "tiny").encode([{"text": ["a", "b"]}], **about)
+  assert [languages.language(x).name for x in given] == ["Chinese (traditional)"]
 
 
 @pytest.mark.slow

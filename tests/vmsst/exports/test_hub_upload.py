@@ -176,6 +176,14 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   check("give owner/name", run, "me/new@v2")
   check("no folder", tmp_path / "none")
   check("neither results.json nor", run, "me/new", "--results", run)
+  other = {
+    "encoder": {"name": "other", "digest": "1"},
+    "absent": {},
+    "failed": {},
+    "benchmarks": {},
+  }
+  (tmp_path / "results.json").write_text(json.dumps(other))
+  check(f"has results of other, which is not {run}", run, "me/new", "--results", tmp_path)
   check("is public; pass --public", run, "me/public")
   account(token="")
   check("without a token; log in (`hf auth login`) or set HF_TOKEN")

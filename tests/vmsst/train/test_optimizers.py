@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import traverse_util
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
@@ -209,6 +210,16 @@ def test_wrapped_optimizers_are_optaxs(name):
 def clip_and_adamw():
   schedule = create_learning_rate_scheduler(warmup_steps=4)
   return optimizers.chain([optax.clip_by_global_norm(1.0), optax.adamw(schedule)])
+
+
+def test_frozen_parameters_keep_their_values_and_have_to_exist():
+  state = train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*"]))
+  after = state.apply_gradient(gradient(0), learning_rate=0.1)
+  before, now = (traverse_util.flatten_dict(x.params, sep="/") for x in (state, after))
+  same = {name for name in before if np.array_equal(before[name], now[name])}
+  assert same == {name for name in before if name.startswith("mlp/")} != {*before}
+  with pytest.raises(InputError, match=r"'mpl/kernel' matches no parameter; names are mlp/kernel"):
+    train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
 
 
 def test_a_restored_state_of_a_chain_continues_unchanged():

@@ -6,7 +6,8 @@ Each file is a benchmark with one result, which is never incomplete. Languages a
 * `sts`: `pearson` and `spearman` of the cosines and the scores.
 * `bitext`: `accuracy`, the share of texts whose nearest one by cosine on the other side is the
   translation; `xsim`, the error rate by ratio margin among the k = 4 nearest. `forward` searches
-  the targets; without a direction: the mean of both. A text that equals the translation is right.
+  the targets; without a direction: the mean of both. A text that occurs on several lines, such as
+  a question with several answers, has all their translations.
 * `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10` of each query's texts among all distinct
   texts. Queries and texts get the encoder's prompts for queries and documents.
 """
@@ -97,10 +98,10 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
     shares: suite.Numbers = {}
-    nearest = zip(("forward", "backward"), xsim.nearest(*vectors), texts[::-1], strict=True)
-    for way, near, found in nearest:
-      shares[f"accuracy {way}"] = 100 * (1 - xsim.error_rate(near.cosine_N, found))
-      shares[f"xsim {way}"] = 100 * xsim.error_rate(near.margin_N, found)
+    ways = {"forward": texts, "backward": texts[::-1]}
+    for (way, both), near in zip(ways.items(), xsim.nearest(*vectors), strict=True):
+      shares[f"accuracy {way}"] = 100 * retrieval.pair_accuracy(near.cosine_N, *both)
+      shares[f"xsim {way}"] = 100 * (1 - retrieval.pair_accuracy(near.margin_N, *both))
     sides = [(x, shares[f"{x} forward"], shares[f"{x} backward"]) for x in ("accuracy", "xsim")]
     means = {name: (forward + backward) / 2 for name, forward, backward in sides}
     return [suite.Result(str(pairs), codes, means | shares)]

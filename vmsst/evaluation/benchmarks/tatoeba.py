@@ -67,15 +67,14 @@ def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   return retrieval_task(code, tuple(map(suite.Side, (code, "eng"), texts)))
 
 
-def retrieval_task(name: str, sides: tuple[suite.Side, ...], pivot: str = "English") -> suite.Task:
+def retrieval_task(name: str, sides: tuple[suite.Side, ...]) -> suite.Task:
   """Returns the task of retrieving translations in both directions, with one result.
 
   Args:
     name: Name of the task and of its result.
-    sides: Two languages; rows are translations.
-    pivot: Name of the second side in metrics: `to PIVOT`, `from PIVOT`, and their mean, `average`.
+    sides: A language and English; rows are translations.
   """
-  metric_by_key = {"forward": f"to {pivot}", "backward": f"from {pivot}", "average": "average"}
+  metric_by_key = {"forward": "to English", "backward": "from English", "average": "average"}
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
     accuracies = retrieval.translation_accuracy(*vectors)

@@ -38,6 +38,24 @@ def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[s
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 
+def pair_accuracy(
+  nearest_N: Sequence[int] | np.ndarray, sources: Sequence[str], targets: Sequence[str]
+) -> float:
+  """Returns the share of sources whose nearest target is right.
+
+  Unlike `translation_accuracy`, allows several right targets: those of all rows with the same
+  source, such as the answers to a question.
+
+  Args:
+    nearest_N: Row of the nearest target of each source.
+    sources: Texts; row i belongs to row i of the targets.
+    targets: Texts.
+  """
+  right = {*zip(sources, targets, strict=True)}
+  found = zip(sources, (targets[row] for row in nearest_N), strict=True)
+  return float(np.mean([pair in right for pair in found]))
+
+
 def rank_metrics(
   near: exact_search.Neighbors, gold: Sequence[Collection[int]], k: int
 ) -> dict[str, float]:

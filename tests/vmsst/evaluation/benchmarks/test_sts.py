@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from vmsst import languages
-from vmsst.evaluation.benchmarks import sts, stsb, xlsts
+from vmsst.evaluation.benchmarks import similarity, sts, stsb, xlsts
 
 OFFICIAL = {  # Names as in the archives.
   "STS12-en-test": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
@@ -99,6 +99,13 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   expected = stats.pearsonr(cosines([("a", "b"), ("c", "d"), ("e", "f")]), [1, 3.5, 2]).statistic
   assert found["summary"]["pearson (incomplete)"] == pytest.approx(100 * expected, abs=1e-3)
   assert len(found["missing"]) == sum(map(len, sts.SETS.values())) - 1
+
+
+def test_rounding_errors_do_not_rank_equal_cosines():
+  rng = np.random.default_rng(0)
+  cosine_N, gold_N = np.round(rng.uniform(0, 1, 200), 1), rng.uniform(0, 5, 200)
+  found = similarity.correlations("x", ("en", "en"), cosine_N + rng.uniform(0, 1e-7, 200), gold_N)
+  assert found.metrics["spearman"] == pytest.approx(100 * stats.spearmanr(cosine_N, gold_N)[0])
 
 
 ROW = "{split}\tfile\t2012\t{i}\t{gold}\t{code} {x}\tand {code} {y}\n"

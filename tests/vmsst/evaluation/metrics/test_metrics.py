@@ -167,9 +167,9 @@ def test_correlations_are_those_of_scipy_with_ties():
   assert metrics["spearman"] / 100 == pytest.approx(expected, abs=1e-12)
 
 
-def test_tiny_numbers_and_vectors_of_zeros():
+def test_tiny_scores_and_vectors_of_zeros():
   rising = np.array([1.0, 2.0, 4.0])
-  found = similarity.correlations("pairs", ("en",), 1e-200 * rising, rising)
+  found = similarity.correlations("pairs", ("en",), rising, 1e-200 * rising)
   assert found.metrics["pearson"] == pytest.approx(100)
   np.testing.assert_allclose(
     similarity.cosines([[0, 0], [1, 1]], [[1, 0], [1, 0]]), [0, np.sqrt(0.5)]

@@ -92,6 +92,19 @@ def page(tmp_path):
   return written
 
 
+def test_lengths_and_prompts_are_named(tmp_path):
+  folders = [
+    write(tmp_path / "a", "own", {"tatoeba": of_tatoeba(75)}),
+    write(tmp_path / "b", "e5", {"tatoeba": of_tatoeba(76)}, max_length=512),
+  ]
+  path = folders[1] / "results.json"
+  path.write_text(path.read_text().replace('"name": "e5"', '"name": "e5", "prompt": "query: <b>"'))
+  page = Page(report.write_report(folders, tmp_path / "out"))
+  text = " ".join(html.unescape(page.source).split())
+  assert "own unknown; e5 512 tokens, “query: <b>”. Numbers with" in text
+  assert "query: <b>" not in page.source
+
+
 def test_numbers_are_next_to_published_ones_and_those_of_cut_vectors(page):
   sizes = [{"dimension": 64 << i, "summary": {"average": 50.0 + i}} for i in range(3)]
   partial = of_tatoeba(76.5, ["deu"], "average (incomplete)", missing=["fra", NASTY])
