@@ -112,6 +112,7 @@ def finetune(
     )
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
+  storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   if isinstance(encoder, Encoder):  # Its folder lacks a prompt that `with_prompt` has set.
     path = encoder.path if encoder.prompt is None else None
@@ -255,6 +256,7 @@ def _source(
 ) -> tuple[dict[str, str], str | None]:
   """Returns what identifies the file of pairs, and its content if it must be written."""
   if isinstance(pairs, str | os.PathLike):
+    storage.check_local(pairs, "a file of pairs")
     name = os.path.abspath(os.path.expanduser(pairs))
     files = [file for bitext in readers.find_bitext(name, languages) for file in bitext.paths]
     return {"name": name, "digest": base.digest(*map(checksums.of_file, files))}, None

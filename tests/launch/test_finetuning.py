@@ -132,13 +132,15 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
     ({"objective": "distillation"}, "requires a teacher"),
     ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
     ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
+    ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
+    ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, r"out is not a run of `vmsst finetune`, but has files \(report.md\); give"),
   ],
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message):
-  given = {"encoder": source, "pairs": pairs_of(0, 9), **options}
+  given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "report.md").write_text("of the user")
   with pytest.raises(errors.InputError, match=message):
-    vmsst.finetune(given.pop("encoder"), given.pop("pairs"), output=tmp_path / "out", **given)
+    vmsst.finetune(given.pop("encoder"), given.pop("pairs"), **given)
   assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["of the user"]

@@ -216,7 +216,8 @@ def mine(
   """Find translations among the lines of two text files.
 
   Args:
-    source: Text file, one sentence per line, UTF-8, plain or gzipped.
+    source: Text file, one sentence per line, UTF-8, plain or gzipped; of .tsv files the first
+      column, of .jsonl files the key text.
     target: Text file in the other language.
     out: Output file: score TAB source TAB target, best first.
     vectors: Vectors of both texts, as `vmsst embed` writes them (default: OUT.source.vectors and
@@ -252,6 +253,7 @@ def mine(
         path,
         folder,
         name=name,
+        field=text_fields.default_field(path),
         language=language,
         batch_size=computing.batch_size,
         engine=chosen,

@@ -52,12 +52,16 @@ def check_no_pipe(path: str | os.PathLike[str]) -> None:
 
   Pipes of a shell (`<(...)`, /dev/stdin) are allowed.
   """
-  try:
-    is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)
-  except (OSError, ValueError):
-    return  # Opening it raises the error.
-  if is_pipe and not os.path.abspath(path).startswith(("/dev/", "/proc/")):
+  if is_pipe(path) and not os.path.abspath(path).startswith(("/dev/", "/proc/")):
     raise errors.InputError(f"{path}: not a file but {_kind(stat.S_IFIFO)}")
+
+
+def is_pipe(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is a pipe; False if it cannot be read."""
+  try:
+    return stat.S_ISFIFO(os.stat(path).st_mode)
+  except (OSError, ValueError):
+    return False  # Opening it raises the error.
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, storage, text_files
+from vmsst.io import atomic_files, input_files, storage, text_files
 
 _COPY = "lines-{}.txt"
 
@@ -82,6 +82,8 @@ def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
   spans: list[Span] = []
   whole, last = text_files.new_digest(), b"\n"
   for number, path in enumerate(paths):
+    if input_files.is_pipe(path):
+      raise errors.InputError(f"{path}: a pipe, which can be read only once; give a file")
     if last != b"\n":
       whole.update(b"\n")
       last = b"\n"

@@ -38,13 +38,7 @@ class InUseError(errors.InputError):
 
 
 class Lock:
-  """A lock that this process owns.
-
-  Attributes:
-    taken_over: Whether an owner in an object store has ended without giving it up.
-  """
-
-  taken_over = False
+  """A lock that this process owns."""
 
   def check(self) -> None:
     """Raises InputError if another process has taken over, because this one was silent too long."""
@@ -136,9 +130,8 @@ def _file_owner(descriptor: int) -> str:
 class _StoreLock(Lock):
   """A lock in an object store, until it is closed or another process takes over."""
 
-  def __init__(self, path: str, number: int, record: dict[str, Any], *, taken_over: bool):
+  def __init__(self, path: str, number: int, record: dict[str, Any]):
     """Renews the lock `number`, which `acquired` has created, in a thread."""
-    self.taken_over = taken_over
     self._path = path
     self._number = number
     self._record = record
@@ -167,7 +160,7 @@ class _StoreLock(Lock):
       raise InUseError(_owner(path, max(others)))
     for old in stale & now:
       _remove(_url(path, old))
-    return cls(path, number, record, taken_over=bool(stale & now))
+    return cls(path, number, record)
 
   def check(self) -> None:
     """See `Lock`."""

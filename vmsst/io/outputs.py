@@ -158,10 +158,14 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
     InputError: it exists and is not an empty folder, is being written, or cannot be read.
   """
   target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
-  if not storage.is_url(target) and os.path.isdir(work_folders.work_path(target)):
-    # Another command writes it, or was killed just after it was complete.
-    with work_folders.owned(target):
-      pass
+  if not storage.is_url(target):
+    target = pathlib.Path(atomic_files.link_target(target))
+    if os.path.ismount(target):
+      raise errors.InputError(f"{target} is where a disk is mounted: give a new folder in it")
+    if os.path.isdir(work_folders.work_path(target)):
+      # Another command writes it, or was killed just after it was complete.
+      with work_folders.owned(target):
+        pass
   work_folders.check_new(target)
   return target
 

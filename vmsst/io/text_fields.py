@@ -9,6 +9,8 @@ from vmsst.io import input_files, text_files
 
 # Control and format characters and spaces; and fillers, which count as letters and marks.
 _BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+SEPARATORS = str.maketrans("\t\n\r", "   ")
+"""Turns what cannot be in a field of a TSV file into spaces."""
 _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
 
 

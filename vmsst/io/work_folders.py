@@ -7,6 +7,7 @@ has left in it is resumed or replaced by the next one.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -15,14 +16,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, interrupts, locks, storage
+from vmsst.io import atomic_files, input_files, interrupts, locks, storage
 
 _LOCK = "lock"
 _LOCK_NAME = re.compile(r"lock(-\d+)?")
 _CONTENT = "content"
+_UPLOAD = f"{storage.UNFINISHED}/upload.json"
+"""The names of all files of an upload until it is complete."""
 
 _owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
 
@@ -147,19 +149,14 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
 def check_new(target: storage.Path) -> None:
   """Raises InputError unless `atomic_folder` may write a folder."""
   if not is_new(target):
-    raise _exists(target)
-
-
-def _exists(target: storage.Path | str) -> errors.InputError:
-  return errors.InputError(f"{target} exists already: choose another folder or delete it")
+    raise errors.InputError(f"{target} exists already: choose another folder or delete it")
 
 
 def is_new(target: storage.Path) -> bool:
   """Returns whether `atomic_folder` may write a folder: it is absent, empty or unfinished."""
   if not storage.is_url(target):
     return not target.exists() or (target.is_dir() and not any(target.iterdir()))
-  inside = storage.names(target)
-  return not inside or storage.UNFINISHED in inside
+  return storage.names(target) <= {storage.UNFINISHED} or storage.is_file(target / _UPLOAD)
 
 
 def upload(folder: pathlib.Path, url: str) -> None:
@@ -172,28 +169,29 @@ def upload(folder: pathlib.Path, url: str) -> None:
   """
   inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
   inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
+  names = [path.as_posix() for path in inside]
+  target = storage.path(url)
   with owned(url, is_folder=True) as lock:
-    if not lock.taken_over and storage.names(url) != {storage.UNFINISHED}:
-      raise _exists(url)
-    system = storage.filesystem(url)
+    check_new(target)
+    _remove_upload(target)  # of a process that was killed
     try:
-      _remove_objects(system, url)
-      for path in inside:
-        system.put_file(os.fspath(folder / path), f"{url}/{path.as_posix()}")
+      storage.create(f"{url}/{_UPLOAD}", json.dumps(names).encode())
+      for name in names:
+        storage.upload(folder / name, f"{url}/{name}")
       lock.check()
     except BaseException:
       with contextlib.suppress(Exception):  # The first error is the reason.
         lock.check()
-        _remove_objects(system, url)
+        _remove_upload(target)
       raise
+    storage.remove(target / _UPLOAD)
 
 
-def _remove_objects(system: Any, url: str) -> None:
-  """Removes the objects of an unfinished folder, except for those of its work folder."""
-  work = f"{system._strip_protocol(url).rstrip('/')}/{storage.UNFINISHED}/"
-  for name in system.find(url):
-    if not name.startswith(work):
-      system.rm_file(name)
+def _remove_upload(target: storage.Path) -> None:
+  """Removes the files of an unfinished upload, and no others."""
+  if storage.is_file(target / _UPLOAD):
+    names = {*input_files.read_json(target / _UPLOAD), _UPLOAD}
+    storage.remove_files(target, [x for x in storage.files_below(target) if x in names])
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:

@@ -219,6 +219,7 @@ def _write(
       kept += len(pairs)
       rows = pairs.source_P.tolist(), pairs.target_P.tolist()
       for score, x, y in zip(pairs.score_P.tolist(), *rows, strict=True):
-        fields = (text(row).replace("\t", " ") for text, row in zip(readers, (x, y), strict=True))
+        fields = (text(row) for text, row in zip(readers, (x, y), strict=True))
+        fields = (field.translate(text_fields.SEPARATORS) for field in fields)
         stream.write("\t".join((f"{score:.6f}", *fields)) + "\n")
   return count, kept

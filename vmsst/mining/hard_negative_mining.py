@@ -22,8 +22,6 @@ from vmsst.search import device_search, exact_search
 
 # Texts whose vectors are in memory at once.
 _WINDOW = 1 << 14
-# Characters that separate columns and lines of a TSV file.
-_SEPARATORS = str.maketrans("\t\n\r", "   ")
 
 
 def mine_files(
@@ -74,7 +72,7 @@ def mine_files(
     )
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
       for pair, found_K in zip(pairs, found_NK, strict=True):
-        columns = [text.translate(_SEPARATORS) for text in (*pair, *found_K)]
+        columns = [text.translate(text_fields.SEPARATORS) for text in (*pair, *found_K)]
         line = "\t".join(columns + [""] * (2 + count - len(columns)))
         stream.write(f"{line}\n".encode())
     return {"pairs": len(pairs), "negatives": sum(map(len, found_NK))}

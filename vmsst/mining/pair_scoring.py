@@ -180,6 +180,7 @@ def score_file(
   Raises:
     InputError: as in `pair_scores`, or another process writes the output.
   """
+  versions = {side.path: storage.version(side.path) for side in (source, target)}
   texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
   settings = {
     **scorer.settings,
@@ -197,6 +198,9 @@ def score_file(
     writer = base.LineWriter(output, [settings, _WINDOW])
     start = min(writer.parts * _WINDOW, count)
     for score_BC in pair_scores(scorer, source, target, texts=texts, start=start):
+      for path, version in versions.items():  # Its digest is compared at its end only.
+        if storage.version(path) != version:
+          raise errors.InputError(f"{path} has changed since the work on it started; start over")
       writer.append(map(as_line, score_BC))
     writer.finish()
   return count

@@ -60,7 +60,8 @@ class Searcher:
     """Opens a corpus.
 
     Args:
-      encoder: The encoder of the vectors, an object with `encode(texts)`; see `encoding.encode`.
+      encoder: The encoder of the vectors, an object with `encode_query(texts)` or, if it has one
+        prompt for all texts or no such method, `encode(texts)`.
       corpus: The text to search.
       index: An index of its vectors, for an approximate search; None, or if it is exact: an exact
         search of the vectors, with the same result.
@@ -102,7 +103,9 @@ class Searcher:
     queries = input_texts.as_list(queries)
     if not queries:
       return []
-    query_ND = encoding.encode(self._encoder, queries, progress=False, **self._options)
+    query_ND = encoding.encode(
+      self._encoder, queries, method="encode_query", progress=False, **self._options
+    )
     query_ND = query_ND[:, : self._corpus.dimensions]
     _check_width(self._corpus, query_ND.shape[1])
     encoding.check_finite(query_ND, queries)

@@ -73,7 +73,7 @@ class EmbeddedText:
     return lambda row: parse(lines[row], row + 1)
 
 
-def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
+def open_text(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> EmbeddedText:
   """Opens a text and its vectors, as `file_embedding.embed_file` writes them.
 
   Vectors from another source are accepted if their number matches the lines.
@@ -81,7 +81,7 @@ def open_text(path: str, folder: str | os.PathLike[str]) -> EmbeddedText:
   Raises:
     InputError: the text or vectors are missing, incomplete or broken, or do not match.
   """
-  vectors = vector_store.open_vectors(folder)
+  path, vectors = os.fspath(path), vector_store.open_vectors(folder)
   text = fingerprint(path)
   if text["lines"] != len(vectors):
     raise errors.InputError(

@@ -101,8 +101,12 @@ def build_index(
   _write_state(folder, settings, None)
   engine = engine or engines.Local()
   trained = TrainIndex(settings, rows, f"{work}/trained.faiss")
-  with progress_bar.shown("nowhere"):  # It is a single unit.
-    (made,) = engines.run("train", [trained], engine)
+  try:
+    with progress_bar.shown("nowhere"):  # It is a single unit.
+      (made,) = engines.run("train", [trained], engine)
+  except errors.InputError:  # Another factory may suit the vectors.
+    storage.remove(folder / _STATE)
+    raise
   first = Part(trained.path, made["sha256"])
   shards = [
     FillShard(settings, rows, first, (span.start, span.stop), f"{work}/shard-{number:05d}.faiss")

@@ -194,8 +194,15 @@ class Vectors:
   def __len__(self) -> int:
     return self.shape[0]
 
-  def __getitem__(self, rows: slice) -> np.ndarray:
-    """Returns consecutive rows, [B, D]; read-only if they are in one file."""
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """Returns all rows in memory, for NumPy."""
+    return np.array(self[:], dtype, copy=copy)
+
+  def __getitem__(self, rows: slice | int) -> np.ndarray:
+    """Returns consecutive rows, [B, D], or one row, [D]; read-only if they are in one file."""
+    if not isinstance(rows, slice):
+      row = range(len(self))[rows]
+      return self[row : row + 1][0]
     start, stop, step = rows.indices(len(self))
     if step != 1:
       raise IndexError(f"rows can be read in order only, not in steps of {step}")

@@ -208,6 +208,18 @@ def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
   assert (tmp_path / "b.tsv").read_text() == ""
 
 
+def test_mine_takes_the_texts_of_json_lines_and_writes_each_pair_on_one_line(encoder, tmp_path):
+  texts = ["foo\nbar", "hello\tworld", "x\ry"]
+  sides = [tmp_path / f"{name}.jsonl" for name in "xy"]
+  for number, path in enumerate(sides):
+    line_files.write_lines(path, [json.dumps({"id": number, "text": text}) for text in texts])
+  assert cli.main(["mine", *map(str, sides), str(tmp_path / "out"), "--encoder", "a"]) == 0
+  rows = [line.split("\t") for line in (tmp_path / "out").read_bytes().decode().split("\n")[:-1]]
+  assert {tuple(fields) for _, *fields in rows} == {
+    ("foo bar",) * 2, ("hello world",) * 2, ("x y",) * 2
+  }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [b"caf\xe9", "café \x1b]0;title\x07 [1]*".encode()])
 def test_any_name_of_a_file_works(name, sides, encoder, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
@@ -354,6 +366,9 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_p
   found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
   expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
   np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
+  searcher = vmsst.Searcher(encoder, vmsst.open_text(corpus, tmp_path / "v"))
+  (hits,) = searcher.search(["museum"], 2)
+  assert {hit.text: hit.score for hit in hits} == pytest.approx(found, abs=1e-5)
   assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
@@ -370,6 +385,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   bad = '{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n'
   (tmp_path / "bad.jsonl").write_text(bad)
   (tmp_path / "t.tsv").write_text("a\tb\n")
+  pipe, _ = os.pipe()
   for command, message in (
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
     ("mine x.txt y.txt o --vectors . v", "no vectors.json: give a folder that"),
@@ -388,7 +404,9 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     ("score a x.txt y.txt", "x.txt has 24 lines and"),
     ("score a x.txt", "x.txt:1: 1 columns, but the text must be in column 2"),
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
-    ("score a bad.jsonl --fields source 0", "columns are counted from 1"),
+    ("score a t.tsv --fields 1 0", "columns are counted from 1"),
+    ("score a bad.jsonl --fields source 1", "not a JSON object with a string '1'"),
+    (f"embed a /dev/fd/{pipe} o", "a pipe, which can be read only once; give a file"),
     ("score a x.txt x.txt --fields a b", "x.txt:1: not JSON"),
     ("score a x.txt x.txt --per-token", "--per-token does not apply to --by cosine"),
     ("score a - -", "standard input (-) is given twice"),

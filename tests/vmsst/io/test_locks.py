@@ -99,20 +99,6 @@ def test_a_lock_whose_response_was_lost_is_owned(monkeypatch):
   assert names() == []
 
 
-def test_a_finished_owner_is_not_taken_over(monkeypatch):
-  """The owner of a stale lock is replaced by another process, which finishes meanwhile."""
-  leave(1, machine="another boot")
-  create = storage.create
-
-  def created_late(url, content):
-    storage.remove(f"{FOLDER}/.lock-000001")
-    return create(url, content)
-
-  monkeypatch.setattr(storage, "create", created_late)
-  with locks.held(PATH) as lock:
-    assert not lock.taken_over
-
-
 def test_a_local_lock_keeps_others_out_and_leaves_nothing(tmp_path):
   path = str(tmp_path / "lock")
   with (

@@ -299,6 +299,18 @@ def test_links_lead_to_the_same_output(tmp_path):
     pass
 
 
+def test_a_new_folder_may_be_a_link_but_no_mounted_disk(tmp_path, monkeypatch):
+  (tmp_path / "link").symlink_to("empty")
+  (tmp_path / "empty").mkdir()
+  with work_folders.atomic_folder(outputs.new_folder(tmp_path / "link")) as folder:
+    (folder / "x").write_text("x")
+  assert (tmp_path / "empty" / "x").read_text() == "x"
+  assert (tmp_path / "link").is_symlink()
+  monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path / "disk"))
+  with pytest.raises(errors.InputError, match="disk is where a disk is mounted: give a new folder"):
+    outputs.new_folder(tmp_path / "disk")
+
+
 def test_of_two_writers_of_a_new_folder_one_wins(place):
   """Both start before either has written."""
   barrier, failed = threading.Barrier(2), []
@@ -375,11 +387,11 @@ def test_an_unfinished_folder_is_recognized_and_replaced(store, monkeypatch, cou
   url = "gs://bucket/x"
   with monkeypatch.context() as patch:
     refuse_from(patch, count)
-    with pytest.raises(errors.InputError, match=f"{url} cannot be written: .*: no answer"):
+    with pytest.raises(errors.InputError, match=f"{url}/.* cannot be written: .*: no answer"):
       write_folder(url)
   assert not store.find("bucket")  # an error leaves nothing
   with monkeypatch.context() as patch:
-    refuse_from(patch, count, "rm_file")  # as after a kill
+    refuse_from(patch, count, "rm")  # as after a kill
     with pytest.raises(errors.InputError, match="no answer"):
       write_folder(url)
   assert len(store.find("bucket")) == count + 1
@@ -387,6 +399,17 @@ def test_an_unfinished_folder_is_recognized_and_replaced(store, monkeypatch, cou
     storage.check_finished(url)
   write_folder(url)
   assert store.find("bucket") == sorted(f"/bucket/x/{name}" for name in FILES)
+
+
+def test_a_folder_that_another_command_has_not_finished_is_no_place_for_a_new_one(store):
+  """`vmsst embed` leaves its lock and complete files if it is killed."""
+  url = "gs://bucket/x"
+  for name in (".vmsst/lock-000001", "vectors-00000.npy", "more/notes.txt"):
+    store.pipe_file(f"{url}/{name}", b"{}")
+  before = store.find("bucket")
+  with pytest.raises(errors.InputError, match=f"{url} exists already"):
+    write_folder(url)
+  assert {*store.find("bucket")} >= {x for x in before if "lock" not in x}
 
 
 A = {"name": "/a", "digest": "1" * 64}

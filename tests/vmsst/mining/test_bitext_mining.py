@@ -290,6 +290,25 @@ def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
   assert not storage.names(work_folders.work_path(f"{place}/out"))
 
 
+def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  path, content = tmp_path / "text", "".join(f"{'x' * n}\n" for n in range(10))
+  text = pair_scoring.TextColumn(str(path))
+  path.write_text(content)
+
+  class Changing(Scorer):
+    def score(self, *given):
+      path.write_text(content.replace("x", "yy"))
+      return super().score(*given)
+
+  with pytest.raises(errors.InputError, match="text has changed since the work on it started"):
+    pair_scoring.score_file(Changing("a", 3), text, text, tmp_path / "out")
+  path.write_text(content)
+  assert pair_scoring.score_file(Scorer("a", 3), text, text, tmp_path / "out") == 10
+  found = (tmp_path / "out").read_text()
+  assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
+
+
 def test_scores_of_a_stream_are_written_directly_and_cut_texts_are_counted(tmp_path, caplog):
   (tmp_path / "text").write_text("a\nb\n")
   text = pair_scoring.TextColumn(str(tmp_path / "text"))

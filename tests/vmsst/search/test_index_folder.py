@@ -280,6 +280,7 @@ def test_broken_requests_are_errors(tmp_path, vectors_ND):
     assert not (tmp_path / "index").exists()
   with pytest.raises(errors.InputError, match=r"cannot be trained on 900 vectors: .*fewer lists"):
     build(rows, tmp_path / "index", "IVF1000,Flat")
+  build(rows, tmp_path / "index", "Flat")
   naive_search.write_vectors(tmp_path / "empty", vectors_ND[:0])
   with pytest.raises(errors.InputError, match="empty has no vectors"):
     index_folder.build_index(tmp_path / "empty", tmp_path / "other")

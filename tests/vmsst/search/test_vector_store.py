@@ -27,6 +27,9 @@ def test_what_was_written_is_read(tmp_path, dtype):
   assert vectors.settings == {"encoder": "a", "ids": [1, 2]}
   for rows in (slice(None), slice(2, 7), slice(8, 21), slice(10, 20), slice(20, 99), slice(5, 5)):
     np.testing.assert_array_equal(vectors[rows], expected[rows])
+  np.testing.assert_array_equal(vectors, expected)
+  np.testing.assert_array_equal(list(vectors), expected)
+  np.testing.assert_array_equal(vectors[-1], expected[-1])
   assert [len(shard) for shard in vectors.shards()] == [10, 10, 3]
   # NumPy reads the files without this module.
   files = sorted(tmp_path.glob("*.npy"))
