@@ -7,12 +7,15 @@ import signal
 import numpy as np
 import pytest
 import released_folders
+import tiny_encoders
+import tiny_tokenizers
 
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
-from vmsst.data import sample
+from vmsst.data import sample, vocabularies
 from vmsst.launch import finetuning
+from vmsst.networks import sentence_encoder
 from vmsst.train import eval as eval_lib
 
 
@@ -124,6 +127,24 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
   np.testing.assert_allclose(found, encoder.encode(["red"]), atol=1e-6)
   with pytest.raises(errors.InputError, match="is another run: encoder is"):
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
+
+
+def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path):
+  path = tmp_path / "sp.model"
+  path.write_bytes(
+    tiny_tokenizers.sentencepiece_model(
+      [x for pair in pairs_of(0, 9) for x in pair], vocab_size=100
+    )
+  )
+  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
+  config = tiny_encoders.t5_config(vocab_size=vocabulary.size)
+  network = sentence_encoder.SentenceEncoder(config, 6)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network, vocabulary))
+  options = {"steps": 1, "batch_size": 4, "learning_rate": 1e-9}
+  tuned = vmsst.finetune(run, pairs_of(0, 9), output=tmp_path / "out", **options)
+  np.testing.assert_allclose(
+    tuned.encode(["red"]), vmsst.load(run, backend="jax").encode(["red"]), atol=1e-6
+  )
 
 
 @pytest.mark.parametrize(

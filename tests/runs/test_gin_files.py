@@ -190,7 +190,8 @@ def bindings_of(value):
 def bind(defined, required, follow=()):
   # No data here: task names replace what would register them.
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
-  values = dict.fromkeys((*required, *named), "placeholder")
+  of_encoder = {x for x in named if gin.config._CONFIG[(x, "gin.macro")]["value"] == ""}
+  values = dict.fromkeys((*required, *named - of_encoder), "placeholder")
   own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
   values |= {name: own[name] for name in own.keys() & values.keys()}
   bindings = [f"{name} = {value!r}" for name, value in values.items()]

@@ -14,11 +14,12 @@ import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, saved_encoders
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.data import vocabularies
 from vmsst.io import storage
 from vmsst.networks import sentence_encoder
 
@@ -36,8 +37,6 @@ def network(
   Raises:
     InputError: there is no such encoder, or no option of this name.
   """
-  if checkpoint is None:
-    raise errors.InputError("ENCODER: no value, but a dry run needs its sizes; set --gin.ENCODER")
   saved = _assets(checkpoint).network
   unknown = options.keys() - {field.name for field in dataclasses.fields(saved.config)}
   errors.check(not unknown, "starting_encoders.network", sorted(unknown), "options of its config")
@@ -89,20 +88,30 @@ def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
   return False if checkpoint is None else _assets(checkpoint).network.normalize
 
 
-def prefix(checkpoint: str | os.PathLike[str] | None) -> str:
-  """Returns the text that the encoder of a checkpoint puts before every text; None: no text.
+def vocabulary(
+  checkpoint: str | os.PathLike[str] | None,
+  path: str = "",
+  prefix: str | None = None,
+  prompts: Mapping[str, str] | None = None,
+) -> vocabularies.Vocabulary:
+  """Returns the vocabulary of an encoder, by default with its own file and prompts.
 
-  Arguments and errors are those of `pooling`.
+  Args:
+    checkpoint: A path that `vmsst.load` opens.
+    path: Another file of the vocabulary.
+    prefix: Another text before every text, in training and in `encode`.
+    prompts: Other texts before queries, documents and others, by name.
+
+  Raises:
+    InputError: there is no such encoder, or its vocabulary cannot be changed in this way.
   """
-  return "" if checkpoint is None else getattr(_assets(checkpoint).vocabulary, "prefix", "")
-
-
-def prompts(checkpoint: str | os.PathLike[str] | None) -> dict[str, str]:
-  """Returns the prompts of the encoder of a checkpoint by name, for `encode_query` and others.
-
-  Arguments and errors are those of `pooling`.
-  """
-  return {} if checkpoint is None else dict(getattr(_assets(checkpoint).vocabulary, "prompts", {}))
+  found = _assets(checkpoint).vocabulary
+  given = {"path": path or None, "prefix": prefix, "prompts": prompts}
+  changes: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
+  for name in [name for name in changes if not hasattr(found, name)]:
+    macro, value = f"VOCABULARY_{name.upper()}", changes.pop(name)
+    errors.check(not value, macro, value, f"None: {checkpoint} has a vocabulary without {name}")
+  return dataclasses.replace(found, **changes)  # type: ignore[type-var]
 
 
 def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> int:
@@ -113,42 +122,34 @@ def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> i
   return limit if checkpoint is None else min(limit, _assets(checkpoint).max_length)
 
 
-def tokenizer(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the `tokenizer.json` of a released encoder.
+def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
+  """Returns the path of the SentencePiece model of an encoder, such as mT5's.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
 
   Raises:
-    InputError: there is no such encoder, or it has no tokenizer of this kind.
+    InputError: there is no such encoder, or it has another vocabulary.
   """
-  return _path(checkpoint, hugging_face_vocabulary.HuggingFaceVocabulary)
-
-
-def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the SentencePiece model of an encoder, such as mT5's.
-
-  Arguments and errors are those of `tokenizer`.
-  """
-  return _path(checkpoint, vocabularies.SentencePieceVocabulary)
-
-
-def _path(checkpoint: str | os.PathLike[str], kind: type) -> str:
   vocabulary = _assets(checkpoint).vocabulary
-  if not isinstance(vocabulary, kind):
-    raise errors.InputError(f"{os.fspath(checkpoint)} has no {kind.__name__}; set VOCABULARY_PATH")
-  return str(getattr(vocabulary, "path"))  # noqa: B009 - both kinds have it
+  if not isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
+    raise errors.InputError(f"{checkpoint} has no SentencePiece model; set VOCABULARY_PATH")
+  return vocabulary.path
 
 
-def _assets(checkpoint: str | os.PathLike[str]) -> encoder_json.EncoderAssets:
+def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
+  if checkpoint is None:
+    raise errors.InputError(
+      "a dry run needs the encoder to start from: set ENCODER or, without it, "
+      "INITIAL_CHECKPOINT_PATH"
+    )
   try:
     return _read(os.fspath(checkpoint), _version(os.fspath(checkpoint)))
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "
       "sentence_encoder.SentenceEncoder.pooling, .pooler_dim and .normalize, and with "
-      "runs/from_released.gin VOCABULARY_PREFIX, VOCABULARY_PROMPTS and MAX_LENGTH, if you know "
-      "them"
+      "runs/from_released.gin VOCABULARY and MAX_LENGTH, if you know them"
     ) from None
 
 

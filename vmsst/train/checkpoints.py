@@ -63,8 +63,8 @@ class RestoreCheckpointConfig:
 
   Attributes:
     path: A checkpoint, a folder of checkpoints, or an empty list or None for none.
-    mode: "specific" (`path` is a checkpoint), "latest" (newest in the folder `path`) or "all"
-      (evaluation only).
+    mode: "specific" (`path` is a checkpoint or what `vmsst.load` opens, such as a run for its best
+      one), "latest" (newest in the folder `path`) or "all" (evaluation only).
     assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
       the checkpoint's array, which must exist, or None to skip the array. An array uses the first
       expression that matches its whole name.
@@ -156,11 +156,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     if cfg.mode == "specific" and saved_encoders.lacks_checkpoint(given):
       checkpoints.append(epath.Path(given))
     elif cfg.mode == "specific":
-      if not (path / "state").is_dir():
-        inside = [checkpoint.name for checkpoint in all_checkpoints(path)]
-        hint = f"; it contains {', '.join(inside[-3:])}" if inside else ""
-        raise InputError(f"{path} is not a T5X checkpoint (no folder 'state'){hint}")
-      checkpoints.append(path)
+      checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
       inside = all_checkpoints(path)
       if not inside:

@@ -143,13 +143,15 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
     assert starting_encoders.pooling(path) == "cls"
     assert starting_encoders.pooler_dim(path) == 16
     assert starting_encoders.normalize(path) is True
-  assert starting_encoders.prefix(run) == "query: "
-  assert starting_encoders.prompts(run) == vocabulary.prompts
+  own = dataclasses.replace(vocabulary, path=str(run / "tokenizer.json"))
+  inherited = starting_encoders.vocabulary(run)
+  assert (inherited, inherited.prompts) == (own, vocabulary.prompts)
+  changed = starting_encoders.vocabulary(run, prefix="", prompts={"a": "b"})
+  assert (changed.prefix, changed.prompts) == ("", {"a": "b"})
   assert starting_encoders.max_length(run) == 7
-  assert starting_encoders.tokenizer(run) == str(run / "tokenizer.json")
   edit(run, max_length=19)  # as if another run were there now
   assert starting_encoders.max_length(run) == 19
-  with pytest.raises(errors.InputError, match="has no SentencePieceVocabulary; set"):
+  with pytest.raises(errors.InputError, match="has no SentencePiece model; set"):
     starting_encoders.sentencepiece_model(run)
   (run / encoder_json.ENCODER_FILE).unlink()
   with pytest.raises(errors.InputError, match=r"encoder.json does not exist.* Set sentence_enc"):
@@ -159,7 +161,6 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
 
 
 def test_a_dry_run_has_no_encoder():
-  assert (starting_encoders.prefix(None), starting_encoders.prompts(None)) == ("", {})
   assert starting_encoders.max_length(None) == 512
   assert starting_encoders.pooling(None) == "mean"
   assert starting_encoders.pooler_dim(None) is None

@@ -23,7 +23,7 @@ import numpy as np
 from vmsst import errors, languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages
-from vmsst.evaluation.metrics import agnosticism, clustering
+from vmsst.evaluation.metrics import agnosticism
 
 Steps = tuple[str, ...]
 
@@ -251,26 +251,10 @@ def _numbers(matrix: Matrix) -> suite.Numbers:
     numbers["largest spread over versions"] = max(spreads)
   families = [language.family for language in known]
   branches = [language.branch for language in known]
-  numbers |= _group_numbers(matrix.error_LL, families, "families")
+  kinds = {"families": families}
   if len(set(branches)) > len(set(families)):
-    numbers |= _group_numbers(matrix.error_LL, branches, "branches")
-  distance_LL = clustering.distances(matrix.error_LL)
-  if len(known) > 2 and not clustering.all_same(distance_LL):
-    correlation = clustering.cophenetic_correlation(clustering.tree(distance_LL), distance_LL)
-    numbers["cophenetic correlation"] = 100 * correlation
-  return numbers
-
-
-def _group_numbers(error_LL: np.ndarray, group_L: Sequence[str], kind: str) -> suite.Numbers:
-  """Returns errors within and between groups, and the agreement of as many clusters with them."""
-  of_group = agnosticism.within_and_between(error_LL, group_L)
-  numbers = {f"error {way} {kind}": value for way, value in of_group.items()}
-  distance_LL = clustering.distances(error_LL)
-  if 1 < len(set(group_L)) < len(group_L) and not clustering.all_same(distance_LL):
-    tree_M4 = clustering.tree(distance_LL)
-    cluster_L = clustering.clusters(tree_M4, len(set(group_L))).tolist()
-    numbers[f"adjusted Rand index of clusters and {kind}"] = 100 * clustering.adjusted_rand_index(
-      cluster_L, group_L
-    )
-    numbers[f"purity of clusters, {kind}"] = 100 * clustering.purity(cluster_L, group_L)
+    kinds["branches"] = branches
+  for kind, group_L in kinds.items():
+    of_group = agnosticism.within_and_between(matrix.error_LL, group_L)
+    numbers |= {f"error {way} {kind}": value for way, value in of_group.items()}
   return numbers

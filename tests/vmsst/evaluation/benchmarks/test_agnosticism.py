@@ -68,9 +68,6 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   # with 0 and 25 %.
   assert summary["spread over versions"] == pytest.approx((12.5 + 25) / 2)
   assert summary["largest spread over versions"] == 25
-  # Mexico, the outlier, is split off first: the other Spanish is with the Germanic languages.
-  assert summary["purity of clusters, families"] == pytest.approx(75)
-  assert summary["cophenetic correlation"] == pytest.approx(100)
   assert not [name for name in summary if "branches" in name]  # West Germanic and Romance only
   assert "fra" in found["missing"]
   assert not {"eng", "deu", "spa"} & set(found["missing"])
@@ -165,5 +162,3 @@ def test_the_papers_three_slavic_groups_are_told_apart():
   # do.
   assert summary["error within families"] > summary["error between families"]
   assert summary["error within branches"] < summary["error between branches"]
-  # Four clusters are Russian, Ukrainian, Slovenian and the seven others.
-  assert summary["purity of clusters, branches"] == pytest.approx(100 * (1 + 1 + 1 + 4) / 10)
