@@ -172,10 +172,10 @@ def finetune(
     steps: Training steps (default: 500).
     batch_size: Pairs in a batch (default: 64).
     learning_rate: Highest learning rate (default: 2e-5).
-    max_length: Tokens of a text (default: at most 128).
+    max_length: Tokens of a text, in training and later (default: at most 128).
     eval_every: Steps between evaluations and checkpoints (default: 100).
     patience: Stop after this many evaluations without improvement (default: never).
-    slices: Slices of a batch, for batches that do not fit (gradient caching; default: 1).
+    slices: Slices of a batch, for batches that do not fit (gradient caching).
     freeze_tokens: Keep the token table, most of a multilingual encoder's parameters.
     seed: Seed of dropout and of the order of the pairs (default: 0).
   """

@@ -83,8 +83,8 @@ class Backend:
   Attributes:
     backend: What computes vectors: jax; or, faster on CPUs and in float32, onnx (ONNX Runtime) or
       openvino (default: jax on accelerators, the fastest that is installed on CPUs).
-    prompt_name: Prompt of the encoder before every text, such as query or passage (default: embed
-      has that of documents, search that of queries).
+    prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
+      of documents in embed, that of queries in search, else the encoder's default).
     prompt: Text before every text.
   """
 

@@ -24,6 +24,7 @@ from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
 # TMX elements in a segment whose content is markup of the original document, not text.
+_SCORE = re.compile(r"-?\d+\.\d{6}")  # as `vmsst mine` and `vmsst score` print them
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
@@ -173,7 +174,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   Further columns are ignored. A policy that stops also requires the same number of columns on every
-  line.
+  line, and that the first one has no scores of `vmsst mine`.
 
   Raises:
     InputError: the first fault, if the policy stops.
@@ -187,6 +188,9 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
         yield policy.fault(f"{path}:{number}", str(line))
         continue
       columns = line.split("\t")
+      if number == 1 and policy.stops and len(columns) > wanted and _SCORE.fullmatch(columns[0]):
+        fix = f"write source TAB target: `cut -f 2- {path}`"
+        yield policy.fault(f"{path}:1", f"the first column has the score {columns[0]}; {fix}")
       expected = expected or max(len(columns), wanted)
       if len(columns) < wanted or (policy.stops and len(columns) != expected):
         more = f" TAB {negatives} hard negatives" if negatives else ""

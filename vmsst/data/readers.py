@@ -73,7 +73,7 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
       while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
       nearby = input_files.listed(os.listdir(folder))
-      raise errors.InputError(f"no file matches {pattern!r} ({full}); {folder} contains {nearby}")
+      raise errors.InputError(f"no file matches {full!r}; {folder} contains {nearby}")
     files.update(dict.fromkeys(matches))
   return list(files)
 

@@ -112,9 +112,8 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
   def generator(assets: encoder_json.EncoderAssets) -> Any:
     if assets.generator is None:
       raise errors.InputError(
-        f"{path}: {encoder_json.ENCODER_FILE} names no network with a decoder, so there is nothing "
-        "to generate text with; pass a run of VMSST, BITRANSLATION or VMSST CONTRASTIVE (rerun a "
-        "run of an older vmsst, which did not save the decoder's sizes)"
+        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
+        "CONTRASTIVE"
       )
     return assets.generator
 

@@ -58,8 +58,7 @@ def push(
   Args:
     path: A path that `vmsst.load` opens.
     repository: `owner/name`.
-    public: Whether everyone may see the repository. A new one is private otherwise, and an existing
-      one must be.
+    public: Whether everyone may see the repository, a new one or, if it exists, as it is.
     revision: Branch to commit to, made from the main branch if it is new; None: the main branch.
     license_id: License in the model card, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, whose averages the card shows; None: the card has none.
@@ -67,8 +66,8 @@ def push(
 
   Raises:
     InputError: there is no encoder, the export cannot express it, the results cannot be read or
-      are of another encoder, there is no token, it has no permission, the repository is public and
-      `public` is False, or the Hub cannot be reached.
+      are of another encoder, there is no token, it has no permission, the repository exists and
+      differs from `public`, or the Hub cannot be reached.
   """
   hub_models.check_repository(repository)
   _check_access(repository)
@@ -131,8 +130,11 @@ def _commit(
 
   api = HfApi(library_name="vmsst")
   address = api.create_repo(repository, private=not public, exist_ok=True)
-  if not public and not api.model_info(repository).private:
-    raise errors.InputError(f"{address} exists and is public; pass --public, or make it private")
+  if api.model_info(repository).private == public:
+    is_, fix = ("private", "omit") if public else ("public", "pass")
+    raise errors.InputError(
+      f"{address} exists and is {is_}; {fix} --public, or change its settings"
+    )
   if revision not in (None, _MAIN):
     api.create_branch(repository, branch=revision, exist_ok=True)
   files = {

@@ -142,8 +142,8 @@ def _model(assets: encoder_json.EncoderAssets) -> list[str]:
   prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
   prompts |= getattr(assets.vocabulary, "prompts", {})
   return [
-    f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layers, hidden size "
-    f"{config.width}, {config.vocab_size:,} tokens in the vocabulary",
+    f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layer{'s' * (layers != 1)}, "
+    f"hidden size {config.width}, {config.vocab_size:,} tokens in the vocabulary",
     f"Pooling: {network.pooling}{', then a tanh layer' * (network.pooler_dim is not None)}"
     f"{', then a linear layer' * network.head}"
     f"{', then scaling to length 1' * network.normalize}",

@@ -430,6 +430,11 @@ def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
 
 
 def _as_float32(vectors_ND: Any) -> np.ndarray:
+  if getattr(vectors_ND, "dtype", None) in (np.int8, np.uint8):
+    raise ValueError(
+      f"{vectors_ND.dtype} vectors are quantized, so their cosines mean nothing; give the vectors "
+      "before vmsst.quantize"
+    )
   with np.errstate(over="ignore"):  # Overflow raises an error later.
     return np.asarray(vectors_ND, np.float32)
 

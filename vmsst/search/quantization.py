@@ -27,11 +27,12 @@ def quantize(
       and the highest value of the dimension; "binary" or "ubinary", 8 signs in each int8 or uint8,
       positive ones being 1.
     ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8, which become
-      those of values outside; None: those of the vectors. Vectors that are compared must have the
-      same.
+      those of values outside; None: those of the vectors, of which one is not enough. Vectors that
+      are compared must have the same.
 
   Raises:
-    ValueError: the precision is unknown, or the ranges have another shape.
+    ValueError: the precision is unknown, a single vector has no ranges, or the ranges have another
+      shape.
   """
   vectors_ND = np.asarray(vectors_ND)
   errors.check_choice("precision", precision, get_args(Precision))
@@ -42,6 +43,11 @@ def quantize(
   elif ranges_2D is None and not len(vectors_ND):
     return vectors_ND.astype(precision)
   else:
+    if ranges_2D is None and len(vectors_ND) == 1:
+      raise ValueError(
+        f"the levels of {precision} need the ranges of many vectors; quantize them together, or "
+        "give ranges_2D"
+      )
     ends = [vectors_ND.min(axis=0), vectors_ND.max(axis=0)] if ranges_2D is None else ranges_2D
     end_2D = np.asarray(ends, np.float32)
     if end_2D.shape != (2, vectors_ND.shape[1]):

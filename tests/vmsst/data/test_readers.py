@@ -109,6 +109,7 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
 
 
 BROKEN = {
+  "mined.de-en.tsv": (b"1.234567\ta\tb\n", r"mined.de-en.tsv:1: .*score 1.234567; .*`cut -f 2- "),
   "columns.de-en.tsv": (b"a\tb\nc\n", r"columns.de-en.tsv:2: 1 columns where 2"),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),

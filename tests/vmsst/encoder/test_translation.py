@@ -274,7 +274,7 @@ def test_a_run_without_a_decoder_says_so(tmp_path):
   network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
   tiny_encoders.save_run(tmp_path, tiny_encoders.model_of(network))
   assert vmsst.load(tmp_path).dimension == 6
-  with pytest.raises(errors.InputError, match=r"encoder\.json names no network with a decoder"):
+  with pytest.raises(errors.InputError, match="has no decoder to generate text with"):
     vmsst.load_translator(tmp_path)
 
 

@@ -133,7 +133,7 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
   assert f'vmsst.load("{NAME}")' in body
   assert f'SentenceTransformer("{NAME}")' in body
   assert "English, German." in body
-  assert "- T5 encoder: 1 layers, hidden size 8, 259 tokens in the vocabulary" in body
+  assert "- T5 encoder: 1 layer, hidden size 8, 259 tokens in the vocabulary" in body
   assert "- Steps: 0\n- Model: `contrastive.ContrastiveModel`\n- Pairs per batch: `16`\n" in body
   assert "- Task: `bitext.files`\n- Files: `a.de-en.tsv`, `b.de-en.tsv`\n" in body
   for secret in ("geheim", "private", "/data", "example.com", "bucket", ".gin"):
@@ -185,6 +185,8 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   (tmp_path / "results.json").write_text(json.dumps(other))
   check(f"has results of other, which is not {run}", run, "me/new", "--results", tmp_path)
   check("is public; pass --public", run, "me/public")
+  hub.private.add("me/public")
+  check("is private; omit --public", run, "me/public", "--public")
   account(token="")
   check("without a token; log in (`hf auth login`) or set HF_TOKEN")
   account(token="hf_unknown")

@@ -204,6 +204,12 @@ def test_quantize_takes_ranges_of_other_vectors():
   found_ND = quantization.quantize(given_ND, "int8", ranges_2D)
   assert (found_ND.dtype, found_ND.tolist()) == (np.int8, [[127, -128], [-128, -128], [-125, -128]])
   assert quantization.quantize(VECTORS[:0], "int8").dtype == np.int8
+  with pytest.raises(ValueError, match="int8 need the ranges of many vectors"):
+    quantization.quantize(VECTORS[:1], "int8")
+  with pytest.raises(
+    ValueError, match="uint8 vectors are quantized, so their cosines mean nothing"
+  ):
+    exact_search.top_k(found_ND.astype(np.uint8), found_ND, 1)
   with pytest.raises(ValueError, match=r"ranges have the shape \(2, 2\), not \(2, 13\)"):
     quantization.quantize(VECTORS, "int8", ranges_2D)
   with pytest.raises(ValueError, match="precision is 'int4'; known: float32, int8"):
