@@ -45,7 +45,7 @@ from typing import Any
 
 VARIANTS = {
   "cpu": {
-    "vmsst": ("auto", "jax", "onnx", "openvino"),
+    "vmsst": ("auto", "jax", "onnx"),
     "sentence_transformers": ("torch", "onnx", "openvino"),
   },
   "cuda": {

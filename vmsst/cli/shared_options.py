@@ -81,14 +81,14 @@ class Backend:
   """How vectors are computed.
 
   Attributes:
-    backend: What computes vectors: jax; or, faster on CPUs and in float32, onnx (ONNX Runtime) or
-      openvino (default: jax on accelerators, the fastest that is installed on CPUs).
+    backend: What computes vectors: jax; or, faster on CPUs and in float32, onnx (default: jax on
+      accelerators, onnx on CPUs if ONNX Runtime is installed).
     prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
       of documents in embed, that of queries in search, else the encoder's default).
     prompt: Text before every text.
   """
 
-  backend: Literal["auto", "jax", "onnx", "openvino"] = "auto"
+  backend: Literal["auto", "jax", "onnx"] = "auto"
   prompt_name: Annotated[str, Argument("NAME")] | None = None
   prompt: Annotated[str, Argument("TEXT")] | None = None
 

@@ -1,13 +1,10 @@
-"""What computes the vectors of an encoder: JAX, or a runtime for CPUs, which is faster there."""
+"""What computes the vectors of an encoder: JAX, or ONNX Runtime, which is faster on CPUs."""
 
 import concurrent.futures
-import ctypes
 import functools
 import importlib.util
 import logging
 import os
-import queue
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +20,10 @@ from vmsst.checkpoints.importers import weight_tables
 from vmsst.encoder import batching, onnx_encoder
 from vmsst.networks import sentence_encoder
 
-AUTO, JAX = "auto", "jax"
-BACKENDS = (JAX, "onnx", "openvino")
+AUTO, JAX, ONNX = "auto", "jax", "onnx"
+BACKENDS = (JAX, ONNX)
 """Names of the backends, as in sentence-transformers; all but the first compute in float32."""
-# Those for CPUs, the fastest first, and the packages that they need.
-_ON_CPUS = {"onnx": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}
+_PACKAGES = ("onnx", "onnxruntime")
 
 Compute = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Maps the inputs of a graph to vectors [B, S]; called by several threads at once."""
@@ -45,9 +41,8 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
     return JAX
   if not onnx_encoder.has_graph(network):
     return JAX
-  for name, packages in _ON_CPUS.items():
-    if all(map(importlib.util.find_spec, packages)):
-      return name
+  if all(map(importlib.util.find_spec, _PACKAGES)):
+    return ONNX
   _warn("vectors are computed by JAX; pip install 'vmsst[onnx]' for more speed on CPUs")
   return JAX
 
@@ -80,7 +75,7 @@ def new(
     return JaxBackend(network, params, devices)
   if devices is not None:
     raise errors.InputError(f"backend is {name!r}, which computes on CPUs; omit devices")
-  return CpuBackend(name, network, params)
+  return CpuBackend(network, params)
 
 
 class JaxBackend:
@@ -131,23 +126,21 @@ class JaxBackend:
 
 
 class CpuBackend:
-  """Computes vectors in float32 by OpenVINO or ONNX Runtime, from the graph of `onnx_encoder`.
+  """Computes vectors in float32 by ONNX Runtime, from the graph of `onnx_encoder`.
 
-  Nothing is written to disk: the graph is built in memory, and the runtimes get the arrays of the
-  parameters. OpenVINO reads the token table where it is, such as in a mapped file. Each core
-  computes a batch of its own. Small batches stay in its cache, and cores do not wait for each
-  other, as they do if they share a batch; they share one that is alone.
+  Nothing is written to disk: the graph is built in memory, and the runtime gets the arrays of the
+  parameters. Each core computes a batch of its own. Small batches stay in its cache, and cores do
+  not wait for each other, as they do if they share a batch; they share one that is alone.
 
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
   """
 
-  def __init__(self, runtime: str, network: sentence_encoder.SentenceEncoder, params: Any):
+  def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
     """Compiles the network.
 
     Args:
-      runtime: "onnx" or "openvino".
       network: The network.
       params: Its parameters, on the host.
 
@@ -157,7 +150,7 @@ class CpuBackend:
     self.params = params
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
     graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
-    # The runtimes use the arrays of the weights, so that these must live as long.
+    # The runtime uses the arrays of the weights, so that these must live as long.
     model, self._weights = graph.without_weights(onnx_encoder.OUTPUT)
     # This process's own cores, or fewer for one of many workers.
     available = hasattr(os, "sched_getaffinity")
@@ -166,8 +159,7 @@ class CpuBackend:
     if limit.isdigit():
       threads = max(1, min(threads, int(limit)))
     self.in_flight = 2 * threads
-    start = _openvino if runtime == "openvino" else _onnx_runtime
-    self._compiled = functools.cache(start(model, self._weights, threads))
+    self._compiled = functools.cache(_onnx_runtime(model, self._weights, threads))
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
     self._positions = getattr(network.config, "max_tokens", None)
 
@@ -199,7 +191,10 @@ def _onnx_runtime(
   # ONNX Runtime copies weights for every session, but not inputs.
   inputs = {name: array for name, array in weights.items() if name == weight_tables.TOKEN_TABLE}
   others = {name: array for name, array in weights.items() if name not in inputs}
-  _add_inputs(model, inputs)
+  helper = onnx_encoder.library().helper
+  for name, array in inputs.items():
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
   for name, array in others.items():
     onnx_encoder.add_weights(model, name, array, location="given")
   values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in others.values()]
@@ -213,74 +208,3 @@ def _onnx_runtime(
     return lambda feeds: session.run([onnx_encoder.OUTPUT], {**feeds, **inputs})[0]
 
   return compiled
-
-
-def _add_inputs(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
-  helper = onnx_encoder.library().helper
-  for name, array in arrays.items():
-    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
-
-
-def _openvino(
-  model: Any, weights: dict[str, np.ndarray], threads: int
-) -> Callable[[bool], Compute]:
-  """Returns what compiles a graph with OpenVINO, for batches alone or one per thread."""
-  openvino = _import_openvino()
-  _add_inputs(model, weights)
-  core = openvino.Core()
-  graph = core.read_model(model.SerializeToString())
-  for parameter in graph.get_parameters():
-    name = parameter.get_friendly_name()
-    if name in weights:
-      # OpenVINO wants to be allowed to write to the array, but does not.
-      array = weights[name]
-      memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-      writable = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
-      constant = openvino.op.Constant(writable, shared_memory=True)
-      parameter.output(0).replace(constant.output(0))
-      graph.remove_parameter(parameter)
-
-  def compiled(alone: bool) -> Compute:
-    streams = 1 if alone else threads
-    settings = {
-      "PERFORMANCE_HINT": "LATENCY" if alone else "THROUGHPUT",
-      "NUM_STREAMS": streams,
-      "INFERENCE_NUM_THREADS": threads,
-      "INFERENCE_PRECISION_HINT": "f32",
-    }
-    network = core.compile_model(graph, "CPU", settings)
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for _ in range(streams):
-      requests.put(network.create_infer_request())
-
-    def compute(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-      request = requests.get()
-      try:
-        request.infer(feeds, share_inputs=True)
-        return request.get_output_tensor(0).data.copy()
-      finally:
-        requests.put(request)
-
-    return compute
-
-  return compiled
-
-
-def _import_openvino() -> Any:
-  """Imports OpenVINO without its telemetry.
-
-  If `openvino_telemetry` is installed, importing OpenVINO sends an event to a server from a fork of
-  this process. JAX is multithreaded, so the fork may deadlock.
-  """
-  telemetry = "openvino_telemetry"
-  hidden = telemetry not in sys.modules
-  if hidden:
-    sys.modules[telemetry] = None  # type: ignore[assignment]
-  try:
-    with errors.requires("openvino", "the backend 'openvino'"):
-      import openvino
-  finally:
-    if hidden:
-      del sys.modules[telemetry]
-  return openvino

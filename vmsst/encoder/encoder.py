@@ -65,7 +65,7 @@ class Encoder:
     prompts: Prefixes by name, such as E5's of queries and passages.
     prompt: What `with_prompt` has set, or None.
     path: Path of the parameters, or None.
-    backend: What computes the vectors: "jax", "onnx" or "openvino".
+    backend: What computes the vectors: "jax" or "onnx".
     similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
     model_card_data: Ignores the metrics that they report for a model card.
   """
@@ -96,7 +96,7 @@ class Encoder:
       path: Path of the parameters.
       devices: Devices that share each batch. None: all devices of this process, or JAX's default
         device if one is set.
-      backend: "jax"; "onnx" and "openvino" compute in float32 on the CPU, with the parameters as
+      backend: "jax"; "onnx" computes in float32 on the CPU, with the parameters as
         NumPy arrays or on it.
     """
     self.vocabulary = self._own_vocabulary = vocabulary

@@ -61,10 +61,9 @@ def load(
       three digits; None: as in training. Vectors are float32 in any case.
     max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
       the length in training for runs.
-    backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`) or "openvino" (`vmsst[openvino]`), which
-      are faster on CPUs. These compute in float32; their vectors are those of JAX, up to rounding
-      error. "auto" is JAX on accelerators and for bfloat16, and the fastest that is installed on
-      CPUs.
+    backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`), which is faster on CPUs. It computes in
+      float32; its vectors are those of JAX, up to rounding error. "auto" is JAX on accelerators and
+      for bfloat16, and ONNX Runtime on CPUs if it is installed.
 
   Raises:
     InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is

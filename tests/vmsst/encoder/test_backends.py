@@ -1,4 +1,4 @@
-"""Encoders on CPUs by OpenVINO and ONNX Runtime: the vectors of JAX, and which options apply."""
+"""Encoders on CPUs by ONNX Runtime: the vectors of JAX, and which options apply."""
 
 import importlib.util
 import pathlib
@@ -17,10 +17,9 @@ from vmsst.encoder import batching
 from vmsst.networks import lstm, transformer
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
-# Not imported here: the backend imports OpenVINO without its telemetry.
 pytestmark = pytest.mark.skipif(
-  any(importlib.util.find_spec(name) is None for name in ("onnxruntime", "openvino")),
-  reason="needs OpenVINO and ONNX Runtime",
+  importlib.util.find_spec("onnxruntime") is None,
+  reason="needs ONNX Runtime",
 )
 
 # Empty, blank, longer than the maximum of all encoders here, and of many lengths.
@@ -47,11 +46,10 @@ def saved(name, folder):
   return tiny_encoders.save_run(folder, tiny_encoders.model_of(NETWORKS[name], max_length=28))
 
 
-@pytest.mark.parametrize("backend", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
+def test_the_vectors_are_those_of_jax(name, tmp_path):
   run = saved(name, tmp_path)
-  encoder = vmsst.load(run, backend=backend)
+  encoder = vmsst.load(run, backend="onnx")
   reference = vmsst.load(run, dtype="float32", backend="jax")
   expected_ND = reference.encode(TEXTS, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3
@@ -64,7 +62,7 @@ def test_the_vectors_are_those_of_jax(name, backend, tmp_path):
   assert encoder.digest == reference.digest
 
 
-@pytest.mark.parametrize("backend", ["onnx", "openvino", "jax"])
+@pytest.mark.parametrize("backend", ["onnx", "jax"])
 def test_more_tokens_than_positions_are_an_error(backend, tmp_path):
   encoder = vmsst.load(saved("labse", tmp_path), backend=backend)
   encoder.max_length = 1000
@@ -72,26 +70,13 @@ def test_more_tokens_than_positions_are_an_error(backend, tmp_path):
     encoder.encode(["eins " * 999])
 
 
-LOADS_OPENVINO = """
-import os, sys, vmsst
-os.register_at_fork(before=lambda: print("forked"))
-vmsst.load(sys.argv[1], backend="openvino").encode(["eins"])
-print([name for name in sys.modules if name.startswith("openvino_telemetry")])
-"""
-
-
-def test_openvino_reports_nothing_and_forks_no_process(tmp_path):
-  run = saved("t5", tmp_path / "run")
-  assert commands.fresh_script(LOADS_OPENVINO, run, cwd=tmp_path).stdout == "[]\n"
-
-
 def test_commands_take_a_backend(tmp_path):
   run, text = saved("labse", tmp_path / "run"), tmp_path / "text"
   text.write_text("eins\nzwei\n", encoding="utf-8")
-  for backend in ("jax", "openvino"):
+  for backend in ("jax", "onnx"):
     arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)
     assert commands.vmsst(*arguments) == 0
-  jax_ND, found_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "openvino"))
+  jax_ND, found_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "onnx"))
   np.testing.assert_allclose(found_ND, jax_ND, atol=1e-5, rtol=0)
   assert (found_ND != jax_ND).any()
 
@@ -101,20 +86,15 @@ def test_errors_name_the_options(tmp_path, monkeypatch):
   network = tiny_encoders.encoder(laser, head=False)
   other = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
   with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
-    vmsst.load(other, backend="openvino")
+    vmsst.load(other, backend="onnx")
   run = saved("t5", tmp_path)
-  with pytest.raises(
-    errors.InputError, match="backend is 'torch'; known: auto, jax, onnx, openvino"
-  ):
+  with pytest.raises(errors.InputError, match="backend is 'torch'; known: auto, jax, onnx"):
     vmsst.load(run, backend="torch")
-  with pytest.raises(
-    errors.InputError, match="'openvino' computes in float32; omit dtype 'bfloat16'"
-  ):
-    vmsst.load(run, backend="openvino", dtype="bfloat16")
-  for backend, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(errors.InputError, match=rf"pip install 'vmsst\[{backend}\]'"):
-      vmsst.load(run, backend=backend)
+  with pytest.raises(errors.InputError, match="'onnx' computes in float32; omit dtype 'bfloat16'"):
+    vmsst.load(run, backend="onnx", dtype="bfloat16")
+  monkeypatch.setitem(sys.modules, "onnxruntime", None)
+  with pytest.raises(errors.InputError, match=r"pip install 'vmsst\[onnx\]'"):
+    vmsst.load(run, backend="onnx")
 
 
 def test_auto_is_the_fastest_that_is_installed_and_keeps_the_precision(tmp_path, monkeypatch):
@@ -123,8 +103,6 @@ def test_auto_is_the_fastest_that_is_installed_and_keeps_the_precision(tmp_path,
   assert vmsst.load(run, dtype="bfloat16").backend == "jax"
   find, absent = importlib.util.find_spec, {"onnxruntime"}
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name not in absent and find(name))
-  assert vmsst.load(run).backend == "openvino"
-  absent.add("openvino")
   assert vmsst.load(run).backend == "jax"
 
 
