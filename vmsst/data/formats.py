@@ -23,8 +23,8 @@ from vmsst.data import dataset_shards
 from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
-# TMX elements in a segment whose content is markup of the original document, not text.
 _SCORE = re.compile(r"-?\d+\.\d{6}")  # as `vmsst mine` and `vmsst score` print them
+# TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
