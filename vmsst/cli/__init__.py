@@ -8,6 +8,7 @@ from vmsst.io import interrupts
 
 with interrupts.default_interrupt():
   import argparse
+  import logging
   from collections.abc import Sequence
 
   import vmsst
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       process.hint = "; rerun the same command to resume"
     from vmsst.io import progress_bar  # slow, and `--help` is instant
 
+    if argv is None:
+      logging.basicConfig(format="vmsst: note: %(message)s")
     compilation_cache.enable()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
     with progress, watchdog.watching("vmsst", _PATIENCE):

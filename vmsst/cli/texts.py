@@ -1,7 +1,6 @@
 """Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
 import dataclasses
-import sys
 from typing import Annotated, Any, Literal
 
 from vmsst import errors
@@ -26,7 +25,7 @@ from vmsst.cli.shared_options import (
   print_lines,
   read_lines,
 )
-from vmsst.io import atomic_files, outputs, storage, stored_settings, text_fields
+from vmsst.io import atomic_files, outputs, storage, text_fields
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""
@@ -308,7 +307,6 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
-  from vmsst.encoder import encoding
   from vmsst.mining import text_search
   from vmsst.search import device_search, embedded_text
 
@@ -322,20 +320,13 @@ def search(
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   name, model, load = computing.open(path, role="query")
-  # Queries and lines may have prompts of their own.
-  of_lines, of_queries = (
-    {"encoder": {key: value for key, value in known.items() if key != "prompt"}}
-    for known in (searched.encoder, encoding.identity(model, name))
-  )
-  differences = searched.encoder and stored_settings.differences(of_lines, of_queries)
-  if differences and not encoder:
+  if not encoder and (differences := text_search.other_encoder(searched, model, name)):
     raise errors.InputError(
       f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
       "give the original encoder with --encoder"
     )
-  if differences:
-    print(f"vmsst: note: {vectors}: {differences}", file=sys.stderr)
   options: dict[str, Any] = {
+    "name": name,
     "language": language,
     "batch_size": computing.batch_size,
     "compare": device_search.compare,
@@ -344,7 +335,7 @@ def search(
   if not streamed and (opened is None or opened.exact):
     with local_file(queries) as path:
       text_search.search_file(
-        model, path, searched, output, count, name=name, engine=chosen, load=load, **options
+        model, path, searched, output, count, engine=chosen, load=load, **options
       )
     return
   searcher = text_search.Searcher(model, searched, index=opened, **options)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.data import input_texts
 from vmsst.encoder import encoding, file_embedding
-from vmsst.io import atomic_files, work_folders
+from vmsst.io import atomic_files, stored_settings, work_folders
 from vmsst.search import embedded_text, exact_search, faiss_index, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
 from vmsst.units import base, engines
@@ -53,11 +54,12 @@ class Searcher:
     corpus: EmbeddedText,
     *,
     index: faiss_index.Index | None = None,
+    name: str | None = None,
     language: str | None = None,
     batch_size: int = 128,
     compare: exact_search.Compare = exact_search.compare,
   ):
-    """Opens a corpus.
+    """Opens a corpus; logs a warning if another encoder has computed its vectors.
 
     Args:
       encoder: The encoder of the vectors, an object with `encode_query(texts)` or, if it has one
@@ -65,6 +67,7 @@ class Searcher:
       corpus: The text to search.
       index: An index of its vectors, for an approximate search; None, or if it is exact: an exact
         search of the vectors, with the same result.
+      name: Name or path of the encoder; see `encoding.identity`.
       language: Code of the queries' language, for encoders that need it.
       batch_size: Queries per batch.
       compare: Compares vectors in an exact search; `vmsst.search.device_search.compare` uses
@@ -74,6 +77,7 @@ class Searcher:
       InputError: the corpus has no line with a visible character.
     """
     visible_N = corpus.visible_rows()
+    _compare_encoders(corpus, encoder, name or getattr(encoder, "path", None))
     self._encoder, self._corpus = encoder, corpus
     self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
     self._read_text = corpus.reader()
@@ -162,6 +166,7 @@ def search_file(
   with work_folders.owned(output):
     work = work_folders.work_path(output)
     visible_N = corpus.visible_rows()
+    _compare_encoders(corpus, encoder, name)
     text = embedded_text.fingerprint(queries)
     identity = encoding.identity(encoder, name)
     # Vectors of another search with this output, which was interrupted, have another name.
@@ -191,6 +196,23 @@ def search_file(
         for hits, query in zip(_hits(near[rows], read_text), texts, strict=False):
           stream.write(f"{as_line(query, hits)}\n".encode())
     work_folders.clear(work)
+
+
+def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:
+  """Returns how the encoder of queries differs from that of a corpus, for people; "" if equal.
+
+  Lines and queries may have prompts of their own.
+  """
+  of_lines, of_queries = (
+    {"encoder": {key: value for key, value in known.items() if key != "prompt"}}
+    for known in (corpus.encoder, encoding.identity(encoder, name))
+  )
+  return stored_settings.differences(of_lines, of_queries) if corpus.encoder else ""
+
+
+def _compare_encoders(corpus: EmbeddedText, encoder: Any, name: str | None) -> None:
+  if name is not None and (differences := other_encoder(corpus, encoder, name)):
+    logging.warning("%s: %s", corpus.folder, differences)
 
 
 def as_line(query: str, hits: Sequence[Hit]) -> str:

@@ -320,15 +320,15 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
   assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
 
-def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, monkeypatch):
+def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, caplog, monkeypatch):
   vectors = str(tmp_path / "v")
   assert cli.main(["embed", "a", sides[1], vectors]) == 0
   queries = f"{SENTENCES[3]}\n\nzz é\n"
   monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(queries.encode())))
   capsys.readouterr()
   assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
-  printed, notes = capsys.readouterr()
-  assert notes == f"vmsst: note: {vectors}: encoder is /runs/a, not /runs/b\n"
+  printed = capsys.readouterr().out
+  assert [x.getMessage() for x in caplog.records] == [f"{vectors}: encoder is /runs/a, not /runs/b"]
   found = [json.loads(line) for line in printed.splitlines()]
   assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
   assert [len(each["results"]) for each in found] == [2, 2, 2]
@@ -346,7 +346,9 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, m
   assert capsys.readouterr().out == printed
 
 
-def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_path, capsys):
+def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
+  tmp_path, capsys, caplog
+):
   prompts = {"config_sentence_transformers.json": {"prompts": {"query": "red ", "passage": "the "}}}
   model = str(released_folders.write(tmp_path / "m", "bert", prompts))
   encoder, texts = vmsst.load(model), ["apple", "museum is open"]
@@ -369,6 +371,10 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_p
   searcher = vmsst.Searcher(encoder, vmsst.open_text(corpus, tmp_path / "v"))
   (hits,) = searcher.search(["museum"], 2)
   assert {hit.text: hit.score for hit in hits} == pytest.approx(found, abs=1e-5)
+  assert not caplog.records
+  other = vmsst.load(model, max_length=7)
+  vmsst.Searcher(other, vmsst.open_text(corpus, tmp_path / "v"))
+  assert f"encoder is {model}" in caplog.text
   assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
