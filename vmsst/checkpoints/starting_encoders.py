@@ -140,8 +140,8 @@ def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
 def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
   if checkpoint is None:
     raise errors.InputError(
-      "a dry run needs the encoder to start from: set ENCODER or, without it, "
-      "INITIAL_CHECKPOINT_PATH"
+      "ENCODER: no value, but a dry run needs the encoder to start from; set --gin.ENCODER or, in "
+      "other runs, --gin.INITIAL_CHECKPOINT_PATH"
     )
   try:
     return _read(os.fspath(checkpoint), _version(os.fspath(checkpoint)))

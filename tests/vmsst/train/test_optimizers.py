@@ -213,11 +213,11 @@ def clip_and_adamw():
 
 
 def test_frozen_parameters_keep_their_values_and_have_to_exist():
-  state = train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*"]))
+  state = train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=[".*bias"]))
   after = state.apply_gradient(gradient(0), learning_rate=0.1)
   before, now = (traverse_util.flatten_dict(x.params, sep="/") for x in (state, after))
   same = {name for name in before if np.array_equal(before[name], now[name])}
-  assert same == {name for name in before if name.startswith("mlp/")} != {*before}
+  assert same == {"mlp/bias"}
   with pytest.raises(InputError, match=r"'mpl/kernel' matches no parameter; names are mlp/kernel"):
     train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
 
