@@ -312,7 +312,9 @@ def test_vectors_of_other_files_equal_those_of_sentence_transformers(tmp_path, c
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
 def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, architectures):
+  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers for its files")
   folder = shutil.copytree(architectures("qwen3"), tmp_path / "m")
   model = json.loads((folder / "tokenizer.json").read_text())["model"]
   for name, content, message in (
