@@ -174,7 +174,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   Further columns are ignored. A policy that stops also requires the same number of columns on every
-  line, and that the first one has no scores of `vmsst mine`.
+  line, and refuses the output of `vmsst mine`, whose first column has scores.
 
   Raises:
     InputError: the first fault, if the policy stops.

@@ -58,7 +58,7 @@ def push(
   Args:
     path: A path that `vmsst.load` opens.
     repository: `owner/name`.
-    public: Whether everyone may see the repository: a new one is made so, an existing one must be.
+    public: Whether everyone can see a new repository. An existing one must have this visibility.
     revision: Branch to commit to, made from the main branch if it is new; None: the main branch.
     license_id: License in the model card, such as "apache-2.0"; None: the card names none.
     results: Output folder of `vmsst eval`, whose averages the card shows; None: the card has none.

@@ -161,7 +161,7 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
   if not storage.is_url(target):
     target = pathlib.Path(atomic_files.link_target(target))
     if os.path.ismount(target):
-      raise errors.InputError(f"{target} is where a disk is mounted: give a new folder in it")
+      raise errors.InputError(f"{target} is the mount point of a disk: give a new folder in it")
     if os.path.isdir(work_folders.work_path(target)):
       # Another command writes it, or was killed just after it was complete.
       with work_folders.owned(target):

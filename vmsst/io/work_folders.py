@@ -24,7 +24,7 @@ _LOCK = "lock"
 _LOCK_NAME = re.compile(r"lock(-\d+)?")
 _CONTENT = "content"
 _UPLOAD = f"{storage.UNFINISHED}/upload.json"
-"""The names of all files of an upload until it is complete."""
+"""Lists the files of an upload until it is complete."""
 
 _owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
 
@@ -190,8 +190,10 @@ def upload(folder: pathlib.Path, url: str) -> None:
 def _remove_upload(target: storage.Path) -> None:
   """Removes the files of an unfinished upload, and no others."""
   if storage.is_file(target / _UPLOAD):
-    names = {*input_files.read_json(target / _UPLOAD), _UPLOAD}
-    storage.remove_files(target, [x for x in storage.files_below(target) if x in names])
+    names = input_files.read_json(target / _UPLOAD)
+    if not isinstance(names, list):
+      raise errors.InputError(f"{target / _UPLOAD} is damaged; delete it and the upload's files")
+    storage.remove_files(target, [x for x in storage.files_below(target) if x in [*names, _UPLOAD]])
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:

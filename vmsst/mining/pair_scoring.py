@@ -10,7 +10,14 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import batching, encoding, translation
-from vmsst.io import atomic_files, progress_bar, storage, text_fields, work_folders
+from vmsst.io import (
+  atomic_files,
+  input_files,
+  progress_bar,
+  storage,
+  text_fields,
+  work_folders,
+)
 from vmsst.search import embedded_text, exact_search
 from vmsst.units import base
 
@@ -180,7 +187,7 @@ def score_file(
   Raises:
     InputError: as in `pair_scores`, or another process writes the output.
   """
-  versions = {side.path: storage.version(side.path) for side in (source, target)}
+  versions = {side.path: _version(side.path) for side in (source, target)}
   texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
   settings = {
     **scorer.settings,
@@ -199,11 +206,18 @@ def score_file(
     start = min(writer.parts * _WINDOW, count)
     for score_BC in pair_scores(scorer, source, target, texts=texts, start=start):
       for path, version in versions.items():  # Its digest is compared at its end only.
-        if storage.version(path) != version:
+        if _version(path) != version:
           raise errors.InputError(f"{path} has changed since the work on it started; start over")
       writer.append(map(as_line, score_BC))
     writer.finish()
   return count
+
+
+def _version(path: str) -> object:
+  """Returns `storage.version` of a text; raises InputError if it cannot be read."""
+  input_files.check_local(path)
+  with storage.explained(path, "read"):
+    return storage.version(path)
 
 
 def as_line(scores: Sequence[float]) -> str:

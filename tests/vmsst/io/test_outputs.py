@@ -307,7 +307,9 @@ def test_a_new_folder_may_be_a_link_but_no_mounted_disk(tmp_path, monkeypatch):
   assert (tmp_path / "empty" / "x").read_text() == "x"
   assert (tmp_path / "link").is_symlink()
   monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path / "disk"))
-  with pytest.raises(errors.InputError, match="disk is where a disk is mounted: give a new folder"):
+  with pytest.raises(
+    errors.InputError, match="disk is the mount point of a disk: give a new folder"
+  ):
     outputs.new_folder(tmp_path / "disk")
 
 
@@ -410,6 +412,9 @@ def test_a_folder_that_another_command_has_not_finished_is_no_place_for_a_new_on
   with pytest.raises(errors.InputError, match=f"{url} exists already"):
     write_folder(url)
   assert {*store.find("bucket")} >= {x for x in before if "lock" not in x}
+  store.pipe_file(f"{url}/.vmsst/upload.json", b"7")
+  with pytest.raises(errors.InputError, match=r"upload\.json is damaged; delete it"):
+    write_folder(url)
 
 
 A = {"name": "/a", "digest": "1" * 64}

@@ -303,6 +303,9 @@ def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
 
   with pytest.raises(errors.InputError, match="text has changed since the work on it started"):
     pair_scoring.score_file(Changing("a", 3), text, text, tmp_path / "out")
+  path.unlink()
+  with pytest.raises(errors.InputError, match="text: cannot be read: No such file"):
+    pair_scoring.score_file(Scorer("a", 3), text, text, tmp_path / "out")
   path.write_text(content)
   assert pair_scoring.score_file(Scorer("a", 3), text, text, tmp_path / "out") == 10
   found = (tmp_path / "out").read_text()

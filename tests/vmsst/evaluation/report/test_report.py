@@ -101,7 +101,7 @@ def test_lengths_and_prompts_are_named(tmp_path):
   path.write_text(path.read_text().replace('"name": "e5"', '"name": "e5", "prompt": "query: <b>"'))
   page = Page(report.write_report(folders, tmp_path / "out"))
   text = " ".join(html.unescape(page.source).split())
-  assert "own unknown; e5 512 tokens, “query: <b>”. Numbers with" in text
+  assert "own unknown; e5 512 tokens, “query: <b>”. Results with" in text
   assert "query: <b>" not in page.source
 
 
