@@ -58,7 +58,7 @@ def log_density(
   x_BS: Float[Array, "B S"], mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
   """Returns log N(x; mean, exp(log_variance)) of each row, in nats."""
-  square_BS = jnp.square(x_BS - mean_BS) * jnp.exp(-log_variance_BS)
+  square_BS = jnp.square((x_BS - mean_BS) * jnp.exp(-0.5 * log_variance_BS))  # no overflow
   return -0.5 * jnp.sum(square_BS + log_variance_BS + math.log(2 * math.pi), axis=-1)
 
 
@@ -73,9 +73,10 @@ def mutual_information(
 
   Args:
     mean_BS: Posterior means.
-    log_variance_BS: Logarithms of the posterior variances.
+    log_variance_BS: Logarithms of the posterior variances; those below -80 count as -80.
     rng: Key of the samples.
   """
+  log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite
   z_BS = sample(mean_BS, log_variance_BS, rng)
   own_B = log_density(z_BS, mean_BS, log_variance_BS)
   # Squares of differences as matmuls, which need no [B, B, S]. Centering limits cancellation, which

@@ -272,7 +272,8 @@ def top_k(
   """Returns the k nearest vectors of a base for every query, by cosine, or all.
 
   Args:
-    query_ND: Vectors of the queries, of any length; `DistinctVectors` to search repeatedly.
+    query_ND: Vectors of the queries, of any length, or one vector [D], which is [1, D];
+      `DistinctVectors` to search repeatedly.
     base_MD: The vectors to search, the same; read in blocks.
     k: Neighbors per query, a small number.
     compare: Compares vectors; `vmsst.search.device_search.compare` uses accelerators.
@@ -281,6 +282,8 @@ def top_k(
     ValueError: shapes are not [N, D] and [M, D], the base is empty, a value is not finite, or k is
       not an integer of 1 or more.
   """
+  if getattr(query_ND, "ndim", 2) == 1:
+    query_ND = np.asarray(query_ND)[None]
   query, base, k = _checked(query_ND, base_MD, k)
   if not len(base):
     raise ValueError(f"cannot find {k} neighbors among {len(base)} vectors")

@@ -217,6 +217,22 @@ def test_bfloat16_matmuls_are_close_to_float32(name):
     assert np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
 
 
+def test_gradients_of_many_chunks_are_summed_in_float32():
+  one_M1, token_M1 = jnp.ones((600, 1)), jnp.ones((600, 1), int)  # a bfloat16 sum would stop early
+  options = {"chunk": 1, "dtype": "bfloat16"}
+
+  def of_tokens(table):
+    hidden_M11 = one_M1[:, None]
+    return vocabulary.weighted_nll(hidden_M11, None, table, None, token_M1, one_M1, **options)[0]
+
+  def of_xtr(table):
+    targets = token_targets.TokenTargets(token_M1, one_M1)
+    return xtr.weighted_kl(one_M1, table, targets, one_M1[:, 0], **options)[0]
+
+  for loss in (of_tokens, of_xtr):
+    assert jax.grad(loss)(jnp.zeros((1, 2))).tolist() == [[300, -300]]
+
+
 @either
 def test_logits_of_the_whole_batch_never_exist(name):
   sizes = {"tokens": {"batch": 16, "length": 16}, "xtr": {"batch": 256}}[name]

@@ -39,9 +39,14 @@ def arrays(*shapes):
 def test_product_of_rows_sums_outer_products(width, other, dtype):
   a_MA, b_MB = (jnp.asarray(x, dtype) for x in arrays((7, width), (7, other)))
   expected = sum(np.outer(a, b) for a, b in zip(*map(np.float64, (a_MA, b_MB)), strict=True))
-  found = jax.jit(lambda a, b: matmuls.product_of_rows(a, b, dtype=jnp.float32))(a_MA, b_MB)
-  assert found.dtype == jnp.float32
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+  for product in (
+    lambda a, b: matmuls.product_of_rows(a, b, dtype=jnp.float32),
+    lambda a, b: fused_gradients.product_of_rows(a, b, dtype),
+    lambda a, b: fused_gradients.matmul(a.T, b, dtype),
+  ):
+    found = jax.jit(product)(a_MA, b_MB)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_of_linear_are_those_of_a_matmul():

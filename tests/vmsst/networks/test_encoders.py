@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+from flax import linen as nn
 from flax import traverse_util
 from tiny_models import assert_trees_close, jit
 
@@ -197,6 +198,33 @@ def test_dropout_is_shared_along_the_length():
   assert not np.array_equal(found_BTD[0], found_BTD[1])
 
 
+def test_dropout_is_where_t5_has_it():
+  config = dataclasses.replace(T5, num_encoder_layers=1, dropout_rate=0.1)
+  tokens_BT, places = np.ones((3, 5), int), []
+
+  def record(call, args, kwargs, context):
+    module = context.module
+    if isinstance(module, dropout.Dropout) and not kwargs.get(
+      "deterministic", module.deterministic
+    ):
+      shape = args[0].shape
+      shared = [i - len(shape) in module.broadcast_dims for i in range(len(shape))]
+      places.append(tuple(np.where(shared, 1, shape).tolist()))
+    return call(*args, **kwargs)
+
+  network = sentence_encoder.SentenceEncoder(config, 8)
+  rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+  with nn.intercept_methods(record):
+    jax.eval_shape(lambda: network.init(rngs, tokens_BT, deterministic=False))
+  width, wide, heads = config.emb_dim, config.mlp_dim, config.num_heads
+  assert places == [
+    (3, 1, width),  # token embeddings
+    (3, heads, 1, 5), (3, 1, width),  # attention weights, the attention's output
+    (3, 1, wide), (3, 1, width),  # the feed-forward layer, its output
+    (3, 5, width),  # the output of the stack
+  ]  # fmt: skip
+
+
 def test_initial_distributions_of_t5():
   cfg = t5.T5Config(
     vocab_size=400, emb_dim=256, num_heads=8, head_dim=32, mlp_dim=512, num_encoder_layers=1
@@ -233,6 +261,28 @@ def test_bfloat16_is_summed_in_float32():
   mean_BD = sentence_encoder.masked_mean(hidden_BTD, jnp.ones((1, 1000), bool))
   assert mean_BD.dtype == jnp.float32
   assert mean_BD[0, 0] == 1
+  # The cell of an LSTM grows by small steps.
+  gates = jnp.broadcast_to(jnp.array([20, 20, 2**-8, -3], jnp.bfloat16), (600, 1, 1, 4))
+  bias, is_real = jnp.zeros((1, 1, 4), jnp.bfloat16), jnp.ones((600, 1, 1), bool)
+  state = jnp.zeros((1, 1, 1), jnp.bfloat16), jnp.zeros((1, 1, 1))
+  last = lstm.lstm(gates, bias, is_real, *state)[-1, 0, 0, 0]
+  assert float(last) == pytest.approx(
+    math.tanh(600 * math.tanh(2**-8)) / (1 + math.exp(3)), rel=0.01
+  )
+
+
+def test_softmax_and_norms_of_bfloat16_are_computed_in_float32():
+  query, key, value = (
+    jnp.array(x, jnp.bfloat16)[None, :, None] for x in ([[16, 1]], [[16, 1], [16, 0]], [[1], [0]])
+  )  # logits of 257 and 256, one number in bfloat16
+  found = t5.attend(query, key, value, jnp.zeros((1, 1, 1, 2)), lambda x: x)
+  assert float(found[0, 0, 0]) == pytest.approx(1 / (1 + math.exp(-1)), rel=0.01)
+  x_BD = jnp.array(100 + np.random.default_rng(0).normal(size=(1, 64)), jnp.bfloat16)
+  params = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
+  found_BD = transformer.LayerNorm(1e-12, "bfloat16").apply({"params": params}, x_BD)
+  exact_BD = np.float64(x_BD)
+  exact_BD = (exact_BD - exact_BD.mean()) / exact_BD.std()
+  np.testing.assert_allclose(np.float64(found_BD), exact_BD, atol=0.02)
 
 
 @pytest.mark.parametrize("padding", [100.0, np.nan])

@@ -46,7 +46,8 @@ def on_disk(monkeypatch):
 @pytest.mark.parametrize(
   ("compare", "n", "m", "k", "width"),
   [
-    (exact_search.compare, 23, 17, 5, 4), (SMALL, 23, 17, 5, 16), (SMALL, 40, 61, 1, 4),
+    (exact_search.compare, 23, 17, 5, 4), (exact_search.compare, 200, 17, 5, 16),
+    (SMALL, 23, 17, 5, 16), (SMALL, 40, 61, 1, 4),
     (SMALL, 3, 50, 4, 16), (SMALL, 1, 1, 99, 4), (DEVICES, 23, 57, 5, 4), (DEVICES, 3, 50, 4, 16),
   ],
 )  # fmt: skip
@@ -59,6 +60,7 @@ def test_the_nearest_are_those_of_a_stable_sort(compare, n, m, k, width):
   assert_best(forward, score, k)
   assert_best(backward, score.T, k)
   assert_best(exact_search.top_k(source.tolist(), target, k, compare=compare), score, k)
+  assert_best(exact_search.top_k(source[0], target, k, compare=compare), score[:1], k)
   wanted_N, wanted_M = np.arange(n) % 3 != 1, np.arange(m) % 2 == 0
   sides = distinct(source, wanted_N), distinct(target, wanted_M)
   forward, backward = exact_search.mutual_top_k(*sides, k, compare=compare)
@@ -180,9 +182,9 @@ def test_broken_input_is_an_error(search):
   for sides, k, message in (
     ((good, good[:, :2]), 1, "one width, not 3 and 2"),
     ((good, good[:0]), 1, "neighbors among (3 and )?0 vectors"),
-    ((good[0], good), 1, r"must be \[N, D\]"),
-    ((good, good), 0, "k is 0; it must be an integer of 1 or more"),
-    ((good, good), 2.5, "k is 2.5; it must"),
+    ((good[None], good), 1, r"must be \[N, D\]"),
+    ((good, good), 0, "k is 0; set it to an integer of 1 or more"),
+    ((good, good), 2.5, "k is 2.5; set it"),
   ):
     with pytest.raises(ValueError, match=message):
       search(*sides, k)

@@ -119,6 +119,19 @@ def test_queries_whose_lists_are_nearly_empty_find_enough(tmp_path):
   assert found.index_NK[0, 0] == 0
   assert sorted(found.index_NK[0]) == [0, 50, 51, 199]
   assert np.isfinite(found.score_NK).all()
+  found = open_index(tmp_path).nearest(np.eye(4, dtype="f4")[:1], 1, probes=1, candidates=100)
+  assert found.index_NK.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("factory", ["RR8,RaBitQ", "IVF64,Flat"])
+def test_defaults_rescore_and_probe_enough_to_find_the_nearest(tmp_path, factory):
+  vectors_ND = np.random.default_rng(0).normal(size=[2600, 8]).astype(np.float32)
+  naive_search.write_vectors(tmp_path / "vectors", vectors_ND)
+  build(tmp_path / "vectors", tmp_path / "index", factory)
+  query_QD = exact_search.unit_rows(vectors_ND[:100] + 0.3)
+  exact_Q = (query_QD @ exact_search.unit_rows(vectors_ND).T).argmax(axis=1)
+  found_Q = open_index(tmp_path).nearest(query_QD, 1).index_NK[:, 0]
+  assert np.mean(found_Q == exact_Q) > 0.9
 
 
 def files_of(folder):

@@ -121,8 +121,15 @@ def test_duplicates_and_ties_go_by_row_numbers():
 
 
 def test_neighborhoods_without_similarity_score_zero():
-  found = margins.margin_pairs([[1.0, 0.0]], [[-1.0, 0.1], [0.0, 0.0]], neighbors=2)
-  assert found.score_P.tolist() == [0.0]
+  for retrieval in ("max", "forward"):
+    sides, options = ([[1.0, 0.0]], [[-1.0, 0.1], [0.0, 0.0]]), {"retrieval": retrieval}
+    found = margins.margin_pairs(*sides, neighbors=2, **options)
+    assert (rows_of(found), found.score_P.tolist()) == ([(0, 0)], [0.0])
+
+
+def test_no_cosine_of_rounded_vectors_is_above_1():
+  vectors_ND = np.random.default_rng(0).normal(size=[400, 6]).astype(np.float32)
+  assert margins.margin_pairs(vectors_ND, vectors_ND, margin="absolute").score_P.max() <= 1
 
 
 @pytest.mark.parametrize("rows", [1, 3, 2048])
@@ -142,8 +149,8 @@ def test_f1_is_that_of_every_threshold_tried(rows):
 def test_broken_input_is_an_error():
   good = np.eye(3)
   for search, options, message in (
-    (margins.margin_pairs, {"neighbors": 2.5}, "neighbors is 2.5; it must be an integer"),
-    (margins.margin_scores, {"neighbors": 0}, "neighbors is 0; it must be an integer"),
+    (margins.margin_pairs, {"neighbors": 2.5}, "neighbors is 2.5; set it to an integer"),
+    (margins.margin_scores, {"neighbors": 0}, "neighbors is 0; set it to an integer"),
     (margins.margin_pairs, {"margin": "rate"}, "margin is 'rate'; known: ratio, distance, abs"),
     (margins.margin_scores, {"margin": "rate"}, "margin is 'rate'"),
     (margins.margin_pairs, {"retrieval": "best"}, "retrieval is 'best'; known: max, forward"),

@@ -136,6 +136,20 @@ def test_agrees_with_optax_on_matrices(settings):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), trained, params)
 
 
+def test_updates_are_clipped_to_the_threshold_and_steps_count_from_the_offset():
+  params, grads = {"w": np.ones((2, 2), np.float32)}, {"w": np.float32([[10, -1], [0.1, 2]])}
+  optimizer = adafactor.Adafactor(clipping_threshold=0.25, multiply_by_parameter_scale=False)
+  state = optimizer.init_state(params)
+  new, _ = optimizer.apply_gradient(params, state, grads, step=jnp.array(0), learning_rate=1.0)
+  assert np.sqrt(np.mean(np.square(new["w"] - 1))) == pytest.approx(0.25, rel=1e-5)
+  optimizer, step = adafactor.Adafactor(step_offset=1000), jnp.array(1002)
+  state = jax.tree.map(lambda x: x + 1.0, optimizer.init_state(params))
+  _, state = optimizer.apply_gradient(params, state, grads, step=step, learning_rate=1.0)
+  decay = 1 - 3**-0.8
+  expected = decay + (1 - decay) * np.square(grads["w"])
+  np.testing.assert_allclose(state["w"].v, expected, rtol=1e-5)
+
+
 def test_state_has_t5xs_keys_shapes_and_axes():
   params = {
     "embed": np.zeros((130, 128), np.float32),
@@ -315,6 +329,10 @@ def rates(steps, **settings):
   ("factors", "expected"),
   [
     ("constant * linear_warmup * rsqrt_decay", lambda t: 0.5 * min(1, t / 40) / max(t, 40) ** 0.5),
+    (
+      "constant * linear_warmup * rsqrt_normalized_decay",
+      lambda t: 0.5 * min(t / 40, (40 / max(t, 40)) ** 0.5),
+    ),
     ("linear_decay", lambda t: 0.5 * min(t / 40, 1 + 0.01 * (40 - t))),
     ("constant * decay_every", lambda t: 0.5 * 0.01 ** (t // 30)),
     (
