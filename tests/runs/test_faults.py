@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import warnings
@@ -106,6 +107,20 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_
   for mode, path in (("specific", run / "damaged_checkpoint_6"), ("latest", run)):
     with pytest.raises(InputError, match=r"checkpoint_6 is damaged: state/\S+ has changed since"):
       checkpoints.find_checkpoint(checkpoints.RestoreCheckpointConfig(path=str(path), mode=mode))
+
+
+def test_a_checkpoint_without_its_state_is_damaged_and_one_without_its_data_is_not(
+  finished, tmp_path, caplog
+):
+  run = copy(finished, tmp_path / "run")
+  shutil.rmtree(run / "checkpoint_6" / "state")  # as in a copy that was interrupted
+  toy_runs.run(run, total_steps=6, period=2)
+  assert f"{run}/checkpoint_6 is damaged: it has no folder state" in caplog.text
+  assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
+  shutil.rmtree(run / "checkpoint_6" / "dataset")  # reads and skips what it was trained on
+  toy_runs.run(run, total_steps=8, period=2)
+  assert checkpoints.newest_intact(str(run)).name == "checkpoint_8"
+  assert not (run / "checkpoint_6" / "dataset").exists()
 
 
 def test_a_run_with_only_damaged_checkpoints_does_not_start_over(finished, tmp_path):

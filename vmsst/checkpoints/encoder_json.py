@@ -265,9 +265,6 @@ def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) ->
   values = _get(entry, "config", dict, path)
   entry = {key: value for key, value in entry.items() if key not in _READ_FIRST}
   config = _made(configs[config_name], values, "the network's config", path)
-  latent_dim = _get(entry, "latent_dim", int, path)
-  if latent_dim < 1:
-    raise errors.InputError(f"{path}: latent_dim is {latent_dim}; it must be at least 1")
   return _made(known[name], entry, "the network", path, config=config)
 
 

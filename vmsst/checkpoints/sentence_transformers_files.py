@@ -170,7 +170,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     raise errors.InputError(f"{path} is not a list of modules with 'type' and 'path'") from None
   for index, (kind, name) in enumerate(listed):
     if not kind.startswith("sentence_transformers."):
-      raise errors.InputError(f"{path}: {kind} is code of its own, which is not run")
+      raise errors.InputError(f"{path}: {kind} is custom code, which vmsst does not run")
     # The classes keep their names, but their packages differ between versions.
     kind = kind.rsplit(".", 1)[-1]
     listed[index] = kind, name

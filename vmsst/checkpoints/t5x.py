@@ -50,8 +50,11 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   if not folder.is_dir():
     nearby = storage.names(folder.parent)
     there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
+    if os.path.basename(path) == os.fspath(path):
+      there += "; models of the Hugging Face Hub are named OWNER/NAME"
     raise errors.InputError(f"no folder {folder}{there}")
   input_files.utf8_path(folder, "a checkpoint")
+  refuse_legacy(folder)
   is_one = is_checkpoint(folder)
   storage.check_finished(folder.parent if is_one else folder)
   if is_one:
@@ -96,6 +99,20 @@ def is_checkpoint(folder: epath.Path) -> bool:
   return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
 
 
+def refuse_legacy(folder: epath.Path) -> None:
+  """Raises InputError for a checkpoint in T5X's format before Orbax, or a folder of a run with one.
+
+  Such a checkpoint has a msgpack file `checkpoint` and one folder for each large array.
+  """
+  inside = (folder / name for name in storage.names(folder) if _CHECKPOINT.fullmatch(name))
+  for path in (folder, *inside):
+    if not is_checkpoint(path) and (path / "checkpoint").is_file():
+      raise errors.InputError(
+        f"{path} is in T5X's format before Orbax, which is not read here: restore it with upstream "
+        "T5X, which saves it in the new one"
+      )
+
+
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
   """Returns metadata of each array of a checkpoint (`shape`, `dtype`), by name: `target/...`.
 
@@ -107,11 +124,13 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
   if is_local:
     input_files.check_below(state)
   elif os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
-    raise errors.InputError(f"{checkpoint}: Orbax reads no s3://; copy it to a local disk or gs://")
+    raise errors.InputError(f"{checkpoint}: Orbax cannot read s3://; copy to a local disk or gs://")
   try:
     with _orbax() as checkpointer:
-      tree = dict(checkpointer.metadata(state).item_metadata)
-    metadata = traverse_util.flatten_dict(tree, sep="/")
+      tree = checkpointer.metadata(state).item_metadata
+    if tree is None:
+      raise ValueError("its metadata is missing, or from an Orbax before 0.5")
+    metadata = traverse_util.flatten_dict(dict(tree), sep="/")
     numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in metadata.values())
   except Exception as error:  # Orbax raises many types for damaged data
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error

@@ -90,6 +90,8 @@ def make_files(
         counts = make(bitext, str(partial))
         if _identity(bitext) != identity:
           raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
+        if refresh:  # The old file is replaced now: nothing may call the new one by its settings.
+          atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
     except BaseException:
       if not files and description["started"] == [where] and not storage.exists(path):
         storage.remove(os.path.join(folder, DESCRIPTION))

@@ -7,7 +7,6 @@ dataset where they are. Neither needs memory for the texts: both map files.
 
 import abc
 import array
-import errno
 import functools
 import mmap
 import tempfile
@@ -20,6 +19,7 @@ from absl import logging
 from vmsst import errors
 from vmsst.data import dataset_shards, readers, teacher_vectors
 from vmsst.data.readers import BitextFile
+from vmsst.io import atomic_files
 from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
@@ -68,23 +68,15 @@ class TextTable(Table):
 
   def __init__(self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any]):
     ends, width = array.array("q", [0]), 1
-    try:
-      with tempfile.TemporaryFile(prefix="vmsst-") as file:
-        for row in texts:
-          width = len(row)
-          for text in row:
-            ends.append(ends[-1] + file.write(text.encode()))
-        file.flush()
-        self._bytes: Any = b""
-        if ends[-1]:
-          self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-      if error.errno != errno.ENOSPC:
-        raise
-      raise errors.InputError(
-        f"the disk of {tempfile.gettempdir()} is full, where training texts are copied; set TMPDIR "
-        "to a folder with more space"
-      ) from None
+    with atomic_files.temporary_space(), tempfile.TemporaryFile(prefix="vmsst-") as file:
+      for row in texts:
+        width = len(row)
+        for text in row:
+          ends.append(ends[-1] + file.write(text.encode()))
+      file.flush()
+      self._bytes: Any = b""
+      if ends[-1]:
+        self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     self._ends = np.frombuffer(ends, np.int64)
     self._width = width
     self._columns = columns

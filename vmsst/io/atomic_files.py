@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
 
+from vmsst import errors
 from vmsst.io import locks, storage
 
 _PARTIAL = ".vmsst-part-"
@@ -146,9 +147,24 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if error.errno and not error.filename:
-      raise OSError(error.errno, error.strerror, os.fspath(path)) from None
-    raise
+    if error.filename:
+      raise
+    number, reason = error.errno or errno.EIO, error.strerror or str(error)
+    raise OSError(number, reason, os.fspath(path)) from None
+
+
+@contextlib.contextmanager
+def temporary_space() -> Iterator[None]:
+  """Turns the error of a full disk of temporary files into InputError, which names the folder."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+      raise
+    raise errors.InputError(
+      f"no space for temporary files in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR to a "
+      "folder with more space"
+    ) from None
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
+from vmsst import errors
 from vmsst.io import input_files, storage
 
 NAME = "SHA256SUMS"
@@ -28,6 +29,16 @@ def of_file(path: str | os.PathLike[str]) -> str:
   input_files.check_local(path)
   with storage.explained(path, "read"), storage.open_binary(path) as file:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def check(path: str | os.PathLike[str], sha256: str, fix: str) -> None:
+  """Raises InputError, with the fix, unless a file can be read and has this SHA-256."""
+  try:
+    digest = of_file(path)
+  except errors.InputError as error:
+    raise errors.InputError(f"{error}: {fix}") from None
+  if digest != sha256:
+    raise errors.InputError(f"{path}: damaged: it has changed since it was written: {fix}")
 
 
 def write(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
@@ -66,6 +77,8 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
     for digest, folder, name in (line.groups() for line in lines if line):
       wanted.setdefault(folder, {})[name] = digest
     for folder in sorted(wanted) if only is None else [only]:
+      if folder == "dataset" and not (checkpoint / folder).is_dir():
+        continue  # The run reads and skips the batches instead.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in wanted.get(folder, {}).items():
         if name not in files:

@@ -13,6 +13,8 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from vmsst.io import atomic_files
+
 _IN_MEMORY = 1 << 20  # Bytes of the largest array that is in memory.
 _WRITTEN = bytes(1 << 20)
 
@@ -21,13 +23,13 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
   """Returns a new array with the same value everywhere; see `numpy.full`.
 
   Raises:
-    OSError: there is no space for the file.
+    InputError: there is no space for the file.
   """
   empty = np.empty(0, dtype)
   size = int(np.prod(shape)) * empty.itemsize
   if size <= _IN_MEMORY:
     return np.full(shape, value, dtype)
-  with tempfile.TemporaryFile() as file:
+  with atomic_files.temporary_space(), tempfile.TemporaryFile() as file:
     # Space is taken now: a write to a map would end the process if the disk were full.
     for start in range(0, size, len(_WRITTEN)):
       file.write(_WRITTEN[: size - start])
@@ -41,9 +43,9 @@ def concatenated(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarr
   """Returns the concatenation of arrays of one dimension, of which one is in memory at a time.
 
   Raises:
-    OSError: there is no space for the file.
+    InputError: there is no space for the file.
   """
-  with tempfile.TemporaryFile() as file:
+  with atomic_files.temporary_space(), tempfile.TemporaryFile() as file:
     for block in blocks:
       file.write(np.ascontiguousarray(block, dtype).tobytes())
     return _mapped(file, np.dtype(dtype))
@@ -84,11 +86,13 @@ class Records:
   def add(self, record_NW: np.ndarray) -> None:
     """Adds records, uint64."""
     # Big-endian bytes are in the order of the numbers.
-    self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
+    with atomic_files.temporary_space():
+      self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
 
   def sorted(self) -> Iterator[np.ndarray]:
     """Yields all records, uint64 [B, width], ascending, in blocks of at most about 260,000."""
-    self._file.flush()
+    with atomic_files.temporary_space():
+      self._file.flush()
     count = self._file.tell() // self._type.itemsize
     if not count:
       return

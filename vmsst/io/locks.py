@@ -110,7 +110,11 @@ def _locked_file(path: str) -> int:
       if is_at(path, descriptor):  # or its owner has removed it before it was locked here
         if os.fstat(descriptor).st_size:  # of an owner that was killed
           os.ftruncate(descriptor, 0)
-        os.write(descriptor, _this_process()["owner"].encode())
+        try:
+          os.write(descriptor, _this_process()["owner"].encode())
+        except OSError:  # The disk is full.
+          os.unlink(path)
+          raise
         return descriptor
     except BaseException:
       os.close(descriptor)

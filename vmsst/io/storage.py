@@ -245,8 +245,8 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-  """Returns a path that other processes understand: absolute, or the URL."""
-  return os.fspath(path) if is_url(path) else os.path.abspath(path)
+  """Returns a path that other processes understand: absolute, or the URL; `~` is expanded."""
+  return os.fspath(path) if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def size(path: str | os.PathLike[str]) -> int:

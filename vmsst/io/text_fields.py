@@ -1,6 +1,7 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
 import functools
+import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
@@ -44,8 +45,9 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
     digest: As in `text_files.read_lines`.
 
   Raises:
-    InputError: the file cannot be read or has another digest, or a line lacks the column or is not
-      a JSON object with a string at this key.
+    InputError: the file cannot be read or has another digest, it is .csv, or .json without a
+      field, or a line lacks
+      the column or is not a JSON object with a string at this key.
   """
   return texts(text_files.read_lines(path, digest), path, field)
 
@@ -73,9 +75,14 @@ def parser(name: str, field: str | None) -> Callable[[str, int], str]:
     name: Name of the file, for messages.
     field: As in `read_texts`; the function raises the same errors.
   """
+  kind = os.path.splitext(name.removesuffix(".gz"))[1].lower()
+  if kind == ".csv" or (kind == ".json" and field is None):
+    raise errors.InputError(f"{name}: {kind} files are not read; write one text per line, or .tsv")
   if field is None:
     return lambda line, number: line
-  if not field.isdecimal() or name.removesuffix(".gz").endswith(".jsonl"):
+  if kind == ".tsv" and not field.isdecimal():
+    raise errors.InputError(f"{name}: {field!r} is not the number of a column, from 1")
+  if not field.isdecimal() or kind == ".jsonl":
     return functools.partial(_value, name, field)
   if int(field) < 1:
     raise errors.InputError(f"{name}: column {int(field)}: columns are counted from 1")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
 from vmsst import errors
-from vmsst.io import input_files, storage
+from vmsst.io import atomic_files, input_files, storage
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
@@ -100,6 +100,7 @@ class Lines:
     ends, end = array.array("q", [0]), 0
     self._count = 0
     with contextlib.ExitStack() as stack:
+      stack.enter_context(atomic_files.temporary_space())
       self._file = stack.enter_context(_open(path))
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None
@@ -151,10 +152,24 @@ def _version(stream: IO[bytes]) -> tuple[int, int]:
   return status.st_mtime_ns, status.st_size
 
 
+_NOT_TEXT = {
+  b"\x1f\x8b": "gzip: give it a name that ends in .gz",
+  b"\xfd7zXZ": "xz: unpack it",
+  b"BZh": "bzip2: unpack it",
+  b"PK\x03\x04": "a ZIP archive: unpack it",
+  b"PAR1": "Parquet: write .tsv or .jsonl",
+  b"\xff\xfe": "UTF-16: convert it (iconv -f UTF-16 -t UTF-8)",
+  b"\xfe\xff": "UTF-16: convert it (iconv -f UTF-16 -t UTF-8)",
+}
+"""What files are that start with these bytes."""
+
+
 def _decode(raw: bytes, path: str, number: int) -> str:
   try:
     text = raw.decode("utf-8")
   except UnicodeDecodeError as error:
+    if number == 1 and (kind := next((x for x in _NOT_TEXT if raw.startswith(x)), None)):
+      raise errors.InputError(f"{path}: not text but {_NOT_TEXT[kind]}") from None
     raise errors.InputError(
       f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
       "the line; convert the file (iconv -f ... -t UTF-8)"

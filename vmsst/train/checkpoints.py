@@ -110,7 +110,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
 
   Raises:
-    InputError: All checkpoints are damaged.
+    InputError: All checkpoints are damaged, or one is in a format that only upstream T5X reads.
   """
   step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
   if jax.process_count() > 1:
@@ -121,8 +121,14 @@ def newest_intact(model_dir: str) -> epath.Path | None:
 def _set_damaged_aside(model_dir: str) -> int:
   """Renames damaged newer checkpoints; returns the step of the newest intact one, -1 for none."""
   damaged: dict[epath.Path, str] = {}
-  for path in reversed(all_checkpoints(model_dir)):
-    problem = checksums.damage(path)
+  t5x.refuse_legacy(epath.Path(storage.path(model_dir)))
+  for path in reversed(_folders(model_dir)):
+    if t5x.is_complete(path):
+      problem = checksums.damage(path)
+    elif storage.is_url(path):
+      continue  # It is being written, or `CheckpointManager` removes it.
+    else:
+      problem = "it has no folder state"
     if problem is None:
       for bad, reason in damaged.items():
         aside = bad.parent / f"{_DAMAGED}{bad.name}"
@@ -160,6 +166,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     else:
       inside = all_checkpoints(path)
       if not inside:
+        t5x.refuse_legacy(path)
         raise InputError(f"no checkpoint_<step> in {path}; set another path")
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   for path in checkpoints if jax.process_index() == 0 else ():

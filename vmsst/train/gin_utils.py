@@ -224,6 +224,17 @@ def _open_in_store(path: str) -> TextIO:
   return io.StringIO(input_files.read_bytes(path).decode())
 
 
+_UPSTREAM = {
+  "concurrent_metrics",
+  "params_on_devices",
+  "relative_steps",
+  "strict",
+  "use_orbax",
+  "verify_matching_vocabs_fn",
+}
+"""Parameters that gin files of upstream T5X often set and that the bundled runtime lacks."""
+
+
 def explain(error: BaseException) -> str:
   """Returns gin's message in one line, with the nearest known name for an unknown one."""
   if isinstance(error, SyntaxError):
@@ -240,6 +251,13 @@ def explain(error: BaseException) -> str:
   if parameter:
     name, unknown = parameter.groups()
     text = f"{name} has no parameter {unknown!r}{_nearest(unknown, _parameters(name))}"
+    if unknown in _UPSTREAM:
+      text = f"{name} has {unknown!r} in upstream T5X only; remove this binding"
+  selector = re.search(r"Couldn't resolve selector ([\w.]+); <module '(\w+)\.", text)
+  if selector and selector[2] == "vmsst":
+    text = f"the bundled runtime has no {selector[1]}; run the gin file on upstream T5X"
+    if selector[1].startswith("optimizers."):
+      text += ", or set optimizers.OptaxWrapper.optax_optimizer to an optimizer of optax"
   macro = re.search(r"No bindings specified for '(\S+)/gin.macro'", text)
   if macro:
     text = f"no gin file or binding sets %{macro.group(1)}; set it"

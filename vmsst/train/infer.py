@@ -120,7 +120,7 @@ def infer(
         storage.path(output_dir) / f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
       )
       if output.is_file():
-        progress.print_once(f"Skipping {task.name}: {output} exists.")
+        progress.print_once(f"Skipping {task.name}: {output} exists; delete it to make it again.")
         continue
       rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
       vocabulary = None

@@ -10,15 +10,21 @@ from typing import Any
 
 from t5x import trainer
 
+from vmsst import errors
+
 
 class StepTrainer(trainer.Trainer):
   """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
 
-  Takes the arguments of `Trainer`, and computes no metrics of single weights.
+  Takes the arguments of `Trainer`, and computes no metrics of single weights. Upstream adds up the
+  gradients of microbatches, which would multiply that of a mean loss, so it refuses them.
   """
 
   @functools.cached_property
   def _partitioned_train_step(self) -> Any:
+    if (self._num_microbatches or 1) > 1:
+      raise errors.InputError("NUM_MICROBATCHES needs the bundled runtime; set EMBEDDING_SLICES")
+
     def train_step(train_state: Any, batch: Any) -> Any:
       loss_fn = functools.partial(self._model.loss_fn, step=train_state.step)
       return trainer.train_with_lr(

@@ -32,7 +32,7 @@ class LogFolder:
   def __init__(self, folder: str | os.PathLike[str]):
     """Makes the folder; downloads the JSON lines of a store, which may be appended to."""
     self._url = os.fspath(folder).rstrip("/") if storage.is_url(folder) else None
-    self._uploaded: dict[str, tuple[int, int]] = {}
+    self._uploaded: dict[str, object] = {}
     self._when = time.monotonic()
     if self._url is None:
       self.local = pathlib.Path(folder)
@@ -43,7 +43,7 @@ class LogFolder:
     for name in sorted(storage.names(self._url)):
       if name.endswith(".jsonl"):
         storage.download(f"{self._url}/{name}", self.local / name)
-        self._uploaded[name] = _version(self.local / name)
+        self._uploaded[name] = storage.version(self.local / name)
 
   def upload(self, *, after_seconds: float = 0) -> None:
     """Uploads the files that have changed since the last time, if the folder is in a store.
@@ -59,14 +59,9 @@ class LogFolder:
     self._when = time.monotonic()
     for path in sorted(self.local.rglob("*")):
       name = path.relative_to(self.local).as_posix()
-      if path.is_file() and self._uploaded.get(name) != (version := _version(path)):
+      if path.is_file() and self._uploaded.get(name) != (version := storage.version(path)):
         storage.upload(path, f"{self._url}/{name}")
         self._uploaded[name] = version
-
-
-def _version(path: pathlib.Path) -> tuple[int, int]:
-  status = path.stat()
-  return status.st_size, status.st_mtime_ns
 
 
 _UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
@@ -117,7 +112,10 @@ class SummaryWriter:
 
       self._logs = LogFolder(self._folder)
       self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
-      self._lines = (self._logs.local / "metrics.jsonl").open("a", encoding="utf-8")
+      path = self._logs.local / "metrics.jsonl"
+      if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)  # The disk was full.
+      self._lines = path.open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes the metrics of one step as a line of JSON and as TensorBoard scalars."""

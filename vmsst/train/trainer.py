@@ -542,8 +542,8 @@ class EarlyStoppingAction(BaseAction):
 class KeepBestAction(BaseAction):
   """Keeps the best checkpoint and the newest ones only, and names the best in `best.json`.
 
-  `vmsst.load` of the run opens the best. Evaluations must be at steps of checkpoints.
-  A checkpoint that is still being written when the next is evaluated is not deleted.
+  `vmsst.load` of the run opens the best. Evaluations must be at steps of checkpoints, which are
+  complete before the next evaluation. Nothing is deleted until the best one is complete.
 
   Args:
     model_dir: Folder of the run.
@@ -562,12 +562,17 @@ class KeepBestAction(BaseAction):
       return False
     name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
     metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
-    if best is None or best.get("metric") != metric or self._sign * (value - best["value"]) > 0:
+    complete = {path.name: path for path in checkpoints.all_checkpoints(self._model_dir)}
+    # A run that was killed may have named this checkpoint, or one that was never complete.
+    if best and (best.get("metric") != metric or best["checkpoint"] not in {*complete} - {name}):
+      best = None
+    if best is None or self._sign * (value - best["value"]) > 0:
       best = {"checkpoint": name, "metric": metric, "value": value}
       atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
-    for path in checkpoints.all_checkpoints(self._model_dir)[:-1]:
-      if path.name not in (best["checkpoint"], name):
-        path.rmtree()
+    if best["checkpoint"] in complete:
+      for path in [*complete.values()][:-1]:
+        if path.name not in (best["checkpoint"], name):
+          path.rmtree()
     return False
 
 

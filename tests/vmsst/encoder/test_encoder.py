@@ -265,7 +265,7 @@ def test_margins_are_those_of_a_loop(encoder, expected):
     (lambda x: x.encode(["a"], prompt="", prefix="x"), ValueError, "prefix and prompt are both"),
     (lambda x: x.encode(["a"], prompt_name="q"), ValueError, "'q'; this encoder has: none"),
     (lambda x: x.encode(["a"], precision="int4"), ValueError, "'int4'; known: float32, int8"),
-    (lambda x: x.encode(["a"], batch_size=0), ValueError, "batch_size is 0; it must be an integer"),
+    (lambda x: x.encode(["a"], batch_size=0), ValueError, "batch_size is 0; set it to an integer"),
     (lambda x: x.encode(["a"], truncate_dim=7), ValueError, "truncate_dim is 7"),
     (lambda x: x.score_pairs(["a"], ["b"], languages=("de",)), ValueError, "two values"),
     (lambda x: x.similarity(np.ones((2, 6), complex)), ValueError, "the dtype complex128"),

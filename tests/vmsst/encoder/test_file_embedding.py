@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 
@@ -11,8 +12,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.data import readers, tables, teacher_vectors
+from vmsst.data import derived_files, readers, tables, teacher_vectors
 from vmsst.encoder import encoding, file_embedding
+from vmsst.io import atomic_files
 from vmsst.networks import sentence_encoder
 from vmsst.search import embedded_text, vector_store
 
@@ -151,6 +153,8 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
 
 
 def test_broken_input_is_an_error(text, tmp_path):
+  with pytest.raises(errors.InputError, match="dtype is 'float64'; known: float32, float16"):
+    embed(make_encoder(), text, tmp_path / "x", dtype="float64")
   bad = tmp_path / "bad.txt"
   bad.write_bytes(b"a\nb\nc\xff\n")
   with pytest.raises(errors.InputError, match=r"bad\.txt:3: not UTF-8"):
@@ -257,12 +261,23 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   swapped = readers.find_bitext(str(tmp_path / "data" / "*.jsonl"), ("en", "de"))
   with pytest.raises(errors.InputError, match=r'languages is \["deu", "eng"\], not \["eng", "deu"'):
     tables.open_files("train", swapped, teacher=out)
-  # After an interrupted refresh, the file is still that of the former encoder.
-  interrupted = description | {"files": {}, "started": ["data/x.de-en.tsv.npy"]}
-  (tmp_path / "out" / "description.json").write_text(json.dumps(interrupted))
+  # A refresh ends when it has replaced the first file.
+  described = []
+
+  def write_once(path, content):
+    described.append(path)
+    if len(described) > 1:
+      raise OSError(errno.ENOSPC, "No space left on device", path)
+    atomic_files.write_text(path, json.dumps(content))
+
+  again = ["data", "embed", str(run), out, str(tmp_path / "data" / "*"), "--refresh"]
+  with monkeypatch.context() as patch:
+    patch.setattr(derived_files.atomic_files, "write_json", write_once)
+    assert cli.main(again) == 1
   with pytest.raises(errors.InputError, match="they are to be made again"):
     tables.open_files("train", [undetermined], teacher=out)
-  (tmp_path / "out" / "description.json").write_text(json.dumps(description))
+  assert cli.main(again[:-1]) == 0
+  tables.open_files("train", [undetermined], teacher=out)
   line_files.write_tsv(path, PAIRS[::-1])
   with pytest.raises(errors.InputError, match=f"has vectors of another version of {path} .*embed"):
     tables.open_files("train", [undetermined], teacher=out)

@@ -254,7 +254,7 @@ def test_every_language_of_the_table_is_accepted_if_those_of_training_are_unknow
 @pytest.mark.parametrize(("option", "values"), [("max_length", (0, 5000)), ("batch_size", [0])])
 def test_options_out_of_range_are_named(translator, option, values):
   for value in values:
-    with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; it must be")):
+    with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; set it to")):
       translator.generate(np.zeros((2, 16)), "de", **{option: value})
 
 

@@ -106,6 +106,11 @@ open('file', 'w').write('content')
 
 _HELP = "import argparse\nargparse.ArgumentParser().parse_args(['--help'])"
 
+_LINES = """
+from vmsst.cli import shared_options
+shared_options.print_lines(iter(['x'] * 9))
+"""
+
 _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"
 
 _CLOSED = "it: error: [Errno 9] Bad file descriptor: 'standard output'\n"
@@ -126,6 +131,8 @@ _NO_INPUT = "it: error: [Errno 9] Bad file descriptor\n"
     (">/dev/full", "print('x')", 1, "", _FULL),
     (">/dev/full", "print('x' * 99999)", 1, "", _FULL),
     (">/dev/full", _HELP, 1, "", _FULL),
+    (">/dev/full", _LINES, 1, "", _FULL),
+    (">&-", _LINES, 1, "", _CLOSED),
     ("", _HELP, 0, "usage", ""),
     ("<&-", "sys.stdin.read()", 1, "", _NO_INPUT),
     ("<&-", "print('x')", 0, "x\n", ""),

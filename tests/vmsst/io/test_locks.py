@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import line_files
 import memory_store
 import pytest
 
@@ -112,6 +113,10 @@ def test_a_local_lock_keeps_others_out_and_leaves_nothing(tmp_path):
   with pytest.raises(OSError, match="symbolic"), locks.held(path):
     pass
   assert not (tmp_path / "foreign").exists()
+  full = locks.held(str(tmp_path / "full"))
+  with line_files.largest_file(0), pytest.raises(OSError, match="File too large"), full:
+    pass
+  assert not (tmp_path / "full").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])

@@ -1,6 +1,7 @@
 """Files and folders in object stores, and what of them is the same on this machine."""
 
 import gzip
+import json
 import os
 import pathlib
 
@@ -24,6 +25,7 @@ def test_urls_and_local_paths_are_told_apart(tmp_path):
     assert storage.is_url(url)
   for local in ("/a/b", "a", pathlib.Path("a"), "/search/path/gs://bucket/x", "C:/x", ""):
     assert not storage.is_url(local)
+  assert storage.absolute("~/x") == str(pathlib.Path.home() / "x")
   storage.check_local(tmp_path, "the output")
   with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
     storage.check_local("gs://b/a", "the output")
@@ -31,6 +33,17 @@ def test_urls_and_local_paths_are_told_apart(tmp_path):
   assert logs.local == tmp_path / "a" / "b"
   assert logs.local.is_dir()
   logs.upload()
+
+
+def test_metrics_continue_after_a_line_that_a_full_disk_has_cut(tmp_path):
+  path = tmp_path / "train" / "metrics.jsonl"
+  path.parent.mkdir()
+  path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
+  writer = summaries.SummaryWriter(str(tmp_path), "train")
+  writer.write_scalars(2, {"loss": 2.5})
+  writer.close()
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert records == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
 
 
 def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import large_arrays, line_spans, npy_files, text_fields, text_files
+from vmsst.io import atomic_files, large_arrays, line_spans, npy_files, text_fields, text_files
 
 CONTENT = "\ufeffone\r\n\nzwölf\nlast"
 
@@ -201,8 +201,32 @@ def test_large_arrays_take_no_memory_of_their_own(monkeypatch):
 
 
 def test_a_full_disk_is_an_error_before_the_array_is_used():
-  with line_files.largest_file(1 << 21), pytest.raises(OSError, match="File too large"):
+  message = "no space for temporary files in .*: File too large; set TMPDIR"
+  with line_files.largest_file(1 << 21), pytest.raises(errors.InputError, match=message):
     large_arrays.full(1 << 22, 0, np.uint8)
+
+
+def test_a_full_disk_is_named_for_arrays_too(tmp_path):
+  path = tmp_path / "x.npy"
+  written = rf"9\d\d requested and \d+ written: '{path}'"
+  with (
+    line_files.largest_file(1 << 12),
+    pytest.raises(OSError, match=written),
+    atomic_files.atomic_file(path) as stream,
+  ):
+    np.save(stream, np.zeros(999))
+  assert not any(tmp_path.iterdir())
+
+
+def test_columns_are_numbers_and_csv_is_refused():
+  for name, field, message in (
+    ("x.csv", "1", r"x.csv: .csv files are not read"),
+    ("x.json", None, r"x.json: .json files are not read"),
+    ("x.tsv.gz", "german", r"x.tsv.gz: 'german' is not the number of a column"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      text_fields.parser(name, field)
+  assert text_fields.parser("x.json", "text")('{"text": "a"}', 1) == "a"
 
 
 def test_arrays_by_name_and_broken_files(tmp_path):

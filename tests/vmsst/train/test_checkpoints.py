@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 import toy_runs
 
+from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.train import checkpoints, optimizers, partitioning, utils
 
@@ -99,6 +100,16 @@ def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   ):
     with pytest.raises(InputError, match=message):
       checkpoints.find_checkpoint(config(path=place, mode=mode))
+  (tmp_path / "legacy" / "checkpoint_1").mkdir(parents=True)
+  (tmp_path / "legacy" / "checkpoint_1" / "checkpoint").touch()
+  for find in (
+    lambda: checkpoints.newest_intact(str(tmp_path / "legacy")),
+    lambda: checkpoints.find_checkpoint(config(path=str(tmp_path / "legacy"), mode="latest")),
+    lambda: t5x.find_checkpoint(tmp_path / "legacy"),
+    lambda: t5x.find_checkpoint(tmp_path / "legacy" / "checkpoint_1"),
+  ):
+    with pytest.raises(InputError, match="legacy/checkpoint_1 is in T5X's format before Orbax"):
+      find()
   every = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
   assert [checkpoints.checkpoint_step(path) for path in every] == [0, 3, 4]
   for mode in ("latest", "specific"):
@@ -108,8 +119,12 @@ def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
 
 def test_a_checkpoint_without_metadata_is_named(tmp_path, run_folder):
   shutil.copytree(run_folder / "checkpoint_4", tmp_path / "checkpoint_4")
-  (tmp_path / "checkpoint_4" / "state" / "_METADATA").write_text("{")
+  path = tmp_path / "checkpoint_4" / "state" / "_METADATA"
+  path.write_text("{")
   with pytest.raises(InputError, match="checkpoint_4/state is not a readable"):
+    initializer().from_checkpoint(checkpoints.all_checkpoints(tmp_path)[0])
+  path.unlink()
+  with pytest.raises(InputError, match="its metadata is missing"):
     initializer().from_checkpoint(checkpoints.all_checkpoints(tmp_path)[0])
 
 

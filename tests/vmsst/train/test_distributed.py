@@ -275,7 +275,7 @@ def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environmen
     ({"coordinator_address": "a:65536", "count": 2, "index": 1}, "a port up to 65535"),
     (
       {**ADDRESS, "initialization_timeout": -1},
-      "--initialization_timeout is -1; it must be an int",
+      "--initialization_timeout is -1; set it to an int",
     ),
   ],
 )

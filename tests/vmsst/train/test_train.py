@@ -166,14 +166,19 @@ def test_early_stopping_waits_for_its_patience():
   values = [float("nan"), 3.0, 2.0, 1.95, 1.5, 1.45, 1.44]
   stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
   assert stops == [False] * 6 + [True]
+  for mode, values in (("max", [1.0, 2.0, 2.3, 2.1]), ("min", [10.0, 5.0, 4.2, 4.6])):
+    action = trainer.EarlyStoppingAction(("eval", "loss"), mode, patience=2, rtol=0.2)
+    stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
+    assert stops == [False] * 3 + [True]
 
 
 def test_the_best_checkpoint_of_a_metric_is_kept_and_found(tmp_path, caplog):
   toy_runs.run(tmp_path / "toy", total_steps=1)
   run = tmp_path / "run"
 
-  def evaluated(step, metric, value):
-    shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
+  def evaluated(step, metric, value, complete=True):
+    if complete:
+      shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
     action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
     action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
     return sorted(path.name for path in run.glob("checkpoint_*"))
@@ -183,10 +188,17 @@ def test_the_best_checkpoint_of_a_metric_is_kept_and_found(tmp_path, caplog):
   assert evaluated(3, "accuracy", 0.6) == ["checkpoint_2", "checkpoint_3"]
   assert evaluated(4, "loss", 0.1) == ["checkpoint_4"]
   assert evaluated(5, "loss", 0.05) == ["checkpoint_4", "checkpoint_5"]
-  assert t5x.find_checkpoint(run).name == "checkpoint_4"
-  shutil.rmtree(run / "checkpoint_4")
-  assert t5x.find_checkpoint(run).name == "checkpoint_5"
-  assert "checkpoint_4 is missing, the best checkpoint of the run" in caplog.text
+  # The next one is still being written when the run is killed; its evaluation is repeated.
+  assert evaluated(6, "loss", 0.3, complete=False) == ["checkpoint_4", "checkpoint_5"]
+  assert evaluated(6, "loss", 0.2) == ["checkpoint_6"]
+  assert t5x.read_best(run)["value"] == 0.2
+  assert evaluated(7, "loss", 0.5, complete=False) == ["checkpoint_6"]
+  assert evaluated(8, "loss", 0.1) == ["checkpoint_8"]
+  assert t5x.find_checkpoint(run).name == "checkpoint_8"
+  assert evaluated(9, "loss", 0.0) == ["checkpoint_8", "checkpoint_9"]
+  shutil.rmtree(run / "checkpoint_8")
+  assert t5x.find_checkpoint(run).name == "checkpoint_9"
+  assert "checkpoint_8 is missing, the best checkpoint of the run" in caplog.text
 
 
 # JAX 0.12 with Python 3.13, where the warning as an error would abort the process.

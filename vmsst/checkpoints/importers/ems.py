@@ -160,7 +160,7 @@ def _sizes(
     dims = stored[name].shape if name in stored else ()
     if len(dims) != 2 or 0 in dims:
       raise errors.InputError(
-        f"{path}: {name} is no matrix, so that it is not an EMS in the names of its release"
+        f"{path}: {name} is not a matrix; give the EMS_model.pt of the release"
       )
     return dims
 

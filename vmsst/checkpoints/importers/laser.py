@@ -77,7 +77,7 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     options = (record["params"] if is_lstm else vars(record["cfg"]["model"])).items()
     model, dictionary = record["model"], record["dictionary"] if is_lstm else {}
   except Exception as error:  # of any type, as the content
-    raise errors.InputError(f"{path} is no encoder of LASER ({error!r}); see {_URL}") from None
+    raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
   plain = {key: x for key, x in options if isinstance(x, bool | int | float | str)}
   file, state = ConfigFile(path, plain), tensors.of_state(path, model)
   # Checkpoints of training have a decoder, too.
