@@ -1,7 +1,7 @@
 """Frozen teachers: sentence vectors that a student learns from, without gradient.
 
-A teacher is a training run of this library whose encoder runs in the student's training step, or
-precomputed vectors in the batch features `teacher_inputs` and `teacher_targets`.
+A teacher is an encoder that runs in the student's training step, or precomputed vectors in the
+batch features `teacher_inputs` and `teacher_targets`.
 
 The parameters of a teacher in the step are not part of the train state, the only parameters that a
 trainer passes to a model. An array in the closure of a jitted function becomes a literal of its
@@ -228,8 +228,8 @@ def _given(batch: base.Batch) -> Float[Array, "B 2 S"]:
   """Returns the teacher's vectors in a batch."""
   if missing := [name for name in FEATURES if name not in batch]:
     raise errors.InputError(
-      f"there is no teacher, and the batch has no {' and no '.join(missing)}; set TEACHER to the "
-      f"folder of a trained run, or train on data with the features {' and '.join(FEATURES)}"
+      f"there is no teacher, and the batch has no {' and no '.join(missing)}; set TEACHER to an "
+      f"encoder, or train on data with the features {' and '.join(FEATURES)}"
     )
   vectors = [batch[name].astype(jnp.float32) for name in FEATURES]
   return jax.lax.stop_gradient(jnp.stack(vectors, axis=1))

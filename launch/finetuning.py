@@ -6,7 +6,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from vmsst import errors
@@ -27,7 +27,7 @@ from vmsst.launch import main
 from vmsst.units import base
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
-Pairs = str | os.PathLike[str] | Iterable[Sequence[str]]
+Pairs = str | os.PathLike[str] | Iterable[Sequence[str] | Mapping[str, str]]
 
 _MODELS = {
   "contrastive": "@contrastive.ContrastiveModel()",
@@ -64,23 +64,25 @@ def finetune(
   seed: int = 0,
   gin: Mapping[str, Any] | None = None,
 ) -> Encoder:
-  """Trains an encoder on pairs of texts that belong together; returns the best one.
+  """Fine-tunes an encoder on pairs of texts; returns the tuned encoder.
 
   The training is that of `t5x train --gin_file=finetune.gin`, which has more options: AdamW, with
-  a learning rate that rises for a tenth of the steps and falls to 0. An interrupted call resumes
-  where it was when it is repeated, also with other `steps`, `patience` or `slices`.
+  a learning rate that rises for a tenth of the steps and falls to 0. Repeat an interrupted call to
+  resume it; `steps`, `patience` and `slices` may then differ.
 
   Args:
     encoder: What `vmsst.load` opens, or an encoder that it or `Encoder.trim` has returned.
-    pairs: A TSV or JSONL file, or pairs of texts. A pair may have hard negatives as further texts.
+    pairs: A TSV or JSONL file, or pairs of texts, such as a Hugging Face dataset. A pair may have
+      hard negatives as further texts. Fields may have any names, in this order; if `languages` are
+      given, their codes are the names in a JSONL file.
     output: Folder of the run, new or of an earlier call, for `vmsst.load`, `vmsst export` and
       `vmsst eval`. `report.md` has its results, `config.gin` all options.
     dev: Other pairs, as `pairs`. The accuracy of retrieval among them, in both directions, is
       shown before the first step and every `eval_every` steps, and the checkpoint with the best is
       kept. None: the last checkpoint is the result.
     objective: "contrastive": a text must be more similar to its own partner than to those of the
-      batch; "soft_contrastive": as similar as the teacher finds them (Park et al. 2024);
-      "distillation": the vectors of both sides are to be the teacher's vector of the first
+      batch; "soft_contrastive": similarities must match the teacher's (Park et al. 2024);
+      "distillation": the vectors of both sides must match the teacher's vector of the first
       (Reimers and Gurevych 2020); "ems": the vector of a text must also predict the tokens of its
       translation (Mao et al. 2024), for encoders with mean pooling.
     negatives: Number of hard negatives of each pair; for "contrastive" only.
@@ -120,7 +122,7 @@ def finetune(
     path = os.fspath(encoder)
   start = path or str(folder / "start")
   sources = {
-    name: _source(given[name], folder / f"{name}.tsv", languages)
+    name: _source(name, given[name], folder, languages, negatives)
     for name in ("pairs", "dev")
     if given[name] is not None
   }
@@ -252,18 +254,42 @@ def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
 
 
 def _source(
-  pairs: Pairs, path: pathlib.Path, languages: tuple[str, str]
+  role: str, pairs: Pairs, folder: pathlib.Path, languages: tuple[str, str], negatives: int
 ) -> tuple[dict[str, str], str | None]:
-  """Returns what identifies the file of pairs, and its content if it must be written."""
+  """Returns what identifies the file of pairs, and its content if it must be written.
+
+  Raises:
+    InputError: a pair is not one of texts, or has other texts than the pair and its hard negatives,
+      such as scores; those of `dev` may have hard negatives too, which do not count.
+  """
+  counts = {2 + negatives, 2} if role == "dev" else {2 + negatives}
   if isinstance(pairs, str | os.PathLike):
     storage.check_local(pairs, "a file of pairs")
     name = os.path.abspath(os.path.expanduser(pairs))
-    files = [file for bitext in readers.find_bitext(name, languages) for file in bitext.paths]
+    bitexts = readers.find_bitext(name, languages)
+    for bitext in bitexts:
+      if (first := readers.first_texts(bitext)) is not None:
+        _check_count(str(bitext), first, counts)
+    files = [file for bitext in bitexts for file in bitext.paths]
     return {"name": name, "digest": base.digest(*map(checksums.of_file, files))}, None
   lines = []
-  for number, texts in enumerate(pairs):
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-      raise errors.InputError(f"pair {number} is {texts!r}; give two texts, or more")
+  for number, record in enumerate(pairs):
+    texts = [*record.values()] if isinstance(record, Mapping) else record
+    where = f"pair {number} of {role}"
+    if isinstance(texts, str | Set) or not all(isinstance(text, str) for text in texts):
+      raise errors.InputError(f"{where} is {texts!r}; give two texts, or more")
+    _check_count(where, texts, counts)
     lines.append("\t".join(" ".join(text.split()) for text in texts))
+  if not lines:
+    raise errors.InputError(f"{role} is empty; give pairs of texts")
   content = "".join(f"{line}\n" for line in lines)
-  return {"name": str(path), "digest": base.digest(content)}, content
+  return {"name": str(folder / f"{role}.tsv"), "digest": base.digest(content)}, content
+
+
+def _check_count(where: str, texts: Sequence[str], counts: set[int]) -> None:
+  """Raises InputError unless the number of a pair's texts is among `counts`."""
+  if len(texts) not in counts:
+    raise errors.InputError(
+      f"{where} has {len(texts)} texts, {input_files.shown(list(texts))}, not {max(counts)}: give "
+      "the number of hard negatives after the pair (negatives), and leave out scores and ids"
+    )

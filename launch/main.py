@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--topology",
       metavar="NAME",
-      help="with --dry_run: the devices, such as h100:8 or v5e:2x4, which need not be there",
+      help="with --dry_run: devices to compile for, present or not, such as h100:8 or v5e:2x4",
     )
     add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"

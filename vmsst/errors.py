@@ -1,6 +1,7 @@
 """The exception for errors a user can fix, and checks of option values that raise it."""
 
 import contextlib
+import dataclasses
 import math
 import numbers
 import re
@@ -76,15 +77,9 @@ def check(valid: bool, name: str, value: Any, wanted: str) -> None:
     raise InputError(f"{name} is {shown}; set it to {wanted}")
 
 
-def check_number(name: str, value: Any, *, minimum: float = -math.inf) -> None:
-  """Raises InputError unless `value` is a finite number of at least `minimum`."""
-  bound = "" if minimum == -math.inf else f" of {minimum} or more"
-  check(
-    _is_number(value) and minimum <= value < math.inf and value > -math.inf,
-    name,
-    value,
-    f"a finite number{bound}",
-  )
+def check_number(name: str, value: Any) -> None:
+  """Raises InputError unless `value` is a finite number."""
+  check(_is_number(value) and -math.inf < value < math.inf, name, value, "a finite number")
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
@@ -93,10 +88,25 @@ def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None =
   Raises:
     InputError: it is not an integer (True is not) or out of range.
   """
-  if not _is_integer(value) or value < minimum or (maximum is not None and value > maximum):
-    allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
-    raise InputError(f"{name} is {value!r}; it must be an integer {allowed}")
+  allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+  is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  top = math.inf if maximum is None else maximum
+  check(is_integer and minimum <= value <= top, name, value, f"an integer {allowed}")
   return int(value)
+
+
+def check_sizes(settings: Any, may_be_zero: Collection[str] = ()) -> None:
+  """Raises InputError unless all integers of a dataclass are 1 or more; optional ones may be None.
+
+  Args:
+    settings: An instance of the dataclass.
+    may_be_zero: Names of the integers that may also be 0.
+  """
+  for field in dataclasses.fields(settings):
+    optional = field.type == int | None and getattr(settings, field.name) is None
+    if field.type in (int, int | None) and not optional:
+      name, minimum = f"{type(settings).__name__}.{field.name}", int(field.name not in may_be_zero)
+      as_integer(name, getattr(settings, field.name), minimum=minimum)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
@@ -107,24 +117,17 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 def check_positive(name: str, value: float) -> None:
   """Raises InputError unless `value` is a finite number above 0."""
-  if not _is_number(value) or not 0 < value < math.inf:
-    raise InputError(f"{name} is {value!r}; it must be a positive number")
+  check(_is_number(value) and 0 < value < math.inf, name, value, "a positive number")
 
 
 def check_not_negative(name: str, value: float) -> None:
   """Raises InputError unless `value` is a finite number of 0 or more."""
-  if not _is_number(value) or not 0 <= value < math.inf:
-    raise InputError(f"{name} is {value!r}; it must be a finite number and must not be negative")
+  check(_is_number(value) and 0 <= value < math.inf, name, value, "a finite number of 0 or more")
 
 
 def check_rate(name: str, value: float) -> None:
   """Raises InputError unless `value` is a probability below 1."""
-  if not _is_number(value) or not 0 <= value < 1:
-    raise InputError(f"{name} is {value!r}; it must be a number in [0, 1)")
-
-
-def _is_integer(value: Any) -> bool:
-  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  check(_is_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)")
 
 
 def _is_number(value: Any) -> bool:

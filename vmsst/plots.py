@@ -59,8 +59,8 @@ def similarity(
 def languages(vectors: Any, labels: Sequence[str]) -> Any:
   """Returns a map of vectors in the plane of their two principal components.
 
-  If an encoder is agnostic of the language, translations lie together; if it is not, each language
-  has a region of its own.
+  If the encoder is language-agnostic, translations are close together; otherwise, each language
+  forms a region of its own.
 
   Args:
     vectors: Sentence vectors [N, D]; they are scaled to length 1.

@@ -1,4 +1,4 @@
-"""Translation ranking: additive margin softmax (AMS), and hard negatives beside in-batch ones.
+"""Translation ranking: additive margin softmax (AMS), and hard negatives next to in-batch ones.
 
 With AMS, translations must outscore other sentences by a margin. Without a margin it is the
 contrastive loss of EMS (EMS paper, section III-C, equation 8), on the cosines of the outputs of the

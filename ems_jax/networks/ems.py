@@ -52,10 +52,7 @@ class EmsNetwork(nn.Module):
   projection_dim: int | None = 128
 
   def __post_init__(self) -> None:
-    for name in ("language_dim", "num_languages", "projection_dim"):
-      value = getattr(self, name)
-      if value is not None:
-        errors.as_integer(f"EmsNetwork.{name}", value)
+    errors.check_sizes(self)
     if not self.xtr and not self.contrastive:
       raise errors.InputError(
         "EmsNetwork.xtr and EmsNetwork.contrastive are both False; set at least one of them"

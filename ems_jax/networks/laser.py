@@ -15,8 +15,6 @@ initialization, for details of the LSTM decoder that the paper omits, and for th
 transformer decoder.
 """
 
-import dataclasses
-
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import partitioning
@@ -145,9 +143,7 @@ class LaserNetwork(nn.Module):
   transformer_decoder: transformer.TransformerConfig | None = None
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(LaserNetwork):
-      if field.type is int:
-        errors.as_integer(f"LaserNetwork.{field.name}", getattr(self, field.name))
+    errors.check_sizes(self)
     width = self.target_emb_dim + self.language_dim + self.latent_dim
     if self.transformer_decoder is not None and self.transformer_decoder.emb_dim != width:
       raise errors.InputError(

@@ -37,7 +37,8 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(source):
   output = source.parent / "tuned"
-  return output, vmsst.finetune(vmsst.load(source), pairs_of(0, 30), output=output, **OPTIONS)
+  records = [dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs_of(0, 30)]
+  return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
 
 
 def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned):
@@ -152,13 +153,25 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
   [
     ({"objective": "distillation"}, "requires a teacher"),
     ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
-    ({"pairs": ["one text"]}, "pair 0 is 'one text'"),
+    ({"pairs": ["one text"]}, "pair 0 of pairs is 'one text'"),
+    ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs is "),
+    ({"pairs": [{"a", "b"}]}, "pair 0 of pairs is "),
+    ({"pairs": (["a"] * 9, ["b"] * 9)}, "pair 0 of pairs has 9 texts"),
+    (
+      {"pairs": [("a", "b", "c")]},
+      r"has 3 texts, \['a', 'b', 'c'\], not 2: give the number of hard",
+    ),
+    ({"pairs": []}, "pairs is empty"),
+    ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
+    ({"pairs": "scored.tsv"}, r"scored.tsv has 3 texts, \['0.5', 'a', 'b'\], not 2"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
     ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, r"out is not a run of `vmsst finetune`, but has files \(report.md\); give"),
   ],
 )
-def test_what_cannot_be_used_is_named(source, tmp_path, options, message):
+def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "scored.tsv").write_text("0.5\ta\tb\n")
   given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "report.md").write_text("of the user")

@@ -80,6 +80,10 @@ _FAULTY = {
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
+  "upstream's parameter": (
+    ["--gin.train.relative_steps=2"], ".*train has 'relative_steps' in upstream T5X only; remove"),
+  "upstream's name": (
+    ["--gin_file={folder}/upstream.gin"], r".*no optimizers\.adamw; run .*OptaxWrapper"),
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
 
   "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
@@ -138,6 +142,8 @@ def outcomes(finished, tmp_path_factory):
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
   (folder / "empty.gin").touch()
+  imports = "from __gin__ import dynamic_registration\nfrom t5x import optimizers\n"
+  (folder / "upstream.gin").write_text(f"{imports}OPTIMIZER = @optimizers.adamw()\n")
   names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
   start = ["train", *commands.TINY, model_dir(folder / "run")]
   given = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
@@ -148,7 +154,9 @@ def outcomes(finished, tmp_path_factory):
     text = {name: [x.format(**names) for x in arguments] for name, arguments in some.items()}
     commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(text))
     ends |= json.loads((folder / "ends.json").read_text())
-  assert sorted(path.name for path in folder.iterdir()) == ["empty.gin", "ends.json"]
+  assert sorted(path.name for path in folder.iterdir()) == [
+    "empty.gin", "ends.json", "upstream.gin",
+  ]  # fmt: skip
   return ends, names
 
 

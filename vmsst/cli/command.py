@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import re
 import types
 import typing
@@ -54,8 +55,10 @@ def at_least_1(text: str) -> int:
 
 _PLAIN = {str: Argument("TEXT"), int: Argument("N", int), float: Argument("X", finite_number)}
 
-_RUN = "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export"
-_ENCODER = f"{_RUN}, a folder of sentence-transformers, or a name on the Hugging Face Hub"
+_ENCODER = (
+  "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export, a folder of "
+  "sentence-transformers, or a name on the Hugging Face Hub"
+)
 _TEXT = "Text file, one sentence per line, UTF-8, plain or gzipped; - is standard input"
 
 Positive = Annotated[int, Argument("N", at_least_1)]
@@ -72,8 +75,6 @@ OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
 """The folder to write to."""
 Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]
 """An encoder to open."""
-OwnEncoder = Annotated[str, Argument("ENCODER", role="input", help=_RUN)]
-"""An encoder of this library."""
 Text = Annotated[str, Argument("FILE", role="input", help=_TEXT)]
 """A text to read."""
 
@@ -218,7 +219,8 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
     return {**settings, "action": "store_true"}
   if typing.get_origin(hint) is Literal:
     return {**settings, "choices": typing.get_args(hint)}
-  settings |= {"type": argument.parse, "metavar": argument.metavar}
+  parse = os.path.expanduser if argument.role else argument.parse  # no shell does in --out=~/x
+  settings |= {"type": parse, "metavar": argument.metavar}
   optional = parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is None
   if typing.get_origin(hint) is list:
     settings |= {"nargs": "*" if optional else "+", "action": "extend"}

@@ -8,12 +8,12 @@ from vmsst import errors
 from vmsst.cli.command import (
   Argument,
   Command,
+  Encoder,
   InputFile,
   InputFolder,
   Language,
   OutputFile,
   OutputFolder,
-  OwnEncoder,
   Positive,
 )
 from vmsst.cli.shared_options import Workers
@@ -27,7 +27,7 @@ Pattern = Annotated[str, Argument("PATTERN", role="input")]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-  """What the vocabulary is.
+  """Vocabulary.
 
   Attributes:
     size: Number of pieces.
@@ -71,7 +71,7 @@ def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bitext:
-  """How bitext files are read and encoded.
+  """Bitext files.
 
   Attributes:
     languages: Languages of the two sides (default: from file names).
@@ -85,7 +85,7 @@ class Bitext:
 
 
 def embed_bitext(
-  encoder: OwnEncoder, output: OutputFolder, patterns: list[Pattern], *, bitext: Bitext
+  encoder: Encoder, output: OutputFolder, patterns: list[Pattern], *, bitext: Bitext
 ) -> None:
   """Embed bitext files with a teacher, to distill it into a student.
 
@@ -101,7 +101,7 @@ def embed_bitext(
 
 
 def mine_negatives(
-  encoder: OwnEncoder,
+  encoder: Encoder,
   output: OutputFolder,
   patterns: list[Pattern],
   *,
@@ -150,7 +150,7 @@ def build(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Download:
-  """What happens to the files.
+  """Files.
 
   Attributes:
     work: Local folder for files until they are uploaded; required if --output is not local.

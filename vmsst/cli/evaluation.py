@@ -44,8 +44,8 @@ def evaluate(
 
   Args:
     sts: Your scored sentence pairs (score TAB first TAB second): correlations.
-    bitext: Your bitexts, with languages in their names, such as my.de-en.tsv; also .tmx, .jsonl and
-      Moses files: accuracy and xSIM in both directions.
+    bitext: Your bitexts (TSV, JSONL, TMX or Moses files), best with languages in their names, such
+      as my.de-en.tsv: accuracy and xSIM in both directions.
     retrieval: Your queries, each with a text to find among all texts (query TAB text, or .jsonl
       with query and text): accuracy, MRR, recall and nDCG.
     suite: Benchmarks (see --list; default: all).
@@ -58,8 +58,8 @@ def evaluate(
     max_length: Maximum tokens per text; longer ones are cut (default: the encoder's own).
     dimensions: Also evaluate vectors cut to their first N dimensions, for encoders trained with
       MATRYOSHKA_DIMS; texts are embedded once.
-    mkqa_questions: Questions of MKQA that count: those with an answer, or all; those without an
-      answer, a third, are wrong.
+    mkqa_questions: MKQA questions to score: those with an answer, or all; the third without an
+      answer then counts as wrong.
     list: Print the benchmarks and their files, and exit.
   """
   from vmsst import languages

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 from vmsst.cli.command import (
   Argument,
   Command,
+  Encoder,
   InputFile,
   InputFolder,
   OutputFolder,
-  OwnEncoder,
   Positive,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-  """How the texts of an export are split.
+  """Text splitting in the export.
 
   Attributes:
     pretokenized: Texts will be split into words before they are encoded; required for a
@@ -68,7 +68,7 @@ def import_ems(
 
 
 def export_sentence_transformers(
-  encoder: OwnEncoder, output: OutputFolder, *, tokenizer: Tokenizer
+  encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer
 ) -> None:
   """Export an encoder as a folder that SentenceTransformer opens.
 
@@ -83,7 +83,7 @@ def export_sentence_transformers(
   print(export.describe(exported))
 
 
-def export_safetensors(encoder: OwnEncoder, output: OutputFolder) -> None:
+def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   """Export an encoder alone, as plain files that vmsst.load opens.
 
   Args:
@@ -95,7 +95,7 @@ def export_safetensors(encoder: OwnEncoder, output: OutputFolder) -> None:
   print(f"vmsst.load({str(folder)!r}) opens it")
 
 
-def export_onnx(encoder: OwnEncoder, output: OutputFolder, *, tokenizer: Tokenizer) -> None:
+def export_onnx(encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer) -> None:
   """Export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO.
 
   Args:
@@ -108,7 +108,7 @@ def export_onnx(encoder: OwnEncoder, output: OutputFolder, *, tokenizer: Tokeniz
 
 
 def push(
-  encoder: OwnEncoder,
+  encoder: Encoder,
   repository: Annotated[str, Argument("OWNER/NAME")],
   *,
   public: bool = False,
@@ -141,14 +141,14 @@ def push(
 
 
 def finetune(
-  encoder: OwnEncoder,
+  encoder: Encoder,
   pairs: InputFile,
   output: OutputFolder,
   *,
   dev: InputFile | None = None,
   objective: Literal["contrastive", "distillation", "soft_contrastive", "ems"] = "contrastive",
   negatives: int = 0,
-  teacher: OwnEncoder | None = None,
+  teacher: Encoder | None = None,
   steps: Positive = 500,
   batch_size: Positive = 64,
   learning_rate: float = 2e-5,
@@ -159,12 +159,13 @@ def finetune(
   freeze_tokens: bool = False,
   seed: int = 0,
 ) -> None:
-  """Train an encoder on pairs of texts that belong together.
+  """Fine-tune an encoder on pairs of texts, such as translations.
 
   Args:
-    pairs: TSV or JSONL file of pairs, with hard negatives in further columns.
+    pairs: TSV file of pairs, with hard negatives in further columns; or JSONL with such fields, of
+      any name, as in datasets of sentence-transformers.
     output: Folder of the run, for vmsst.load; rerun the command to resume.
-    dev: Other pairs, to evaluate on and to choose the best checkpoint by.
+    dev: Held-out pairs, for evaluation and to choose the best checkpoint.
     objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which
       also predicts the tokens of translations (default: contrastive).
     negatives: Hard negatives of each pair (default: 0).
@@ -176,7 +177,7 @@ def finetune(
     eval_every: Steps between evaluations and checkpoints (default: 100).
     patience: Stop after this many evaluations without improvement (default: never).
     slices: Slices of a batch, for batches that do not fit (gradient caching).
-    freeze_tokens: Keep the token table, most of a multilingual encoder's parameters.
+    freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
     seed: Seed of dropout and of the order of the pairs (default: 0).
   """
   options = locals()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vmsst import errors
 from vmsst.cli.command import Argument, Positive
-from vmsst.io import storage, text_files
+from vmsst.io import atomic_files, storage, text_files
 
 if TYPE_CHECKING:
   from vmsst.units.engines import Engine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workers:
-  """Where the work is done, with the same results.
+  """Parallel work, with the same results.
 
   Attributes:
     engine: Processes on this machine, or a Ray cluster, whose workers must see the same files
@@ -55,7 +55,7 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuWorkers(Workers):
-  """Where the work is done, with the same results.
+  """Parallel work, with the same results.
 
   Attributes:
     workers: Processes on this machine (default: 1), or Ray tasks at a time (default: as many as
@@ -78,10 +78,10 @@ class GpuWorkers(Workers):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backend:
-  """How vectors are computed.
+  """Encoding.
 
   Attributes:
-    backend: What computes vectors: jax; or, faster on CPUs and in float32, onnx (default: jax on
+    backend: jax, or onnx, which is faster on CPUs and computes in float32 (default: jax on
       accelerators, onnx on CPUs if ONNX Runtime is installed).
     prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
       of documents in embed, that of queries in search, else the encoder's default).
@@ -125,7 +125,7 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches(Backend):
-  """How vectors are computed.
+  """Encoding.
 
   Attributes:
     batch_size: Sentences per batch.
@@ -136,7 +136,7 @@ class Batches(Backend):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computing(Batches):
-  """How vectors are computed.
+  """Encoding.
 
   Attributes:
     compute_dtype: Compute dtype (default: as in training).
@@ -170,7 +170,7 @@ def local_file(path: str) -> Iterator[str]:
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
     kept = pathlib.Path(folder, "standard input")
-    with kept.open("wb") as stream:
+    with atomic_files.temporary_space(), kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
     with storage.naming(str(kept), kept.name):
       yield str(kept)
@@ -179,5 +179,7 @@ def local_file(path: str) -> Iterator[str]:
 def print_lines(lines: Iterator[str]) -> None:
   """Prints lines in UTF-8, unescaped."""
   for line in lines:
-    sys.stdout.buffer.write(f"{line}\n".encode())
-  sys.stdout.buffer.flush()
+    with atomic_files.naming("standard output"):
+      sys.stdout.buffer.write(f"{line}\n".encode())
+  with atomic_files.naming("standard output"):
+    sys.stdout.buffer.flush()

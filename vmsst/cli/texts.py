@@ -13,7 +13,6 @@ from vmsst.cli.command import (
   Language,
   OutputFile,
   OutputFolder,
-  OwnEncoder,
   Positive,
   Text,
 )
@@ -52,7 +51,7 @@ def embed(
     field: Column of a TSV file, from 1, or key of JSON Lines (default: 1 for .tsv, text for .jsonl,
       else the whole line).
     language: Language of the text, for encoders that require it.
-    dtype: Numbers of the vectors.
+    dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
   from vmsst.encoder import file_embedding
@@ -173,7 +172,7 @@ def index(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pairs:
-  """Which pairs are found.
+  """Pair selection.
 
   Attributes:
     neighbors: Nearest neighbors to compare a pair with.
@@ -350,7 +349,7 @@ def search(
 
 
 def translate(
-  run: OwnEncoder,
+  run: Encoder,
   *,
   to: Language,
   input: Text = outputs.STANDARD,

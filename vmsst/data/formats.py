@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -23,7 +23,7 @@ from vmsst.data import dataset_shards
 from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
-_SCORE = re.compile(r"-?\d+\.\d{6}")  # as `vmsst mine` and `vmsst score` print them
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
@@ -174,31 +174,35 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   Further columns are ignored. A policy that stops also requires the same number of columns on every
-  line, and refuses the output of `vmsst mine`, whose first column has scores.
+  line but an empty last one, and refuses a number before the pair, as `vmsst mine` writes it.
 
   Raises:
     InputError: the first fault, if the policy stops.
   """
   wanted = 2 + negatives
   expected = 0
-  number = 0
+  number = blank = 0
   try:
     for number, line in enumerate(policy.lines(path), 1):
       if isinstance(line, archives.BadLine):
         yield policy.fault(f"{path}:{number}", str(line))
         continue
+      if not line and policy.stops and not blank:
+        blank = number
+        continue
       columns = line.split("\t")
-      if number == 1 and policy.stops and len(columns) > wanted and _SCORE.fullmatch(columns[0]):
+      if number == 1 and policy.stops and len(columns) > wanted and _NUMBER.fullmatch(columns[0]):
         fix = f"write source TAB target: `cut -f 2- {path}`"
-        yield policy.fault(f"{path}:1", f"the first column has the score {columns[0]}; {fix}")
+        yield policy.fault(f"{path}:1", f"the first column has the number {columns[0]}; {fix}")
       expected = expected or max(len(columns), wanted)
-      if len(columns) < wanted or (policy.stops and len(columns) != expected):
+      if blank or len(columns) < wanted or (policy.stops and len(columns) != expected):
         more = f" TAB {negatives} hard negatives" if negatives else ""
+        count = f"{len(columns)} column{'s'[: len(columns) > 1]}"
         yield policy.fault(
-          f"{path}:{number}",
+          f"{path}:{blank or number}",
           "the line has one column where two are expected",
-          f"{len(columns)} columns where {expected} are expected; write source TAB target{more}, "
-          "with the same number of columns on every line",
+          f"{'an empty line' if blank else count} where {expected} are expected; write source TAB "
+          f"target{more}, with the same number of columns on every line",
         )
         continue
       yield Row(number, tuple(columns[:wanted]))
@@ -207,7 +211,11 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
 
 
 def parse_jsonl(
-  path: str, source: Language, target: Language, fields: tuple[str, str] | None = None
+  path: str,
+  source: Language,
+  target: Language,
+  fields: Sequence[str] | None = None,
+  negatives: int = 0,
 ) -> Iterator[Row]:
   """Yields the rows of a JSON Lines file.
 
@@ -215,21 +223,24 @@ def parse_jsonl(
     path: The file.
     source: Language of the first side.
     target: Language of the second side.
-    fields: Names of the two fields; None: codes of the languages.
+    fields: Names of the two fields; None: codes of the languages, or, if both are undetermined,
+      the text fields of the first line, in its order: a pair and its hard negatives.
+    negatives: Number of hard negatives in each row, for undetermined languages.
 
   Raises:
     InputError: a line is not such an object.
   """
-  names = fields or (source.name, target.name)
   for number, line in enumerate(text_files.read_lines(path), 1):
     location = f"{path}:{number}"
-    record = input_files.parse_json(line, location)
-    if isinstance(record, dict) and isinstance(record.get("translation"), dict):
-      record = record["translation"]
-    if not isinstance(record, dict):
-      raise errors.InputError(
-        f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
-      )
+    record = json_record(line, location)
+    if fields is None and source is target is languages.UNDETERMINED:
+      fields = text_fields(record)[: 2 + negatives]
+      if len(fields) < 2 + negatives:
+        raise errors.InputError(
+          f"{location}: the text fields are {fields}; {2 + negatives} are expected: a pair"
+          f"{f' and {negatives} hard negatives' if negatives else ''}"
+        )
+    names = fields or (source.name, target.name)
     if fields:
       sides = [record.get(name) for name in fields]
     else:
@@ -245,6 +256,23 @@ def parse_jsonl(
           f"{location}: {name!r} contains half of a surrogate pair; remove the line"
         )
     yield Row(number, tuple(map(str, sides)))
+
+
+def json_record(line: str, location: str) -> dict[str, Any]:
+  """Returns the object in a line, or the one at its key "translation"; else raises InputError."""
+  record = input_files.parse_json(line, location)
+  if isinstance(record, dict) and isinstance(record.get("translation"), dict):
+    record = record["translation"]
+  if not isinstance(record, dict):
+    raise errors.InputError(
+      f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
+    )
+  return record
+
+
+def text_fields(record: dict[str, Any]) -> list[str]:
+  """Returns the names of the fields of a record that have texts, in its order."""
+  return [name for name, value in record.items() if isinstance(value, str)]
 
 
 def parse_shard(path: str) -> Iterator[Row]:

@@ -8,7 +8,8 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 | Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
 | TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
-| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone |
+| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
+| | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
 | TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
 
 Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
@@ -23,7 +24,7 @@ from typing import cast
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import input_files, storage
+from vmsst.io import input_files, storage, text_files
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -148,6 +149,28 @@ def pair_name(source: Language, target: Language) -> str:
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
+def first_texts(bitext: BitextFile) -> list[str] | None:
+  """Returns all texts of the first line, where a file may have others after the pair.
+
+  Returns:
+    The columns of a TSV file, or the text fields of a JSONL file without languages; None for other
+    formats and empty files.
+
+  Raises:
+    InputError: the line cannot be read.
+  """
+  named = bitext.format == "jsonl" and bitext.source is not languages_lib.UNDETERMINED
+  if bitext.format not in ("tsv", "jsonl") or named:
+    return None
+  line = next(text_files.read_lines(bitext.paths[0]), None)
+  if line is None:
+    return None
+  if bitext.format == "tsv":
+    return line.split("\t")
+  record = formats.json_record(line, f"{bitext.paths[0]}:1")
+  return [record[name] for name in formats.text_fields(record)]
+
+
 def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   """Yields (source, target) of every pair in the file, in its order; a side may be empty.
 
@@ -161,13 +184,15 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
 def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...]]:
   """As `read_pairs`, each pair followed by hard negatives: wrong translations of its source.
 
-  Hard negatives are the columns after the pair in a TSV file (see `vmsst data mine-negatives`). One
-  may be empty, and further columns are ignored.
+  Hard negatives are the columns after the pair in a TSV file (see `vmsst data mine-negatives`), or
+  the fields after it in a JSONL file without languages. One may be empty, and further columns of a
+  TSV file are ignored.
 
   Raises:
     InputError: as `read_pairs`, or the file has fewer hard negatives.
   """
-  if negatives and bitext.format != "tsv":
+  has_negatives = {"tsv": True, "jsonl": bitext.source is languages_lib.UNDETERMINED}
+  if negatives and not has_negatives.get(bitext.format):
     raise errors.InputError(
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
       "`vmsst data mine-negatives`"
@@ -189,7 +214,7 @@ def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats
     case "tfrecord":
       return formats.parse_shard(bitext.paths[0])
     case "jsonl":
-      return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields)
+      return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields, negatives)
     case kind:
       return formats.parse(kind, bitext.paths, languages, formats.STOP, negatives)
 

@@ -73,8 +73,7 @@ def train_vocabulary(
   """
   import sentencepiece
 
-  if model_type not in MODEL_TYPES:
-    raise errors.InputError(f"model type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
+  errors.check_choice("model_type", model_type, MODEL_TYPES)
   share = character_coverage
   errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
   if atomic_files.is_stream(output):

@@ -148,13 +148,13 @@ class Encoder:
     """
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      raise errors.InputError(f"{self.path} is no encoder with prompts; omit the prompt")
+      raise errors.InputError(f"{self.path} does not support prompts; omit the prompt")
     encoder = copy.copy(self)
     encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
-    """Returns this encoder with the tokens of some texts alone, whose vectors stay the same.
+    """Returns this encoder with a smaller token table; vectors of the texts stay the same.
 
     Most parameters of a multilingual encoder are vectors of tokens. Other texts, too, are encoded,
     with more and shorter tokens.
@@ -166,7 +166,7 @@ class Encoder:
       InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
     """
     if not isinstance(self.vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      raise errors.InputError(f"{self.path} has no tokenizer.json, which could be trimmed")
+      raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
     # The file is read as long as the process lives.
     path = f"{tempfile.mkdtemp(dir=storage.process_folder())}/tokenizer.json"
     vocabulary, rows = hugging_face_vocabulary.trim(
@@ -259,10 +259,10 @@ class Encoder:
       progress: Show a progress bar; None: on a terminal only.
       on_cut: Called once if texts were cut, with their number, the number of all texts and
         `max_length`. The default logs one warning; None: no warning.
-      prompt: `prefix` in sentence-transformers, as its evaluators pass it.
-      normalize_embeddings: `normalize` there.
-      show_progress_bar: `progress` there.
-      convert_to_numpy: False is a list of tensors there.
+      prompt: Alias of `prefix`, for sentence-transformers and its evaluators.
+      normalize_embeddings: Alias of `normalize`.
+      show_progress_bar: Alias of `progress`.
+      convert_to_numpy: If False, return a list of torch tensors.
       convert_to_tensor: Return a tensor of torch on the CPU.
 
     Raises:

@@ -137,7 +137,7 @@ def embed_file(
   engine = engine or engines.Local()
   target = storage.absolute(folder)
   embed = encoding.embedder(encoder, language=language)
-  vector_store.check_dtype(dtype)
+  errors.check_choice("dtype", dtype, vector_store.DTYPES)
   width = getattr(encoder, "dimension", None) or embed([""]).shape[1]
   if dimensions is not None and not 1 <= dimensions <= width:
     raise errors.InputError(

@@ -17,12 +17,6 @@ SIMILARITIES = ("dot", "cosine")
 PairLoss = Callable[..., Float[Array, "B"]]
 
 
-def check_similarity(similarity: str, scale: float) -> None:
-  """Raises InputError for invalid options of a contrastive loss."""
-  errors.check_choice("similarity", similarity, SIMILARITIES)
-  errors.check_positive("scale", scale)
-
-
 def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]) -> base.Metrics:
   """Returns the results of `in_batch_accuracy` as metrics: accuracy/forward, accuracy/backward."""
   return {
@@ -63,7 +57,8 @@ class InBatchNegativesModel(base.BitextModel):
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
-    check_similarity(self.similarity, self.scale)
+    errors.check_choice("similarity", self.similarity, SIMILARITIES)
+    errors.check_positive("scale", self.scale)
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 

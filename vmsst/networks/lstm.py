@@ -56,9 +56,7 @@ class LstmConfig:
   dtype: str = "float32"
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if field.type is int:
-        errors.as_integer(f"LstmConfig.{field.name}", getattr(self, field.name))
+    errors.check_sizes(self)
     errors.check_choice("LstmConfig.dtype", self.dtype, t5.DTYPES)
     errors.check_positive("LstmConfig.initializer_range", self.initializer_range)
     errors.check_rate("LstmConfig.dropout_rate", self.dropout_rate)

@@ -79,10 +79,8 @@ class SentenceEncoder(nn.Module):
 
   def __post_init__(self) -> None:
     errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
-    width = self.config.width
-    if self.pooler_dim is not None:
-      errors.as_integer("SentenceEncoder.pooler_dim", self.pooler_dim)
-      width = self.pooler_dim
+    errors.check_sizes(self)
+    width = self.pooler_dim or self.config.width
     if not self.head and self.latent_dim != width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "

@@ -76,8 +76,7 @@ class T5Config:
   scan_layers: bool = False
 
   def __post_init__(self):
-    for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers"):
-      errors.as_integer(f"T5Config.{name}", getattr(self, name))
+    errors.check_sizes(self)
     errors.check_choice("T5Config.dtype", self.dtype, DTYPES)
     errors.check_choice("T5Config.remat", self.remat, REMAT_CHOICES)
     errors.check_rate("T5Config.dropout_rate", self.dropout_rate)

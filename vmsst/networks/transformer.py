@@ -134,18 +134,7 @@ class TransformerConfig:
   gated: bool = False
 
   def __post_init__(self):
-    for name in (
-      "vocab_size",
-      "emb_dim",
-      "num_heads",
-      "mlp_dim",
-      "num_layers",
-      "max_positions",
-      "window",
-    ):
-      errors.as_integer(f"TransformerConfig.{name}", getattr(self, name))
-    for name in ("position_offset", "num_token_types", "relpos_buckets"):
-      errors.as_integer(f"TransformerConfig.{name}", getattr(self, name), minimum=0)
+    errors.check_sizes(self, may_be_zero=("position_offset", "num_token_types", "relpos_buckets"))
     errors.check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
     errors.check_choice("TransformerConfig.positions", self.positions, POSITIONS)
     errors.check_choice("TransformerConfig.norm", self.norm, NORMS)
@@ -154,18 +143,14 @@ class TransformerConfig:
     errors.check_choice("TransformerConfig.remat", self.remat, t5.REMAT_CHOICES)
     for name in ("layer_norm_eps", "initializer_std", "rope_theta", "local_rope_theta"):
       errors.check_positive(f"TransformerConfig.{name}", getattr(self, name))
-    if self.query_scalar is not None:
-      errors.as_integer("TransformerConfig.query_scalar", self.query_scalar)
     errors.check_rate("TransformerConfig.dropout_rate", self.dropout_rate)
-    if self.head_dim is not None:
-      errors.as_integer("TransformerConfig.head_dim", self.head_dim)
-    elif self.emb_dim % self.num_heads:
+    if self.head_dim is None and self.emb_dim % self.num_heads:
       raise errors.InputError(
         f"TransformerConfig.emb_dim is {self.emb_dim}; it must be a multiple of num_heads "
         f"({self.num_heads})"
       )
     for valid, name, wanted in (
-      (self.kv_heads > 0 and self.num_heads % self.kv_heads == 0, "num_kv_heads",
+      (self.num_heads % self.kv_heads == 0, "num_kv_heads",
        f"a divisor of num_heads ({self.num_heads})"),
       (self.positions != "rotary" or self.head_width % 2 == 0, "head_dim",
        "an even number, for rotary positions"),

@@ -114,10 +114,7 @@ class BitranslationNetwork(nn.Module):
   decoder_groups: tuple[int, ...] = ()
 
   def __post_init__(self) -> None:
-    for name in ("latent_dim", "num_decoder_layers", "num_languages"):
-      value = getattr(self, name)
-      if value is not None:
-        errors.as_integer(f"{type(self).__name__}.{name}", value)
+    errors.check_sizes(self)
     self._check_groups("decoder_groups")
     super().__post_init__()
 

@@ -93,7 +93,7 @@ def build_index(
         f"{folder} has another index: {differences}; give another folder, or delete it"
       )
     if sha256 is not None:
-      _check_sum(folder / _INDEX, sha256)
+      checksums.check(folder / _INDEX, sha256, _AGAIN)
       work_folders.clear(work)
       return before
   elif storage.exists(folder / _INDEX):
@@ -260,7 +260,7 @@ def _write(index: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read(path: str, sha256: str, read: Callable[..., Any]) -> Any:
   with storage.local_copy(path) as local:  # A map of a copy stays valid when its name is removed.
-    _check_sum(local, sha256)
+    checksums.check(local, sha256, _AGAIN)
     return read(local)
 
 
@@ -269,16 +269,6 @@ def _mapped(path: str, sha256: str) -> Any:
 
 
 _mapped_copy = functools.lru_cache(maxsize=2)(_mapped)  # As many as mining has.
-
-
-def _check_sum(path: str | os.PathLike[str], sha256: Any) -> None:
-  """Raises InputError unless a file has this checksum."""
-  try:
-    digest = checksums.of_file(path)
-  except errors.InputError as error:
-    raise errors.InputError(f"{error}: {_AGAIN}") from None
-  if digest != sha256:
-    raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
 
 
 def _write_state(folder: storage.Path, settings: Settings, sha256: str | None) -> None:

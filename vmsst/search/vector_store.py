@@ -89,12 +89,6 @@ def shard_path(folder: str | os.PathLike[str], number: int) -> str:
   return os.path.join(folder, f"vectors-{number:05d}.npy")
 
 
-def check_dtype(dtype: str) -> None:
-  """Raises InputError unless vectors can be stored in this dtype."""
-  if dtype not in DTYPES:
-    raise errors.InputError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
-
-
 def check_free(folder: str | os.PathLike[str]) -> None:
   """Raises InputError if a folder has files of other origin where shards would be written."""
   names = storage.names(folder)
@@ -277,8 +271,5 @@ def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
     npy_files.check_shard(path, (rows, state.dimension), state.dtype)
   if not storage.is_url(folder):
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      digests = list(pool.map(checksums.of_file, paths))
-    for path, digest, stored in zip(paths, digests, state.sha256 or [], strict=True):
-      if digest != stored:
-        raise errors.InputError(f"{path}: damaged: it has changed since it was written: {_AGAIN}")
+      list(pool.map(functools.partial(checksums.check, fix=_AGAIN), paths, state.sha256))
   return state, paths

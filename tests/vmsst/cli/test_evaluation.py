@@ -119,7 +119,8 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   vector = {x: rng.normal(size=6) for x in sorted({*itertools.chain(*pairs)})}
   scores = [f"{i % 3}.5\t{a}\t{b}" for i, (a, b) in enumerate(pairs)]
   records = (json.dumps({"query": query, "text": text}) for query, text in pairs)
-  files = {"my.tsv.gz": scores, "[my].de-en.tsv": map("\t".join, pairs), "my.jsonl": records}
+  files = {"my.tsv.gz": scores, "my.jsonl": records}
+  files |= {name: map("\t".join, pairs) for name in ("[my].de-en.tsv", "no_languages.tsv")}
   for name, lines in files.items():
     line_files.write_lines(tmp_path / name, lines)
   encoders = {}
@@ -131,7 +132,8 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
 
   monkeypatch.setattr(loading, "open_encoder", open_encoder)
   monkeypatch.chdir(tmp_path)
-  own = ["--sts", "my.tsv.gz", "--bitext", "[my].de-en.tsv", "--retrieval", "my.jsonl"]
+  own = ["--sts", "my.tsv.gz", "--retrieval", "my.jsonl"]
+  own += ["--bitext", "[my].de-en.tsv", "no_languages.tsv"]
   command = ["eval", "x/a", "x/b", *own, "--out", "out"]
   assert cli.main(command) == 0
   assert "incomplete" not in capsys.readouterr().out
@@ -145,6 +147,7 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   forward = np.mean([(left[i], right[j]) in pairs for i, j in enumerate(cosine_NN.argmax(axis=1))])
   backward = np.mean([(left[j], right[i]) in pairs for i, j in enumerate(cosine_NN.argmax(axis=0))])
   bitext = found["bitext-[my].de-en"]
+  assert found["bitext-no_languages"] == bitext
   ways = [bitext[f"accuracy{x}"] for x in (" forward", " backward", "")]
   assert ways == pytest.approx([100 * forward, 100 * backward, 50 * (forward + backward)])
   nearest = {(x, max(right, key=lambda y: unit[x] * turn @ unit[y])) for x in left}
@@ -155,7 +158,7 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   line_files.write_lines(tmp_path / "my.tsv", [*scores, "high\ta\tb"])
   for more, message in (
     (["--sts", "my.tsv"], "two files are sts-my: rename one"),
-    (["--bitext", "my.tsv"], "its name has no pair of known language codes"),
+    (["--bitext", "my.tsv"], "my.tsv:1: the first column has the number"),
     (["--name", "x"], "the paths of several encoders must end differently"),
   ):
     assert cli.main([*command, *more]) == 1

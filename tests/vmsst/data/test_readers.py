@@ -35,7 +35,7 @@ def _read(path, **options):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_every_format_gives_the_same_pairs(tmp_path, suffix):
-  tsv = "\ufeff" + "".join(f"{a}\t{b}\r\n" for a, b in PAIRS)
+  tsv = "\ufeff" + "".join(f"{a}\t{b}\r\n" for a, b in PAIRS) + "\r\n"
   nested = "".join(json.dumps({"translation": {"en": b, "de": a}}) + "\n" for a, b in PAIRS)
   flat = "".join(json.dumps({"deu": a, "eng": b, "score": 1}) + "\n" for a, b in PAIRS)
   named = "".join(json.dumps({"src": a, "tgt": b}) + "\n" for a, b in PAIRS)
@@ -52,6 +52,23 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
       assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(str(path))
   tmx = line_files.write_text(tmp_path / f"f.de-en.tmx{suffix}", TMX)
   assert _read(tmx) == [("Hallo Welt", "hello world"), ("grün", "green & blue"), ("allein", "")]
+
+
+def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_any_name(tmp_path):
+  record = {"anchor": "how old?", "score": 0.5, "positive": "my age", "negative": "an apple"}
+  other = {"negative": "b", "positive": "", "anchor": "c"}
+  path = tmp_path / "triplets.jsonl"
+  line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(other)}\n")
+  (bitext,) = readers.find_bitext(str(path), languages=("und", "und"))
+  rows = [("how old?", "my age", "an apple"), ("c", "", "b")]
+  assert list(readers.read_rows(bitext, negatives=1)) == rows
+  assert list(readers.read_pairs(bitext)) == [row[:2] for row in rows]
+  assert readers.first_texts(bitext) == list(rows[0])
+  with pytest.raises(errors.InputError, match=r"jsonl:1: the text fields are .* 4 are expected"):
+    list(readers.read_rows(bitext, negatives=2))
+  (known,) = readers.find_bitext(str(path), languages=("de", "en"))
+  with pytest.raises(errors.InputError, match="only TSV files contain hard negatives"):
+    list(readers.read_rows(known, negatives=1))
 
 
 def test_languages_come_from_the_name_or_are_given(tmp_path):
@@ -109,8 +126,10 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
 
 
 BROKEN = {
-  "mined.de-en.tsv": (b"1.234567\ta\tb\n", r"mined.de-en.tsv:1: .*score 1.234567; .*`cut -f 2- "),
-  "columns.de-en.tsv": (b"a\tb\nc\n", r"columns.de-en.tsv:2: 1 columns where 2"),
+  "columns.de-en.tsv": (b"a\tb\nc\n", r"columns.de-en.tsv:2: 1 column where 2"),
+  "scored.de-en.tsv": (b"2.4\ta\tb\n", r"scored.de-en.tsv:1: .*number 2.4; .*`cut -f 2- "),
+  "blank.de-en.tsv": (b"a\tb\n\nc\td\n", r"blank.de-en.tsv:2: an empty line where 2"),
+  "xz.de-en.tsv": (b"\xfd7zXZ\0\n", r"xz.de-en.tsv: not text but xz: unpack it"),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),
   "cut.de-en.tsv.gz": (gzip.compress(b"a\tb\n" * 99)[:-9], r"cut.de-en.tsv.gz: truncated gzip"),

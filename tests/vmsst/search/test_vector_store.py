@@ -113,8 +113,6 @@ def test_missing_files_and_other_vectors_are_an_error(tmp_path):
   ):
     with pytest.raises(errors.InputError, match=message):
       vector_store.start(tmp_path, vector_store.State(dimension, dtype, [23], {"encoder": encoder}))
-  with pytest.raises(errors.InputError, match="dtype is float64; choose float32, float16"):
-    vector_store.check_dtype("float64")
   (tmp_path / "vectors-00001.npy").unlink()
   with pytest.raises(errors.InputError, match=r"vectors-00001\.npy: cannot be read: No such file"):
     vector_store.start(tmp_path, vector_store.State(3, "float32", [23], {"encoder": "a"}))

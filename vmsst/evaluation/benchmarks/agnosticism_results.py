@@ -5,8 +5,8 @@ Names of results, after the name of the text and a space if a benchmark has seve
 * "deu->eng" for each ordered pair: `error`, in percent; from the query's language to the other;
 * "path eng+deu+zho" for each translation of known source: mean distances of its vectors x 100;
 * "deu of line 12" for each version of one sentence: its coordinates x 100 in the plot of all
-  versions, and "picture of line 12": the share of the variance along the axes. The versions of this
-  sentence are at a typical distance from each other.
+  versions, and "picture of line 12": the share of the variance along the axes. The sentence is the
+  first that is scored.
 
 Steps define a version of a text: codes of languages from the original to the version, with or
 without "_" and a suffix that distinguishes versions in one language.
@@ -194,8 +194,7 @@ def _figure_results(
   row_K: np.ndarray,
   vectors: Sequence[np.ndarray],
 ) -> list[suite.Result]:
-  row = agnosticism.typical_row(vectors)
-  vector_VD = np.stack([vectors_ND[row] for vectors_ND in vectors])
+  line, vector_VD = row_K[0] + 1, np.stack([vectors_ND[0] for vectors_ND in vectors])
   plane = agnosticism.principal_plane(vector_VD)
   codes = tuple(language_code(way[-1]) for way in steps)
   results = []
@@ -204,10 +203,10 @@ def _figure_results(
     if len(way) > 1:
       pair = vector_VD[[steps.index(way[:-1])]], vector_D[None]
       metrics[_SOURCE_DISTANCE] = 100 * float(agnosticism.path_distances(pair).step_S[0])
-    name = f"{prefix}{'+'.join(way)} of line {row_K[row] + 1}"
+    name = f"{prefix}{'+'.join(way)} of line {line}"
     results.append(suite.Result(name, (code,), metrics))
   shares = {"x": 100 * float(plane.share_2[0]), "y": 100 * float(plane.share_2[1])}
-  name = f"{prefix}picture of line {row_K[row] + 1}"
+  name = f"{prefix}picture of line {line}"
   return [*results, suite.Result(name, codes, shares)]
 
 

@@ -43,11 +43,11 @@ def benchmarks(
       with the same query are one query with several texts.
 
   Raises:
-    InputError: a pattern matches no file, the name of a bitext does not show its languages, or two
-      files have the same name.
+    InputError: a pattern matches no file, the name of a TMX or Moses file does not show its
+      languages, or two files have the same name.
   """
   made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
-  for x in readers.find_bitext([*bitext]):
+  for x in _bitexts([*bitext]):
     made.append(_benchmark("bitext", x.paths, functools.partial(_bitext, x)))
   for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
     made.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
@@ -77,6 +77,15 @@ def _benchmark(
     more_files=tuple(glob.escape(os.path.basename(path)) for path in paths),
     root=storage.path(folder),
   )
+
+
+def _bitexts(patterns: Sequence[str]) -> Iterable[readers.BitextFile]:
+  """Returns bitexts, each once; files with both sides may lack languages in their names."""
+  found: dict[readers.BitextFile, None] = {}
+  for path in readers.find_files(patterns):
+    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
+    found |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
+  return found
 
 
 def _languages(path: str) -> tuple[str, str]:

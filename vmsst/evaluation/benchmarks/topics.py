@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,16 +36,6 @@ class LabeledTexts:
   def english(self) -> str:
     """The code of English in the files."""
     return next(iter(self.texts))
-
-  def only(self, codes: Iterable[str]) -> "LabeledTexts":
-    """Returns the data of English and those languages; raises InputError if one is missing."""
-    by_language = {languages.language(code): code for code in self.texts}
-    wanted = {languages.language("en"), *map(languages.language, codes)}
-    if lacking := wanted - set(by_language):
-      names = ", ".join(sorted(language.name for language in lacking))
-      raise errors.InputError(f"SIB-200 has no {names}")
-    texts = {code: self.texts[code] for language, code in by_language.items() if language in wanted}
-    return dataclasses.replace(self, texts=texts)
 
 
 def sib200(folder: storage.Path) -> LabeledTexts:

@@ -6,7 +6,6 @@ other, in many languages, in several versions of one language, and along paths o
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Hashable, Sequence
 
@@ -179,19 +178,6 @@ def path_distances(vectors: Sequence[np.ndarray]) -> PathDistances:
     np.array([_mean_distance(*step) for step in itertools.pairwise(units)]),
     np.array([_mean_distance(units[0], unit) for unit in units[1:]]),
   )
-
-
-def typical_row(vectors: Sequence[np.ndarray]) -> int:
-  """Returns the row whose versions have the median spread, as a typical example for plots.
-
-  Raises:
-    ValueError: shapes differ, an array is empty, or a value is not finite.
-  """
-  _check_shapes(vectors)
-  center_ND = functools.reduce(np.add, map(exact_search.unit_rows, vectors)) / len(vectors)
-  # The mean squared distance of vectors of length 1 from their mean.
-  spread_N = 1 - np.sum(np.square(center_ND, dtype=np.float64), axis=1)
-  return int(np.argsort(spread_N, kind="stable")[(len(spread_N) - 1) // 2])
 
 
 def principal_plane(vectors_VD: np.ndarray) -> Plane:

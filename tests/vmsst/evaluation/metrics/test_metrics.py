@@ -116,6 +116,9 @@ def test_rank_metrics_by_hand():
   gains = gain + 1 / (1 + gain) + 1.5 / (1.5 + gain)
   expected = {"accuracy": 2, "MRR@3": 2.5, "R@3": 1 + 1 / 2 + 2 / 3, "nDCG@3": gains}
   assert found == pytest.approx({name: x / 4 for name, x in expected.items()})
+  # More texts are right than are asked for.
+  found = retrieval.rank_metrics(exact_search.Neighbors(index[:1, 2:], index), [{0, 1, 3}], 2)
+  assert (found["R@2"], found["nDCG@2"]) == pytest.approx((1 / 3, 1 / (1 + gain)))
 
 
 def printed_rows():
@@ -244,21 +247,6 @@ def test_errors_are_counted_by_text_and_by_type():
   assert xsim.error_types(np.array([0, 6, 1, 3]), texts, changes) == {"Misaligned": 1}
 
 
-@pytest.mark.parametrize(
-  ("source", "target", "options", "message"),
-  [
-    ([[1.0, np.nan]], [[1.0, 0.0]], {}, "not finite"),
-    ([[1.0, 0.0]], [[1.0]], {}, "width"),
-    (np.zeros([0, 2]), [[1.0, 0.0]], {}, "0"),
-    ([[1.0]], [[1.0]], {"neighbors": 0}, "0"),
-    ([[1.0]], [[1.0]], {"margin": "sum"}, "'sum'; known: ratio, distance, absolute"),
-  ],
-)
-def test_what_cannot_be_compared_is_an_error(source, target, options, message):
-  with pytest.raises(ValueError, match=message):
-    xsim.nearest(np.array(source), np.array(target), **options)
-
-
 # Table 4 of the paper, with its averages: en, two Polish versions, three Russian ones, uk.
 PRINTED = {
   tuple(each.of.rpartition(" ")[2].split("->")): each.value
@@ -327,13 +315,6 @@ def test_versions_of_one_language_are_spread_around_every_other_text():
     agnosticism.version_spreads(ALICE, ["en", "pl"])
 
 
-def test_the_typical_row_is_neither_the_tightest_nor_the_widest():
-  first = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-  second = np.array([[-1.0, 0.0], [0.0, 2.0], [0.0, 3.0]])
-  assert agnosticism.typical_row([first, second]) == 2
-  assert agnosticism.typical_row([first[:1], second[:1]]) == 0
-
-
 def test_the_plane_is_that_of_scikit_learn_with_the_outermost_points_positive():
   decomposition = pytest.importorskip("sklearn.decomposition")
   vectors = np.random.default_rng(1).normal(size=[9, 20])
@@ -385,3 +366,5 @@ def test_similar_languages_are_neighbors_in_the_tree():
   tree = clustering.tree(clustering.distances(error_LL))
   order = clustering.leaf_order(tree)
   assert sorted(map(frozenset, (order[:2], order[2:])), key=min) == [{0, 2}, {1, 3}]
+  distance_LL = np.array([[0, 1, 4, 9], [1, 0, 6, 5], [4, 6, 0, 7], [9, 5, 7, 0.0]])
+  assert clustering.tree(distance_LL)[:, 2].tolist() == [1, 5, 7]  # means of the pairs
