@@ -39,6 +39,7 @@ _MODELS = {
 _SETTINGS = "finetune.json"
 _FREE = {"output", "steps", "patience", "slices"}
 """Arguments that may change when a run resumes."""
+_LONGEST = 128  # as in finetune.gin
 _TOKEN_TABLE = "token_embedder/.*"
 
 
@@ -114,6 +115,8 @@ def finetune(
     )
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
+  if patience is not None and dev is None:
+    raise errors.InputError("patience needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   if isinstance(encoder, Encoder):  # Its folder lacks a prompt that `with_prompt` has set.
@@ -147,6 +150,8 @@ def finetune(
     "FROZEN": (_TOKEN_TABLE,) if freeze_tokens else (),
     "RANDOM_SEED": seed,
   }
+  if max_length is None and isinstance(encoder, Encoder):
+    max_length = min(encoder.max_length, _LONGEST)
   if max_length is not None:
     macros["MAX_LENGTH"] = max_length
   if negatives:

@@ -115,7 +115,8 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, m
 
 @pytest.mark.parametrize("change", ["trimmed", "prompted"])
 def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch):
-  encoder = vmsst.load(released_folders.write(tmp_path / "source", "xlmr", {}), backend="jax")
+  source = released_folders.write(tmp_path / "source", "xlmr", {})
+  encoder = vmsst.load(source, backend="jax", max_length=7)
   encoder = encoder.trim(["red", "a"]) if change == "trimmed" else encoder.with_prompt("red ")
   given = []
   monkeypatch.setattr(finetuning.main, "run", lambda arguments, **_: given.append(arguments))
@@ -123,7 +124,7 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
   for _ in range(2):
     with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
       vmsst.finetune(encoder, pairs_of(0, 9), output=tmp_path / "out")
-  assert f"--gin.ENCODER={str(tmp_path / 'out' / 'start')!r}" in given[1]
+  assert {f"--gin.ENCODER={str(tmp_path / 'out' / 'start')!r}", "--gin.MAX_LENGTH=7"} < {*given[1]}
   found = vmsst.load(tmp_path / "out" / "start").encode(["red"])
   np.testing.assert_allclose(found, encoder.encode(["red"]), atol=1e-6)
   with pytest.raises(errors.InputError, match="is another run: encoder is"):
@@ -162,6 +163,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
       r"has 3 texts, \['a', 'b', 'c'\], not 2: give the number of hard",
     ),
     ({"pairs": []}, "pairs is empty"),
+    ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
     ({"pairs": "scored.tsv"}, r"scored.tsv has 3 texts, \['0.5', 'a', 'b'\], not 2"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),

@@ -1,6 +1,6 @@
 """Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
 
-After Chen and Augustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
+After Chen and Avgustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
 translations into many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1,
 `TED` on TED talks as in its Table 2. `TRANSLATIONS` also searches among several versions in one
 language and translations of translations (its Tables 4 to 6). As in the paper, rows with a text of

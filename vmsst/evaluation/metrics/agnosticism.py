@@ -1,7 +1,7 @@
 """Language dependence of an encoder's vectors of texts, in NumPy; errors are 0 to 1.
 
 After "Are Language-Agnostic Sentence Representations actually Language-Agnostic?" (Chen and
-Augustinova, 2021), here "the paper": similarity search among texts that are translations of each
+Avgustinova, 2021), here "the paper": similarity search among texts that are translations of each
 other, in many languages, in several versions of one language, and along paths of translations.
 """
 
