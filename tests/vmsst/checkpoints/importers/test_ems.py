@@ -211,7 +211,7 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
     (lambda state: state.pop("module.model.transform.dense.weight"), r"lacks model\.transform"),
     (lambda state: state.update({"alignproj.0.bias": torch.ones(16)}), "twice"),
     (lambda state: state.update({"module.alignproj.0.bias": torch.ones(3)}), r"shape \(3,\)"),
-    (lambda state: state.clear(), "it is not an EMS"),
+    (lambda state: state.clear(), "is not a matrix; give the EMS_model.pt"),
   ],
 )
 def test_a_state_that_does_not_fit_is_refused(tmp_path, vocabulary, change, message):
