@@ -54,7 +54,6 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
       there += "; models of the Hugging Face Hub are named OWNER/NAME"
     raise errors.InputError(f"no folder {folder}{there}")
   input_files.utf8_path(folder, "a checkpoint")
-  refuse_legacy(folder)
   is_one = is_checkpoint(folder)
   storage.check_finished(folder.parent if is_one else folder)
   if is_one:
@@ -65,6 +64,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     if is_checkpoint(child) and is_complete(child)
   }
   if not steps:
+    refuse_legacy(folder)
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
   latest = steps[max(steps)]
@@ -129,7 +129,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     with _orbax() as checkpointer:
       tree = checkpointer.metadata(state).item_metadata
     if tree is None:
-      raise ValueError("its metadata is missing, or from an Orbax before 0.5")
+      raise ValueError("its metadata is missing")
     metadata = traverse_util.flatten_dict(dict(tree), sep="/")
     numbers = sum(math.prod(getattr(stored, "shape", None) or ()) for stored in metadata.values())
   except Exception as error:  # Orbax raises many types for damaged data

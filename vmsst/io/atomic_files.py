@@ -147,7 +147,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if error.filename:
+    if error.filename or not (error.errno or type(error) is OSError):
       raise
     number, reason = error.errno or errno.EIO, error.strerror or str(error)
     raise OSError(number, reason, os.fspath(path)) from None

@@ -121,13 +121,13 @@ def newest_intact(model_dir: str) -> epath.Path | None:
 def _set_damaged_aside(model_dir: str) -> int:
   """Renames damaged newer checkpoints; returns the step of the newest intact one, -1 for none."""
   damaged: dict[epath.Path, str] = {}
-  t5x.refuse_legacy(epath.Path(storage.path(model_dir)))
   for path in reversed(_folders(model_dir)):
     if t5x.is_complete(path):
       problem = checksums.damage(path)
-    elif storage.is_url(path):
-      continue  # It is being written, or `CheckpointManager` removes it.
     else:
+      t5x.refuse_legacy(path)
+      if storage.is_url(path):
+        continue  # It is being written, or `CheckpointManager` removes it.
       problem = "it has no folder state"
     if problem is None:
       for bad, reason in damaged.items():

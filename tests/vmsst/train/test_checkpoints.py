@@ -110,6 +110,9 @@ def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   ):
     with pytest.raises(InputError, match="legacy/checkpoint_1 is in T5X's format before Orbax"):
       find()
+  shutil.copytree(run_folder / "checkpoint_4", tmp_path / "legacy" / "checkpoint_4")
+  for find in (checkpoints.newest_intact, t5x.find_checkpoint):  # A newer one is in the new format.
+    assert find(str(tmp_path / "legacy")).name == "checkpoint_4"
   every = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
   assert [checkpoints.checkpoint_step(path) for path in every] == [0, 3, 4]
   for mode in ("latest", "specific"):
