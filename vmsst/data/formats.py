@@ -234,7 +234,7 @@ def parse_jsonl(
     location = f"{path}:{number}"
     record = json_record(line, location)
     if fields is None and source is target is languages.UNDETERMINED:
-      fields = text_fields(record)[: 2 + negatives]
+      fields = string_fields(record)[: 2 + negatives]
       if len(fields) < 2 + negatives:
         raise errors.InputError(
           f"{location}: the text fields are {fields}; {2 + negatives} are expected: a pair"
@@ -270,7 +270,7 @@ def json_record(line: str, location: str) -> dict[str, Any]:
   return record
 
 
-def text_fields(record: dict[str, Any]) -> list[str]:
+def string_fields(record: dict[str, Any]) -> list[str]:
   """Returns the names of the fields of a record that have texts, in its order."""
   return [name for name, value in record.items() if isinstance(value, str)]
 

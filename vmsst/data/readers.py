@@ -168,7 +168,7 @@ def first_texts(bitext: BitextFile) -> list[str] | None:
   if bitext.format == "tsv":
     return line.split("\t")
   record = formats.json_record(line, f"{bitext.paths[0]}:1")
-  return [record[name] for name in formats.text_fields(record)]
+  return [record[name] for name in formats.string_fields(record)]
 
 
 def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
