@@ -6,7 +6,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"; printf "\n%s: %d s\n" "$0" "$SECONDS"' EXIT
 export VMSST_TEST_DATA=${VMSST_TEST_DATA:-$PWD/../shared/data}
 outside=$PATH
-# uv does not compile what it installs, and with this set no process keeps what it has compiled.
+# uv does not compile the modules that it installs; if this is set, every process compiles them.
 unset PYTHONDONTWRITEBYTECODE
 
 step() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }

@@ -52,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     "formatter_class": argparse.RawDescriptionHelpFormatter,
   }
   parser = argparse.ArgumentParser(prog="t5x", **style)
-  parser.set_defaults(dry_run=None, topology=None, shard_id=None)
   commands = parser.add_subparsers(dest="command", required=True, metavar="{train,eval,infer}")
   for name, (_, _, text) in COMMANDS.items():
     add = commands.add_parser(name, help=text, description=text, **style).add_argument
@@ -78,6 +77,19 @@ def _parser() -> argparse.ArgumentParser:
       help="comma-separated SeqIO cache folders",
     )
     add(
+      "--dry_run",
+      nargs="?",
+      const="sizes",
+      choices=("sizes", "memory"),
+      help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
+      "allocates) and exit",
+    )
+    add(
+      "--topology",
+      metavar="NAME",
+      help="with --dry_run: devices to compile for, present or not, such as h100:8 or v5e:2x4",
+    )
+    add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
     for option, kind, metavar, text, variable in (
@@ -101,19 +113,6 @@ def _parser() -> argparse.ArgumentParser:
       help="time to wait for other processes (default: %(default)s)",
     )
     add("--verbose", action="store_true", help="show log messages and stack traces")
-    if name == "train":
-      add(
-        "--dry_run",
-        nargs="?",
-        const="sizes",
-        choices=("sizes", "memory"),
-        help="print sizes, shardings and FLOPs (memory: also XLA's memory per device) and exit",
-      )
-      add(
-        "--topology",
-        metavar="NAME",
-        help="with --dry_run: devices to compile for, present or not, such as h100:8 or v5e:2x4",
-      )
     if name == "infer":
       add("--shard_id", type=int, metavar="N", help="shard of the data to process")
   return parser
@@ -262,6 +261,8 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
   if options.topology and not options.dry_run:
     raise InputError("--topology works only with --dry_run; remove it")
   if options.dry_run:
+    if options.command != "train":
+      raise InputError("--dry_run works only with `t5x train`; remove it")
     from vmsst.train import dry_run, partitioning, topologies
 
     if options.topology:
@@ -292,7 +293,7 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     setattr(sys.modules["__main__"], function.__name__, function)
     gin.register(function, "__main__")
   bindings = list(options.gin_bindings)
-  if options.shard_id is not None:
+  if getattr(options, "shard_id", None) is not None:
     bindings.append(f"infer.shard_id = {options.shard_id}")
   gin_utils.parse_gin_flags(
     search_paths, options.gin_file, bindings, finalize_config=not options.dry_run

@@ -97,6 +97,8 @@ _OTHERS = {
   "nothing set": (["train", "--gin_file={folder}/empty.gin"], r"no value for train\.model, .*; ad"),
   "no eval": (
     ["eval", "--gin_file=quickstart.gin"], r"no value .*; add --gin_file=runs/eval\.gin"),
+  "dry run": (
+    ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
   "topology": (
     ["train", "--gin_file=quickstart.gin", "--topology=h100:8"],
     "--topology works only with --dry_run"),
