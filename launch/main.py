@@ -153,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str], **options: Any) -> None:
   """Runs a `t5x` command within a program, which gets its errors.
 
+  Gin's configuration is empty when the command starts, and again when it has ended.
+
   Args:
     arguments: Those of the command line.
     **options: Further arguments of the command's function.
@@ -167,6 +169,7 @@ def run(arguments: Sequence[str], **options: Any) -> None:
   with requires("train", "t5x"):
     from gin import config as gin_config
   searched = list(gin_config._LOCATION_PREFIXES)
+  gin_config.clear_config()
   try:
     _run(_parser().parse_args(_rewrite_gin_arguments(arguments)), **options)
   finally:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import gin
 import numpy as np
 import pytest
 import released_folders
@@ -38,6 +39,7 @@ def source(tmp_path_factory):
 def tuned(source):
   output = source.parent / "tuned"
   records = [dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs_of(0, 30)]
+  gin.parse_config("OF_THE_PROGRAM = 1")
   return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
 
 
@@ -52,6 +54,7 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned)
   assert (named["checkpoint"], named["value"]) == (f"checkpoint_{best}", accuracy[best])
   assert encoder.path == str(output / f"checkpoint_{best}")
   assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in output.iterdir()}
+  assert "OF_THE_PROGRAM" not in (output / "config.gin").read_text()
   assert f"Best: checkpoint_{best}" in (output / "report.md").read_text()
   assert (encoder.prompts, encoder.max_length) == (vmsst.load(source).prompts, 20)
 
@@ -131,6 +134,7 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path):
   path = tmp_path / "sp.model"
   path.write_bytes(

@@ -31,9 +31,10 @@ utils.DatasetConfig.seed = 1
 
 
 @pytest.fixture
-def parse(tmp_path):
+def parse(tmp_path, monkeypatch):
   """Parses CONFIG with the given bindings, after clearing gin."""
   aliases.install()
+  monkeypatch.setattr(gin.config, "_LOCATION_PREFIXES", [""])
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)
   (tmp_path / "bad.gin").write_text(CONFIG + "\nutils.DatasetConfig.splitt = 'x'\n")
