@@ -241,10 +241,14 @@ def test_the_parameters_are_those_of_table_iii():
   assert count() - w_emb == encoder + heads + languages.NUM_LANGUAGES * la
 
 
+@jit
+def mask_by_key(tokens_B2T, key):
+  return models.mask_one_token(tokens_B2T, MASK, special_ids=(EOS,), rng=key)
+
+
 def mask(tokens_B2T, seed=0):
   key = jax.random.key(seed) if isinstance(seed, int) else seed
-  found = models.mask_one_token(tokens_B2T, MASK, special_ids=(EOS,), rng=key)
-  return tuple(map(np.array, found))
+  return tuple(map(np.array, mask_by_key(tokens_B2T, key)))
 
 
 def test_one_token_of_one_side_is_masked():

@@ -84,17 +84,20 @@ def lstm_logits(params, ids_T, language, vector_S):
   return np.float64(torch.stack(outputs)) @ params["logits"]["kernel"]
 
 
+decoder_layer = jit(transformer.EncoderLayer(DECODER, deterministic=True).apply)
+
+
 def transformer_logits(params, ids_T, language, vector_S):
-  own = params["decoder"]
-  token_TE = np.stack([own["start_embedding"], *params["target_embedder"]["embedding"][ids_T[:-1]]])
-  token_TE = token_TE + own["position_embedding"][: len(ids_T)]
+  own, length = params["decoder"], DECODER.max_positions
+  before_T = np.pad(ids_T[:-1], (0, length - len(ids_T)))
+  token_TE = np.stack([own["start_embedding"], *params["target_embedder"]["embedding"][before_T]])
+  token_TE = token_TE + own["position_embedding"]
   once_Y = np.concatenate([own["language_embedder"]["embedding"][language], vector_S])
-  x_1TD = np.concatenate([token_TE, np.tile(once_Y, (len(ids_T), 1))], axis=1)[None]
-  bias_11TT = np.where(np.tri(len(ids_T)), 0.0, -1e9).astype(np.float32)[None, None]
+  x_1TD = np.concatenate([token_TE, np.tile(once_Y, (length, 1))], axis=1)[None]
+  bias_11TT = np.where(np.tri(length), 0.0, -1e9).astype(np.float32)[None, None]
   for i in range(DECODER.num_layers):  # imports of BERT compare these layers with transformers
-    layer = transformer.EncoderLayer(DECODER, deterministic=True)
-    x_1TD, _ = layer.apply({"params": own[f"layers_{i}"]}, x_1TD, bias_11TT)
-  return np.float64(x_1TD[0]) @ params["logits"]["kernel"]
+    x_1TD, _ = decoder_layer({"params": own[f"layers_{i}"]}, x_1TD, bias_11TT)
+  return np.float64(x_1TD[0, : len(ids_T)]) @ params["logits"]["kernel"]
 
 
 @pytest.mark.filterwarnings("ignore")  # those of another library

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_encoders
+import tiny_models
 from etils import epath
 
 import vmsst
@@ -65,10 +66,10 @@ def encoder(run):
 
 def one_by_one(params, sentences):
   """Returns vectors without batching, sorting or padding, one sentence per call."""
-  vectors = []
+  apply, vectors = tiny_models.jit(NETWORK.apply), []
   for sentence in sentences:
     ids = [*(byte + 3 for byte in sentence.encode()[: MAX_LENGTH - 1]), 1]
-    vectors.append(NETWORK.apply({"params": params}, jnp.array([ids]))[0])
+    vectors.append(apply({"params": params}, jnp.array([ids]))[0])
   return np.stack(vectors)
 
 

@@ -193,7 +193,7 @@ def test_dropout_is_shared_along_the_length():
   params = tiny_models.random_values(jax.eval_shape(layer.init, rngs, *arrays)["params"])
   # Without attention, whose weights are dropped one by one, equal positions stay equal.
   params["attention"]["out"]["kernel"] *= 0
-  found_BTD, _ = layer.apply({"params": params}, *arrays, rngs=rngs)
+  found_BTD, _ = jit(layer.apply)({"params": params}, *arrays, rngs=rngs)
   np.testing.assert_array_equal(found_BTD, np.broadcast_to(found_BTD[:, :1], found_BTD.shape))
   assert not np.array_equal(found_BTD[0], found_BTD[1])
 

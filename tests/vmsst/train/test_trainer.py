@@ -182,7 +182,7 @@ def run(folder, microbatches, **overrides):
   }
 
 
-@pytest.mark.parametrize("microbatches", [None, 4])
+@pytest.mark.parametrize("microbatches", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_metrics_per_step_and_per_time_get_their_steps_and_seconds(tmp_path, capsys, microbatches):
   began = time.monotonic()
   written = run(tmp_path / "sums", microbatches)

@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 import tiny_encoders
 import tiny_hugging_face
+import tiny_models
 from flax import traverse_util
 from safetensors.numpy import save_file
 
@@ -213,14 +214,13 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path):
       decoder_input_ids=torch_tokens,
       output_hidden_states=True,
     )
+  encode = tiny_models.jit(t5.T5Encoder(NETWORK.config).apply)
   for name in ("encoder", "whole"):
     imported = encoders.import_encoder(tmp_path / name, tmp_path / f"{name}_out")
     params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
     embedded_BTD = params["token_embedder"]["embedding"][tokens_BT]
     for ours in ("encoder", "language_encoder"):
-      found_BTD = t5.T5Encoder(NETWORK.config).apply(
-        {"params": params[ours]}, embedded_BTD, mask_BT
-      )
+      found_BTD = encode({"params": params[ours]}, embedded_BTD, mask_BT)
       np.testing.assert_allclose(found_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
 
   # The latent decoder starts with a language's vector, mT5 with its first token.
@@ -228,12 +228,12 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path):
   for i in range(2):
     params["decoder"][f"layers_{i}"]["injection"] = injection
   hidden = []
+  decode = tiny_models.jit(vmsst_networks.decoder.LatentDecoder(NETWORK.config, 2, 1).apply)
   for row_T, row_TD in zip(tokens_BT, embedded_BTD, strict=True):
     start = {"embedding": params["token_embedder"]["embedding"][row_T[:1]]}
-    stack = vmsst_networks.decoder.LatentDecoder(NETWORK.config, 2, 1)
     shifted_1TD = np.concatenate([row_TD[1:], row_TD[:1]])[None]
     variables = {"params": params["decoder"] | {"language_embedder": start}}
-    hidden.append(stack.apply(variables, shifted_1TD, np.zeros(1, int), np.zeros((1, 4)))[0])
+    hidden.append(decode(variables, shifted_1TD, np.zeros(1, int), np.zeros((1, 4)))[0])
   hidden_BTD = np.stack(hidden)
   expected_BTD = output.decoder_hidden_states[-1].numpy()
   np.testing.assert_allclose(hidden_BTD, expected_BTD, atol=1e-5, rtol=1e-5)
