@@ -69,10 +69,10 @@ MODELS = {
   "distillation": (distillation.DistillationModel, encoder_of, T5, {}),
 }  # fmt: skip
 TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
-# Models whose losses and networks are parts of those of others wait for the slow tests.
-PARTS = ("contrastive", "bitranslation", "vmsst", "laser")
+# Models that share their losses and networks with others wait for the slow tests.
+RELATED = ("contrastive", "bitranslation", "vmsst_contrastive", "laser")
 TRAINED_NOW_OR_LATER = [
-  pytest.param(name, marks=pytest.mark.slow) if name in PARTS else name for name in TRAINED
+  pytest.param(name, marks=pytest.mark.slow) if name in RELATED else name for name in TRAINED
 ]
 SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
 COMPARING = SLICED[:-1]  # the pairs of a batch with each other
