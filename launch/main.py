@@ -153,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str], **options: Any) -> None:
   """Runs a `t5x` command within a program, which gets its errors.
 
-  Gin's configuration is empty when the command starts, and again when it has ended.
+  Clears Gin's configuration before the command and after it. Search paths that the program has
+  added for gin files do not apply to the command.
 
   Args:
     arguments: Those of the command line.
@@ -169,6 +170,7 @@ def run(arguments: Sequence[str], **options: Any) -> None:
   with requires("train", "t5x"):
     from gin import config as gin_config
   searched = list(gin_config._LOCATION_PREFIXES)
+  gin_config._LOCATION_PREFIXES[:] = [""]  # as in a new process
   gin_config.clear_config()
   try:
     _run(_parser().parse_args(_rewrite_gin_arguments(arguments)), **options)

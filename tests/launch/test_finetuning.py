@@ -40,7 +40,11 @@ def tuned(source):
   output = source.parent / "tuned"
   records = [dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs_of(0, 30)]
   gin.parse_config("OF_THE_PROGRAM = 1")
-  return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
+  (source.parent / "data").mkdir()
+  (source.parent / "data" / "files.gin").write_text("OF_THE_PROGRAM = 2")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(gin.config, "_LOCATION_PREFIXES", [str(source.parent)])
+    return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
 
 
 def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned):

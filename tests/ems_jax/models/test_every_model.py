@@ -69,9 +69,9 @@ MODELS = {
   "distillation": (distillation.DistillationModel, encoder_of, T5, {}),
 }  # fmt: skip
 TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
-# Models that share their losses and networks with others wait for the slow tests.
+# They share their losses and networks with other models. The slow tests have them.
 RELATED = ("contrastive", "bitranslation", "vmsst_contrastive", "laser")
-TRAINED_NOW_OR_LATER = [
+TRAINED_CASES = [
   pytest.param(name, marks=pytest.mark.slow) if name in RELATED else name for name in TRAINED
 ]
 SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
@@ -101,7 +101,7 @@ def batch_of(name):
   return {feature: x for feature, x in batch.items() if feature not in unread}
 
 
-@pytest.mark.parametrize("name", TRAINED_NOW_OR_LATER)
+@pytest.mark.parametrize("name", TRAINED_CASES)
 def test_padding_changes_nothing_and_a_key_decides_dropout(name):
   calm, noisy, batch = make_model(name), make_model(name, dropout_rate=0.3), batch_of(name)
   params = tiny_models.random_params(calm.network)
@@ -133,7 +133,7 @@ def value_and_gradient(model, params, batch):
   return {"loss": loss, "metrics": tiny_models.values(metrics), "gradient": gradient}
 
 
-@pytest.mark.parametrize("name", TRAINED_NOW_OR_LATER)
+@pytest.mark.parametrize("name", TRAINED_CASES)
 def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monkeypatch):
   monkeypatch.setattr(gaussian, "sample", above_the_mean)
   model, batch = make_model(name), batch_of(name)
