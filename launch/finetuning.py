@@ -69,8 +69,8 @@ def finetune(
 
   The training is that of `t5x train --gin_file=finetune.gin`, which has more options: AdamW, with
   a learning rate that rises for a tenth of the steps and falls to 0. Repeat an interrupted call to
-  resume it; `steps`, `patience` and `slices` may then differ. A call clears the
-  program's own Gin configuration.
+  resume it; `steps`, `patience` and `slices` may then differ. A call clears the program's own Gin
+  configuration.
 
   Args:
     encoder: What `vmsst.load` opens, or an encoder that it or `Encoder.trim` has returned.
