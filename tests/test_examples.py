@@ -1,18 +1,23 @@
 """Runs the examples of CONTRIBUTING.md at their paths, notebooks as Jupyter does, and benchmarks.
 
-The notebooks read their folders from `VMSST_RUN` and `VMSST_WORK`, and training flags from
-`VMSST_FLAGS`. All of these take seconds to minutes.
+The notebooks read their folders from `VMSST_RUN`, `VMSST_WORK` and `VMSST_ENCODER`, training flags
+from `VMSST_FLAGS`, and what to install from `VMSST_PACKAGE`. All of these take seconds to minutes.
 """
 
+import dataclasses
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import sysconfig
+import venv
 
 import code_blocks
 import commands
 import pytest
+import tiny_encoders
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -146,6 +151,77 @@ def test_the_quickstart_learns(tmp_path):
   right, found = map(int, re.search(r"(\d+) of (\d+) pairs are translations", text).groups())
   assert right >= 180  # of 200
   assert right / found >= 0.85
+
+
+def test_a_checkpoint_is_loaded_and_plotted(tmp_path):
+  network = tiny_encoders.NETWORKS["t5"]
+  config = dataclasses.replace(network.config, vocab_size=259)  # bytes
+  model = tiny_encoders.model_of(dataclasses.replace(network, config=config))
+  run = tiny_encoders.save_run(tmp_path / "run", model, step=3)
+  folder = tmp_path / "empty"
+  folder.mkdir()
+  for encoder in (run, run / "checkpoint_3"):
+    text, figures = run_notebook("load_checkpoint.ipynb", folder, VMSST_ENCODER=str(encoder))
+    assert "float32 (4, 12)" in text
+    assert figures == ["image/png", "image/png"]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+  """Returns a Python that has the dependencies of vmsst only, and what `PACKAGE` may name."""
+  folder = tmp_path_factory.mktemp("packages")
+  listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+  for name in listed.stdout.splitlines():
+    (folder / "vmsst" / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / name, folder / "vmsst" / name)
+  build = [sys.executable, "-m", "build", "-q", "--wheel", "--no-isolation", "--outdir", folder]
+  commands.run([*build, folder / "vmsst"], cwd=folder)
+  (wheel,) = folder.glob("*.whl")
+  archive = shutil.make_archive(str(folder / "checkout"), "zip", folder, "vmsst")
+  venv.create(folder / "python", with_pip=True)
+  (site,) = (folder / "python" / "lib").glob("*/site-packages")
+  # An editable vmsst is a `.pth` file, which Python does not read in folders of `.pth` files.
+  folders = [path for path in sys.path if path.endswith("site-packages")]
+  (site / "dependencies.pth").write_text("\n".join(folders))
+  paths = {"wheel": wheel, "checkout": folder / "vmsst", "zip": archive, "URL": wheel.as_uri()}
+  python = folder / "python" / "bin" / "python"
+  # The version that comes with Python is too old to build vmsst.
+  commands.run([python, "-m", "pip", "uninstall", "-q", "-y", "setuptools"], cwd=folder)
+  return python, paths
+
+
+def first_cell(name):
+  """Returns the source of the first code cell of a notebook."""
+  cells = json.loads((ROOT / "notebooks" / name).read_text(encoding="utf-8"))["cells"]
+  return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_the_first_cells_differ_in_extras_only():
+  names = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
+  assert len(names) == 3
+  assert len({re.sub(r"EXTRAS = .*", "", first_cell(name)) for name in names}) == 1
+
+
+_FIRST_CELL = """
+import sys
+import nbclient, nbformat
+cells = [nbformat.v4.new_code_cell(text) for text in (sys.argv[1], "print(vmsst.__file__)")]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+print(cells[-1]["outputs"][0]["text"])
+"""
+
+
+@pytest.mark.parametrize("kind", ["wheel", "checkout", "zip", "URL"])
+def test_the_first_cell_installs(kind, packages, tmp_path):
+  pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+  python, paths = packages
+  subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "vmsst"], check=True)
+  offline = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: no isolation
+  variables = {"VMSST_PACKAGE": str(paths[kind]), "PYTHONPATH": "", **offline}
+  command = [python, "-c", _FIRST_CELL, first_cell("load_checkpoint.ipynb")]
+  done = commands.run(command, cwd=tmp_path, variables=variables)
+  assert str(python.parents[1]) in done.stdout
 
 
 # Arguments that make each benchmark small.

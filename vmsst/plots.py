@@ -3,7 +3,7 @@
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")
 
-A notebook shows a figure that a cell returns.
+With `%matplotlib inline`, a notebook shows the figure that a cell returns.
 """
 
 from collections.abc import Sequence
