@@ -26,7 +26,10 @@ README = ROOT / "README.md"
 BLOCKS = code_blocks.blocks(README) if README.is_file() else []
 pytestmark = pytest.mark.skipif(not BLOCKS, reason="an installation without its repository")
 
-NOT_HERE = re.compile(r"needs? (the network|a TPU|a large download)")
+NOT_HERE = re.compile(
+  r"needs? (the network|a TPU|a GPU|GPUs|a cluster|files of your own|(GPUs and )?a large\sdownload)"
+)
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +85,7 @@ def stand_ins(folder):
   quickstart = f'*--gin_file=quickstart.gin*) exec {commands.T5X} "$@" {shlex.join(flags)} ;;'
   return {
     "t5x": f'case "$*" in\n{quickstart}\nesac\necho "no short form of t5x $*" >&2\nexit 1',
-    "pip": 'echo "pip $*"',
-    "pytest": 'echo "pytest $*"',
+    **{name: f'echo "{name} $*"' for name in ("pip", "pytest", "tensorboard")},
   }
 
 
@@ -114,10 +116,18 @@ def test_the_python_of_other_pages_runs_on_the_run_of_the_quickstart(place, has_
   folder.mkdir()
   tutorial = code_blocks.blocks(ROOT / "docs" / "tutorials" / "quickstart.md")
   run_block(next(x for x in tutorial if "vmsst embed" in x.text), place, folder)
-  for page in sorted((ROOT / "docs").rglob("*.md")):
+  for page in PAGES:
     for block in code_blocks.blocks(page):
       if block.language == "python" and "/tmp/" in block.text + block.before:
         run_block(block, place, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_first_code_of_a_page_runs_after_the_installation(page, tmp_path):
+  code = (x for x in code_blocks.blocks(page) if x.language in ("bash", "python"))
+  if block := next(code, None):
+    run_block(block, tmp_path)
 
 
 def run_up_to(block, place, has_run):
