@@ -16,6 +16,7 @@ import commands
 import fake_encoders
 import killed_commands
 import line_files
+import memory_store
 import naive_search
 import numpy as np
 import pytest
@@ -52,7 +53,6 @@ def test_training_in_a_store_is_killed_and_resumes_exactly(bucket, tmp_path):
   for run in ("whole", "killed"):
     names = storage.names(f"{bucket}/killed_runs/{run}")
     assert {name for name in names if "checkpoint" in name} == {"checkpoint_45", "checkpoint_50"}
-    assert not {name for name in names if "lock" in name}
 
 
 ENCODE = """
@@ -115,7 +115,7 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
 HOLDER = """
 import sys, time
 from vmsst.train import model_dir
-with model_dir.opened("MODEL_DIR", sys.argv[1], lock=True):
+with model_dir.opened("MODEL_DIR", sys.argv[1], claim=True):
   print("holds", flush=True)
   time.sleep(600)
 """
@@ -135,12 +135,26 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
     cleanup.callback(holder.kill)
     assert holder.stdout.readline() == "holds\n"
     wanted = rf"is in use by another run \(process {holder.pid} on "
-    with pytest.raises(InputError, match=wanted), model_dir.opened("MODEL_DIR", folder, lock=True):
+    opened = model_dir.opened("MODEL_DIR", folder, claim=True)
+    with pytest.raises(InputError, match=wanted), opened:
       pass
     assert len(storage.names(folder)) == 1  # the lock
-  with model_dir.opened("MODEL_DIR", folder, lock=True) as lock:  # the first was killed
-    lock.check()
+  with model_dir.opened("MODEL_DIR", folder, claim=True) as check:  # the first was killed
+    check()
   assert storage.names(folder) == set()
+
+
+def test_a_run_that_starts_later_takes_over_a_folder_in_a_store(monkeypatch):
+  memory_store.installed(monkeypatch)
+  with model_dir.opened("MODEL_DIR", "gs://bucket/run", claim=True) as check_first:
+    check_first()
+    with model_dir.opened("MODEL_DIR", "gs://bucket/run", claim=True) as check_second:
+      check_second()
+      with pytest.raises(InputError, match="gs://bucket/run now belongs to another run"):
+        check_first()
+    storage.remove("gs://bucket/run/run_id")
+    with pytest.raises(InputError, match="another run"):
+      check_second()
 
 
 # --------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import tempfile
 import threading
@@ -21,12 +20,12 @@ from vmsst import errors
 from vmsst.io import atomic_files, input_files, interrupts, locks, storage
 
 _LOCK = "lock"
-_LOCK_NAME = re.compile(r"lock(-\d+)?")
 _CONTENT = "content"
 _UPLOAD = f"{storage.UNFINISHED}/upload.json"
 """Lists the files of an upload until it is complete."""
 
-_owned: dict[tuple[int, str], locks.Lock] = {}  # by thread and work folder
+_owned: set[tuple[int, str]] = set()
+"""Threads and the work folders that they have locked."""
 
 
 def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
@@ -46,30 +45,28 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 
 
 @contextlib.contextmanager
-def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[locks.Lock]:
+def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
   """Locks an output, so that this process alone writes it, and removes an empty work folder.
 
   A thread may own an output several times: a function that writes it locks it too.
 
   Args:
-    output: The output. Devices, pipes and standard streams are not locked.
+    output: The output. Objects of a store, devices, pipes and standard streams are not locked.
     is_folder: As in `work_path`.
 
   Raises:
     InputError: another process writes the output; the message names it.
     OSError: the work folder cannot be created.
   """
-  if not storage.is_url(output) and not is_folder and atomic_files.is_stream(output):
-    yield locks.Lock()
-    return
   work = work_path(output, is_folder=is_folder)
   key = threading.get_ident(), work
-  if key in _owned:
-    yield _owned[key]
+  is_stream = not storage.is_url(output) and not is_folder and atomic_files.is_stream(output)
+  if storage.is_url(output) or is_stream or key in _owned:
+    yield
     return
   with interrupts.Uninterrupted() as stack:
     try:
-      lock = _locked(work, stack)
+      _lock(work, stack)
     except locks.InUseError as error:
       raise errors.InputError(
         f"{os.fspath(output)} is being written by another command ({error}); wait for it, or give "
@@ -78,24 +75,21 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     except OSError as error:
       raise OSError(error.errno, error.strerror, os.fspath(output)) from None
     atomic_files.remove_stale(os.path.dirname(work))
-    _owned[key] = lock
-    stack.callback(_owned.pop, key)
+    _owned.add(key)
+    stack.callback(_owned.remove, key)
     with stack.outside():
-      yield lock
+      yield
 
 
-def _locked(work: str, stack: contextlib.ExitStack) -> locks.Lock:
+def _lock(work: str, stack: contextlib.ExitStack) -> None:
   """Locks a work folder until a stack is closed, which also removes it if it is empty."""
   stack.callback(remove_if_empty, work)
   while True:
-    if not storage.is_url(work):
-      os.makedirs(work, exist_ok=True)
-    try:
-      return stack.enter_context(locks.held(f"{work}/{_LOCK}"))
-    except FileNotFoundError:
-      if storage.is_url(work):
-        raise
-      # Its last owner has removed the folder.
+    os.makedirs(work, exist_ok=True)
+    # The previous owner may remove the folder between the two steps.
+    with contextlib.suppress(FileNotFoundError):
+      stack.enter_context(locks.held(f"{work}/{_LOCK}"))
+      return
 
 
 def remove_if_empty(folder: str) -> None:
@@ -108,7 +102,7 @@ def remove_if_empty(folder: str) -> None:
 def clear(work: str) -> None:
   """Removes what is in a work folder, except for the lock of this process, and the empty folder."""
   names = storage.files_below(work) if storage.is_url(work) else storage.names(work)
-  storage.remove_files(work, [name for name in names if not _LOCK_NAME.fullmatch(name)])
+  storage.remove_files(work, [name for name in names if name != _LOCK])
   remove_if_empty(work)
 
 
@@ -165,26 +159,23 @@ def upload(folder: pathlib.Path, url: str) -> None:
   Files at the top are written after those in subfolders, JSON files last.
 
   Raises:
-    InputError: the folder exists, another process writes it, or the store refuses an object.
+    InputError: the folder exists, or the store refuses an object.
   """
   inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
   inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
   names = [path.as_posix() for path in inside]
   target = storage.path(url)
-  with owned(url, is_folder=True) as lock:
-    check_new(target)
-    _remove_upload(target)  # of a process that was killed
-    try:
-      storage.create(f"{url}/{_UPLOAD}", json.dumps(names).encode())
-      for name in names:
-        storage.upload(folder / name, f"{url}/{name}")
-      lock.check()
-    except BaseException:
-      with contextlib.suppress(Exception):  # The first error is the reason.
-        lock.check()
-        _remove_upload(target)
-      raise
-    storage.remove(target / _UPLOAD)
+  check_new(target)
+  _remove_upload(target)  # of a process that was killed
+  try:
+    storage.create(f"{url}/{_UPLOAD}", json.dumps(names).encode())
+    for name in names:
+      storage.upload(folder / name, f"{url}/{name}")
+  except BaseException:
+    with contextlib.suppress(Exception):  # The first error is the reason.
+      _remove_upload(target)
+    raise
+  storage.remove(target / _UPLOAD)
 
 
 def _remove_upload(target: storage.Path) -> None:

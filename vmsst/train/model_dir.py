@@ -1,4 +1,4 @@
-"""The folder of a run: creates and locks it, and explains faults of its disk."""
+"""The folder of a run: creates and claims it, and explains faults of its disk."""
 
 import contextlib
 import errno
@@ -6,20 +6,22 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 
 import jax
 
 from vmsst.errors import InputError
-from vmsst.io import locks, storage, work_folders
-from vmsst.train import progress
+from vmsst.io import input_files, locks, storage, work_folders
 
+RUN_ID = "run_id"
+"""Object in the MODEL_DIR of a store with the id of the process that started last."""
 _RERUN = "Fix this and rerun the same command"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 @contextlib.contextmanager
-def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.Lock]:
+def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
   """Makes a folder for the output of a command; removes it if nothing was written.
 
   Turns errors of disks and data inside into an InputError with one message.
@@ -27,10 +29,11 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
-    lock: Whether to lock the folder, for checkpoints, against other runs; see `vmsst.io.locks`.
+    claim: Whether only this run may write checkpoints to the folder. A local folder is locked. In
+      an object store, a run that starts later takes the folder over.
 
   Yields:
-    The lock of the folder; without `lock`, of nothing.
+    A function that raises InputError if another run has taken the folder over.
 
   Raises:
     InputError: The path is relative or not writable; another run, which the message names, uses
@@ -40,25 +43,25 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
     raise InputError(
       f"{name} must be an absolute path, got {model_dir!r}; try {os.path.abspath(model_dir)!r}"
     )
-  if lock and model_dir.startswith("s3://"):
+  if claim and model_dir.startswith("s3://"):
     raise InputError(
       f"{name} {model_dir}: checkpoints cannot be written to s3://; set a local path or gs://"
     )
   path = storage.path(model_dir)
   with _explained(model_dir), contextlib.ExitStack() as stack:
-    held = locks.Lock()
+    check = _keep_claim
     try:
       if jax.process_index() == 0:
         if isinstance(path, pathlib.Path):
           for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
             stack.callback(work_folders.remove_if_empty, os.fspath(folder))
           path.mkdir(parents=True, exist_ok=True)
-        elif not lock:
+          if claim:
+            stack.enter_context(locks.held(os.fspath(path / ".lock")))
+        elif claim:
+          check = _store_run_id(path)
+        else:
           storage.check_writable(model_dir)
-        if lock:
-          held = stack.enter_context(
-            locks.held(os.fspath(path / ".lock"), wait=progress.print_once)
-          )
     except locks.InUseError as error:
       raise InputError(
         f"{name} {path} is in use by another run ({error}); wait for it, stop it, or set another "
@@ -66,7 +69,25 @@ def opened(name: str, model_dir: str, *, lock: bool = False) -> Iterator[locks.L
       ) from error
     except OSError as error:
       raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
-    yield held
+    yield check
+
+
+def _keep_claim() -> None:
+  """Accepts the claim: a lock, or the check of another process, keeps other runs out."""
+
+
+def _store_run_id(model_dir: storage.Path) -> Callable[[], None]:
+  """Writes a new run id to a folder of a store; returns a function that compares it."""
+  run_id, url = uuid.uuid4().bytes, os.fspath(model_dir / RUN_ID)
+  storage.filesystem(url).pipe_file(url, run_id)
+
+  def check() -> None:
+    if not storage.is_file(model_dir / RUN_ID) or input_files.read_bytes(url) != run_id:
+      raise InputError(
+        f"{model_dir} now belongs to another run, which started later; set another MODEL_DIR"
+      )
+
+  return check
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from vmsst import errors
 from vmsst.checkpoints import encoder_json
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import interrupts, locks, storage, stored_settings
+from vmsst.io import interrupts, storage, stored_settings
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import eval as eval_lib
@@ -128,7 +128,7 @@ def train(
     def closing(part: Any) -> Any:
       return cleanup.enter_context(contextlib.closing(part))
 
-    lock = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, lock=True))
+    check_claim = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, claim=True))
     batches: data_lib.TrainIterator = closing(
       data_lib.TrainIterator(
         get_dataset_fn(train_dataset_cfg, *shard, converter),
@@ -207,7 +207,7 @@ def train(
       manager=manager,
       bar=progress.Progress(first_step, schedule.total_steps, layout.batch_size),
       model_dir=model_dir,
-      lock=lock,
+      check_claim=check_claim,
     )
     try:
       with stop_on_signal(run.stop):
@@ -428,7 +428,7 @@ class _Run:
     manager: Writes checkpoints, or None.
     bar: Shows the progress.
     model_dir: Folder of the run.
-    lock: The lock of the folder.
+    check_claim: Raises InputError if another run has taken the folder over.
     stop: Whether a signal arrived.
     log: Collects metrics for the tables at the end.
   """
@@ -444,7 +444,7 @@ class _Run:
   manager: checkpoints.CheckpointManager | None
   bar: progress.Progress
   model_dir: str
-  lock: locks.Lock
+  check_claim: Callable[[], None]
   stop: StopRequest = dataclasses.field(default_factory=StopRequest)
   log: progress.EvaluationLog = dataclasses.field(default_factory=progress.EvaluationLog)
 
@@ -493,7 +493,7 @@ class _Run:
     self.step += done
     if self.manager is not None:
       self.manager.check()
-    self.lock.check()
+    self.check_claim()
     self._act("TRAIN", lambda: {TRAIN_METRIC_KEY: summary.result()})
 
   def save(self) -> None:
@@ -510,7 +510,7 @@ class _Run:
         "checkpoint is from before. Lower the learning rate or check the data. "
         + self._first_not_finite()
       )
-    self.lock.check()
+    self.check_claim()
     self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
     self.manager.save(self.trainer.train_state, self.batches.state())
 

@@ -18,7 +18,6 @@ from vmsst import errors
 from vmsst.io import (
   atomic_files,
   input_files,
-  locks,
   outputs,
   storage,
   stored_settings,
@@ -250,8 +249,6 @@ def test_only_regular_files_are_replaced(working):
 
 @pytest.fixture
 def store(monkeypatch):
-  monkeypatch.setattr(locks, "RENEW_SECONDS", 0.02)
-  monkeypatch.setattr(locks, "STALE_SECONDS", 0.3)
   return memory_store.installed(monkeypatch)
 
 
@@ -278,8 +275,8 @@ def refused(output, *, is_folder=False):
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_an_output_has_one_writer(place, is_folder):
-  output = f"{place}/out"
+def test_an_output_has_one_writer(tmp_path, is_folder):
+  output = f"{tmp_path}/out"
   with work_folders.owned(output, is_folder=is_folder):
     refused(output, is_folder=is_folder)
     with work_folders.owned(output, is_folder=is_folder):  # this thread again
@@ -288,7 +285,7 @@ def test_an_output_has_one_writer(place, is_folder):
   with work_folders.owned(output, is_folder=is_folder), work_folders.owned(f"{output}/below"):
     pass
   assert not storage.names(output)
-  assert ".out.vmsst" not in storage.names(place)
+  assert ".out.vmsst" not in storage.names(tmp_path)
 
 
 def test_links_lead_to_the_same_output(tmp_path):
@@ -313,14 +310,14 @@ def test_a_new_folder_may_be_a_link_but_no_mounted_disk(tmp_path, monkeypatch):
     outputs.new_folder(tmp_path / "disk")
 
 
-def test_of_two_writers_of_a_new_folder_one_wins(place):
+def test_of_two_writers_of_a_new_folder_one_wins(tmp_path):
   """Both start before either has written."""
   barrier, failed = threading.Barrier(2), []
 
   def write(name):
     try:
       barrier.wait()
-      with work_folders.atomic_folder(storage.path(f"{place}/out")) as folder:
+      with work_folders.atomic_folder(tmp_path / "out") as folder:
         for number in range(5):
           (folder / f"{number}").write_text(name)
     except errors.InputError as error:
@@ -333,12 +330,10 @@ def test_of_two_writers_of_a_new_folder_one_wins(place):
     thread.join()
   assert len(failed) == 1
   assert len(failed[0].splitlines()) == 1
-  content = {
-    name: input_files.read_bytes(f"{place}/out/{name}") for name in storage.names(f"{place}/out")
-  }
+  content = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
   assert len(content) == 5
   assert len(set(content.values())) == 1
-  assert ".out.vmsst" not in storage.names(place)
+  assert ".out.vmsst" not in storage.names(tmp_path)
 
 
 FILES = ["d/state/x", "d/SHA256SUMS", "model", "a.json", "b.json"]
