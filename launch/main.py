@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compilation_cache.enable()
     if owns_process:
       _restart_with_huge_pages()
-    with watchdog.watching("t5x", _PATIENCE):
+    with watchdog.watching(_PATIENCE):
       _run(options)
   if process.status:
     sys.exit(process.status)

@@ -78,6 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       logging.basicConfig(format="vmsst: note: %(message)s")
     compilation_cache.enable()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
-    with progress, watchdog.watching("vmsst", _PATIENCE):
+    with progress, watchdog.watching(_PATIENCE):
       args.command(args)
   return process.status

@@ -1,4 +1,4 @@
-"""Ends a command that makes no progress, such as one whose file system hangs.
+"""Ends a command that makes no progress, such as one that waits for a file system that hangs.
 
 A job on many machines would otherwise wait, and cost, until somebody looks. `watching` sets the
 limit; every step, batch or block of work calls `alive`, as progress bars do at each update.
@@ -7,7 +7,6 @@ limit; every step, batch or block of work calls `alive`, as progress bars do at 
 import contextlib
 import faulthandler
 import os
-import threading
 import time
 from collections.abc import Iterator
 
@@ -15,68 +14,45 @@ from vmsst import errors
 
 VARIABLE = "VMSST_WATCHDOG_MINUTES"
 """Environment variable that replaces the limits of all commands; 0: no limit."""
-_POLLS = 20  # within a limit
-_last_sign = time.monotonic()
+_limit_s = 0.0
+_armed_at = 0.0
 
 
 def alive() -> None:
-  """Tells the watchdog that work goes on."""
-  global _last_sign
-  _last_sign = time.monotonic()
+  """Restarts the time limit."""
+  global _armed_at
+  # Rarely, because each call starts a thread.
+  if _limit_s and time.monotonic() - _armed_at > _limit_s / 20:
+    faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)  # 2: standard error
+    _armed_at = time.monotonic()
 
 
 @contextlib.contextmanager
-def watching(command: str, minutes: float) -> Iterator[None]:
+def watching(minutes: float) -> Iterator[None]:
   """Ends the process with status 1 if nothing calls `alive` for so long; prints all stack traces.
 
   Args:
-    command: Name of the command, for the message.
     minutes: The limit, unless the environment variable is set; 0: no limit.
 
   Raises:
     InputError: the environment variable is not a number.
   """
-  limit_s = 60 * _limit(minutes)
-  if not limit_s:
-    yield
-    return
-  ended = threading.Event()
-  stderr = os.dup(2)  # it may be redirected later
-
-  def watch() -> None:
-    while not ended.wait(limit_s / _POLLS):
-      if time.monotonic() - _last_sign > limit_s:
-        _end(command, limit_s / 60, stderr)
-
+  global _limit_s, _armed_at
+  _limit_s, _armed_at = 60 * _limit(minutes), 0.0
   alive()
-  threading.Thread(target=watch, name="watchdog", daemon=True).start()
   try:
     yield
   finally:
-    ended.set()
-    os.close(stderr)
+    _limit_s = 0.0
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _limit(minutes: float) -> float:
   text = os.environ.get(VARIABLE, "")
   try:
-    given = float(text) if text else minutes
+    limit = float(text) if text else minutes
   except ValueError:
-    given = -1.0
-  if not 0 <= given < float("inf"):
+    limit = -1.0
+  if not 0 <= limit < float("inf"):
     raise errors.InputError(f"{VARIABLE} is {text!r}; set it to a number of minutes, or 0 for none")
-  return given
-
-
-def _end(command: str, minutes: float, stderr: int) -> None:
-  """Prints the stack traces of all threads and a message, and ends the process at once."""
-  try:
-    faulthandler.dump_traceback(stderr, all_threads=True)
-    message = (
-      f"{command}: error: no progress for {minutes:g} minutes, so the process was ended; the stack "
-      f"traces above show where it waited. Rerun the same command to resume; {VARIABLE} sets "
-      "another limit, 0 none\n"
-    )
-    os.write(stderr, message.encode())
-  finally:
-    os._exit(1)
+  return limit

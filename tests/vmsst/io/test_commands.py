@@ -279,7 +279,7 @@ def test_long_work_lets_waiting_signals_interrupt(interrupt):
 _HANGS = """
 import sys, time
 from vmsst.io import progress_bar, watchdog
-with watchdog.watching("a command", minutes=60):
+with watchdog.watching(minutes=60):
   with progress_bar.Bar(total=5, disable=True) as bar:
     for _ in range(5):
       time.sleep(0.6)
@@ -303,7 +303,7 @@ def test_a_command_that_hangs_ends_with_its_stack_traces(tmp_path):
   )
   assert (done.returncode, done.stdout) == (1, "worked\n")
   assert 'File "<string>", line 10 in <module>' in done.stderr
-  assert done.stderr.splitlines()[-1].startswith("a command: error: no progress for 0.04 minutes")
+  assert done.stderr.startswith("Timeout (0:00:02.4")
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "an hour"])
@@ -311,6 +311,6 @@ def test_other_limits_than_minutes_are_refused(monkeypatch, value):
   monkeypatch.setenv(watchdog.VARIABLE, value)
   with (
     pytest.raises(errors.InputError, match=f"{watchdog.VARIABLE} is '{value}'"),
-    watchdog.watching("a command", minutes=1),
+    watchdog.watching(minutes=1),
   ):
     pass
