@@ -371,7 +371,7 @@ def test_vectors_that_do_not_fit_fail_only_their_benchmark(root, tmp_path):
 # --------------------------------------------------------------------------------------------
 # Vectors that are cut to their first dimensions
 
-TRAINED = ("mldoc", "cls", "amazon", "sib200")  # Their classifiers need more data.
+TRAINED = ("mldoc", "cls", "sib200")  # Their classifiers need more data.
 NAMES = [name for name in benchmarks.BENCHMARKS if name not in TRAINED]
 LARGE = ("bucc", "paracrawl", "questions")
 

@@ -38,7 +38,6 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
     paracrawl.BENCHMARK,
     documents.MLDOC,
     documents.CLS,
-    documents.AMAZON,
     topics.SIB200,
     agnosticism.BENCHMARK,
     agnosticism.FLORES,

@@ -1,6 +1,6 @@
-"""Cross-lingual document classification: MLDoc, CLS and the multilingual Amazon reviews.
+"""Cross-lingual document classification: MLDoc and CLS.
 
-The protocol is that of the EMS paper (sections V-E and V-F, Tables XI to XIII): a multilayer
+The protocol is that of the EMS paper (sections V-E and V-F, Tables XI and XII): a multilayer
 perceptron is trained on frozen vectors of documents in one language and tested in another, from
 English into each language and back; mean of five seeds.
 
@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -111,6 +110,8 @@ def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
 
 _CLS_LANGUAGES = {"en": "en", "de": "de", "fr": "fr", "ja": "jp"}
 _CLS_DOMAINS = ("books", "dvd", "music")
+_CLS_LABELS = {"1": "negative", "2": "negative", "4": "positive", "5": "positive"}
+"""Labels by number of stars."""
 
 
 class _WithoutEntities(ElementTree.TreeBuilder):
@@ -148,26 +149,14 @@ def cls(path: storage.Path) -> Documents:
     rating, summary, text = (
       "" if field is None else "".join(field.itertext()).strip() for field in fields
     )
-    stars = _stars(rating, f"{path}: review {number}")
-    if stars == 3:
-      raise errors.InputError(f"{path}: review {number} has 3 stars: remove it")
-    documents.labels.append(_sentiment(stars))
+    stars = rating.removesuffix(".0")
+    if stars not in _CLS_LABELS:
+      raise errors.InputError(
+        f"{path}: review {number} has a rating of {rating!r}; remove ratings other than 1, 2, 4, 5"
+      )
+    documents.labels.append(_CLS_LABELS[stars])
     documents.texts.append(f"{summary}\n{text}".strip())
   return _not_empty(documents, path)
-
-
-def _stars(rating: Any, location: str) -> int:
-  try:
-    value = float(rating)
-  except (TypeError, ValueError, OverflowError):
-    value = 0.0
-  if value not in (1, 2, 3, 4, 5):
-    raise errors.InputError(f"{location}: a rating of {rating!r}, not 1 to 5 stars")
-  return int(value)
-
-
-def _sentiment(stars: int) -> str:
-  return "positive" if stars > 3 else "negative"
 
 
 def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
@@ -183,58 +172,6 @@ def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
     if splits or storage.find(folder, f"*/{domain}"):
       tasks.append(_task("cls", f"{domain} ", splits, folder))
   return tasks
-
-
-# --------------------------------------------------------------------------------------------
-# Multilingual Amazon reviews
-
-_AMAZON_LANGUAGES = ("en", "de", "es", "fr", "ja", "zh")
-_AMAZON_TRAIN_REVIEWS = 500  # Per rating.
-
-
-def amazon(path: storage.Path, code: str, limit: int | None = None) -> Documents:
-  """Reads a file of the multilingual Amazon reviews, without those of three stars.
-
-  Each line is a JSON object with `language`, `stars` and `review_body`. More than three stars are
-  positive, fewer negative. This leaves 4,000 test reviews, as in the EMS paper.
-
-  Args:
-    path: The file, plain or gzipped.
-    code: Expected `language`.
-    limit: Number of reviews per rating, the first ones; None: all.
-
-  Raises:
-    InputError: the file is broken, has another language, or has fewer reviews than `limit`.
-  """
-  documents, path = Documents([], []), files.plain_or_gzipped(path)
-  taken = {1: 0, 2: 0, 4: 0, 5: 0}
-  for location, record in files.records(path):
-    if record.get("language") != code:
-      raise errors.InputError(f"{location}: language {record.get('language')!r}, not {code!r}")
-    stars = _stars(record.get("stars"), location)
-    if stars == 3 or (limit is not None and taken.get(stars) == limit):
-      continue
-    documents.labels.append(_sentiment(stars))
-    documents.texts.append(files.text(record, "review_body", location))
-    taken[stars] += 1
-  if limit is not None and min(taken.values()) < limit:
-    raise errors.InputError(
-      f"{path}: the numbers of reviews by stars are {taken}, but {limit} of each are needed"
-    )
-  return _not_empty(documents, path)
-
-
-def _read_amazon(root: storage.Path) -> list[suite.LargeTask]:
-  folder = root / "amazon_reviews"
-  limits = {"train": _AMAZON_TRAIN_REVIEWS, "dev": None, "test": None}
-  splits = {
-    code: Splits(
-      *(amazon(folder / x / f"dataset_{code}_{x}.json", code, limit) for x, limit in limits.items())
-    )
-    for code in _AMAZON_LANGUAGES
-    if storage.find(folder, f"*/dataset_{code}_*")
-  }
-  return [_task("amazon", "", splits, folder)]
 
 
 # --------------------------------------------------------------------------------------------
@@ -324,7 +261,7 @@ MLDOC = suite.Benchmark(
 )
 CLS = suite.Benchmark(
   name="cls",
-  title="CLS, sentiments of Amazon reviews (version 1)",
+  title="CLS, sentiments of Amazon reviews",
   folders=("cls-acl10-unprocessed",),
   layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
   source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
@@ -332,19 +269,6 @@ CLS = suite.Benchmark(
   averages=topics.means,
   sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_LANGUAGES, f"{domain} ")],
 )
-AMAZON = suite.Benchmark(
-  name="amazon",
-  title="Sentiments of multilingual Amazon reviews (version 2)",
-  folders=("amazon_reviews",),
-  layout="PART/dataset_XX_PART.json, for PART train, dev and test",
-  source=(
-    "Amazon no longer distributes the Multilingual Amazon Reviews Corpus: use a copy that you have"
-  ),
-  read=_read_amazon,
-  averages=topics.means,
-  sets=_sets(_AMAZON_LANGUAGES),
-)
-
 
 BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
 

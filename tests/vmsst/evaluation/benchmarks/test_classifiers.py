@@ -1,4 +1,3 @@
-import json
 import warnings
 
 import fake_encoders
@@ -6,7 +5,7 @@ import line_files
 import numpy as np
 import pytest
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import documents, topics
 from vmsst.evaluation.benchmarks import documents as benchmarks
@@ -92,30 +91,6 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
   assert splits["ja"].test is splits["ja"].dev
   results = [suite.Result(x, (), {}) for x in ("dvd en->ja", "dvd ja->en")]
   assert len(benchmarks.CLS.missing(results)) == 16
-
-
-def amazon_lines(*stars, code="en"):
-  records = [
-    {"language": code, "stars": x, "review_body": f"Body {i}", "product_category": "book"}
-    for i, x in enumerate(stars)
-  ]
-  return [json.dumps(record) for record in records]
-
-
-def test_amazon_reviews_are_balanced_and_without_three_stars(tmp_path):
-  path = tmp_path / "dataset_en_train.json"
-  line_files.write_lines(path, amazon_lines("1", "1", "1", "2", "2", "3", "4", 4, 5, "5"))
-  found = benchmarks.amazon(path, "en", limit=2)
-  assert found.texts == [f"Body {i}" for i in (0, 1, 3, 4, 6, 7, 8, 9)]
-  assert found.labels == ["negative"] * 4 + ["positive"] * 4
-  assert len(benchmarks.amazon(path, "en").texts) == 9
-  with pytest.raises(errors.InputError, match="3 of each are needed"):
-    benchmarks.amazon(path, "en", limit=3)
-  with pytest.raises(errors.InputError, match=r"train\.json:1: language 'en', not 'de'"):
-    benchmarks.amazon(path, "de")
-  line_files.write_lines(path, amazon_lines("6"))
-  with pytest.raises(errors.InputError, match=r"train\.json:1: a rating of '6'"):
-    benchmarks.amazon(path, "en")
 
 
 SIZES = {"train": 60, "dev": 48, "test": 600}

@@ -102,7 +102,7 @@ _CASES = [
   ("ntrex", {"ntrex/ntrex.eng.txt": "a\n", "ntrex/ntrex.eng.txt.gz": "a\n"}, r"\.gz both exist"),
   ("paracrawl", {"paracrawl/a.bg.queries": "1\n"}, "'bg' is not a language pair"),
   ("mldoc", {"mldoc/english/english.train.1000": "XCAT\tx\n"}, r"1000:1: no label \(CCAT"),
-  ("cls", _cls(_REVIEW.format("3.0")), r"train\.review: review 1 has 3 stars"),
+  ("cls", _cls(_REVIEW.format("3.0")), r"train\.review: review 1 has a rating of '3.0'; remove"),
   ("cls", _cls('<!DOCTYPE x [<!ENTITY a "b">]>\n<items>&a;</items>'), "a document type def"),
   ("sib200", {"sib200/jav_Latn.tsv": _SIB200}, "sib200 has no English file"),
   (
