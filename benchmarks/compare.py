@@ -479,7 +479,7 @@ def compare(options: argparse.Namespace) -> None:
       raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
   made = comparison_tasks.benchmarks_of(comparison_tasks.SUITES[comparison.suite], lambda x: True)
   folders = {name for benchmark in made for name in benchmark.folders}
-  data = results_files.DataDigests(leave_out=output).identity(pathlib.Path(data_root), folders)
+  data = results_files.data_identity(pathlib.Path(data_root), folders, leave_out=output)
   inputs = {"evaluation data": data["digest"]}
   if comparison.from_teacher:
     jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.

@@ -1,10 +1,9 @@
 """Folders of files derived from bitexts, one per bitext; interrupted work resumes.
 
-Next to the files, `description.json` holds their settings and, for each finished file, its bitext
-and counts. Files are written atomically.
+Next to the files, `description.json` holds their settings and, for each finished file, its
+checksum, its bitext and counts. Files are written atomically.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 from vmsst import errors
 from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import atomic_files, checksums, input_files, storage, stored_settings
+from vmsst.io import atomic_files, checksums, storage, stored_settings
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]
@@ -50,7 +49,7 @@ def make_files(
 
   Raises:
     InputError: files in the folder were made with other settings, from other bitexts or by other
-      means, two bitexts would have the same file, or a bitext would be replaced.
+      means, or have changed, two bitexts would have the same file, or a bitext would be replaced.
   """
   places: dict[str, BitextFile] = {}
   inputs = {os.path.realpath(path) for bitext in bitexts for path in bitext.paths}
@@ -72,9 +71,10 @@ def make_files(
     path = os.path.join(folder, where)
     identity = _identity(bitext)
     if where in files and storage.is_file(path):
-      if differences := _differences(files[where], identity):
+      if differences := _differences(files[where], identity, path):
         raise errors.InputError(
-          f"{path}: {differences}; use another folder, or make all files again (--refresh)"
+          f"{path}: {differences}; delete it, use another folder, or make all files again "
+          "(--refresh)"
         )
       continue
     if where not in files and where not in description["started"]:
@@ -90,20 +90,21 @@ def make_files(
         counts = make(bitext, str(partial))
         if _identity(bitext) != identity:
           raise errors.InputError(f"{bitext} has changed while it was read; rerun the same command")
+        sha256 = checksums.of_file(partial)
         if refresh:  # The old file is replaced now: nothing may call the new one by its settings.
           atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
     except BaseException:
       if not files and description["started"] == [where] and not storage.exists(path):
         storage.remove(os.path.join(folder, DESCRIPTION))
       raise
-    files[where] = {**identity, **counts}
+    files[where] = {**identity, **counts, "sha256": sha256}
     description["started"] = [other for other in description["started"] if other != where]
     atomic_files.write_json(os.path.join(folder, DESCRIPTION), description)
   return {os.path.join(folder, where): files[where] for where in places}
 
 
-def text_differences(folder: str, where: str, bitext: BitextFile) -> str:
-  """Returns how a bitext's texts differ from those of its file; "" if equal or not described."""
+def differences(folder: str, where: str, bitext: BitextFile) -> str:
+  """Returns how a file or its bitext has changed; "" if neither has, or if it is not described."""
   description = _read(folder)
   if where in description["started"]:
     return "they are to be made again"
@@ -113,30 +114,25 @@ def text_differences(folder: str, where: str, bitext: BitextFile) -> str:
   identity = _identity(bitext)
   if bitext.format not in ("tmx", "jsonl"):  # whose texts are chosen by their languages
     del identity["languages"]
-  return _differences(made, identity)
+  return _differences(made, identity, storage.cached_copy(os.path.join(folder, where)))
 
 
-def _differences(made: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-  return stored_settings.differences({name: made.get(name) for name in identity}, identity)
+def _differences(made: Mapping[str, Any], identity: Mapping[str, Any], path: str) -> str:
+  changes = stored_settings.differences({name: made.get(name) for name in identity}, identity)
+  if changes or made.get("sha256") == checksums.of_file(path):
+    return changes
+  return "it has changed since it was written"
 
 
 def _identity(bitext: BitextFile) -> dict[str, Any]:
   """Returns what the file of a bitext is made from: its content, and how it is read."""
   total = hashlib.sha256()
   for path in bitext.paths:
-    input_files.check_local(path)
-    total.update(_checksum(path, storage.version(path)).encode())
+    total.update(checksums.of_file(path).encode())
   return {
     "bitext": {"name": str(bitext), "digest": total.hexdigest()},
     "languages": [readers.language_code(side) for side in (bitext.source, bitext.target)],
   }
-
-
-@functools.cache
-def _checksum(path: str, version: object) -> str:
-  """Returns the checksum of a version of a file, which a process reads once."""
-  del version
-  return checksums.of_file(path)
 
 
 def _read(

@@ -44,12 +44,15 @@ def relative_path(bitext: BitextFile) -> str:
 
 
 def check_count(folder: str, bitext: BitextFile, count: int) -> None:
-  """Raises InputError unless there are vectors of a bitext as it is now, with `count` lines."""
+  """Raises InputError unless there are vectors of a bitext as it is now, with `count` lines.
+
+  Vectors that have changed since they were written are an error too.
+  """
   stored = len(open_vectors(folder, bitext))
   if stored != count:
     problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
-  elif differences := derived_files.text_differences(folder, relative_path(bitext), bitext):
-    problem = f"has vectors of another version of {bitext} ({differences})"
+  elif differences := derived_files.differences(folder, relative_path(bitext), bitext):
+    problem = f"does not have the vectors of {bitext} ({differences})"
   else:
     return
   raise errors.InputError(

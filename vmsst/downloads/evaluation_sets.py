@@ -20,7 +20,7 @@ import msgspec
 
 from vmsst import errors
 from vmsst.downloads import fetch, tables
-from vmsst.io import archives, atomic_files, input_files, storage, work_folders
+from vmsst.io import archives, atomic_files, checksums, input_files, storage, work_folders
 
 ALL = "all"
 
@@ -211,12 +211,12 @@ def download(
   if storage.is_url(root):
     assert work is not None
     local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
-    paths = []
     # A process that was killed while it uploaded has left a complete folder.
+    paths = []
     for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
       paths.append(root / path.relative_to(local).as_posix())
       storage.upload(path, os.fspath(paths[-1]))
-    _write_note(chosen, root, paths)
+    storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
     shutil.rmtree(local)
     work_folders.remove_if_empty(os.path.dirname(local))
   else:
@@ -253,7 +253,8 @@ def _download(
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
       paths.append(root / to)
-  _write_note(chosen, root, paths)
+  digests = {path.relative_to(root).as_posix(): checksums.of_file(path) for path in paths}
+  atomic_files.write_json(_note(chosen, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
 
@@ -287,28 +288,20 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
 
 
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
-  """Returns the files of a set if its note lists them and their sizes are unchanged, or None."""
+  """Returns the files of a set if its note lists them and they are unchanged, or None."""
   note = _note(chosen, root)
   if not storage.is_url(note):
     fetch.remove_special(pathlib.Path(note))
   try:
-    sizes = input_files.read_json(note)
-    paths = {root / name.lstrip("/"): size for name, size in sizes.items()}
-    inside = not any(".." in name.split("/") for name in sizes)
-    unchanged = (
-      storage.is_file(path) and type(size) is int and storage.size(path) == size
-      for path, size in paths.items()
-    )
+    digests = input_files.read_json(note)
+    paths = {root / name.lstrip("/"): digest for name, digest in digests.items()}
+    inside = not any(".." in name.split("/") for name in digests)
+    unchanged = (checksums.of_file(path) == digest for path, digest in paths.items())
     if paths and inside and all(unchanged):
       return list(paths)
   except (OSError, ValueError, AttributeError):
     pass
   return None
-
-
-def _write_note(chosen: EvaluationSet, root: storage.Path, paths: Iterable[storage.Path]) -> None:
-  sizes = {path.relative_to(root).as_posix(): storage.size(path) for path in paths}
-  atomic_files.write_json(_note(chosen, root), sizes)
 
 
 def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:

@@ -165,61 +165,59 @@ class Folder:
     return self._folder / "benchmarks" / f"{name}.json"
 
 
-class DataDigests:
-  """Computes digests of files under data roots; each file is read once, in chunks.
+def data_identity(
+  root: storage.Path,
+  folders: Iterable[str],
+  patterns: Iterable[str] = (),
+  *,
+  leave_out: str | os.PathLike[str],
+) -> dict[str, str]:
+  """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
 
-  The digests of a folder in an object store are those of its copy on this machine.
+  The digest is a SHA-256 of the names and contents of all files. Hidden files do not count.
+
+  Args:
+    root: The data root.
+    folders: Folders under the root, with all files at any depth.
+    patterns: Glob patterns under the root, of further files.
+    leave_out: A folder that does not count even if it is below the root.
   """
+  below = _objects_below if storage.is_url(root) else _local_files_below
+  paths = {path for name in folders for path in below(root / name, leave_out)}
+  paths |= {
+    path for pattern in patterns for path in storage.find(root, pattern) if storage.is_file(path)
+  }
+  total = hashlib.sha256()
+  for path in sorted(paths):
+    total.update(f"{checksums.of_file(path)}  {path.relative_to(root)}\n".encode())
+  return {"name": storage.absolute(root), "digest": total.hexdigest()}
 
-  def __init__(self, *, leave_out: str | os.PathLike[str]):
-    """Takes a folder that does not count even if it is below a root."""
-    self._left_out = leave_out
-    self._cached_digest: dict[storage.Path, str] = {}
 
-  def identity(
-    self, root: storage.Path, folders: Iterable[str], patterns: Iterable[str] = ()
-  ) -> dict[str, str]:
-    """Returns what identifies files, for JSON: the `name` of the root and a `digest`.
+def _objects_below(
+  folder: storage.Path, leave_out: str | os.PathLike[str]
+) -> Iterator[storage.Path]:
+  left_out = storage.path(leave_out)
+  is_inside = folder in left_out.parents
+  for name in storage.files_below(folder):
+    path = folder / name
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    if not hidden and not (is_inside and left_out in path.parents):
+      yield path
 
-    The digest is a SHA-256 of the names and contents of all files. Hidden files do not count.
 
-    Args:
-      root: The data root.
-      folders: Folders under the root, with all files at any depth.
-      patterns: Glob patterns under the root, of further files.
-    """
-    below = self._objects_below if storage.is_url(root) else self._local_files_below
-    paths = {path for name in folders for path in below(root / name)}
-    paths |= {
-      path for pattern in patterns for path in storage.find(root, pattern) if storage.is_file(path)
-    }
-    total = hashlib.sha256()
-    for path in sorted(paths):
-      if path not in self._cached_digest:
-        self._cached_digest[path] = checksums.of_file(path)
-      total.update(f"{self._cached_digest[path]}  {path.relative_to(root)}\n".encode())
-    return {"name": storage.absolute(root), "digest": total.hexdigest()}
-
-  def _objects_below(self, folder: storage.Path) -> Iterator[storage.Path]:
-    left_out = storage.path(self._left_out)
-    is_inside = folder in left_out.parents
-    for name in storage.files_below(folder):
-      path = folder / name
-      hidden = any(part.startswith(".") for part in name.split("/"))
-      if not hidden and not (is_inside and left_out in path.parents):
+def _local_files_below(
+  folder: storage.Path, leave_out: str | os.PathLike[str]
+) -> Iterator[pathlib.Path]:
+  """Follows links to folders, each folder once."""
+  seen = {os.path.realpath(leave_out)}
+  for where, folders, names in os.walk(folder, followlinks=True):
+    seen.add(os.path.realpath(where))
+    folders[:] = [
+      name
+      for name in folders
+      if not name.startswith(".") and os.path.realpath(os.path.join(where, name)) not in seen
+    ]
+    for name in names:
+      path = pathlib.Path(where, name)
+      if not name.startswith(".") and path.is_file():
         yield path
-
-  def _local_files_below(self, folder: storage.Path) -> Iterator[pathlib.Path]:
-    """Follows links to folders, each folder once."""
-    seen = {os.path.realpath(self._left_out)}
-    for where, folders, names in os.walk(folder, followlinks=True):
-      seen.add(os.path.realpath(where))
-      folders[:] = [
-        name
-        for name in folders
-        if not name.startswith(".") and os.path.realpath(os.path.join(where, name)) not in seen
-      ]
-      for name in names:
-        path = pathlib.Path(where, name)
-        if not name.startswith(".") and path.is_file():
-          yield path

@@ -6,6 +6,7 @@ accuracies and correlations times 100.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -320,7 +321,6 @@ def evaluate(
   folder = results_files.Folder(output, settings)
   benchmarks = list(benchmarks)
   names = [benchmark.name for benchmark in benchmarks]
-  digests = results_files.DataDigests(leave_out=output)
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
   done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
@@ -337,8 +337,8 @@ def evaluate(
     if reason := absence(benchmark, root):
       leave_out(key, reason)
       continue
-    lone = (name + end for name in benchmark.files for end in ("", ".gz"))
-    data = digests.identity(root, benchmark.folders, (*lone, *benchmark.more_files))
+    identity = functools.partial(_data_identity, benchmark, root, output)
+    data = identity()
     again = ""
     if key in done:
       record = done[key]
@@ -359,7 +359,7 @@ def evaluate(
       leave_out(key, f"no file of it in {root} ({benchmark.layout})")
       continue
     done.pop(key, None)
-    waiting[key] = _Waiting(benchmark, tasks, data)
+    waiting[key] = _Waiting(benchmark, tasks, data, identity)
   if absent and not waiting and not set(names) & set(done):
     if len(absent) == 1:
       raise errors.InputError("; ".join(f"{key} is absent: {absent[key]}" for key in absent))
@@ -382,8 +382,8 @@ def evaluate(
     encoder, name, engine=engine, load=load, folder=unfinished / _TEXTS, dimensions=sizes
   )
   for key, work in waiting.items():
-    identity = [made_by.get("digest", name), work.data["digest"], work.benchmark.options]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    inputs = [made_by.get("digest", name), work.data["digest"], work.benchmark.options]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     tools = Tools(embed, unfinished / key / digest, report, compare)
     try:
       record = _run_one(tools, embed, vectors, work, known)
@@ -408,11 +408,20 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
-  """A benchmark to evaluate: its tasks, and what identifies its data."""
+  """A benchmark to evaluate: its tasks, and what identifies its data, also later."""
 
   benchmark: Benchmark
   tasks: Sequence[Task | LargeTask]
   data: dict[str, str]
+  identity: Callable[[], dict[str, str]]
+
+
+def _data_identity(
+  benchmark: Benchmark, root: storage.Path, output: str | os.PathLike[str]
+) -> dict[str, str]:
+  lone = (name + end for name in benchmark.files for end in ("", ".gz"))
+  patterns = (*lone, *benchmark.more_files)
+  return results_files.data_identity(root, benchmark.folders, patterns, leave_out=output)
 
 
 def _held_sides(tasks: Iterable[Task | LargeTask]) -> Iterator[Side]:
@@ -437,6 +446,8 @@ def _run_one(
     by_size.append({"dimension": size, "summary": record})
   if embed.dimensions and embed.width not in embed.dimensions:
     by_size.append({"dimension": embed.width, "summary": summary})
+  if work.identity() != work.data:  # A large task may just have read them.
+    raise errors.InputError("its files have changed since they were read; rerun the same command")
   total, embedding = time.perf_counter() - start, embed.seconds - before
   headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
   tools.report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embedding:.0f} s)")

@@ -257,11 +257,14 @@ def size(path: str | os.PathLike[str]) -> int:
 
 
 def version(path: str | os.PathLike[str]) -> object:
-  """Returns a value for JSON that changes with a file: size and time, or the store's own."""
+  """Returns a value that shows whether a file has been written to while this process ran.
+
+  It is the store's own, or the size and both times: `rsync -t` and `cp -p` set only one of them.
+  """
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
   status = os.stat(path)
-  return status.st_size, status.st_mtime_ns
+  return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def remove(path: str | os.PathLike[str]) -> None:

@@ -1,5 +1,6 @@
 """Searches the lines of a file for texts, by their vectors."""
 
+import collections
 import dataclasses
 import json
 import logging
@@ -195,6 +196,7 @@ def search_file(
       for rows in exact_search.blocks(len(near)):
         for hits, query in zip(_hits(near[rows], read_text), texts, strict=False):
           stream.write(f"{as_line(query, hits)}\n".encode())
+      collections.deque(texts, maxlen=0)  # The digest is compared at the end of the file.
     work_folders.clear(work)
 
 

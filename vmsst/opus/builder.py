@@ -16,10 +16,10 @@ from tensorflow_datasets.core import naming
 
 from vmsst import errors
 from vmsst.data import dataset_shards
-from vmsst.io import atomic_files, storage, work_folders
+from vmsst.io import atomic_files, checksums, storage, work_folders
 from vmsst.opus import card, decontamination, pipeline, recipes
 from vmsst.opus import releases as releases_lib
-from vmsst.units import engines
+from vmsst.units import base, engines
 
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
@@ -36,8 +36,8 @@ def build(
 ) -> str:
   """Builds a dataset unless it exists; returns its folder.
 
-  An existing dataset must be that of the recipe, the releases and the evaluation sets. Folders of
-  releases or evaluation sets that are absent are not compared.
+  An existing dataset must be undamaged, and that of the recipe, the releases and the evaluation
+  sets. Folders of releases or evaluation sets that are absent are not compared.
 
   Args:
     recipe: Name of a recipe, or its YAML file.
@@ -51,7 +51,7 @@ def build(
   Folders may be in object stores.
 
   Raises:
-    InputError: see `pipeline.build`; or the dataset exists, built from other inputs.
+    InputError: see `pipeline.build`; or the dataset exists, damaged or built from other inputs.
   """
   if work is not None:
     storage.check_local(work, "the folder of intermediate files (--work)")
@@ -138,7 +138,7 @@ def _held_out(evaluation: str) -> decontamination.EvaluationSentences:
 
 
 def _check(folder: storage.Path, recipe: recipes.Recipe, root: str, evaluation: str) -> None:
-  """Raises InputError if a dataset was built from other inputs; absent ones are not compared."""
+  """Raises InputError if a dataset is damaged, or was built from other inputs that are present."""
   with storage.explained(folder, "read"):
     try:
       metadata = json.loads((folder / "metadata.json").read_bytes())
@@ -147,6 +147,13 @@ def _check(folder: storage.Path, recipe: recipes.Recipe, root: str, evaluation: 
   if metadata.get("recipe") != recipe.digest:
     raise errors.InputError(
       f"{folder} was built by another recipe of that name; remove it, or rename the recipe"
+    )
+  shards = filter(dataset_shards.is_shard, storage.names(folder))
+  content = base.digest({name: checksums.of_file(folder / name) for name in shards})
+  if metadata.get("content") != content:
+    raise errors.InputError(
+      f"{folder} is damaged: its shards have changed since they were written; remove this dataset "
+      "to build it again"
     )
   changed = []
   if storage.exists(root):

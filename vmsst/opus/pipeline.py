@@ -6,6 +6,7 @@ per pair, which are memory-mapped.
 
 import collections
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -62,8 +63,8 @@ class Report:
   @property
   def content(self) -> str:
     """Hash of all shards: the same for the same data, however it was built."""
-    hashes = [(name, [shard["sha256"] for shard in shards]) for name, shards in self.splits.items()]
-    return base.digest(sorted(hashes))
+    shards = itertools.chain.from_iterable(self.splits.values())
+    return base.digest({os.path.basename(shard["path"]): shard["sha256"] for shard in shards})
 
 
 def build(

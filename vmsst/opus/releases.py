@@ -15,6 +15,7 @@ not.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from vmsst import errors, languages
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, input_files, storage
+from vmsst.io import archives, checksums, input_files, storage
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -34,7 +35,6 @@ _NAME = re.compile(
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
 _FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
-_END_BYTES = 1 << 16
 _LICENSE = re.compile(r"LICEN[SC]E(\.txt|\.md)?", re.IGNORECASE)
 
 
@@ -84,19 +84,13 @@ class Release:
     usual = {usual_code(language) for language in self.pair}
     return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
 
-  @property
+  @functools.cached_property
   def identity(self) -> str:
-    """Hash of the files; of zip and gzip files, of their sizes and ends, which have checksums."""
+    """Hash of the contents of the files, which are read once."""
     hashed = hashlib.sha256()
     for path in self.paths:
-      size = storage.size(path)
-      hashed.update(b"%d\n" % size)
-      # A file that cannot be read is a fault of the release.
-      with contextlib.suppress(OSError), storage.open_binary(path) as stream:
-        if path.endswith((".zip", ".gz")):
-          stream.seek(max(0, size - _END_BYTES))
-        while piece := stream.read(_END_BYTES):
-          hashed.update(piece)
+      with contextlib.suppress(OSError):  # A file that cannot be read is a fault of the release.
+        hashed.update(checksums.of_file(path).encode())
     return hashed.hexdigest()
 
   def license(self) -> str:

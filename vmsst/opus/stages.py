@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vmsst import errors
 from vmsst.data import dataset_shards, formats
-from vmsst.io import atomic_files, storage
+from vmsst.io import atomic_files
 from vmsst.opus import buckets, cleaning, decontamination, releases
 from vmsst.units import base
 
@@ -59,12 +60,11 @@ class Clean(base.Unit):
   @functools.cached_property
   def key(self) -> str:
     """Hash of everything that the output depends on."""
-    files = [storage.version(path) for path in self.release.paths]
     return _digest(
       "clean",
       self.release.name,
       self.release.paths,
-      files,
+      self.release.identity,
       msgspec.structs.asdict(self.cleaning),
       self.held_out_digest,
       self.buckets,
@@ -102,6 +102,8 @@ class Clean(base.Unit):
           continue
         counts[KEPT] += 1
         writer.add(key, source.encode(), target.encode())
+    if dataclasses.replace(self.release).identity != self.release.identity:
+      raise errors.InputError("it has changed while it was read")
     return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 

@@ -170,7 +170,7 @@ def _unchanged_parts(writer: base.LineWriter, rows: Any, size: int) -> int:
   iterator = rows.as_numpy_iterator()
   for number in range(writer.parts):
     inputs = [json.loads(_json(row)) for row in itertools.islice(iterator, size)]
-    if [json.loads(line)["inputs"] for line in writer.lines(number)] != inputs:
+    if [json.loads(line)["inputs"] for line in writer.lines(number) or ()] != inputs:
       return number
   return writer.parts
 

@@ -15,8 +15,8 @@
         return {"lines": lines}
 
 `engines.run("count", [Count(...), ...], engines.Local(workers=4))` makes the files that are
-missing. What `make` returns is stored next to the file, with the key; `result` reads it. A
-`LineWriter` writes a file of lines in parts, and resumes after interruption.
+missing. What `make` returns is stored next to the file, with the key and the file's checksum;
+`result` reads it. A `LineWriter` writes a file of lines in parts, and resumes after interruption.
 """
 
 import abc
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, input_files, interrupts, storage, work_folders
+from vmsst.io import atomic_files, checksums, interrupts, storage, work_folders
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -98,7 +98,7 @@ def result(unit: Unit, *, verify: bool = False) -> dict[str, Any] | None:
     unit: The unit.
     verify: Whether to read the whole file; None is returned if it has changed.
   """
-  saved = _saved(unit)
+  saved = _read_object(result_path(unit.path))
   if saved.get("key") == unit.key:
     with contextlib.suppress(FileNotFoundError, KeyError):
       same = saved["bytes"] == storage.size(unit.path)
@@ -175,7 +175,7 @@ def _written(title: str, unit: Unit, writing: "concurrent.futures.Future[None]")
 def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
   """Makes a unit's file and writes its result next to it."""
   path = result_path(unit.path)
-  if _saved(unit).get("key") != unit.key:
+  if _read_object(path).get("key") != unit.key:
     # It is not valid for the new file. One with this key may come from the same unit elsewhere.
     storage.remove(path)
   made = make()
@@ -185,9 +185,10 @@ def _store(unit: Unit, make: Callable[[], dict[str, Any]]) -> None:
     stream.write(json.dumps(saved, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
-def _saved(unit: Unit) -> dict[str, Any]:
+def _read_object(path: str) -> dict[str, Any]:
+  """Returns the JSON object in a file; an empty one if it is missing or damaged."""
   try:
-    with storage.open_binary(result_path(unit.path)) as stream:
+    with storage.open_binary(path) as stream:
       saved = json.load(stream)
   except (FileNotFoundError, ValueError):
     return {}
@@ -210,7 +211,7 @@ def naming(title: str, unit: Unit) -> Iterator[None]:
 class LineWriter:
   """Writes lines that become FILE when it is complete.
 
-  Until then, parts of it are in the work folder of FILE, which the caller owns
+  Until then, parts of it, with checksums, are in the work folder of FILE, which the caller owns
   (`work_folders.owned`). An equal writer resumes after them.
 
   Attributes:
@@ -227,25 +228,30 @@ class LineWriter:
     self._path = path
     self._work = work_folders.work_path(path)
     self._stem = f"lines-{digest(settings)}-"
-    names = set(storage.names(self._work))
     # Up to the first gap: the parts may have been removed in another order.
-    self.parts = next(n for n in itertools.count() if f"{self._stem}{n:06d}" not in names)
+    self.parts = next(n for n in itertools.count() if self.lines(n) is None)
 
-  def lines(self, number: int) -> list[str]:
-    """Returns the lines of a part."""
-    return input_files.read_bytes(self._part(number)).decode().split("\n")[:-1]
+  def lines(self, number: int) -> list[str] | None:
+    """Returns the lines of a part; None if it is missing or has changed since it was written."""
+    part = _read_object(self._part(number))
+    lines = part.get("lines")
+    return lines if part.get("digest") == digest(self._stem, number, lines) else None
 
   def append(self, lines: Iterable[str]) -> None:
     """Writes a part, atomically."""
-    content = "".join(f"{line}\n" for line in lines).encode()
-    atomic_files.write_bytes(self._part(self.parts), content)
+    lines = list(lines)
+    part = {"digest": digest(self._stem, self.parts, lines), "lines": lines}
+    atomic_files.write_bytes(self._part(self.parts), json.dumps(part).encode())
     self.parts += 1
 
   def finish(self) -> None:
-    """Makes the file of all parts."""
-    with atomic_files.atomic_file(self._path) as stream:
+    """Makes the file of all parts; raises InputError if one has changed since it was written."""
+    with atomic_files.atomic_text(self._path) as stream:
       for number in range(self.parts):
-        stream.write(input_files.read_bytes(self._part(number)))
+        lines = self.lines(number)
+        if lines is None:
+          raise errors.InputError(f"{self._part(number)} has changed; rerun the same command")
+        stream.writelines(f"{line}\n" for line in lines)
     work_folders.clear(self._work)
 
   def _part(self, number: int) -> str:

@@ -279,7 +279,7 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   assert cli.main(again[:-1]) == 0
   tables.open_files("train", [undetermined], teacher=out)
   line_files.write_tsv(path, PAIRS[::-1])
-  with pytest.raises(errors.InputError, match=f"has vectors of another version of {path} .*embed"):
+  with pytest.raises(errors.InputError, match=f"does not have the vectors of {path} .*embed"):
     tables.open_files("train", [undetermined], teacher=out)
 
 

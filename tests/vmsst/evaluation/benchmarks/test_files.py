@@ -10,7 +10,7 @@ import pytest
 from vmsst import errors
 from vmsst.evaluation import evaluation_texts, suite
 from vmsst.evaluation.benchmarks import BENCHMARKS
-from vmsst.evaluation.results_files import DataDigests
+from vmsst.evaluation.results_files import data_identity
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,11 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
     assert local
     assert all(texts for _, _, texts, _ in local)
     own, other = (
-      DataDigests(leave_out=root / "results").identity(
-        root, benchmark.folders, (*benchmark.files, *benchmark.more_files)
+      data_identity(
+        root,
+        benchmark.folders,
+        (*benchmark.files, *benchmark.more_files),
+        leave_out=root / "results",
       )
       for root in roots
     )
@@ -53,10 +56,10 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
 @pytest.mark.parametrize("left_out", ["", "xlsts", "xlsts/gold", "xlsts/gold/x", "xlsts/gol"])
 def test_results_inside_the_data_count_as_in_a_local_folder(roots, left_out):
   local, remote = (
-    DataDigests(leave_out=root / left_out).identity(root, ["xlsts"])["digest"] for root in roots
+    data_identity(root, ["xlsts"], leave_out=root / left_out)["digest"] for root in roots
   )
   assert local == remote
-  whole = DataDigests(leave_out="elsewhere").identity(roots[0], ["xlsts"])["digest"]
+  whole = data_identity(roots[0], ["xlsts"], leave_out="elsewhere")["digest"]
   assert (local == whole) == (left_out not in ("xlsts/gold", "xlsts/gold/x"))
 
 
