@@ -103,7 +103,7 @@ def _signal(number, count):
 
 _ENDS = {130: "interrupted", 143: "terminated"}
 # What changes between an interrupted run and the next.
-_CHANGES = {"the input changes": (b"house", b"hut"), "the encoder changes": (b"seed 1", b"seed 2")}
+_CHANGES = {"the input changes": (b"house", b"hovel"), "the encoder changes": (b"1", b"2")}
 _INTERRUPTS = {
   f"signal {number} at write {count}": functools.partial(_signal, number, count)
   for number, counts in ((signal.SIGINT, (0, 2, 5, 9)), (signal.SIGTERM, (1, 3, 7, 11)))
@@ -148,7 +148,10 @@ def check(command, text, source, target, event, expected):
     code = 0 if at_once and os.path.isdir(output) else code  # It had finished.
   if event in _CHANGES:
     path = pathlib.Path(text if "input" in event else "encoder")
+    status = path.stat()
     path.write_bytes(path.read_bytes().replace(*_CHANGES[event]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
     states = places(output, [end for end in command.resumes if end])  # It may remove them.
     before = {name: x for name, x in snapshot().items() if not is_below(name, states)}
     code, message = call(command, output)
@@ -294,3 +297,27 @@ def test_an_output_has_one_writer(command, inputs, tmp_path):
       assert "OUT is being written by another command (process " in message
       assert snapshot() == before
     assert call(command, "OUT")[0] == 0
+
+
+_DAMAGE = {
+  "emptied": lambda content: b"",
+  "halved": lambda content: content[: len(content) // 2],
+  "a flipped bit": lambda content: content[:-9] + bytes([content[-9] ^ 4]) + content[-8:],
+}
+
+
+@pytest.mark.parametrize(
+  "command", ["embed", "index", "data embed", "data mine-negatives", "eval"], indirect=True
+)
+def test_damaged_results_are_refused_or_made_again(command, inputs, tmp_path):
+  with inside(command, inputs, tmp_path / "damaged"):
+    assert call(command, "out")[0] == 0
+    whole = snapshot()
+    for name in (name for name in whole if is_below(name, ["out"]) and os.path.isfile(name)):
+      for how, damaged in _DAMAGE.items():
+        pathlib.Path(name).write_bytes(damaged(whole[name]))
+        before = snapshot()
+        code, message = call(command, "out")
+        assert snapshot() == (before if code else whole), (name, how)
+        assert not code or (code, message.count("\n")) == (1, 1), (name, how, message)
+        pathlib.Path(name).write_bytes(whole[name])

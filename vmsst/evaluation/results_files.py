@@ -1,14 +1,13 @@
 """Reads the JSON files of evaluations, and checks that all parts have the expected types.
 
-`results.json` has all results of an encoder. `settings.json` has what applies to all of them: the
-encoder and the languages of its training data. `benchmarks/NAME.json` has the results of a
-benchmark, and repeats these settings. Digests of the files of benchmarks are among the settings, so
-that results of other data are recognized.
+`results.json` has all results of an encoder. `benchmarks/NAME.json` has the results of a benchmark,
+the settings that apply to all of them (the encoder and the languages of its training data), and a
+digest of its own content. Digests of the files of benchmarks are among the results, so that results
+of other data are recognized.
 """
 
 import hashlib
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,9 +20,10 @@ from vmsst.io import (
   storage,
   stored_settings,
 )
+from vmsst.units import base
 
 _DELETE_IT = "delete it to evaluate again"
-_SETTINGS = "settings"
+_SETTINGS, _CONTENT = "settings", "content"
 _LARGEST = 1e12
 
 # The types of the JSON files. Leaves have a description and a test. Objects have their keys, with
@@ -100,6 +100,9 @@ class Folder:
   """The results of one encoder in the output folder of an evaluation.
 
   Nothing is written before the first result.
+
+  Attributes:
+    stored: Results of an earlier evaluation, by benchmark.
   """
 
   def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]):
@@ -110,59 +113,38 @@ class Folder:
       settings: Encoder and options of all results, as JSON values.
 
     Raises:
-      InputError: the folder cannot be written, or its results have other settings.
+      InputError: the folder cannot be written, or its results are damaged or have other settings.
     """
-    self._folder = storage.path(folder)
+    self._results = storage.path(folder) / "results.json"
+    self._folder = storage.path(folder) / "benchmarks"
     self._settings = dict(settings)
     if storage.is_url(folder):
       storage.check_writable(os.fspath(folder))
-    outputs.check([], folder=str(self._folder), files=[self._path("results").name])
-    outputs.check([], folder=str(self._benchmark("").parent))
-    if storage.exists(self._path("settings")):
-      before = _read(self._path("settings"), {}, _DELETE_IT)
-      if differences := stored_settings.differences(before, self._settings):
+    outputs.check([], folder=os.fspath(folder), files=[self._results.name])
+    outputs.check([], folder=str(self._folder))
+    self.stored = {}
+    for path in storage.find(self._folder, "*.json"):
+      record = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
+      if differences := stored_settings.differences(record.pop(_SETTINGS), self._settings):
         raise errors.InputError(
-          f"{self._folder} has other results: {differences}; give another folder, or delete it"
+          f"{os.fspath(folder)} has other results: {differences}; give another folder, or delete it"
         )
-    elif storage.exists(self._path("results")) and not self.names():
-      raise errors.InputError(
-        f"{self._path('results')} is not by `vmsst eval`, which would replace it; give another "
-        "folder"
-      )
-
-  def load(self, name: str) -> dict[str, Any] | None:
-    """Returns the stored results of a benchmark; None if there are none with these settings.
-
-    Raises:
-      InputError: the file is broken.
-    """
-    path = self._benchmark(name)
-    if not storage.exists(path):
-      return None
-    record = _read(path, {**_BENCHMARK, _SETTINGS: {}}, _DELETE_IT)
-    differences = stored_settings.differences(record.pop(_SETTINGS), self._settings)
-    return None if differences else record
-
-  def names(self) -> list[str]:
-    """Returns the names of all benchmarks with stored results, sorted."""
-    names = storage.names(self._benchmark("").parent)
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+      content = record.pop(_CONTENT, None)  # Earlier versions did not store it.
+      if content not in (None, base.digest(path.name, record)):
+        raise errors.InputError(f"{path}: it has changed since it was written: {_DELETE_IT}")
+      self.stored[path.name.removesuffix(".json")] = record
+    if storage.exists(self._results) and not self.stored:
+      _read(self._results, _RESULTS, "`vmsst eval` would replace it; give another folder")
 
   def save(self, name: str, record: Mapping[str, Any]) -> None:
-    """Writes the results of a benchmark; the first call also writes settings.json."""
-    if not storage.exists(self._path("settings")):
-      atomic_files.write_json(self._path("settings"), self._settings)
-    atomic_files.write_json(self._benchmark(name), {_SETTINGS: self._settings, **record})
+    """Writes the results of a benchmark."""
+    path = self._folder / f"{name}.json"
+    content = base.digest(path.name, record)
+    atomic_files.write_json(path, {_SETTINGS: self._settings, _CONTENT: content, **record})
 
   def write_results(self, results: Mapping[str, Any]) -> None:
     """Writes results.json."""
-    atomic_files.write_json(self._path("results"), results)
-
-  def _path(self, name: str) -> storage.Path:
-    return self._folder / f"{name}.json"
-
-  def _benchmark(self, name: str) -> storage.Path:
-    return self._folder / "benchmarks" / f"{name}.json"
+    atomic_files.write_json(self._results, results)
 
 
 def data_identity(
@@ -182,8 +164,7 @@ def data_identity(
     patterns: Glob patterns under the root, of further files.
     leave_out: A folder that does not count even if it is below the root.
   """
-  below = _objects_below if storage.is_url(root) else _local_files_below
-  paths = {path for name in folders for path in below(root / name, leave_out)}
+  paths = {path for name in folders for path in _files_below(root / name, leave_out)}
   paths |= {
     path for pattern in patterns for path in storage.find(root, pattern) if storage.is_file(path)
   }
@@ -193,31 +174,16 @@ def data_identity(
   return {"name": storage.absolute(root), "digest": total.hexdigest()}
 
 
-def _objects_below(
-  folder: storage.Path, leave_out: str | os.PathLike[str]
-) -> Iterator[storage.Path]:
-  left_out = storage.path(leave_out)
-  is_inside = folder in left_out.parents
-  for name in storage.files_below(folder):
-    path = folder / name
-    hidden = any(part.startswith(".") for part in name.split("/"))
-    if not hidden and not (is_inside and left_out in path.parents):
+def _files_below(folder: storage.Path, leave_out: str | os.PathLike[str]) -> Iterator[storage.Path]:
+  """Yields the visible files below a folder that are not below another one, unless it is that."""
+  left_out = _real(leave_out)
+  inside = left_out not in (_real(folder), *_real(folder).parents)
+  for path in map(storage.path, storage.files_through_links(folder)):
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    is_file = storage.is_url(path) or path.is_file()  # a pipe or a broken link
+    if is_file and not hidden and not (inside and left_out in _real(path).parents):
       yield path
 
 
-def _local_files_below(
-  folder: storage.Path, leave_out: str | os.PathLike[str]
-) -> Iterator[pathlib.Path]:
-  """Follows links to folders, each folder once."""
-  seen = {os.path.realpath(leave_out)}
-  for where, folders, names in os.walk(folder, followlinks=True):
-    seen.add(os.path.realpath(where))
-    folders[:] = [
-      name
-      for name in folders
-      if not name.startswith(".") and os.path.realpath(os.path.join(where, name)) not in seen
-    ]
-    for name in names:
-      path = pathlib.Path(where, name)
-      if not name.startswith(".") and path.is_file():
-        yield path
+def _real(path: str | os.PathLike[str]) -> storage.Path:
+  return storage.path(path if storage.is_url(path) else os.path.realpath(path))

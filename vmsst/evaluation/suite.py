@@ -323,7 +323,7 @@ def evaluate(
   names = [benchmark.name for benchmark in benchmarks]
   absent: dict[str, str] = {}
   waiting: dict[str, _Waiting] = {}
-  done = {key: kept for key in folder.names() if (kept := folder.load(key)) is not None}
+  done = folder.stored
 
   def leave_out(key: str, reason: str) -> None:
     if key in done:

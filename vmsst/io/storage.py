@@ -230,6 +230,22 @@ def files_below(folder: str | os.PathLike[str]) -> list[str]:
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
 
+def files_through_links(root: str | os.PathLike[str]) -> Iterator[str]:
+  """Yields the paths of all files below a folder, also through links, in a fixed order."""
+  if is_url(root):
+    yield from (os.path.join(root, name) for name in sorted(files_below(root)))
+    return
+  seen = set()
+  for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+    here = os.path.realpath(folder)
+    if here in seen:
+      folders.clear()
+      continue
+    seen.add(here)
+    folders.sort()
+    yield from (os.path.join(folder, name) for name in sorted(names))
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
   """Returns whether there is a file or folder at a path."""
   if is_url(path):

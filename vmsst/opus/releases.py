@@ -140,7 +140,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
   releases: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
-  for path in _files(root):
+  for path in storage.files_through_links(root):
     match = _NAME.fullmatch(os.path.basename(path))
     if match is None or match["first"] == match["second"]:
       continue
@@ -190,22 +190,6 @@ def read(release: Release) -> Iterator[Row | Fault]:
     yield item
   if empty:
     yield Fault(release.paths[0], "holds no pair of the two languages")
-
-
-def _files(root: str) -> Iterator[str]:
-  """Yields every file below a folder, also through links, in the same order on all machines."""
-  if storage.is_url(root):
-    yield from (os.path.join(root, name) for name in sorted(storage.files_below(root)))
-    return
-  seen = set()
-  for folder, folders, names in os.walk(root, onerror=storage.refuse, followlinks=True):
-    here = os.path.realpath(folder)
-    if here in seen:
-      folders.clear()
-      continue
-    seen.add(here)
-    folders.sort()
-    yield from (os.path.join(folder, name) for name in sorted(names))
 
 
 def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | None:

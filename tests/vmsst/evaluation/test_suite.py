@@ -8,6 +8,7 @@ import types
 
 import benchmark_trees
 import fake_encoders
+import line_files
 import memory_store
 import numpy as np
 import pytest
@@ -261,6 +262,31 @@ def test_interrupted_work_of_another_encoder_is_not_resumed(root, tmp_path):
   assert not (tmp_path / "out" / ".vmsst").exists()
 
 
+@pytest.mark.parametrize("moment", ["it is read", "a large task runs"])
+def test_results_of_a_file_that_changes_after_its_digest_are_not_stored(root, tmp_path, moment):
+  moments = [moment]
+
+  def change(now):
+    if now in moments:
+      moments.remove(now)
+      (root / "words" / "list").write_text("changed")
+
+  def measure(tools):
+    change("a large task runs")
+    return [suite.Result("x", ("en",), {"first": 1.0})]
+
+  def read_large(root):
+    change("it is read")
+    return [suite.LargeTask("large", measure, lambda: [])]
+
+  large = dataclasses.replace(BENCHMARK, read=read_large)
+  arguments = fake_encoders.FakeEncoder(one_hot), [large], root, tmp_path / "out"
+  with pytest.raises(errors.InputError, match=r"words: its files have changed .*; rerun"):
+    suite.evaluate(*arguments, name="a")
+  assert not storage.names(tmp_path / "out" / "benchmarks")
+  assert suite.evaluate(*arguments, name="a")["benchmarks"]["words"]["summary"] == {"x": 1.0}
+
+
 def test_a_store_gets_the_results_of_a_local_folder(root, tmp_path, monkeypatch):
   store = memory_store.installed(monkeypatch)
   folders = []
@@ -285,11 +311,12 @@ def test_a_store_gets_the_results_of_a_local_folder(root, tmp_path, monkeypatch)
     with pytest.raises(errors.InputError, match="out has other results: encoder is a, not b"):
       suite.evaluate(encoder, both, root, output, name="b")
     assert not folders[-1].exists()
-    names = ("results", "settings", "benchmarks/one", "benchmarks/large")
+    names = ("results", "benchmarks/one", "benchmarks/large")
     contents.append({name: json.loads(read_text(f"{output}/{name}.json")) for name in names})
     assert contents[-1]["results"] == found
     for each in (*found["benchmarks"].values(), *contents[-1].values()):
       each.pop("seconds", None)
+      each.pop("content", None)  # It depends on the seconds.
     contents[-1]["results"] = found
   assert contents[0] == contents[1]
   assert sorted(store.find("bucket/out")) == [
@@ -302,13 +329,15 @@ def read_text(path):
   return input_files.read_bytes(path).decode()
 
 
-@pytest.mark.parametrize("name", ["settings.json", "benchmarks/words.json"])
-def test_broken_results_are_one_line_with_the_fix(root, tmp_path, name):
+def test_damaged_results_are_one_line_with_the_fix(root, tmp_path):
   encoder = fake_encoders.FakeEncoder(one_hot)
   arguments = (encoder, [BENCHMARK], root, tmp_path / "out")
   whole = suite.evaluate(*arguments, name="a")
-  path = tmp_path / "out" / name
-  for content in (b"", b"[]", b"{}"):
+  path = tmp_path / "out" / "benchmarks" / "words.json"
+  stored = path.read_bytes()
+  other = stored.replace(b'"first": ', b'"first": 1')
+  assert other != stored
+  for content in (b"", b"[]", b"{}", stored[: len(stored) // 2], other):
     path.write_bytes(content)
     with pytest.raises(errors.InputError, match=r"delete it") as caught:
       suite.evaluate(*arguments, name="a")
@@ -335,10 +364,15 @@ def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(
   (tmp_path / "taken" / "results.json").mkdir(parents=True)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "benchmarks").touch()
+  line_files.write_text(tmp_path / "foreign" / "results.json", "{}")
   for out, message in (
     (tmp_path / "file", "file is not a folder; give another output folder"),
     (tmp_path / "taken", "results.json is a folder, not a file; delete it"),
     (tmp_path / "other", "benchmarks is not a folder; give another output folder"),
+    (
+      tmp_path / "foreign",
+      "results.json: encoder is None, .*would replace it; give another folder",
+    ),
     ("gs://bucket/out", "gs://bucket/out/.* cannot be written: .*denied"),
   ):
     with pytest.raises(errors.InputError, match=message):
