@@ -157,6 +157,18 @@ def test_tables_are_joined(server, fetcher, tmp_path):
     evaluation_sets.download(fetcher, chosen, tmp_path)
 
 
+def test_a_complete_set_is_known_by_content(server, fetcher, tmp_path):
+  chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
+  (path,) = evaluation_sets.download(fetcher, chosen, tmp_path)
+  for content in (b"[]\n", b""):
+    path.write_bytes(content)
+    with pytest.raises(errors.InputError, match=r"dev\.jsonl has .*; remove it to download it"):
+      evaluation_sets.download(fetcher, chosen, tmp_path)
+  path.unlink()
+  evaluation_sets.download(fetcher, chosen, tmp_path)
+  assert path.read_bytes() == b"{}\n"
+
+
 def test_quotes_depend_on_the_table(tmp_path):
   part, out = tmp_path / "a.tsv", tmp_path / "out.tsv"
   part.write_text('id\ttext\n1\t"""so"" she says"\n', encoding="utf-8")

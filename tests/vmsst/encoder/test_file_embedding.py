@@ -14,7 +14,7 @@ import vmsst
 from vmsst import cli, errors
 from vmsst.data import derived_files, readers, tables, teacher_vectors
 from vmsst.encoder import encoding, file_embedding
-from vmsst.io import atomic_files
+from vmsst.io import atomic_files, storage
 from vmsst.networks import sentence_encoder
 from vmsst.search import embedded_text, vector_store
 
@@ -281,6 +281,26 @@ def test_every_line_has_the_vectors_that_the_encoder_gives(run, tmp_path, capsys
   line_files.write_tsv(path, PAIRS[::-1])
   with pytest.raises(errors.InputError, match=f"does not have the vectors of {path} .*embed"):
     tables.open_files("train", [undetermined], teacher=out)
+
+
+@pytest.mark.parametrize("place", ["folder", "store"])
+def test_training_refuses_vectors_that_have_changed(run, tmp_path, monkeypatch, place):
+  memory_store.installed(monkeypatch)
+  out = storage.path(tmp_path / "out" if place == "folder" else "gs://bucket/out")
+  for name, rows in (("x", PAIRS), ("y", PAIRS[::-1])):
+    line_files.write_tsv(tmp_path / "data" / f"{name}.de-en.tsv", rows)
+  files = readers.find_bitext(str(tmp_path / "data" / "*"))
+  assert cli.main(["data", "embed", str(run), str(out), str(tmp_path / "data" / "*")]) == 0
+  first, second = (out / teacher_vectors.relative_path(file) for file in files)
+  content, other = first.read_bytes(), second.read_bytes()
+  for changed in (other, content[:-1] + bytes([content[-1] ^ 1]), content):
+    storage.cached_copy.cache_clear()
+    first.write_bytes(changed)
+    if changed == content:
+      tables.open_files("train", files, teacher=str(out))
+      continue
+    with pytest.raises(errors.InputError, match=rf"{first}: .*has changed since .*recompute"):
+      tables.open_files("train", files, teacher=str(out))
 
 
 def test_vectors_in_a_store_are_those_on_disk_and_copied_once(run, tmp_path, monkeypatch):

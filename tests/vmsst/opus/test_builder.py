@@ -1,4 +1,5 @@
 import hashlib
+import os
 import pathlib
 
 import memory_store
@@ -128,6 +129,57 @@ def test_a_dataset_of_other_inputs_is_refused(tree, monkeypatch):
   for build in (build_locally, build_in_store):
     with pytest.raises(errors.InputError, match=r"^the releases in \S+ are not those that "):
       build()
+
+
+def test_a_damaged_dataset_is_refused(tree):
+  folder = pathlib.Path(_build(tree))
+  train, validation = (folder / name for name in sorted(_hash(folder)) if "deu_eng" in name)
+  contents = train.read_bytes(), validation.read_bytes()
+  for damaged in (
+    (b"", contents[1]),
+    (contents[0][:-1] + b"?", contents[1]),
+    contents[::-1],
+  ):
+    for path, content in zip((train, validation), damaged, strict=True):
+      path.write_bytes(content)
+    with pytest.raises(errors.InputError, match=r"mine/1.0.0 is damaged: .*; remove this dataset"):
+      _build(tree)
+  train.unlink()
+  with pytest.raises(errors.InputError, match=r"mine/1.0.0 is damaged"):
+    _build(tree)
+  for path, content in zip((train, validation), contents, strict=True):
+    path.write_bytes(content)
+  assert _build(tree) == str(folder)
+
+
+def test_a_release_is_known_by_content_not_by_size_and_time(tree, monkeypatch):
+  part = opus_tree.Part("Books", "v1", ("de", "en"), _texts("Buch", 9), "tsv")
+  path = tree / "opus" / part.path.removesuffix(".gz")
+  path.parent.mkdir(parents=True)
+
+  def build(noun):
+    path.write_bytes(opus_tree.content(part).replace(b"Buch", noun))
+    os.utime(path, (1e9, 1e9))
+    (tree / f"{noun.decode()}.yaml").write_text(opus_tree.RECIPE.replace("mine", noun.decode()))
+    folder = _build(tree, str(tree / f"{noun.decode()}.yaml"), work=str(tree / "work"))
+    return b"".join(shard.read_bytes() for shard in pathlib.Path(folder).glob("*deu_eng*"))
+
+  assert b"Buch" in build(b"Buch")
+  shards = build(b"Werk")
+  assert b"Werk" in shards
+  assert b"Buch" not in shards
+  read = releases.read
+
+  def changing(release):
+    yield from read(release)
+    if release.corpus == "Books":
+      path.write_bytes(opus_tree.content(part))
+
+  monkeypatch.setattr(releases, "read", changing)
+  with pytest.raises(
+    errors.InputError, match=r"clean of .*de-en\.tsv: it has changed while it was"
+  ):
+    build(b"Heft")
 
 
 def test_a_build_that_fails_leaves_no_dataset_and_resumes(tree, monkeypatch):

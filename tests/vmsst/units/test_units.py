@@ -200,6 +200,36 @@ def test_a_writer_resumes_after_the_parts_before_the_first_gap(tmp_path):
   assert output.read_text() == "0\n1\n2\n"
 
 
+_DAMAGE = {
+  "emptied": lambda content, other: b"",
+  "halved": lambda content, other: content[: len(content) // 2],
+  "a changed byte": lambda content, other: content.replace(b"line 1", b"line 7"),
+  "swapped": lambda content, other: other,
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_a_damaged_part_is_written_again_and_never_in_the_file(tmp_path, damage):
+  output = tmp_path / "lines.txt"
+  with work_folders.owned(output):
+    writer = base.LineWriter(output, [])
+    for number in range(3):
+      writer.append([f"line {number}"])
+    parts = sorted(pathlib.Path(work_folders.work_path(output)).glob("lines-*"))
+    content, other = (parts[number].read_bytes() for number in (1, 2))
+    parts[1].write_bytes(_DAMAGE[damage](content, other))
+    assert parts[1].read_bytes() != content
+    with pytest.raises(errors.InputError, match="000001 has changed; rerun the same command"):
+      writer.finish()
+    assert not output.exists()
+    again = base.LineWriter(output, [])
+    assert again.parts == 1
+    for number in (1, 2):
+      again.append([f"line {number}"])
+    again.finish()
+  assert output.read_text() == "line 0\nline 1\nline 2\n"
+
+
 class RayError(Exception):
   pass
 
