@@ -211,8 +211,8 @@ def download(
   if storage.is_url(root):
     assert work is not None
     local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
-    # A process that was killed while it uploaded has left a complete folder.
     paths = []
+    # A process that was killed while it uploaded has left a complete folder.
     for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
       paths.append(root / path.relative_to(local).as_posix())
       storage.upload(path, os.fspath(paths[-1]))

@@ -175,7 +175,10 @@ def data_identity(
 
 
 def _files_below(folder: storage.Path, leave_out: str | os.PathLike[str]) -> Iterator[storage.Path]:
-  """Yields the visible files below a folder that are not below another one, unless it is that."""
+  """Yields the visible files below a folder, also through links.
+
+  Leaves out the files below `leave_out`, unless the folder itself is below it.
+  """
   left_out = _real(leave_out)
   inside = left_out not in (_real(folder), *_real(folder).parents)
   for path in map(storage.path, storage.files_through_links(folder)):

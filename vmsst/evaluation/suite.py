@@ -408,7 +408,7 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
-  """A benchmark to evaluate: its tasks, and what identifies its data, also later."""
+  """A benchmark to evaluate: its tasks, what identifies its data, and a function to compare it."""
 
   benchmark: Benchmark
   tasks: Sequence[Task | LargeTask]

@@ -275,7 +275,8 @@ def size(path: str | os.PathLike[str]) -> int:
 def version(path: str | os.PathLike[str]) -> object:
   """Returns a value that shows whether a file has been written to while this process ran.
 
-  It is the store's own, or the size and both times: `rsync -t` and `cp -p` set only one of them.
+  Of a local file, it is the size and the times of the last changes of content and of attributes.
+  `rsync -t` and `cp -p` can set the first time only.
   """
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
