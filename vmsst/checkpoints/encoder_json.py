@@ -40,6 +40,8 @@ VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "sentencepiece": vocabularies.SentencePieceVocabulary,
   "hugging_face": hugging_face_vocabulary.HuggingFaceVocabulary,
 }
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+"""How sentence-transformers compares vectors: the first is the default."""
 # Attributes of every Flax module, which the file leaves out.
 _OF_EVERY_MODULE = {"parent", "name"}
 # Keys of a network that are read before its other attributes.
@@ -56,6 +58,7 @@ class EncoderAssets:
     max_length: Tokens of a sentence in training, EOS included. Longer sentences are cut.
     generator: The whole network of a run that trained a decoder too, or None.
     languages: Codes of the languages in the training data, or None if unknown.
+    similarity_fn_name: How vectors are compared, one of `SIMILARITIES`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -63,6 +66,7 @@ class EncoderAssets:
   max_length: int
   generator: vmsst_networks.BitranslationNetwork | None = None
   languages: tuple[str, ...] | None = None
+  similarity_fn_name: str = SIMILARITIES[0]
 
 
 def save_encoder_assets(
@@ -116,6 +120,8 @@ def save_assets(
   }
   if assets.languages is not None:
     record["languages"] = assets.languages
+  if assets.similarity_fn_name != SIMILARITIES[0]:
+    record["similarity_fn_name"] = assets.similarity_fn_name
   if assets.generator is not None:
     record["generator"] = describe(assets.generator)
   if weights:
@@ -181,6 +187,8 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   max_length = _get(record, "max_length", int, path)
   if max_length < 1:
     raise errors.InputError(f"{path}: max_length is {max_length}; it must be at least 1")
+  similarity = record.get("similarity_fn_name", SIMILARITIES[0])
+  errors.check_choice(f"{path}: 'similarity_fn_name'", similarity, SIMILARITIES)
   for found_network in (network, generator or network):
     _check_vocabulary_fits(vocabulary, found_network, str(path))
   for name, expected in _get({"weights": {}, **record}, "weights", dict, path).items():
@@ -190,7 +198,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
         f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
         f"{path}); copy or export it again"
       )
-  return EncoderAssets(network, vocabulary, max_length, generator, codes)
+  return EncoderAssets(network, vocabulary, max_length, generator, codes, similarity)
 
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:

@@ -287,11 +287,11 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   Raises:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
-  from vmsst.checkpoints import t5x
-
   is_export = parameters.name.endswith(".safetensors")
   stored: Mapping[str, tensors.StoredTensor]
   if not is_export:
+    from vmsst.checkpoints import t5x  # imports Orbax
+
     stored = t5x.open_params(parameters)
   elif (parameters.parent / sentence_transformers_files.MODULES_FILE).is_file():
     stored = transformers_weights.open_params(pathlib.Path(parameters.parent), network)

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, transformers_tokenizers
+from vmsst.checkpoints import encoder_json, hugging_face, transformers_tokenizers
 from vmsst.io import input_files
 
 MODULES_FILE = "modules.json"
@@ -63,6 +63,7 @@ class Released:
     prompts: The texts before those of which a name is requested. "query" and "document" are what
       `encode_query` and `encode_document` use.
     pools_prompt: Whether the tokens of a prompt are pooled too.
+    similarity_fn_name: How vectors are compared, one of `encoder_json.SIMILARITIES`.
   """
 
   transformer: pathlib.Path
@@ -76,6 +77,7 @@ class Released:
   prefix: str
   prompts: Mapping[str, str]
   pools_prompt: bool
+  similarity_fn_name: str
 
 
 def read(folder: pathlib.Path) -> Released:
@@ -112,7 +114,11 @@ def read(folder: pathlib.Path) -> Released:
     _check_names(folder / paths["Normalize"])
   # sentence-transformers reads the other files only if there is a list of modules.
   options_file, options = _options(transformer) if has_modules else (transformer, {})
-  prefix, prompts = _prompts(folder, config, has_modules)
+  path = folder / PROMPTS_FILE
+  record = hugging_face.read_object(path) if has_modules and path.is_file() else {}
+  prefix, prompts = _prompts(path, record, config)
+  similarity = record.get("similarity_fn_name") or encoder_json.SIMILARITIES[0]
+  errors.check_choice(f"{path}: 'similarity_fn_name'", similarity, encoder_json.SIMILARITIES)
   return Released(
     transformer=transformer,
     config=config,
@@ -127,6 +133,7 @@ def read(folder: pathlib.Path) -> Released:
     prefix=prefix,
     prompts=prompts,
     pools_prompt=pools_prompt,
+    similarity_fn_name=similarity,
   )
 
 
@@ -239,17 +246,15 @@ def max_length(folder: pathlib.Path, path: pathlib.Path, options: Mapping[str, A
 
 
 def _prompts(
-  folder: pathlib.Path, config: Mapping[str, Any], has_modules: bool
+  path: pathlib.Path, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[str, dict[str, str]]:
-  """Returns the prompt before each sentence, and those by name."""
-  path = folder / PROMPTS_FILE
-  record = hugging_face.read_object(path) if has_modules and path.is_file() else {}
+  """Returns the prompt before each sentence, and the prompts by name."""
   kind = "SentenceTransformer"
   hugging_face.check_choice(path, record, "model_type", kind, (kind,))
   hugging_face.check_choice(path, record, "truncate_dim", None, (None,))
   # A cache of Hugging Face has the name two levels up.
-  cache = [part.name for part in folder.parents if part.name.startswith("models--")]
-  names = (folder.name, str(config.get("_name_or_path", "")), *cache)
+  cache = [part.name for part in path.parent.parents if part.name.startswith("models--")]
+  names = (path.parent.name, str(config.get("_name_or_path", "")), *cache)
   words = [re.split(r"[-_/]", called.lower()) for called in names]
   is_e5 = any("e5" in x and "instruct" not in x for x in words)
   if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:

@@ -43,7 +43,9 @@ def check(texts: Iterable[str]) -> None:
   It is one string; a set, which has no order; a dictionary or a data frame, which give their keys;
   an array with other than one axis; or no collection.
   """
-  if isinstance(texts, (str, bytes)):
+  if isinstance(texts, (bytes, bytearray)):
+    raise TypeError("sentences are bytes; decode them: sentences.decode('utf-8')")
+  if isinstance(texts, str):
     raise TypeError(
       "sentences are one string; pass a list of sentences, for one sentence a list of one, for the "
       "lines of a file a pathlib.Path"

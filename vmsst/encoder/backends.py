@@ -23,6 +23,8 @@ from vmsst.networks import sentence_encoder
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
 """Names of the backends, as in sentence-transformers; all but the first compute in float32."""
+DEVICES = "None, and select devices with JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts"
+"""What to set the option `device` of sentence-transformers to."""
 _PACKAGES = ("onnx", "onnxruntime")
 
 Compute = Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -47,7 +49,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   return JAX
 
 
-_warn = functools.cache(logging.warning)  # once per process
+_warn = functools.cache(logging.getLogger(__name__).warning)  # once per process
 
 
 def new(
@@ -84,6 +86,7 @@ class JaxBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
+    process: Id of the process that computes.
   """
 
   in_flight = 2
@@ -91,6 +94,7 @@ class JaxBackend:
   def __init__(
     self, network: sentence_encoder.SentenceEncoder, params: Any, devices: Sequence[jax.Device]
   ):
+    self._network, self.process = network, os.getpid()
     self._devices = len(devices)
     self._sharding = None
     if self._devices > 1:
@@ -101,6 +105,9 @@ class JaxBackend:
       params = jax.device_put(params, may_alias=True)
     self.params = params
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
+
+  def __reduce__(self) -> Any:
+    return new, (JAX, self._network, jax.tree.map(np.asarray, self.params), None)
 
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
@@ -135,6 +142,7 @@ class CpuBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
+    process: Id of the process that computes.
   """
 
   def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
@@ -147,7 +155,7 @@ class CpuBackend:
     Raises:
       InputError: a package is not installed.
     """
-    self.params = params
+    self._network, self.params, self.process = network, params, os.getpid()
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
     graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
     # The runtime uses the arrays of the weights, so that these must live as long.
@@ -161,13 +169,15 @@ class CpuBackend:
     self.in_flight = 2 * threads
     self._compiled = functools.cache(_onnx_runtime(model, self._weights, threads))
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
-    self._positions = getattr(network.config, "max_tokens", None)
+
+  def __reduce__(self) -> Any:
+    return new, (ONNX, self._network, jax.tree.map(np.asarray, self.params), None)
 
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields batches that are as long as their longest sentence."""
-    errors.as_integer("max_length", max_length, maximum=self._positions)
+    del max_length
     return batching.tight_batches(ids, batch_size, _BATCH_TOKENS)
 
   def start(self, tokens_BT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:
@@ -187,6 +197,7 @@ def _onnx_runtime(
 ) -> Callable[[bool], Compute]:
   """Returns what compiles a graph with ONNX Runtime, for batches alone or one per thread."""
   with errors.requires("onnx", "the backend 'onnx'"):
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # has an effect before the import alone
     import onnxruntime
   # ONNX Runtime copies weights for every session, but not inputs.
   inputs = {name: array for name, array in weights.items() if name == weight_tables.TOKEN_TABLE}

@@ -6,20 +6,23 @@ import dataclasses
 import functools
 import hashlib
 import math
+import operator
 import os
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from flax import traverse_util
+from scipy.spatial import distance
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, saved_encoders
-from vmsst.checkpoints.exporters import sentence_transformers_folder
+from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
 from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
@@ -31,6 +34,14 @@ Language = str | Sequence[str] | None
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
+# Similarities that are negative distances, by the norm of the difference.
+_NORMS = {"euclidean": 2, "manhattan": 1}
+# What to use in place of members of SentenceTransformer.
+_REPLACEMENTS = {
+  "encode_multi_process": "call encode, which uses all devices, or run `vmsst embed`",
+  "push_to_hub": "save the encoder and run `vmsst push`",
+  "start_multi_process_pool": "call encode, which uses all devices, or run `vmsst embed`",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +65,9 @@ class PreparedTexts:
 class Encoder:
   """Maps sentences to vectors.
 
+  Tools for `SentenceTransformer` accept an encoder in its place. You can set `max_length` (or its
+  alias `max_seq_length`), `default_prompt_name` and `similarity_fn_name`, and no other attribute.
+
   Use an encoder in the process that has loaded it: JAX hangs in forked children. For others, pass
   its path.
 
@@ -66,12 +80,11 @@ class Encoder:
     prompt: What `with_prompt` has set, or None.
     path: Path of the parameters, or None.
     backend: What computes the vectors: "jax" or "onnx".
-    similarity_fn_name: How `similarity` compares vectors, for evaluators of sentence-transformers.
-    model_card_data: Ignores the metrics that they report for a model card.
+    similarity_fn_name: How `similarity` compares vectors: "cosine", "dot", "euclidean" or
+      "manhattan".
   """
 
-  similarity_fn_name: Literal["cosine"] = "cosine"
-  model_card_data: Any = types.SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
+  similarity_fn_name: str = encoder_json.SIMILARITIES[0]
 
   def __init__(
     self,
@@ -100,16 +113,30 @@ class Encoder:
         NumPy arrays or on it.
     """
     self.vocabulary = self._own_vocabulary = vocabulary
-    self.max_length = max_length
     self.dimension = network.latent_dim
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.prompt: str | None = None
     self.path = path
-    self._process = os.getpid()
     self._network = network
+    self.max_length = max_length
     self.backend = backend
     self._backend = backends.new(backend, network, params, devices)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    if name == "max_length":
+      limit = getattr(self._network.config, "max_tokens", None)
+      value = errors.as_integer(f"max_length of {self.path}", value, maximum=limit)
+      vars(self).pop("tokenizer", None)
+    elif name == "similarity_fn_name":
+      errors.check_choice(name, value, encoder_json.SIMILARITIES)
+    elif "_backend" in vars(self) and name not in ("max_seq_length", "default_prompt_name"):
+      raise AttributeError(f"{name} of an encoder cannot be set")
+    super().__setattr__(name, value)
+
+  def __getattr__(self, name: str) -> Any:
+    advice = f"; {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else ""
+    raise AttributeError(f"an Encoder has no attribute {name!r}{advice}")
 
   def __repr__(self) -> str:
     config: Any = self._network.config
@@ -121,6 +148,18 @@ class Encoder:
       f"dimension={self.dimension}, parameters={numbers:,}, max_length={self.max_length}, "
       f"prompts={dict(self.prompts)}, backend={self.backend!r}, dtype={dtype!r})"
     )
+
+  @property
+  def default_prompt_name(self) -> str | None:
+    """Name of the prompt that `encode` puts before every text, or None."""
+    prefix = getattr(self.vocabulary, "prefix", "")
+    return next((name for name, prompt in self.prompts.items() if prompt == prefix != ""), None)
+
+  @default_prompt_name.setter
+  def default_prompt_name(self, name: str | None) -> None:
+    if name != self.default_prompt_name:
+      vocabulary = self.with_prompt(self._prompt(None, None, name) or "").vocabulary
+      vars(self).update(vocabulary=vocabulary, _own_vocabulary=vocabulary, prompt=None)
 
   @property
   def digest(self) -> str:
@@ -150,7 +189,7 @@ class Encoder:
     if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} does not support prompts; omit the prompt")
     encoder = copy.copy(self)
-    encoder.vocabulary, encoder.prompt = vocabulary.with_prefix(prompt), prompt
+    vars(encoder).update(vocabulary=vocabulary.with_prefix(prompt), prompt=prompt)
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
@@ -177,7 +216,9 @@ class Encoder:
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
     params = {**self._backend.params, "token_embedder": {"embedding": table_VD}}
     options: dict[str, Any] = {"languages": self.languages, "backend": self.backend}
-    return Encoder(network, params, vocabulary, max_length=self.max_length, **options)
+    encoder = Encoder(network, params, vocabulary, max_length=self.max_length, **options)
+    encoder.similarity_fn_name = self.similarity_fn_name
+    return encoder
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.
@@ -191,6 +232,7 @@ class Encoder:
       self.vocabulary,
       self.max_length,
       languages=None if self.languages is None else tuple(self.languages),
+      similarity_fn_name=self.similarity_fn_name,
     )
     saved = saved_encoders.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
     sentence_transformers_folder.write(saved, outputs.new_folder(folder))
@@ -210,7 +252,7 @@ class Encoder:
   def encode(
     self,
     sentences: Texts | PreparedTexts,
-    *,
+    *positional: Any,
     language: Language = None,
     prefix: str | None = None,
     prompt_name: str | None = None,
@@ -225,6 +267,8 @@ class Encoder:
     show_progress_bar: bool | None = None,
     convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
+    device: None = None,
+    pool: None = None,
   ) -> Any:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
@@ -240,12 +284,14 @@ class Encoder:
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
         with one sentence per line. Or what `prepare` has returned for them.
+      *positional: Not supported; name the options.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
       prefix: Text before every sentence, such as E5's "passage: ", instead of the vocabulary's own;
         None: the vocabulary's own, which most lack.
-      prompt_name: Name of the prefix in `prompts`, instead of `prefix`.
+      prompt_name: Name of the prefix in `prompts`, instead of `prefix`. Every encoder has the
+        names "query" and "document", for the prefixes of `encode_query` and `encode_document`.
       batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
         64 tokens are smaller, to save memory.
       truncate_dim: Return the first dimensions only, which encoders with Matryoshka losses are
@@ -264,10 +310,12 @@ class Encoder:
       show_progress_bar: Alias of `progress`.
       convert_to_numpy: If False, return a list of torch tensors.
       convert_to_tensor: Return a tensor of torch on the CPU.
+      device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
+      pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
-        item is not a string (None, bytes, a number); the message names it.
+      TypeError: an option has no name, the sentences have no order or are keys (a set, a dictionary,
+        a data frame), or an item is not a string (None, bytes, a number); the message names it.
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision` is unknown.
@@ -276,6 +324,10 @@ class Encoder:
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
     self.check_process()
+    if positional:
+      raise TypeError(f"{positional[0]!r} has no name; write, for example, batch_size=32")
+    errors.check(device is None, "device", device, backends.DEVICES)
+    errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     one = isinstance(sentences, str)
     if one:
       sentences, progress = [str(sentences)], False
@@ -323,24 +375,24 @@ class Encoder:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
 
-  def encode_query(self, sentences: Texts, **options: Any) -> Any:
+  def encode_query(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
-    return self._encode_as("query", sentences, options)
+    return self._encode_as("query", sentences, *positional, **options)
 
-  def encode_document(self, sentences: Texts, **options: Any) -> Any:
+  def encode_document(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
     """Returns the vectors of texts to be found.
 
     As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
     and that is not empty.
     """
-    return self._encode_as("document", sentences, options)
+    return self._encode_as("document", sentences, *positional, **options)
 
   def _encode_as(
-    self, role: hugging_face_vocabulary.Role, sentences: Texts, options: dict[str, Any]
+    self, role: hugging_face_vocabulary.Role, sentences: Texts, *positional: Any, **options: Any
   ) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
       options["prefix"] = hugging_face_vocabulary.role_prompt(self.prompts, role)
-    return self.encode(sentences, **options)
+    return self.encode(sentences, *positional, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
     """Returns the prefix that the arguments of `encode` ask for."""
@@ -350,17 +402,17 @@ class Encoder:
       raise ValueError(f"{' and '.join(given)} are both given; pass one of them")
     if prompt_name is None:
       return next(iter(given.values()), None)
-    if prompt_name not in self.prompts:
-      known = ", ".join(map(repr, self.prompts)) or "none"
+    default = getattr(self.vocabulary, "prefix", "")
+    prompts = hugging_face_vocabulary.method_prompts(default, self.prompts) | dict(self.prompts)
+    if prompt_name not in prompts:
+      known = ", ".join(map(repr, prompts))
       raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
-    return self.prompts[prompt_name]
+    return prompts[prompt_name]
 
   def _tokenize(
     self, texts: list[str], language: Language, prefix: str | None
   ) -> tuple[list[list[int]], list[int]]:
     """Returns the ids of texts, and the indices of those that were cut."""
-    if not (prefix is None or isinstance(prefix, str)):
-      raise TypeError(f"prefix is {prefix!r}; it must be a string or None")
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
@@ -373,12 +425,10 @@ class Encoder:
 
     JAX's threads do not exist there, so that computations would never end.
     """
-    if os.getpid() != self._process:
+    if os.getpid() != self._backend.process:
       raise RuntimeError(
-        f"this encoder was loaded in process {self._process} and cannot be used in its forked "
-        f"child {os.getpid()}, where JAX would hang; start child processes with "
-        "multiprocessing.get_context('spawn') or 'forkserver', or load the encoder in each child "
-        "and do not use JAX in the parent before the fork"
+        f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
+        "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
 
   def similarity(
@@ -389,9 +439,11 @@ class Encoder:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> Any:
-    """Returns the cosine of every source with every target: float32 [N, M].
+    """Returns the similarity of every source with every target: float32 [N, M].
 
-    A NumPy array, or a tensor if vectors are tensors of torch.
+    Returns a NumPy array, or a tensor if vectors are tensors of torch. `similarity_fn_name` selects
+    the similarity: the cosine, unless the files of a released encoder or you set another. Distances
+    are negative, as in sentence-transformers, so that larger values are more similar.
 
     Args:
       sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
@@ -403,11 +455,7 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
         finite.
     """
-    vectors = self._sides(sources, targets, languages, options)
-    source_ND, target_MD = map(exact_search.unit_rows, vectors)
-    cosine_NM = source_ND @ target_MD.T
-    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
-    return _tensor(cosine_NM) if "torch" in kinds else cosine_NM
+    return self._scores(sources, targets, languages, options)
 
   def score_pairs(
     self,
@@ -416,15 +464,14 @@ class Encoder:
     *,
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
-  ) -> np.ndarray:
-    """Returns the cosine of source i with target i: float32 [N]. Arguments: as `similarity`.
+  ) -> Any:
+    """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
 
     Raises:
       ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
         another shape or are not finite.
     """
-    vectors = self._sides(sources, targets, languages, options, pairs=True)
-    return np.einsum("nd,nd->n", *map(exact_search.unit_rows, vectors))
+    return self._scores(sources, targets, languages, options, pairs=True)
 
   def margin_scores(
     self,
@@ -463,6 +510,53 @@ class Encoder:
       compare=device_search.compare,
     )
 
+  # Further members of SentenceTransformer; docs/how-to/sentence_transformers.md has a table of all.
+
+  max_seq_length = property(
+    operator.attrgetter("max_length"), lambda self, value: setattr(self, "max_length", value)
+  )
+  save_pretrained = save
+  similarity_pairwise = score_pairs
+
+  @property
+  def device(self) -> Any:
+    """Device of the tensors that `encode` returns: torch's CPU."""
+    return _tensor(np.empty(0)).device
+
+  @property
+  def model_card_data(self) -> Any:
+    """Name of the model for caches of vectors; ignores metrics for a model card."""
+    return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
+
+  @functools.cached_property
+  def tokenizer(self) -> Any:
+    """Tokenizer of the folder that `save` writes; its ids can differ from `vocabulary`'s ids."""
+    with errors.requires("sentence-transformers", "the tokenizer"):
+      import transformers
+    exported = tokenizer_file.export_tokenizer(self.vocabulary)
+    return transformers.PreTrainedTokenizerFast(
+      tokenizer_object=tokenizers.Tokenizer.from_buffer(exported.content),
+      **sentence_transformers_folder.tokenizer_config(exported, self.max_length),
+    )
+
+  def tokenize(self, texts: Sequence[str]) -> Any:
+    """Returns the `tokenizer`'s ids of texts and their mask, tensors of torch."""
+    return self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+
+  def get_embedding_dimension(self) -> int:
+    """Returns `dimension`."""
+    return self.dimension
+
+  get_sentence_embedding_dimension = get_embedding_dimension
+
+  def eval(self) -> "Encoder":
+    """Returns this encoder, which is always in evaluation mode."""
+    return self
+
+  def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
+    """Returns the metrics of an evaluator of sentence-transformers."""
+    return evaluator(self, output_path)
+
   def _encode_ids(
     self,
     ids: Sequence[Sequence[int]],
@@ -495,8 +589,6 @@ class Encoder:
     vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
     if not jnp.issubdtype(vectors.dtype, np.number):
       return input_texts.as_list(given)
-    if jnp.issubdtype(vectors.dtype, np.complexfloating):
-      raise ValueError(f"{name} has the dtype {vectors.dtype}; pass vectors of real numbers")
     if vectors.ndim not in (1, 2) or not 0 < vectors.shape[-1] <= self.dimension:
       raise ValueError(
         f"{name} has the shape {vectors.shape}; vectors must have the shape [N, {self.dimension}], "
@@ -504,13 +596,27 @@ class Encoder:
       )
     return np.atleast_2d(vectors)
 
-  def _vectors(
-    self, given: np.ndarray | list[str], language: Language, options: Mapping[str, Any]
-  ) -> np.ndarray:
-    """Returns the vectors of texts, or given vectors as they are."""
-    if isinstance(given, np.ndarray):
-      return given
-    return np.asarray(self.encode(given, language=language, **{**options, "precision": None}))
+  def _scores(
+    self,
+    sources: Any,
+    targets: Any,
+    languages: tuple[Language, Language],
+    options: Mapping[str, Any],
+    *,
+    pairs: bool = False,
+  ) -> Any:
+    """Returns the similarities of both sides, of pairs or of all with all."""
+    vectors = self._sides(sources, targets, languages, options, pairs=pairs)
+    is_cosine, norm = self.similarity_fn_name == "cosine", _NORMS.get(self.similarity_fn_name)
+    source_ND, target_MD = map(exact_search.unit_rows if is_cosine else np.float32, vectors)
+    if norm and pairs:
+      scores = -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
+    elif norm:
+      scores = -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
+    else:
+      scores = np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return _tensor(scores) if "torch" in kinds else scores
 
   def _sides(
     self,
@@ -522,15 +628,17 @@ class Encoder:
     pairs: bool = False,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    of_source, of_target = input_texts.languages_by_side(languages)
-    source = self._side("sources", sources)
-    target = None if targets is None and not pairs else self._side("targets", targets)
-    if pairs and target is not None and len(source) != len(target):
-      raise ValueError(f"{len(source):,} sources and {len(target):,} targets are not pairs")
-    source_ND = self._vectors(source, of_source, options)
-    if target is None:
-      return source_ND, source_ND
-    target_MD = self._vectors(target, of_target, options)
+    given = [("sources", sources), ("targets", targets)]
+    sides = [self._side(*side) for side in given[: 1 if targets is None and not pairs else 2]]
+    if pairs and len(sides[0]) != len(sides[1]):
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
+    source_ND, *others = (
+      np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
+      if isinstance(side, list)
+      else side
+      for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False)
+    )
+    target_MD = others[0] if others else source_ND
     if source_ND.shape[1] != target_MD.shape[1]:
       raise ValueError(
         f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "

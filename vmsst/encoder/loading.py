@@ -23,14 +23,15 @@ from vmsst.checkpoints import encoder_json, hub_models, saved_encoders, sentence
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
-from vmsst.io import checksums, storage
+from vmsst.io import checksums, global_state, storage
+from vmsst.networks import t5
 
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
 
 def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
-  return Encoder(
+  encoder = Encoder(
     network,
     saved.params,
     saved.assets.vocabulary,
@@ -39,14 +40,18 @@ def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: An
     path=saved.name,
     **options,
   )
+  encoder.similarity_fn_name = saved.assets.similarity_fn_name
+  return encoder
 
 
+@global_state.restored()
 def load(
   path: str | os.PathLike[str],
   *,
   dtype: str | None = None,
   max_length: int | None = None,
   backend: str = backends.AUTO,
+  device: None = None,
 ) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
@@ -64,13 +69,17 @@ def load(
     backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`), which is faster on CPUs. It computes in
       float32; its vectors are those of JAX, up to rounding error. "auto" is JAX on accelerators and
       for bfloat16, and ONNX Runtime on CPUs if it is installed.
+    device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
 
   Raises:
-    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
-      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
-      reads the store or computes is not installed.
+    InputError: `device` is set, there is no encoder, it does not fit its `encoder.json`, `dtype` or
+      `backend` is unknown, they exclude each other, `max_length` exceeds its position table, or the
+      package that reads the store or computes is not installed.
   """
+  errors.check(device is None, "device", device, backends.DEVICES)
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
+  if dtype is not None:
+    errors.check_choice("dtype", dtype, t5.DTYPES)
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
   if backend not in (backends.AUTO, backends.JAX):
     if dtype not in (None, "float32"):
@@ -91,11 +100,11 @@ def load(
     backend = backends.fastest(saved.network)
   encoder = _new_encoder(saved, saved.network, backend=backend)
   if max_length is not None:
-    most = getattr(saved.network.config, "max_tokens", None)  # None: any length
-    encoder.max_length = errors.as_integer(f"max_length of {path}", max_length, maximum=most)
+    encoder.max_length = max_length
   return encoder
 
 
+@global_state.restored()
 def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 
@@ -163,7 +172,7 @@ def open_encoder(
     except errors.InputError as error:
       if is_ours or dtype is not None or not is_automatic:
         raise
-      logging.warning("%s; sentence-transformers opens it instead", error)
+      logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
   if dtype is not None:
     raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
   if not is_automatic:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from vmsst import errors
 
+_log = logging.getLogger(__name__)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -71,7 +72,7 @@ def _locked_file(path: str) -> int:
       except OSError as error:
         if error.errno not in _NO_LOCKS:
           raise
-        logging.warning("Cannot lock %s; do not write the same output with another command.", path)
+        _log.warning("Cannot lock %s; do not write the same output with another command.", path)
       if is_at(path, descriptor):  # or its owner has removed it before it was locked here
         if os.fstat(descriptor).st_size:  # of an owner that was killed
           os.ftruncate(descriptor, 0)

@@ -214,7 +214,7 @@ def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:
 
 def _compare_encoders(corpus: EmbeddedText, encoder: Any, name: str | None) -> None:
   if name is not None and (differences := other_encoder(corpus, encoder, name)):
-    logging.warning("%s: %s", corpus.folder, differences)
+    logging.getLogger(__name__).warning("%s: %s", corpus.folder, differences)
 
 
 def as_line(query: str, hits: Sequence[Hit]) -> str:

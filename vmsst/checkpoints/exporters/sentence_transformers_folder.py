@@ -148,9 +148,12 @@ def write_modules(
   max_length = saved.assets.max_length
   files: dict[str, Any] = {
     hugging_face.CONFIG_FILE: _transformer(saved, tokenizer.padding_id),
-    "tokenizer_config.json": _tokenizer_config(tokenizer, max_length),
+    "tokenizer_config.json": tokenizer_config(tokenizer, max_length),
     "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False, **options},
-    sentence_transformers_files.PROMPTS_FILE: _prompts(saved.assets.vocabulary),
+    sentence_transformers_files.PROMPTS_FILE: {
+      **_prompts(saved.assets.vocabulary),
+      "similarity_fn_name": saved.assets.similarity_fn_name,
+    },
   }
   weights = []
   listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Transformer"}]
@@ -264,7 +267,8 @@ def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) ->
   return _Module("Dense", config, arrays)
 
 
-def _tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
+def tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
+  """Returns the content of `tokenizer_config.json`."""
   special = {
     "pad_token": tokenizer.padding,
     "unk_token": tokenizer.unknown,
@@ -298,11 +302,7 @@ def _prompts(vocabulary: Any) -> dict[str, Any]:
     while default in prompts:
       default += "_"
     prompts[default] = prefix
-  return {
-    "prompts": prompts,
-    "default_prompt_name": default if prefix else None,
-    "similarity_fn_name": "cosine",
-  }
+  return {"prompts": prompts, "default_prompt_name": default if prefix else None}
 
 
 def _unknown_encoder(saved: SavedEncoder) -> errors.InputError:

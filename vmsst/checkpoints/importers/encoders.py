@@ -178,7 +178,9 @@ def convert(
       normalize=released.normalize,
       pooler_dim=pooler_dim,
     )
-    return encoder_json.EncoderAssets(network, vocabulary, max_length)
+    return encoder_json.EncoderAssets(
+      network, vocabulary, max_length, similarity_fn_name=released.similarity_fn_name
+    )
 
   if tokenizer is None:
     notes.append(

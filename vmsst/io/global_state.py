@@ -1,0 +1,25 @@
+"""Global state of the process that belongs to the program that uses this library."""
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+  """Restores the global random states and the handlers of the root logger.
+
+  Imports change them: JAX draws from NumPy's generator, and rich (for Flax) from Python's. absl,
+  which Orbax logs with, adds a handler, after which `logging.basicConfig` has no effect.
+  """
+  python_state, handlers = random.getstate(), logging.root.handlers[:]
+  numpy_state = np.random.get_state()  # noqa: NPY002 - the global generator is meant
+  try:
+    yield
+  finally:
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    logging.root.handlers[:] = handlers
