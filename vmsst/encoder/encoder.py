@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import operator
 import os
 import tempfile
 import types
@@ -124,13 +123,14 @@ class Encoder:
     self._backend = backends.new(backend, network, params, devices)
 
   def __setattr__(self, name: str, value: Any) -> None:
+    name = name.replace("max_seq_length", "max_length")
     if name == "max_length":
       limit = getattr(self._network.config, "max_tokens", None)
-      value = errors.as_integer(f"max_length of {self.path}", value, maximum=limit)
+      value = errors.as_integer(name, value, maximum=limit)
       vars(self).pop("tokenizer", None)
     elif name == "similarity_fn_name":
       errors.check_choice(name, value, encoder_json.SIMILARITIES)
-    elif "_backend" in vars(self) and name not in ("max_seq_length", "default_prompt_name"):
+    elif "_backend" in vars(self) and name != "default_prompt_name":
       raise AttributeError(f"{name} of an encoder cannot be set")
     super().__setattr__(name, value)
 
@@ -314,8 +314,8 @@ class Encoder:
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: an option has no name, the sentences have no order or are keys (a set, a dictionary,
-        a data frame), or an item is not a string (None, bytes, a number); the message names it.
+      TypeError: an option has no name, the sentences have no order or are keys (a set, a
+        dictionary, a data frame), or an item is not a string (None, bytes, a number).
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision` is unknown.
@@ -455,7 +455,9 @@ class Encoder:
       ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
         finite.
     """
-    return self._scores(sources, targets, languages, options)
+    scores_NM = self._scores(sources, targets, languages, options)
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return _tensor(scores_NM) if "torch" in kinds else scores_NM
 
   def score_pairs(
     self,
@@ -464,7 +466,7 @@ class Encoder:
     *,
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
-  ) -> Any:
+  ) -> np.ndarray:
     """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
 
     Raises:
@@ -512,11 +514,16 @@ class Encoder:
 
   # Further members of SentenceTransformer; docs/how-to/sentence_transformers.md has a table of all.
 
-  max_seq_length = property(
-    operator.attrgetter("max_length"), lambda self, value: setattr(self, "max_length", value)
-  )
+  @property
+  def max_seq_length(self) -> int:
+    """The attribute `max_length`."""
+    return self.max_length
+
   save_pretrained = save
-  similarity_pairwise = score_pairs
+
+  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+    """Returns `score_pairs` as a tensor of torch."""
+    return _tensor(self.score_pairs(embeddings1, embeddings2))
 
   @property
   def device(self) -> Any:
@@ -534,10 +541,9 @@ class Encoder:
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
     exported = tokenizer_file.export_tokenizer(self.vocabulary)
-    return transformers.PreTrainedTokenizerFast(
-      tokenizer_object=tokenizers.Tokenizer.from_buffer(exported.content),
-      **sentence_transformers_folder.tokenizer_config(exported, self.max_length),
-    )
+    tokenizer = tokenizers.Tokenizer.from_buffer(exported.content)
+    options = sentence_transformers_folder.tokenizer_config(exported, self.max_length)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
   def tokenize(self, texts: Sequence[str]) -> Any:
     """Returns the `tokenizer`'s ids of texts and their mask, tensors of torch."""
@@ -597,26 +603,17 @@ class Encoder:
     return np.atleast_2d(vectors)
 
   def _scores(
-    self,
-    sources: Any,
-    targets: Any,
-    languages: tuple[Language, Language],
-    options: Mapping[str, Any],
-    *,
-    pairs: bool = False,
-  ) -> Any:
+    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
+  ) -> np.ndarray:
     """Returns the similarities of both sides, of pairs or of all with all."""
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
     is_cosine, norm = self.similarity_fn_name == "cosine", _NORMS.get(self.similarity_fn_name)
     source_ND, target_MD = map(exact_search.unit_rows if is_cosine else np.float32, vectors)
     if norm and pairs:
-      scores = -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
-    elif norm:
-      scores = -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
-    else:
-      scores = np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
-    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
-    return _tensor(scores) if "torch" in kinds else scores
+      return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
+    if norm:
+      return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
+    return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
 
   def _sides(
     self,

@@ -78,15 +78,9 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
 
 
 def max_length(encoder: Any) -> int | None:
-  """Returns at how many tokens an encoder cuts texts; None if it has no limit, or it is unknown.
-
-  Encoders of this library have the attribute `max_length`, those of sentence-transformers
-  `max_seq_length`.
-  """
-  for name in ("max_length", "max_seq_length"):
-    if isinstance(limit := getattr(encoder, name, None), int):
-      return limit
-  return None
+  """Returns at how many tokens an encoder cuts texts; None if it has no limit, or it is unknown."""
+  limit = getattr(encoder, "max_seq_length", None)
+  return limit if isinstance(limit, int) else None
 
 
 def embedder(encoder: Any, *, batch_size: int = 128, **options: Any) -> Callable[..., np.ndarray]:

@@ -24,7 +24,6 @@ from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
 from vmsst.io import checksums, global_state, storage
-from vmsst.networks import t5
 
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
@@ -78,8 +77,7 @@ def load(
   """
   errors.check(device is None, "device", device, backends.DEVICES)
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
-  if dtype is not None:
-    errors.check_choice("dtype", dtype, t5.DTYPES)
+  errors.check(dtype in (None, "float32", "bfloat16"), "dtype", dtype, "'float32' or 'bfloat16'")
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
   if backend not in (backends.AUTO, backends.JAX):
     if dtype not in (None, "float32"):

@@ -47,6 +47,7 @@ class MtebModel:
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
         "revision": revision,
+        "similarity_fn_name": getattr(encoder, "similarity_fn_name", "cosine"),
       }
     )
 
@@ -76,16 +77,18 @@ class MtebModel:
     )
 
   def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns the cosines of all pairs of vectors, a tensor [N, M]; each side may be one vector."""
+    """Returns the similarities of all pairs of vectors, [N, M]; each side may be one vector."""
     from mteb import similarity_functions
 
-    return similarity_functions.cos_sim(embeddings1, embeddings2)
+    name = self.mteb_model_meta.similarity_fn_name
+    return similarity_functions.select_similarity(embeddings1, embeddings2, name)
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns the cosine of each vector with that of the same row, a tensor [N]."""
+    """Returns the similarity of the vectors in each row, [N]."""
     from mteb import similarity_functions
 
-    return similarity_functions.pairwise_cos_sim(embeddings1, embeddings2)
+    name = self.mteb_model_meta.similarity_fn_name
+    return similarity_functions.select_pairwise_similarity(embeddings1, embeddings2, name)
 
 
 def get_tasks(names: Sequence[str]) -> list[Any]:

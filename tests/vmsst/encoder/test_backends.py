@@ -1,7 +1,9 @@
 """Encoders on CPUs by ONNX Runtime: the vectors of JAX, and which options apply."""
 
 import importlib.util
+import os
 import pathlib
+import pickle
 import sys
 
 import commands
@@ -62,12 +64,42 @@ def test_the_vectors_are_those_of_jax(name, tmp_path):
   assert encoder.digest == reference.digest
 
 
+def test_more_tokens_than_positions_are_an_error(tmp_path):
+  encoder = vmsst.load(saved("labse", tmp_path))
+  with pytest.raises(errors.InputError, match=r"max_length is 1000; .* from 1 to 30"):
+    encoder.max_length = 1000
+
+
 @pytest.mark.parametrize("backend", ["onnx", "jax"])
-def test_more_tokens_than_positions_are_an_error(backend, tmp_path):
+def test_an_encoder_can_be_pickled_for_another_process(backend, tmp_path, monkeypatch):
   encoder = vmsst.load(saved("labse", tmp_path), backend=backend)
-  encoder.max_length = 1000
-  with pytest.raises(errors.InputError, match=r"1000|positions"):
-    encoder.encode(["eins " * 999])
+  encoder.max_length = 3
+  content = pickle.dumps(encoder)
+  monkeypatch.setattr(os, "getpid", lambda: -1)
+  with pytest.raises(RuntimeError, match="loaded in process"):
+    encoder.check_process()
+  again = pickle.loads(content)
+  found_ND = again.encode(TEXTS, on_cut=None)
+  monkeypatch.undo()
+  np.testing.assert_array_equal(found_ND, encoder.encode(TEXTS, on_cut=None))
+  assert (again.digest, repr(again)) == (encoder.digest, repr(encoder))
+
+
+_QUIET = """
+import os, pathlib, sys, vmsst
+vmsst.load(sys.argv[1], backend="onnx").encode(["eins"])
+print([str(path) for path in pathlib.Path.home().rglob("*") if "onnxruntime" in str(path)])
+"""
+
+
+def test_onnx_runtime_collects_no_data(tmp_path, monkeypatch):
+  """By default, ONNX Runtime 1.32 writes the id of the device and events to the home folder."""
+  monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+  run, home = saved("labse", tmp_path / "run"), tmp_path / "home"
+  home.mkdir()
+  command = [sys.executable, "-c", _QUIET, run]
+  done = commands.run(command, cwd=tmp_path, variables={"HOME": str(home)})
+  assert done.stdout == "[]\n"
 
 
 def test_commands_take_a_backend(tmp_path):

@@ -253,7 +253,15 @@ def test_margins_are_those_of_a_loop(encoder, expected):
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
-    (lambda x: x.encode(b"hello"), TypeError, "list of one"),
+    (lambda x: x.encode(b"hello"), TypeError, r"bytes; decode them: sentences.decode\('utf-8'\)"),
+    (lambda x: x.prepare("hello"), TypeError, "list of one"),
+    (lambda x: x.encode(["a"], 32), TypeError, "32 has no name; write, for example, batch_size=32"),
+    (lambda x: x.encode_query(["a"], "query"), TypeError, "'query' has no name"),
+    (lambda x: x.encode(["a"], device="cuda"), ValueError, "device is 'cuda'; .* JAX_PLATFORMS"),
+    (lambda x: x.encode_document(["a"], pool=1), ValueError, "pool is 1; .* `vmsst embed`"),
+    (lambda x: x.encode_multi_process(["a"], {}), AttributeError, "no attribute .*`vmsst embed`"),
+    (lambda x: x.push_to_hub("owner/name"), AttributeError, "run `vmsst push`"),
+    (lambda x: x.encoded, AttributeError, "an Encoder has no attribute 'encoded'$"),
     (lambda x: x.encode(np.array([["a"]])), TypeError, "sentences are of type ndarray"),
     (lambda x: x.encode(["fine", b"bytes"]), TypeError, "sentence 1 is of type bytes"),
     (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
@@ -262,19 +270,35 @@ def test_margins_are_those_of_a_loop(encoder, expected):
     (lambda x: x.encode(["a"], language=3), TypeError, "language is 3"),
     (lambda x: x.encode(["a"], language=[None]), TypeError, "language of sentence 0 is None"),
     (lambda x: x.encode(["a"], language=["de", "en"]), ValueError, "2 languages for 1 sentences"),
-    (lambda x: x.encode(["a"], prefix=3), TypeError, "prefix is 3"),
     (lambda x: x.encode(["a"], prompt="", prefix="x"), ValueError, "prefix and prompt are both"),
-    (lambda x: x.encode(["a"], prompt_name="q"), ValueError, "'q'; this encoder has: none"),
+    (
+      lambda x: x.encode(["a"], prompt_name="q"),
+      ValueError,
+      "'q'; this encoder has: 'query', 'doc",
+    ),
     (lambda x: x.encode(["a"], precision="int4"), ValueError, "'int4'; known: float32, int8"),
     (lambda x: x.encode(["a"], batch_size=0), ValueError, "batch_size is 0; set it to an integer"),
     (lambda x: x.encode(["a"], truncate_dim=7), ValueError, "truncate_dim is 7"),
     (lambda x: x.score_pairs(["a"], ["b"], languages=("de",)), ValueError, "two values"),
-    (lambda x: x.similarity(np.ones((2, 6), complex)), ValueError, "the dtype complex128"),
   ],
 )
 def test_wrong_arguments_are_named(encoder, call, error, message):
   with pytest.raises(error, match=message):
     call(encoder)
+
+
+def test_only_the_settings_can_be_set_and_they_are_checked(encoder):
+  for name in ("prompt", "prompts", "backend", "dimension", "vocabulary", "max_seq_len"):
+    with pytest.raises(AttributeError, match=f"{name} of an encoder cannot be set"):
+      setattr(encoder, name, "x")
+  for name, value, message in (
+    ("max_seq_length", 0, "max_length is 0; set it to an integer of 1 or more"),
+    ("similarity_fn_name", "maxsim", "'maxsim'; known: cosine, dot, euclidean, manhattan"),
+    ("default_prompt_name", "q", "'q'; this encoder has: 'query', 'document'"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      setattr(encoder, name, value)
+  encoder.default_prompt_name = None  # as before
 
 
 def test_one_string_gives_one_vector(encoder):

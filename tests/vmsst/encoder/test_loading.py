@@ -1,7 +1,10 @@
 """Encoders of this library and of sentence-transformers in `vmsst eval` and in evaluators."""
 
 import json
+import re
+from pathlib import Path
 
+import commands
 import line_files
 import numpy as np
 import pytest
@@ -100,8 +103,38 @@ def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
   run = tiny_encoders.save_run(tmp_path / "run", model)
   assert vmsst.load(run, max_length=28).max_length == 28
   for length in (0, 29, 2.5):
-    with pytest.raises(errors.InputError, match=f"run is {length}; .* from 1 to 28"):
+    with pytest.raises(errors.InputError, match=f"max_length is {length}; .* from 1 to 28"):
       vmsst.load(run, max_length=length)
+
+
+def test_options_that_cannot_work_are_named_before_anything_is_read(tmp_path):
+  with pytest.raises(errors.InputError, match=r"dtype is 'float16'; .* 'bfloat16'"):
+    vmsst.load(tmp_path, dtype="float16")
+  with pytest.raises(errors.InputError, match=r"device is 'cuda'; .* CUDA_VISIBLE_DEVICES"):
+    vmsst.load(tmp_path, device="cuda")
+
+
+_GLOBAL_STATE = """
+import hashlib, logging, random, sys
+import numpy as np
+def state():
+  numpy_state = np.random.get_state()
+  return random.getstate(), numpy_state[1].tolist(), numpy_state[2:], logging.root.handlers[:]
+before = state()
+import vmsst
+for folder in sys.argv[1:]:
+  vmsst.load(folder).encode(["eins"])
+  assert state() == before, folder
+logging.basicConfig()
+assert len(logging.root.handlers) == 1
+"""
+
+
+def test_random_state_and_logging_stay_as_they_are(run, tmp_path):
+  vmsst.load(run).save(tmp_path / "export")
+  released = released_folders.write(tmp_path / "released", "bert", {})
+  folders = [tmp_path / "export", released, run]  # a checkpoint last: it imports Orbax
+  commands.fresh_script(_GLOBAL_STATE, *folders, cwd=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -147,6 +180,23 @@ def both(tmp_path_factory):
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 
+@pytest.fixture
+def compared_by(both):
+  """Returns what sets the similarity of both encoders, until the test ends."""
+
+  def set_name(name):
+    for encoder in both:
+      encoder.similarity_fn_name = name
+
+  yield set_name
+  set_name("cosine")
+
+
+def frame_evaluator(evaluation, teacher):
+  rows = [{"en": x, "de": y} for x, y in zip(ENGLISH, GERMAN, strict=True)]
+  return evaluation.MSEEvaluatorFromDataFrame(rows, teacher, [("en", "de")])
+
+
 def retrieval(evaluation, **options):
   queries, corpus = ({str(i): x for i, x in enumerate(side)} for side in (ENGLISH, GERMAN * 3))
   relevant = {key: {key} for key in queries}
@@ -168,20 +218,138 @@ EVALUATORS = {
   "truncated": lambda x: retrieval(x, truncate_dim=3),
   "prompts": lambda x: retrieval(x, query_prompt="query: ", corpus_prompt="passage: "),
   "reranking": reranking,
+  "classes": lambda x: x.BinaryClassificationEvaluator(ENGLISH, GERMAN, [1, 0, 1, 0, 1]),
+  "triplets": lambda x: x.TripletEvaluator(ENGLISH, GERMAN, GERMAN[::-1]),
+  "paraphrases": lambda x: x.ParaphraseMiningEvaluator(
+    {str(i): text for i, text in enumerate(ENGLISH + GERMAN)}, duplicates_list=[("0", "5")]
+  ),
+  "several": lambda x: x.SequentialEvaluator([retrieval(x), reranking(x)]),
 }
 
 
 @pytest.mark.parametrize("name", EVALUATORS)
 def test_an_evaluator_reports_the_numbers_of_sentence_transformers(evaluation, both, name):
-  ours, opened = (EVALUATORS[name](evaluation)(encoder) for encoder in both)
+  ours, opened = (encoder.evaluate(EVALUATORS[name](evaluation)) for encoder in both)
   assert ours == pytest.approx(opened, abs=1e-4)
 
 
-def test_the_error_to_a_teacher_is_that_of_sentence_transformers(evaluation, both):
+def test_every_evaluator_is_tested(evaluation):
+  tested = {type(make(evaluation)).__name__ for make in EVALUATORS.values()}
+  tested |= {"MSEEvaluator", "MSEEvaluatorFromDataFrame", "BaseEvaluator", "SentenceEvaluator"}
+  # The one downloads its data, the other runs a classifier of torch on a model's modules.
+  untested = {"NanoBEIREvaluator", "LabelAccuracyEvaluator"}
+  assert tested | untested == {name for name in dir(evaluation) if "Evaluator" in name}
+
+
+@pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan"])
+def test_similarities_are_those_of_sentence_transformers(evaluation, both, compared_by, name):
+  torch = pytest.importorskip("torch", reason=NEEDS)
+  compared_by(name)
+  ours, theirs = both
+  for evaluator in ("similarity", "retrieval", "triplets"):
+    found, expected = (EVALUATORS[evaluator](evaluation)(encoder) for encoder in both)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert any(name in key for key in found)
+  source_ND, target_ND = (ours.encode(texts) for texts in (ENGLISH, GERMAN))
+  expected = theirs.similarity(source_ND, target_ND).numpy()
+  for sides in ((source_ND, target_ND), (ENGLISH, GERMAN)):
+    np.testing.assert_allclose(ours.similarity(*sides), expected, rtol=1e-5)
+    np.testing.assert_allclose(ours.score_pairs(*sides), np.diag(expected), rtol=1e-5)
+  found = ours.similarity_pairwise(source_ND, target_ND)
+  torch.testing.assert_close(found, theirs.similarity_pairwise(source_ND, target_ND))
+
+
+@pytest.mark.parametrize("kind", ["MSEEvaluator", "MSEEvaluatorFromDataFrame"])
+def test_the_error_to_a_teacher_is_that_of_sentence_transformers(evaluation, both, kind):
   for teacher in both:
-    evaluator = evaluation.MSEEvaluator(ENGLISH, GERMAN, teacher_model=teacher)
+    if kind == "MSEEvaluator":
+      evaluator = evaluation.MSEEvaluator(ENGLISH, GERMAN, teacher_model=teacher)
+    else:
+      evaluator = frame_evaluator(evaluation, teacher)
     ours, opened = (evaluator(student)["negative_mse"] for student in both)
     assert ours == pytest.approx(opened, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_faiss": True}, {"absolute_margin": 0.1}])
+def test_hard_negatives_are_those_of_sentence_transformers(both, tmp_path, options):
+  util = pytest.importorskip("sentence_transformers.util", reason=NEEDS)
+  datasets = pytest.importorskip("datasets", reason="needs datasets")
+  pairs = datasets.Dataset.from_dict({"query": ENGLISH, "answer": GERMAN})
+  found, expected = (
+    util.mine_hard_negatives(
+      pairs, encoder, num_negatives=2, verbose=False, cache_folder=tmp_path / str(index), **options
+    ).to_dict()
+    for index, encoder in enumerate(both)
+  )
+  assert found == expected
+
+
+def test_tokens_and_sizes_are_those_of_sentence_transformers(both):
+  torch = pytest.importorskip("torch", reason=NEEDS)
+  ours, theirs = both
+  assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
+  assert ours.device == theirs.device
+  for length in (40, 5):
+    for encoder in both:
+      encoder.max_seq_length = length
+    assert ours.max_length == ours.max_seq_length == ours.tokenizer.model_max_length == length
+    expected = theirs.preprocess(ENGLISH)
+    for name, found in ours.tokenize(ENGLISH).items():
+      torch.testing.assert_close(found, expected[name])
+    for name in ("query", "document", None):
+      found, expected_ND = (x.encode(ENGLISH, prompt_name=name) for x in both)
+      np.testing.assert_allclose(found, expected_ND, rtol=1e-4, atol=1e-5)
+  for encoder in both:
+    encoder.max_seq_length = 40
+  assert ours.tokenizer.tokenize("ab") == theirs.tokenizer.tokenize("ab")
+
+
+def test_settings_of_a_released_model_can_be_read_set_and_saved(tmp_path):
+  changes = {
+    "similarity_fn_name": "dot",
+    "prompts": {"query": "red ", "topic": "the "},
+    "default_prompt_name": "topic",
+  }
+  files = {"config_sentence_transformers.json": changes}
+  encoder = vmsst.load(released_folders.write(tmp_path / "m", "bert", files))
+  assert (encoder.similarity_fn_name, encoder.default_prompt_name) == ("dot", "topic")
+  text, digest = ["museum is open"], encoder.digest
+  topic_ND, query_ND, plain_ND = (encoder.encode(text, prefix=x) for x in ("the ", "red ", ""))
+  for name, expected_ND in (("topic", topic_ND), ("query", query_ND), (None, plain_ND)):
+    encoder.default_prompt_name = name
+    assert encoder.default_prompt_name == name
+    assert (encoder.digest == digest) == (name == "topic")
+    np.testing.assert_array_equal(encoder.encode(text), expected_ND)
+    np.testing.assert_array_equal(encoder.encode_query(text), query_ND)
+  encoder.default_prompt_name, encoder.max_seq_length = "query", 3
+  encoder.save_pretrained(tmp_path / "export")
+  config = json.loads((tmp_path / "export/config_sentence_transformers.json").read_text())
+  assert (config["similarity_fn_name"], config["default_prompt_name"]) == ("dot", "query")
+  assert cli.main(["import", "encoder", str(tmp_path / "export"), str(tmp_path / "import")]) == 0
+  for folder in ("export", "import"):
+    again = vmsst.load(tmp_path / folder)
+    assert (again.similarity_fn_name, again.max_length) == ("dot", 3)
+    np.testing.assert_allclose(again.encode(text), encoder.encode(text), atol=1e-6)
+  assert encoder.trim(text).similarity_fn_name == "dot"
+  path = tmp_path / "export/encoder.json"
+  path.write_text(path.read_text().replace('"dot"', '"maxsim"'))
+  with pytest.raises(errors.InputError, match=r"encoder\.json: 'similarity_fn_name' is 'maxsim'"):
+    vmsst.load(tmp_path / "export")
+
+
+def test_the_docs_list_every_member_of_sentence_transformers():
+  theirs = pytest.importorskip("sentence_transformers", reason=NEEDS).SentenceTransformer
+  module = pytest.importorskip("torch", reason=NEEDS).nn.Module
+  page = Path(__file__).parents[3] / "docs/how-to/sentence_transformers.md"
+  _, _, section = page.read_text(encoding="utf-8").partition(
+    "## An encoder as a SentenceTransformer"
+  )
+  listed = {}
+  for names, there in re.findall(r"^\| (`.*?`) \| (yes|no) \|", section, re.MULTILINE):
+    listed |= dict.fromkeys(re.findall(r"`(\w+)`", names), there == "yes")
+  members = {name for name in dir(theirs) if not name.startswith("_")}
+  assert set(listed) == members - (set(dir(module)) - {"eval"})
+  assert listed == {name: hasattr(vmsst.Encoder, name) for name in listed}
 
 
 def test_tensors_are_those_of_sentence_transformers(both):
