@@ -607,8 +607,10 @@ class Encoder:
   ) -> np.ndarray:
     """Returns the similarities of both sides, of pairs or of all with all."""
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
-    is_cosine, norm = self.similarity_fn_name == "cosine", _NORMS.get(self.similarity_fn_name)
-    source_ND, target_MD = map(exact_search.unit_rows if is_cosine else np.float32, vectors)
+    if self.similarity_fn_name == "cosine":
+      vectors = exact_search.unit_rows(vectors[0]), exact_search.unit_rows(vectors[1])
+    source_ND, target_MD = (np.asarray(side, np.float32) for side in vectors)
+    norm = _NORMS.get(self.similarity_fn_name)
     if norm and pairs:
       return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
     if norm:

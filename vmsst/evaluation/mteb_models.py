@@ -37,8 +37,9 @@ class MtebModel:
       InputError: mteb is not installed.
     """
     with errors.requires("mteb", "MTEB"):
-      from mteb.models import ModelMeta
+      from mteb.models.model_meta import ModelMeta, ScoringFunction
     self._encoder = encoder
+    self._similarity = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
     identity = encoding.identity(encoder, name)
     revision = identity.get("digest", "unknown")[:16]
     if "prompt" in identity:
@@ -47,7 +48,7 @@ class MtebModel:
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
         "revision": revision,
-        "similarity_fn_name": getattr(encoder, "similarity_fn_name", "cosine"),
+        "similarity_fn_name": self._similarity,
       }
     )
 
@@ -80,15 +81,14 @@ class MtebModel:
     """Returns the similarities of all pairs of vectors, [N, M]; each side may be one vector."""
     from mteb import similarity_functions
 
-    name = self.mteb_model_meta.similarity_fn_name
-    return similarity_functions.select_similarity(embeddings1, embeddings2, name)
+    return similarity_functions.select_similarity(embeddings1, embeddings2, self._similarity)
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
     """Returns the similarity of the vectors in each row, [N]."""
     from mteb import similarity_functions
 
-    name = self.mteb_model_meta.similarity_fn_name
-    return similarity_functions.select_pairwise_similarity(embeddings1, embeddings2, name)
+    select = similarity_functions.select_pairwise_similarity
+    return select(embeddings1, embeddings2, self._similarity)
 
 
 def get_tasks(names: Sequence[str]) -> list[Any]:

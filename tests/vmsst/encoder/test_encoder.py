@@ -400,7 +400,7 @@ def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
   assert found_ND.dtype == np.float32
   error = np.abs(found_ND - expected[3:4]).max()
   assert 0 < error < 0.05
-  with pytest.raises(errors.InputError, match="dtype is 'float64'; known"):
+  with pytest.raises(errors.InputError, match="dtype is 'float64'; set it to 'float32' or"):
     vmsst.load(run, dtype="float64")
 
 
