@@ -618,26 +618,20 @@ class Encoder:
     return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
 
   def _sides(
-    self,
-    sources: Any,
-    targets: Any,
-    languages: tuple[Language, Language],
-    options: Mapping[str, Any],
-    *,
-    pairs: bool = False,
+    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    given = [("sources", sources), ("targets", targets)]
-    sides = [self._side(*side) for side in given[: 1 if targets is None and not pairs else 2]]
+    sides = [self._side("sources", sources)]
+    if pairs or targets is not None:
+      sides.append(self._side("targets", targets))
     if pairs and len(sides[0]) != len(sides[1]):
       raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
-    source_ND, *others = (
-      np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
-      if isinstance(side, list)
-      else side
-      for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False)
-    )
-    target_MD = others[0] if others else source_ND
+    vectors = []
+    for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False):
+      if isinstance(side, list):
+        side = np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
+      vectors.append(side)
+    source_ND, target_MD = vectors[0], vectors[-1]
     if source_ND.shape[1] != target_MD.shape[1]:
       raise ValueError(
         f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "
