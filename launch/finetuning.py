@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal
 
+from absl import logging
+
 from vmsst import errors
+from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face, t5x
-from vmsst.data import derived_files, readers, teacher_vectors
+from vmsst.data import derived_files, formats, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import (
@@ -27,7 +30,8 @@ from vmsst.launch import main
 from vmsst.units import base
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
-Pairs = str | os.PathLike[str] | Iterable[Sequence[str] | Mapping[str, str]]
+File = str | os.PathLike[str]
+Pairs = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, str]]
 
 _MODELS = {
   "contrastive": "@contrastive.ContrastiveModel()",
@@ -74,9 +78,10 @@ def finetune(
 
   Args:
     encoder: What `vmsst.load` opens, or an encoder that it or `Encoder.trim` has returned.
-    pairs: A TSV or JSONL file, or pairs of texts, such as a Hugging Face dataset. A pair may have
-      hard negatives as further texts. Fields may have any names, in this order; if `languages` are
-      given, their codes are the names in a JSONL file.
+    pairs: A TSV or JSONL file, a list of files, or pairs of texts, such as a Hugging Face dataset.
+      A pair may have hard negatives as further texts. The fields of JSONL and of dictionaries may
+      have any names; the first pair sets their order. If `languages` are given, their codes are the
+      names. Scores that `vmsst mine` writes before each pair are skipped.
     output: Folder of the run, new or of an earlier call, for `vmsst.load`, `vmsst export` and
       `vmsst eval`. `report.md` has its results, `config.gin` all options.
     dev: Other pairs, as `pairs`. The accuracy of retrieval among them, in both directions, is
@@ -112,7 +117,8 @@ def finetune(
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
   if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
     raise errors.InputError(
-      f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher"
+      f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher; give "
+      "one for distillation and soft_contrastive, and only for them"
     )
   if negatives and objective != "contrastive":
     raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
@@ -168,10 +174,10 @@ def finetune(
       encoder.save(start)
     for identity, content in sources.values():
       if content is not None:
-        atomic_files.write_text(identity["name"], content)
+        atomic_files.write_text(identity["name"][0], content)
     if teacher is not None:
       files.append("runs/teacher.gin")
-      bitexts = [macros[name] for name in ("PAIRS", "VALIDATION_PATTERNS") if name in macros]
+      bitexts = [*macros["PAIRS"], *macros.get("VALIDATION_PATTERNS", ())]
       macros |= _teacher_vectors(os.fspath(teacher), bitexts, languages, folder / "teacher")
     arguments = ["train", *(f"--gin_file={file}" for file in files)]
     arguments += [f"--gin.{name}={value!r}" for name, value in {**macros, **(gin or {})}.items()]
@@ -261,41 +267,51 @@ def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
 
 def _source(
   role: str, pairs: Pairs, folder: pathlib.Path, languages: tuple[str, str], negatives: int
-) -> tuple[dict[str, str], str | None]:
-  """Returns what identifies the file of pairs, and its content if it must be written.
+) -> tuple[dict[str, Any], str | None]:
+  """Returns what identifies the files of pairs, and the content of the file if it must be written.
 
   Raises:
     InputError: a pair is not one of texts, or has other texts than the pair and its hard negatives,
       such as scores; those of `dev` may have hard negatives too, which do not count.
   """
   counts = {2 + negatives, 2} if role == "dev" else {2 + negatives}
-  if isinstance(pairs, str | os.PathLike):
-    storage.check_local(pairs, "a file of pairs")
-    name = os.path.abspath(os.path.expanduser(pairs))
-    bitexts = readers.find_bitext(name, languages)
+  paths = [pairs] if isinstance(pairs, str | os.PathLike) else pairs
+  if isinstance(paths, list | tuple) and paths and isinstance(paths[0], str | os.PathLike):
+    for path in paths:
+      storage.check_local(path, "a file of pairs")
+    names = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    bitexts = readers.find_bitext(names, languages)
     for bitext in bitexts:
-      if (first := readers.first_texts(bitext)) is not None:
-        _check_count(str(bitext), first, counts)
+      row = next(readers.parsed_rows(bitext))
+      _check_count(f"{bitext}:1", 2 + row.further, counts)
+      if row.grade is not None and not row.further:
+        logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)
     files = [file for bitext in bitexts for file in bitext.paths]
-    return {"name": name, "digest": base.digest(*map(checksums.of_file, files))}, None
+    return {"name": names, "digest": base.digest(*map(checksums.of_file, files))}, None
+  rows = list(pairs)
+  if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL
+    records = ((f"pair {number} of {role}", record) for number, record in enumerate(rows))
+    sides = map(languages_lib.language, languages)
+    parsed = list(formats.record_rows(records, *sides, negatives=0 if role == "dev" else negatives))
+    _check_count(f"pair 0 of {role}", len(parsed[0].texts) + parsed[0].further, counts)
+    rows = [row.texts for row in parsed]
   lines = []
-  for number, record in enumerate(pairs):
-    texts = [*record.values()] if isinstance(record, Mapping) else record
+  for number, texts in enumerate(rows):
     where = f"pair {number} of {role}"
     if isinstance(texts, str | Set) or not all(isinstance(text, str) for text in texts):
       raise errors.InputError(f"{where} is {texts!r}; give two texts, or more")
-    _check_count(where, texts, counts)
+    _check_count(where, len(texts), counts)
     lines.append("\t".join(" ".join(text.split()) for text in texts))
   if not lines:
     raise errors.InputError(f"{role} is empty; give pairs of texts")
   content = "".join(f"{line}\n" for line in lines)
-  return {"name": str(folder / f"{role}.tsv"), "digest": base.digest(content)}, content
+  return {"name": [str(folder / f"{role}.tsv")], "digest": base.digest(content)}, content
 
 
-def _check_count(where: str, texts: Sequence[str], counts: set[int]) -> None:
+def _check_count(where: str, count: int, counts: set[int]) -> None:
   """Raises InputError unless the number of a pair's texts is among `counts`."""
-  if len(texts) not in counts:
+  if count not in counts:
     raise errors.InputError(
-      f"{where} has {len(texts)} texts, {input_files.shown(list(texts))}, not {max(counts)}: give "
-      "the number of hard negatives after the pair (negatives), and leave out scores and ids"
+      f"{where} has {count} texts, not {max(counts)}; give the number of hard negatives after the "
+      "pair (negatives), and remove scores, labels and ids"
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 
 import gin
@@ -14,7 +15,7 @@ import tiny_tokenizers
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
-from vmsst.data import sample, vocabularies
+from vmsst.data import readers, sample, vocabularies
 from vmsst.launch import finetuning
 from vmsst.networks import sentence_encoder
 from vmsst.train import eval as eval_lib
@@ -138,6 +139,35 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+  ("languages", "pairs", "expected"),
+  [
+    (
+      ("und", "und"),
+      [{"anchor": "a", "positive": "b"}, {"positive": "d", "anchor": "c"}],
+      "a b c d",
+    ),
+    (("de", "en"), [{"en": "b", "de": "a"}, {"id": 7, "de": "c", "en": "d"}], "a b c d"),
+    (("de", "en"), [{"translation": {"en": "b", "de": "a"}, "score": 0.5}], "a b"),
+    (("de", "en"), [("a", "b"), ["c", "d"]], "a b c d"),
+    (("de", "en"), ["x.tsv", pathlib.Path("mined.tsv")], "a b c d e f"),
+  ],
+)
+def test_pairs_are_read_by_name_and_from_several_files(
+  source, tmp_path, languages, pairs, expected, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("x.tsv").write_text("a\tb\n")
+  pathlib.Path("mined.tsv").write_text("0.9\tc\td\n0.8\te\tf\n")  # as `vmsst mine` writes it
+  monkeypatch.setattr(finetuning.main, "run", lambda *_, **__: None)
+  with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
+    vmsst.finetune(source, pairs, output="out", languages=languages)
+  names = json.loads(pathlib.Path("out", "finetune.json").read_text())["pairs"]["name"]
+  bitexts = readers.find_bitext(names, languages)
+  texts = [text for bitext in bitexts for pair in readers.read_pairs(bitext) for text in pair]
+  assert texts == expected.split()
+
+
 @pytest.mark.slow
 def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path):
   path = tmp_path / "sp.model"
@@ -161,19 +191,24 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
   ("options", "message"),
   [
     ({"objective": "distillation"}, "requires a teacher"),
+    ({"teacher": "x"}, "'contrastive' has no teacher; give one for distillation and soft_contra"),
     ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
-    ({"pairs": ["one text"]}, "pair 0 of pairs is 'one text'"),
-    ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs is "),
+    ({"pairs": ["one text"]}, "no file matches '.*one text'"),
+    ({"pairs": [("a", "b"), "one text"]}, "pair 1 of pairs is 'one text'"),
+    ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs: .*'score': '0.5'"),
+    ({"pairs": [{"text": "a", "other": "b", "label": False}]}, "pair 0 of pairs: .*'label': 'F"),
+    ({"pairs": [{"x": "a", "y": "b", "z": "c"}]}, "pair 0 of pairs has 3 texts, not 2"),
+    ({"pairs": [{"x": "a", "y": "b"}, {"x": "a"}]}, "pair 1 of pairs: 'y' has no text"),
     ({"pairs": [{"a", "b"}]}, "pair 0 of pairs is "),
     ({"pairs": (["a"] * 9, ["b"] * 9)}, "pair 0 of pairs has 9 texts"),
-    (
-      {"pairs": [("a", "b", "c")]},
-      r"has 3 texts, \['a', 'b', 'c'\], not 2: give the number of hard",
-    ),
+    ({"pairs": [("a", "b", "c")]}, "has 3 texts, not 2; give the number of hard"),
     ({"pairs": []}, "pairs is empty"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
-    ({"pairs": "scored.tsv"}, r"scored.tsv has 3 texts, \['0.5', 'a', 'b'\], not 2"),
+    ({"pairs": "label.tsv"}, "label.tsv:1 has 3 texts, not 2"),
+    ({"pairs": ["label.tsv", "semicolon.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
+    ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: no TAB in 'a;b', where 2 columns are expected"),
+    ({"pairs": "empty.tsv"}, "empty.tsv: contains no pair; check"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
     ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, r"out is not a run of `vmsst finetune`, but has files \(report.md\); give"),
@@ -181,7 +216,9 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "scored.tsv").write_text("0.5\ta\tb\n")
+  (tmp_path / "label.tsv").write_text("a\tb\t0\n")
+  (tmp_path / "semicolon.tsv").write_text("a;b\n")
+  (tmp_path / "empty.tsv").touch()
   given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "report.md").write_text("of the user")

@@ -6,6 +6,7 @@ dataclass stands for its fields, the options that several commands share.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -39,21 +40,32 @@ class Argument:
 
 def finite_number(text: str) -> float:
   """Parses an argument that is a finite number."""
-  value = float(text)
-  if not math.isfinite(value):
-    raise argparse.ArgumentTypeError(f"{text} is not a finite number")
-  return value
+  return _parsed(text, float, "a finite number", math.isfinite)
+
+
+def integer(text: str) -> int:
+  """Parses an argument that is an integer."""
+  return _parsed(text, int, "an integer")
 
 
 def at_least_1(text: str) -> int:
   """Parses an argument that is an integer above 0."""
-  value = int(text)
-  if value < 1:
-    raise argparse.ArgumentTypeError(f"{text} is below 1")
-  return value
+  return _parsed(text, int, "an integer above 0", lambda value: value > 0)
 
 
-_PLAIN = {str: Argument("TEXT"), int: Argument("N", int), float: Argument("X", finite_number)}
+def _parsed(
+  text: str,
+  parse: Callable[[str], Any],
+  kind: str,
+  is_valid: Callable[[Any], bool] = lambda _: True,
+) -> Any:
+  with contextlib.suppress(ValueError):
+    if is_valid(value := parse(text)):
+      return value
+  raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
+
+
+_PLAIN = {str: Argument("TEXT"), int: Argument("N", integer), float: Argument("X", finite_number)}
 
 _ENCODER = (
   "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export, a folder of "

@@ -48,8 +48,8 @@ def embed(
     file: Text file, one sentence per line, UTF-8, plain or gzipped, or several, whose lines follow
       each other; - is standard input.
     out: Output folder, with one vector per line, including empty lines.
-    field: Column of a TSV file, from 1, or key of JSON Lines (default: 1 for .tsv, text for .jsonl,
-      else the whole line).
+    field: Column of a TSV file, from 1, or key of JSON Lines (default: for .tsv 1, or 2 after a
+      column of numbers, text for .jsonl, else the whole line).
     language: Language of the text, for encoders that require it.
     dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
@@ -103,20 +103,13 @@ def score(
       given the other's vector, followed by target given source and source given target.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
     fields: Columns of source and target in TSV files, from 1, or keys of JSON Lines (default: for
-      one file 1 and 2, or source and target in .jsonl; for two files whole lines, 1 for .tsv, text
-      for .jsonl).
+      one file 1 and 2, or 2 and 3 after a column of numbers, such as the output of `vmsst mine`, or
+      source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
-  paths = [source, target or source]
-  if fields:
-    chosen: list[str | None] = [*fields]
-  elif target:
-    chosen = [text_fields.default_field(path) for path in paths]
-  else:
-    chosen = [text_fields.default_field(source, side) or str(side) for side in (1, 2)]
   given = {
     "--per-token": (per_token, "likelihood"),
     "--compute-dtype": (computing.compute_dtype, "cosine"),
@@ -127,18 +120,22 @@ def score(
   for flag, (is_given, of) in given.items():
     if is_given and of != by:
       raise errors.InputError(f"{flag} does not apply to --by {by}; omit it")
-  if by == "cosine":
-    name, model, _ = computing.open(encoder)
-    scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
-  else:
-    translator = loading.load_translator(encoder)
-    scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
   # Standard input is read once, even if it contains both sides.
-  with local_file(outputs.STANDARD if outputs.STANDARD in paths else "") as standard_input:
-    left, right = (
-      pair_scoring.TextColumn(standard_input if path == outputs.STANDARD else path, field, language)
-      for path, field, language in zip(paths, chosen, languages or (None, None), strict=True)
-    )
+  with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
+    paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]
+    if fields:
+      chosen: list[str | None] = [*fields]
+    elif target:
+      chosen = [text_fields.default_field(path) for path in paths]
+    else:
+      chosen = [text_fields.default_field(paths[0], side) for side in (1, 2)]
+    if by == "cosine":
+      name, model, _ = computing.open(encoder)
+      scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
+    else:
+      translator = loading.load_translator(encoder)
+      scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
+    left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
     if output == outputs.STANDARD:
       blocks = pair_scoring.pair_scores(scorer, left, right)
       print_lines(pair_scoring.as_line(row) for score_BC in blocks for row in score_BC)
@@ -215,7 +212,7 @@ def mine(
 
   Args:
     source: Text file, one sentence per line, UTF-8, plain or gzipped; of .tsv files the first
-      column, of .jsonl files the key text.
+      column, or the second after a column of numbers, of .jsonl files the key text.
     target: Text file in the other language.
     out: Output file: score TAB source TAB target, best first.
     vectors: Vectors of both texts, as `vmsst embed` writes them (default: OUT.source.vectors and

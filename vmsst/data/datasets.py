@@ -163,6 +163,10 @@ def get_batches(
     dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
     dataset, spec = batches(provider, seed, seqio_tasks.READING)
+  if shard_id == 0:
+    texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
+    texts = [task for task in texts if cfg.split in task.splits]
+    seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split)
   return BatchIterator(
     dataset,
     {

@@ -11,25 +11,28 @@ import codecs
 import dataclasses
 import functools
 import itertools
+import numbers
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 from vmsst import errors, languages
 from vmsst.data import dataset_shards
-from vmsst.io import archives, input_files, text_files
+from vmsst.io import archives, input_files, text_fields, text_files
 from vmsst.languages import Language
 
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_GRADES = {"label", "score"}  # even if they are texts, such as "0" or "relevant"
+_IDS = {"id", "idx", "index"}  # numbers that are no grades
 # TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
 _UNIT_CHARACTERS = 4 << 20  # A file with a longer unit is not TMX.
 _OWN_DEFINITION = re.compile(r"<!DOCTYPE[^>]*\[|<!ENTITY")
+_REFUSED_DEFINITION = "a document type definition, which is refused; remove it"
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _MARKS = (
   (codecs.BOM_UTF8, "utf-8-sig"),
@@ -47,10 +50,15 @@ class Row(NamedTuple):
   Attributes:
     number: Its line, from 1; in TMX the number of its `<tu>`.
     texts: Source and target, followed by the hard negatives that were asked for.
+    further: Number of further columns, or of further texts of a record.
+    grade: Score or label of the pair: the column before or after the texts, or a number of the
+      record; None if there is none.
   """
 
   number: int
   texts: tuple[str, ...]
+  further: int = 0
+  grade: str | None = None
 
 
 class Fault(NamedTuple):
@@ -147,7 +155,13 @@ def parse_moses(
     first, second = texts
     if first is None or second is None:
       if first is not second:
-        yield _unequal(sides if first is None else sides[::-1], number - 1, policy)
+        shorter, longer = (side[0] for side in (sides if first is None else sides[::-1]))
+        yield policy.fault(
+          f"{shorter}:{number - 1}",
+          "ends before the other side: they may be misaligned",
+          f"ends here with {number - 1} lines, but {longer} has more; align the two files line by "
+          "line",
+        )
       return
     if isinstance(first, archives.BadLine):
       yield policy.fault(f"{sides[0][0]}:{number}", str(first))
@@ -157,55 +171,47 @@ def parse_moses(
       yield Row(number, (first, second))
 
 
-def _unequal(sides: Sequence[tuple[str, Iterator[str]]], count: int, policy: FaultPolicy) -> Fault:
-  """Returns the fault of a first side that ends after `count` lines, unlike the second."""
-  (shorter, _), (longer, rest) = sides
-  error = ""
-  if policy.stops:
-    error = (
-      f"ends here with {count} lines, but {longer} has {count + 1 + sum(1 for _ in rest)}; "
-      "align the two files line by line"
-    )
-  what = "ends before the other side: they may be misaligned"
-  return policy.fault(f"{shorter}:{count}", what, error)
-
-
 def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Row | Fault]:
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
-  Further columns are ignored. A policy that stops also requires the same number of columns on every
-  line but an empty last one, and refuses a number before the pair, as `vmsst mine` writes it.
+  A column of scores before the pair, as `vmsst mine` writes it, becomes the grade of each row (see
+  `text_fields.begin_with_scores`), or else the column after the texts does. Further columns are
+  ignored. A policy that stops also requires the same number of columns on every line. It skips
+  empty lines.
 
   Raises:
     InputError: the first fault, if the policy stops.
   """
-  wanted = 2 + negatives
   expected = 0
-  number = blank = 0
+  number = 0
   try:
+    scores = int(text_fields.begin_with_scores(policy.lines(path)))
+    width = scores + 2 + negatives
     for number, line in enumerate(policy.lines(path), 1):
       if isinstance(line, archives.BadLine):
         yield policy.fault(f"{path}:{number}", str(line))
         continue
-      if not line and policy.stops and not blank:
-        blank = number
+      if not line and policy.stops:
         continue
       columns = line.split("\t")
-      if number == 1 and policy.stops and len(columns) > wanted and _NUMBER.fullmatch(columns[0]):
-        fix = f"write source TAB target: `cut -f 2- {path}`"
-        yield policy.fault(f"{path}:1", f"the first column has the number {columns[0]}; {fix}")
-      expected = expected or max(len(columns), wanted)
-      if blank or len(columns) < wanted or (policy.stops and len(columns) != expected):
+      expected = expected or max(len(columns), width)
+      scored = not scores or text_fields.is_number(columns[0])
+      same = len(columns) == expected or not policy.stops
+      if not scored or not same or len(columns) < width:
+        score, why = ("score TAB ", ", since column 1 has numbers") if scores else ("", "")
         more = f" TAB {negatives} hard negatives" if negatives else ""
-        count = f"{len(columns)} column{'s'[: len(columns) > 1]}"
+        shown = input_files.shown(line)
+        count = f"{len(columns)} columns" if scored else "no score"
+        count = count if len(columns) > 1 else "no TAB"
         yield policy.fault(
-          f"{path}:{blank or number}",
-          "the line has one column where two are expected",
-          f"{'an empty line' if blank else count} where {expected} are expected; write source TAB "
-          f"target{more}, with the same number of columns on every line",
+          f"{path}:{number}",
+          "the line has too few columns, or no score where most lines have one",
+          f"{count} in {shown}, where {expected} columns are expected{why}; write {score}source "
+          f" TAB target{more}, with the same number of columns on every line",
         )
         continue
-      yield Row(number, tuple(columns[:wanted]))
+      grade = columns[0] if scores else next(iter(columns[width:]), None)
+      yield Row(number, tuple(columns[scores:width]), len(columns) - width, grade)
   except archives.DamagedError as error:
     yield policy.fault(f"{path}:{number + 1}", str(error))
 
@@ -217,62 +223,74 @@ def parse_jsonl(
   fields: Sequence[str] | None = None,
   negatives: int = 0,
 ) -> Iterator[Row]:
-  """Yields the rows of a JSON Lines file.
+  """Yields the rows of a JSON Lines file; see `record_rows`."""
+  lines = enumerate(text_files.read_lines(path), 1)
+  records = ((f"{path}:{n}", input_files.parse_json(line, f"{path}:{n}")) for n, line in lines)
+  return record_rows(records, source, target, fields, negatives)
+
+
+def record_rows(
+  records: Iterable[tuple[str, Any]],
+  source: Language,
+  target: Language,
+  fields: Sequence[str] | None = None,
+  negatives: int = 0,
+) -> Iterator[Row]:
+  """Yields the rows of records.
 
   Args:
-    path: The file.
+    records: Place of each record, for messages, and the object, or an object with it at its key
+      "translation".
     source: Language of the first side.
     target: Language of the second side.
-    fields: Names of the two fields; None: codes of the languages, or, if both are undetermined,
-      the text fields of the first line, in its order: a pair and its hard negatives.
+    fields: Names of the two fields, for pairs with grades; None: codes of the languages, or, if
+      both are undetermined, the text fields of the first record, in its order: a pair and its hard
+      negatives.
     negatives: Number of hard negatives in each row, for undetermined languages.
 
   Raises:
-    InputError: a line is not such an object.
+    InputError: a record is not such an object, or has a grade, and `fields` is None.
   """
-  for number, line in enumerate(text_files.read_lines(path), 1):
-    location = f"{path}:{number}"
-    record = json_record(line, location)
+  graded = fields is not None
+  further = 0
+  for number, (location, record) in enumerate(records, 1):
+    if isinstance(record, Mapping) and isinstance(record.get("translation"), Mapping):
+      record = record["translation"]
+    if not isinstance(record, Mapping):
+      raise errors.InputError(
+        f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
+      )
+    grades = {
+      name: str(value)
+      for name, value in record.items()
+      if (isinstance(value, numbers.Number) and name not in _IDS) or (graded and name in _GRADES)
+    }
+    if grades and not graded:
+      raise errors.InputError(
+        f"{location}: there are scores or labels, {grades}; remove the pairs that do not belong "
+        "together, and these fields"
+      )
     if fields is None and source is target is languages.UNDETERMINED:
-      fields = string_fields(record)[: 2 + negatives]
+      names = [name for name, value in record.items() if isinstance(value, str)]
+      fields, further = names[: 2 + negatives], len(names[2 + negatives :])
       if len(fields) < 2 + negatives:
         raise errors.InputError(
           f"{location}: the text fields are {fields}; {2 + negatives} are expected: a pair"
           f"{f' and {negatives} hard negatives' if negatives else ''}"
         )
-    names = fields or (source.name, target.name)
     if fields:
-      sides = [record.get(name) for name in fields]
+      sides = [(name, record.get(name)) for name in fields]
     else:
       by_language = {language_or_none(key): record[key] for key in record}
-      sides = [_side(by_language, side) for side in (source, target)]
-    for name, text in zip(names, sides, strict=True):
-      if not isinstance(text, str):
-        raise errors.InputError(
-          f"{location}: {name!r} has no text; the fields of the line are {sorted(record)}"
-        )
+      sides = [(side.name, _side(by_language, side)) for side in (source, target)]
+    for name, text in sides:
       if not input_files.is_text(text):
         raise errors.InputError(
-          f"{location}: {name!r} contains half of a surrogate pair; remove the line"
+          f"{location}: {name!r} has no text, or half of a surrogate pair; the fields are "
+          f"{sorted(record)}"
         )
-    yield Row(number, tuple(map(str, sides)))
-
-
-def json_record(line: str, location: str) -> dict[str, Any]:
-  """Returns the object in a line, or the one at its key "translation"; else raises InputError."""
-  record = input_files.parse_json(line, location)
-  if isinstance(record, dict) and isinstance(record.get("translation"), dict):
-    record = record["translation"]
-  if not isinstance(record, dict):
-    raise errors.InputError(
-      f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
-    )
-  return record
-
-
-def string_fields(record: dict[str, Any]) -> list[str]:
-  """Returns the names of the fields of a record that have texts, in its order."""
-  return [name for name, value in record.items() if isinstance(value, str)]
+    texts = tuple(str(text) for _, text in sides)
+    yield Row(number, texts, further, next(iter(grades.values()), None))
 
 
 def parse_shard(path: str) -> Iterator[Row]:
@@ -305,7 +323,7 @@ def parse_tmx(
       for piece in pieces:
         before, *units = _UNIT_START.split(piece)
         if not number and _OWN_DEFINITION.search(before):
-          yield _refused_definition(path, line, policy)
+          yield policy.fault(f"{path}:{line}", _REFUSED_DEFINITION)
           return
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
@@ -320,7 +338,7 @@ def parse_tmx(
     yield policy.fault(f"{path}:{line}", str(error))
     return
   if not number and _OWN_DEFINITION.search(rest):
-    yield _refused_definition(path, line, policy)
+    yield policy.fault(f"{path}:{line}", _REFUSED_DEFINITION)
   elif _UNIT_START.search(rest) or "</tmx" not in rest:
     last = line + rest.count("\n")
     yield policy.fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
@@ -388,15 +406,6 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
     except UnicodeError as error:  # of a whole file; characters are replaced
       raise archives.DamagedError(str(error)) from None
     yield text
-
-
-def _refused_definition(path: str, line: int, policy: FaultPolicy) -> Fault:
-  return policy.fault(
-    f"{path}:{line}",
-    "a document type definition, which is refused",
-    "the file has a document type definition of its own, which is refused (entities can expand "
-    "without limit); remove it",
-  )
 
 
 def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:

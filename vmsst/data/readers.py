@@ -6,7 +6,8 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 | format | files | content |
 |---|---|---|
 | Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
-| TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for |
+| TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for; or, as |
+| | | `vmsst mine` writes it, score TAB source TAB target: see `text_fields.begin_with_scores` |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
 | | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
@@ -24,7 +25,7 @@ from typing import cast
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import input_files, storage, text_files
+from vmsst.io import input_files, storage
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -149,28 +150,6 @@ def pair_name(source: Language, target: Language) -> str:
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
-def first_texts(bitext: BitextFile) -> list[str] | None:
-  """Returns all texts of the first line, where a file may have others after the pair.
-
-  Returns:
-    The columns of a TSV file, or the text fields of a JSONL file without languages; None for other
-    formats and empty files.
-
-  Raises:
-    InputError: the line cannot be read.
-  """
-  named = bitext.format == "jsonl" and bitext.source is not languages_lib.UNDETERMINED
-  if bitext.format not in ("tsv", "jsonl") or named:
-    return None
-  line = next(text_files.read_lines(bitext.paths[0]), None)
-  if line is None:
-    return None
-  if bitext.format == "tsv":
-    return line.split("\t")
-  record = formats.json_record(line, f"{bitext.paths[0]}:1")
-  return [record[name] for name in formats.string_fields(record)]
-
-
 def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   """Yields (source, target) of every pair in the file, in its order; a side may be empty.
 
@@ -191,32 +170,34 @@ def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...
   Raises:
     InputError: as `read_pairs`, or the file has fewer hard negatives.
   """
+  return (row.texts for row in parsed_rows(bitext, negatives))
+
+
+def parsed_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
+  """As `read_rows`, with the number of each row and what else it has."""
   has_negatives = {"tsv": True, "jsonl": bitext.source is languages_lib.UNDETERMINED}
   if negatives and not has_negatives.get(bitext.format):
     raise errors.InputError(
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
       "`vmsst data mine-negatives`"
     )
-  empty = True
-  for row in _items(bitext, negatives):
-    empty = False
-    yield cast(formats.Row, row).texts
-  if empty:
-    raise errors.InputError(
-      f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "
-      "is not empty"
-    )
-
-
-def _items(bitext: BitextFile, negatives: int) -> Iterator[formats.Row | formats.Fault]:
   languages = bitext.source, bitext.target
+  items: Iterator[formats.Row | formats.Fault]
   match bitext.format:
     case "tfrecord":
-      return formats.parse_shard(bitext.paths[0])
+      items = formats.parse_shard(bitext.paths[0])
     case "jsonl":
-      return formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields, negatives)
+      items = formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields, negatives)
     case kind:
-      return formats.parse(kind, bitext.paths, languages, formats.STOP, negatives)
+      items = formats.parse(kind, bitext.paths, languages, formats.STOP, negatives)
+  empty = True
+  for item in items:
+    empty = False
+    yield cast(formats.Row, item)
+  if empty:
+    known = languages_lib.UNDETERMINED not in languages
+    of = f" of {bitext.source.name} and {bitext.target.name}" if known else ""
+    raise errors.InputError(f"{bitext}: contains no pair{of}; check that it is not empty")
 
 
 def _languages_of_shard(path: str) -> tuple[Language, Language]:
@@ -253,14 +234,10 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   elif len(sides) == 2:
     # English last, as in most corpora; otherwise in alphabetical order.
     source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
-  elif len(sides) == 1:
-    raise errors.InputError(
-      f"{path}: its counterpart is missing, or has an unknown language code; add or rename it"
-    )
   else:
     raise errors.InputError(
-      f"{path}: files of {len(sides)} languages have similar names "
-      f"({', '.join(sorted(side.name for side in sides))}); give the two languages"
+      f"{path}: it needs one counterpart with a known language code, but there are files in "
+      f"{', '.join(sorted(side.name for side in sides))}; rename them or give the two languages"
     )
   for language in (source, target):
     if language not in sides:

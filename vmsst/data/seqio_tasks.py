@@ -17,6 +17,7 @@ import grain
 import numpy as np
 import seqio
 import tensorflow as tf
+from absl import logging
 
 from vmsst import errors
 from vmsst.data import features, readers, tables, vocabularies
@@ -26,6 +27,7 @@ from vmsst.languages import Language
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
+_COUNTED = 20_000
 _SLOT = "slot"  # in a chunk
 _PATTERN = 1 << 20  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
@@ -105,28 +107,10 @@ class TextTask(seqio.Task):
     super().__init__(name, source, output_features, **options)
     self.tokenizer = features.Tokenizer(vocabulary, max_length, keep_all)
     self.pair = pair
-    self._checked: set[str] = set()
 
   def table(self, split: str) -> tables.Table:
-    """Returns the table of a split.
-
-    Raises:
-      InputError: no row will be kept, or the word splitter of a language is not installed.
-    """
-    table = self.source.table(split)
-    if split not in self._checked and not self.tokenizer.keep_all:
-      parts = (
-        table.rows(np.arange(start, min(start + CHUNK, len(table))))
-        for start in range(0, len(table), CHUNK)
-      )
-      if not any(len(self.tokenizer(part, {"inputs": None})["inputs"]) for part in parts):
-        raise errors.InputError(
-          f"{self.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
-          f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "
-          f"and max_length ({self.tokenizer.max_length})"
-        )
-    self._checked.add(split)
-    return table
+    """Returns the table of a split."""
+    return self.source.table(split)
 
   def spec(self, split: str, lengths: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
     """Returns the dtype and shape of every column of a row; texts without a length have None."""
@@ -159,11 +143,13 @@ class TextTask(seqio.Task):
     `features.EXTRA_FEATURES`, which not all data has, are included if their length is given.
 
     Raises:
-      InputError: a cache is asked for, or see `table`.
+      InputError: a cache is asked for, or see `check_texts`.
     """
     del shuffle_buffer_size, try_in_mem_cache
     check_uncached(self, use_cached)
     wanted = sequence_length or {}
+    if not self.tokenizer.keep_all:
+      check_texts([self], wanted, split)
     spec = self.spec(split, wanted if trim_output_features else {})
     for name in features.EXTRA_FEATURES:
       if sequence_length is not None and not wanted.get(name):
@@ -261,6 +247,45 @@ def read_rows(
 
   chunks = grain.MapDataset.range(-(-total // CHUNK))
   return chunks.map(read).to_iter_dataset(reading)
+
+
+def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: str) -> None:
+  """Logs how many of the first 20,000 pairs are dropped, and how many of their texts are cut.
+
+  Args:
+    tasks: The tasks, with equal shares of the pairs.
+    lengths: Maximum length of each column.
+    split: Their split.
+
+  Raises:
+    InputError: all pairs of a task are dropped.
+  """
+  total = dropped = sum(task.table(split).dropped for task in tasks)
+  cut = 0
+  longer = {side: lengths[side] + 1 for side in SIDES if lengths.get(side)}
+  for task in tasks:
+    table, kept = task.table(split), 0
+    for start in range(0, len(table), CHUNK):
+      if kept and start * len(tasks) >= _COUNTED:
+        break
+      columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
+      rows = task.tokenizer(columns, {"inputs": 1, **longer})
+      kept += len(rows["inputs"])
+      total += len(columns["inputs"])
+      dropped += len(columns["inputs"]) - len(rows["inputs"])
+      cut += sum(np.count_nonzero(rows[side][:, -1]) for side in longer)
+    if not kept:
+      raise errors.InputError(
+        f"{task.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
+        f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "
+        f"and max_length ({task.tokenizer.max_length})"
+      )
+  if dropped or cut:
+    logging.warning(
+      "%s: of the first %d pairs, %d are dropped, since a text has more than MAX_PAIR_LENGTH "
+      "tokens or none, and %d texts are cut to %d tokens.",
+      *(split, total, dropped, cut, min(longer.values(), default=1) - 1),
+    )
 
 
 def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,17 +1,25 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
+import contextlib
 import functools
+import itertools
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 from vmsst import errors
-from vmsst.io import input_files, text_files
+from vmsst.io import archives, input_files, text_files
 
 # Control and format characters and spaces; and fillers, which count as letters and marks.
 _BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
 SEPARATORS = str.maketrans("\t\n\r", "   ")
 """Turns what cannot be in a field of a TSV file into spaces."""
+# Decimal commas, separators of thousands, fractions, percentages and exponents, in any digits.
+_NUMBER = re.compile(
+  r"(?i)[-+\u2212]?([.,\u066b]?\d[\d\s.,'\u2019/_\u066b]*(e[-+\u2212]?\d+)?%?|nan|inf(inity)?)"
+)
+_SAMPLE = 1_000
 _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
 
 
@@ -20,19 +28,41 @@ def is_blank(text: str) -> bool:
   return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
+def is_number(text: str) -> bool:
+  """Returns whether a text is a number in any notation: -.5, 1e-3, 95 %, "1.234,5", 1/2, nan."""
+  return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def begin_with_scores(lines: Iterable[str]) -> bool:
+  """Returns whether the first column of a TSV file is scores, as in the output of `vmsst mine`.
+
+  It is if at least 80% of the first 1,000 lines with a TAB begin with a number.
+  """
+  cells = []
+  with contextlib.suppress(archives.DamagedError):  # Who reads all lines reports the damage.
+    for line in itertools.islice(lines, _SAMPLE):
+      cell, tab, _ = line.partition("\t")
+      cells += [cell] if tab else []
+  return bool(cells) and sum(map(is_number, cells)) >= 0.8 * len(cells)
+
+
 def default_field(path: str, number: int = 0) -> str | None:
   """Returns the column or key of the texts in a file, by its extension, or None for whole lines.
 
   Args:
-    path: `.tsv`: the first column, or the second; `.jsonl`: "text", or "source" and "target".
+    path: `.tsv`, and any other file of pairs: the first column, or the second, after a column of
+      scores; `.jsonl`: "text", or "source" and "target".
     number: 0 for the only texts; 1 or 2 for one side of pairs.
+
+  Raises:
+    InputError: a file with columns cannot be read.
   """
   name = path.removesuffix(".gz")
-  if name.endswith(".tsv"):
-    return str(max(number, 1))
   if name.endswith(".jsonl"):
     return ("text", "source", "target")[number]
-  return None
+  if not number and not name.endswith(".tsv"):
+    return None
+  return str(max(number, 1) + begin_with_scores(text_files.read_lines(path)))
 
 
 def read_texts(path: str, field: str | None = None, digest: str | None = None) -> Iterator[str]:
@@ -93,7 +123,8 @@ def _column(name: str, column: int, line: str, number: int) -> str:
   columns = line.split("\t")
   if len(columns) < column:
     raise errors.InputError(
-      f"{name}:{number}: {len(columns)} columns, but the text must be in column {column}"
+      f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns by a "
+      "TAB (numbers in column 1 are taken for scores)"
     )
   return columns[column - 1]
 

@@ -73,7 +73,10 @@ def test_usage_errors_suggest_what_was_meant(capsys):
     ("data mine-negativ", "; did you mean mine-negatives?"),
     ("mine a b c --treshold 1", "arguments: --treshold 1; did you mean --threshold?"),
     ("zzz", "eval, report)"),
-    ("mine a b c --neighbors 0", "0 is below 1"),
+    ("mine a b c --neighbors 0", "argument --neighbors: 0 is not an integer above 0"),
+    ("mine a b c --neighbors x", "argument --neighbors: x is not an integer above 0"),
+    ("mine a b c --threshold x", "argument --threshold: x is not a finite number"),
+    ("finetune a b c --seed 1.5", "argument --seed: 1.5 is not an integer"),
     ("import ems a b", "arguments are required: --vocabulary"),
   ):
     # Python 3.13 lists choices without quotes.
@@ -267,12 +270,14 @@ def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(
 
 
 def test_embed_takes_columns_and_keys(encoder, tmp_path):
-  tsv, jsonl = tmp_path / "x.tsv", tmp_path / "x.jsonl"
+  tsv, jsonl, scored = (tmp_path / name for name in ("x.tsv", "x.jsonl", "scored.tsv"))
   texts = ["ab", "", "c"]
   line_files.write_tsv(tsv, [(text, f"zz{text}") for text in texts])
+  line_files.write_tsv(scored, [("0.5", text) for text in texts])
   line_files.write_lines(jsonl, [json.dumps({"text": t, "k": t * 2}) for t in texts])
   for path, options, expected in (
     (tsv, [], texts),
+    (scored, [], texts),
     (tsv, ["--field", "2"], ["zz" + text for text in texts]),
     (jsonl, [], texts),
     (jsonl, ["--field", "k"], [text * 2 for text in texts]),
@@ -292,16 +297,17 @@ def cosine(one, other):
 
 def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypatch):
   sources, targets = [*SENTENCES[:11], ""], [*SENTENCES[1:12], "x"]
-  one, other, both = (tmp_path / name for name in ("a.txt", "b.txt", "both.tsv"))
+  one, other, both, mined = (tmp_path / x for x in ("a.txt", "b.txt", "both.tsv", "mined.txt"))
   line_files.write_lines(one, sources)
   line_files.write_lines(other, targets)
   pairs = "".join(f"{x}\t{y}\n" for x, y in zip(sources, targets, strict=True))
   line_files.write_text(both, pairs)
+  line_files.write_text(mined, "".join(f"0.9\t{line}\n" for line in pairs.splitlines()))
   expected = [
     cosine(*encoder.encode([x, y]).astype(float)) for x, y in zip(sources, targets, strict=True)
   ]
   capsys.readouterr()
-  for arguments in ([str(one), str(other)], [str(both)], ["-"], ["-", str(other)]):
+  for arguments in ([str(one), str(other)], [str(both)], [str(mined)], ["-"], ["-", str(other)]):
     from_standard_input(monkeypatch, pairs if len(arguments) == 1 else "\n".join(sources) + "\n")
     assert cli.main(["score", "a", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -391,6 +397,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   bad = '{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n'
   (tmp_path / "bad.jsonl").write_text(bad)
   (tmp_path / "t.tsv").write_text("a\tb\n")
+  (tmp_path / "numbers.tsv").write_text("0.5\ta\n")
   pipe, _ = os.pipe()
   for command, message in (
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
@@ -408,7 +415,8 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
     ("score a x.txt y.txt", "x.txt has 24 lines and"),
-    ("score a x.txt", "x.txt:1: 1 columns, but the text must be in column 2"),
+    ("score a x.txt", "x.txt:1: no column 2 in '"),
+    ("score a numbers.tsv", r"numbers.tsv:1: no column 3 in '0.5\ta'; separate"),
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
     ("score a t.tsv --fields 1 0", "columns are counted from 1"),
     ("score a bad.jsonl --fields source 1", "not a JSON object with a string '1'"),

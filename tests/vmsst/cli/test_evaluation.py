@@ -12,9 +12,10 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, languages
+from vmsst import cli, errors, languages
 from vmsst.encoder import encoding, loading
 from vmsst.evaluation import mteb_models
+from vmsst.evaluation.benchmarks import own_files
 from vmsst.io import text_files
 from vmsst.networks import sentence_encoder
 
@@ -158,13 +159,54 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   line_files.write_lines(tmp_path / "my.tsv", [*scores, "high\ta\tb"])
   for more, message in (
     (["--sts", "my.tsv"], "two files are sts-my: rename one"),
-    (["--bitext", "my.tsv"], "my.tsv:1: the first column has the number"),
+    (["--bitext", "my.tsv"], r"my.tsv:9: no score in 'high\ta\tb', where 3 columns"),
     (["--name", "x"], "the paths of several encoders must end differently"),
   ):
     assert cli.main([*command, *more]) == 1
     assert message in capsys.readouterr().err
   assert cli.main(["eval", "E", "--sts", "my.tsv", "--out", "other"]) == 1
   assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err
+
+
+LABELED = (("a", "a", 0), ("a", "b", 1), ("a", "c", -1), ("b", "b", 2), ("c", "c", 0))
+
+
+@pytest.mark.parametrize(
+  ("name", "line"),
+  [
+    ("after.tsv", lambda query, text, label: f"{query}\t{text}\t{label}"),
+    ("before.tsv", lambda query, text, label: f"{label}\t{query}\t{text}"),
+    ("x.jsonl", lambda *row: json.dumps(dict(zip(("query", "text", "label"), row, strict=True)))),
+    (
+      "other.jsonl",
+      lambda *row: json.dumps(dict(zip(("query", "text", "rank"), row, strict=True))),
+    ),
+    ("texts.jsonl", lambda a, b, x: json.dumps({"query": a, "text": b, "label": str(x)})),
+  ],
+)
+def test_texts_with_a_label_of_0_are_searched_but_not_relevant(tmp_path, name, line):
+  line_files.write_lines(tmp_path / name, [line(*row) for row in LABELED])
+  (benchmark,) = own_files.benchmarks(retrieval=[str(tmp_path / name)])
+  (task,) = benchmark.read(benchmark.root)
+  vectors = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (-1.0, 0.0)}
+  tools = types.SimpleNamespace(embed=lambda side: np.array([vectors[x] for x in side.texts]))
+  (result,) = task.measure(tools)
+  assert result.metrics["accuracy"] == 50  # a finds a, which is not relevant
+  assert result.metrics["MRR@10"] == 75
+
+
+@pytest.mark.parametrize(
+  ("lines", "message"),
+  [
+    (["a\ta\t0", "b\tb\t0"], "no text has a label above 0"),
+    (["a\ta\tgood"], ":1: 'good' is not a score: give a number"),
+  ],
+)
+def test_labels_that_cannot_be_used_are_named(tmp_path, lines, message):
+  line_files.write_lines(tmp_path / "x.tsv", lines)
+  (benchmark,) = own_files.benchmarks(retrieval=[str(tmp_path / "x.tsv")])
+  with pytest.raises(errors.InputError, match=message):
+    benchmark.read(benchmark.root)
 
 
 def test_results_with_other_prompts_are_other_results(tmp_path, capsys):

@@ -37,7 +37,7 @@ def _read(path, **options):
 def test_every_format_gives_the_same_pairs(tmp_path, suffix):
   tsv = "\ufeff" + "".join(f"{a}\t{b}\r\n" for a, b in PAIRS) + "\r\n"
   nested = "".join(json.dumps({"translation": {"en": b, "de": a}}) + "\n" for a, b in PAIRS)
-  flat = "".join(json.dumps({"deu": a, "eng": b, "score": 1}) + "\n" for a, b in PAIRS)
+  flat = "".join(json.dumps({"deu": a, "eng": b, "id": 1}) + "\n" for a, b in PAIRS)
   named = "".join(json.dumps({"src": a, "tgt": b}) + "\n" for a, b in PAIRS)
   for name, text in [("a.tsv", tsv), ("b.jsonl", nested), ("c.jsonl", flat), ("d.jsonl", named)]:
     path = tmp_path / name.replace(".", ".de-en.")
@@ -55,7 +55,7 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
 
 
 def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_any_name(tmp_path):
-  record = {"anchor": "how old?", "score": 0.5, "positive": "my age", "negative": "an apple"}
+  record = {"anchor": "how old?", "id": 5, "positive": "my age", "negative": "an apple"}
   other = {"negative": "b", "positive": "", "anchor": "c"}
   path = tmp_path / "triplets.jsonl"
   line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(other)}\n")
@@ -63,7 +63,7 @@ def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_a
   rows = [("how old?", "my age", "an apple"), ("c", "", "b")]
   assert list(readers.read_rows(bitext, negatives=1)) == rows
   assert list(readers.read_pairs(bitext)) == [row[:2] for row in rows]
-  assert readers.first_texts(bitext) == list(rows[0])
+  assert next(readers.parsed_rows(bitext)).further == 1
   with pytest.raises(errors.InputError, match=r"jsonl:1: the text fields are .* 4 are expected"):
     list(readers.read_rows(bitext, negatives=2))
   (known,) = readers.find_bitext(str(path), languages=("de", "en"))
@@ -104,7 +104,9 @@ def test_moses_files_with_any_code_of_opus(tmp_path):
   known, unknown = (
     line_files.write_text(tmp_path / f"Subs.en-ze_en.{side}", "a\n") for side in ("en", "ze_en")
   )
-  with pytest.raises(errors.InputError, match="is missing, or has an unknown language code"):
+  with pytest.raises(
+    errors.InputError, match="a known language code, but there are files in English;"
+  ):
     readers.find_bitext(str(known))
   with pytest.raises(errors.InputError, match="unknown format or language code"):
     readers.find_bitext(str(unknown))
@@ -116,7 +118,7 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
   line_files.write_text(tmp_path / "train.fr", "a\n")
-  with pytest.raises(errors.InputError, match="files of 3 languages"):
+  with pytest.raises(errors.InputError, match="there are files in English, French, German; rename"):
     readers.find_bitext(str(tmp_path / "train.en"))
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
   assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))
@@ -125,10 +127,56 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
     readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 
+SCORES = (
+  *(
+    "0.5",
+    "5",
+    ".75",
+    "5.",
+    "1e-05",
+    "-3.2e-06",
+    "9.5E-1",
+    "+0.5",
+    "-1",
+    "\u22121",
+    " 0.9 ",
+    "95%",
+  ),
+  *(
+    "95 %",
+    "0,9",
+    "1.234,5",
+    "1,234.5",
+    "1 234,5",
+    "1'234",
+    "1/2",
+    "nan",
+    "-NaN",
+    "inf",
+    "\u0661\u066b\u0665",
+  ),
+)
+TEXT_COLUMNS = ("1 apple", "e", "-", "", "5e", "%", "1990s", "in", "a1")
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_before_pairs_are_skipped_in_every_notation(tmp_path, score):
+  path = tmp_path / "mined.de-en.tsv"
+  line_files.write_text(path, f"{score}\tja\tyes\n1.0\tnein\tno\n")
+  assert _read(path) == [("ja", "yes"), ("nein", "no")]
+
+
+@pytest.mark.parametrize("text", TEXT_COLUMNS)
+def test_a_column_with_a_text_is_no_column_of_scores(tmp_path, text):
+  path = tmp_path / "x.de-en.tsv"
+  line_files.write_text(path, f"{text}\tja\tyes\n1\tnein\tno\n\n")
+  assert _read(path) == [(text, "ja"), ("1", "nein")]
+
+
 BROKEN = {
-  "columns.de-en.tsv": (b"a\tb\nc\n", r"columns.de-en.tsv:2: 1 column where 2"),
-  "scored.de-en.tsv": (b"2.4\ta\tb\n", r"scored.de-en.tsv:1: .*number 2.4; .*`cut -f 2- "),
-  "blank.de-en.tsv": (b"a\tb\n\nc\td\n", r"blank.de-en.tsv:2: an empty line where 2"),
+  "columns.de-en.tsv": (b"a\tb\nc;d\n", r"columns.de-en.tsv:2: no TAB in 'c;d', where 2 columns"),
+  "numbers.de-en.tsv": (b"2.4\ta\n", "tsv:1: 2 columns in .* where 3 .*, since column 1 has numb"),
+  "header.de-en.tsv": (b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n", r"tsv:1: no score in 'score\\ta"),
   "xz.de-en.tsv": (b"\xfd7zXZ\0\n", r"xz.de-en.tsv: not text but xz: unpack it"),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),
@@ -136,7 +184,8 @@ BROKEN = {
   "not.de-en.tsv.gz": (b"a\tb\n", r"not.de-en.tsv.gz: corrupt gzip"),
   "a.de-en.jsonl": (b'{"de": "x", "en": "y"}\n{"de": \n', r"a.de-en.jsonl:2: not JSON"),
   "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"b.de-en.jsonl:1: 'English'.*\['de', 'fr'\]"),
-  "c.de-en.jsonl": (b'{"de": "x", "en": 3}\n', r"c.de-en.jsonl:1: 'English'"),
+  "c.de-en.jsonl": (b'{"de": "x", "en": null}\n', r"c.de-en.jsonl:1: 'English'"),
+  "label.de-en.jsonl": (b'{"de": "x", "en": "y", "label": 0}\n', "jsonl:1: .*'label': '0'.*remove"),
   "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
   "e.de-en.jsonl": (b'{"de": "\\ud800", "en": "y"}\n', r"e.de-en.jsonl:1: .*surrogate"),
   "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
@@ -167,8 +216,8 @@ def test_missing_files_tell_what_is_nearby_and_unequal_ones_both_counts(tmp_path
   with pytest.raises(errors.InputError, match="unknown format"):
     readers.find_bitext(str(line_files.write_text(tmp_path / "x.zip", "a")))
   for english, message in (
-    ("a\nb\n", r"en:2: ends here with 2 lines, but .*de has 3"),
-    ("a\nb\nc\nd\ne\n", r"de:3: ends here with 3 lines, but .*en has 5"),
+    ("a\nb\n", r"en:2: ends here with 2 lines, but .*de has more"),
+    ("a\nb\nc\nd\ne\n", r"de:3: ends here with 3 lines, but .*en has more"),
   ):
     line_files.write_text(tmp_path / "x.de-en.en", english)
     with pytest.raises(errors.InputError, match=message):

@@ -64,6 +64,19 @@ def test_rows_are_those_of_the_vocabulary_padded_or_not(kind):
   assert all(row["targets"].all() for row in whole.as_numpy_iterator())
 
 
+@pytest.mark.parametrize("max_length", [MAX_LENGTH, None])
+def test_dropped_pairs_and_cut_texts_are_counted_in_a_warning(max_length, caplog):
+  vocabulary = VOCABULARIES["bytes"]
+  task = make_task(vocabulary, max_length=max_length)
+  task.get_dataset(LENGTHS)
+  sizes = [[len(ids) for ids in vocabulary.tokenize(pair)] for pair in TEXTS]
+  kept = [row for row in sizes if min(row) > 0 and max(row) <= (max_length or max(row))]
+  limits = LENGTHS["inputs"], LENGTHS["targets"]
+  cut = sum(size + 1 > limit for row in kept for size, limit in zip(row, limits, strict=True))
+  assert f"of the first 150 pairs, {150 - len(kept)} are dropped" in caplog.text
+  assert f"and {cut} texts are cut" in caplog.text
+
+
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
   path = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
   without_end = features.pair_features(vocabularies.SentencePieceVocabulary(path))
@@ -281,9 +294,13 @@ def test_rows_with_another_number_of_columns_are_named(tmp_path):
   path = tmp_path / "x.de-en.tsv"
   path.write_text("a\tb\tc\td\ne\tf\tg\n", encoding="utf-8")
   (file,) = readers.find_bitext(str(path))
-  with pytest.raises(errors.InputError, match=r"x\.de-en\.tsv:2: 3 columns where 4 are expected"):
+  with pytest.raises(
+    errors.InputError, match=r"x\.de-en\.tsv:2: 3 columns in .*, where 4 columns are"
+  ):
     list(readers.read_rows(file, 1))
-  with pytest.raises(errors.InputError, match=r":1: 4 columns where 5 .*TAB 3 hard negatives"):
+  with pytest.raises(
+    errors.InputError, match=r":1: 4 columns in .* where 5 .*TAB 3 hard negatives"
+  ):
     list(readers.read_rows(file, 3))
   (tmp_path / "y.de-en.jsonl").write_text('{"de": "a", "en": "b"}\n', encoding="utf-8")
   (file,) = readers.find_bitext(str(tmp_path / "y.*"))

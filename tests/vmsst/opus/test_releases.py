@@ -141,9 +141,18 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   assert _read(_zip(tmp_path / "a.zip", german, english)) == (rows, faults)
   tabs = b"\xef\xbb\xbfeins\tone\tx\r\nzw\xffei\ttwo\ndrei\n" + long + b"\na\tb\0\nja\tyes"
   (tmp_path / "b.tsv").write_bytes(tabs)
-  what = [what[0], "the line has one column where two are expected", what[2], what[1]]
+  what = [
+    what[0],
+    "the line has too few columns, or no score where most lines have one",
+    what[2],
+    what[1],
+  ]
   faults = [(f"b.tsv:{2 + i}", what[i]) for i in range(4)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
+  scored = [b"%d.5\teins\tone\n" % i for i in range(4)]
+  (tmp_path / "d.tsv").write_bytes(b"".join([*scored, b"zwei\ttwo\tx\n"]))
+  rows = [(i, "eins", "one") for i in range(1, 5)]
+  assert _read(_release(tmp_path / "d.tsv")) == (rows, [("d.tsv:5", what[1])])
   rows = [(1, "a", "b\rc"), (2, "d\r" + "x" * 40_000, "e")]  # A lone CR is no line end.
   sides = b"a\nd\r" + b"x" * 40_000, b"b\rc\ne\r\n"
   assert _read(_zip(tmp_path / "c.zip", *sides)) == (rows, [])
@@ -282,7 +291,10 @@ def test_tmx_entities_are_refused_unread(tmp_path):
   )
   for head in (external, laughs + b"]>\n"):
     release = _tmx(tmp_path / "a.tmx", _unit("a &x; &u;", "b") + _unit("c", "d"), head)
-    assert _read(release) == ([], [("a.tmx:1", "a document type definition, which is refused")])
+    assert _read(release) == (
+      [],
+      [("a.tmx:1", "a document type definition, which is refused; remove it")],
+    )
   # A reference to the format's own definition is common, and never followed.
   head = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
   release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)

@@ -22,7 +22,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.data import readers
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import similarity
+from vmsst.evaluation.benchmarks import files, similarity
 from vmsst.evaluation.metrics import retrieval, xsim
 from vmsst.io import storage
 from vmsst.search import exact_search
@@ -40,7 +40,8 @@ def benchmarks(
       second sentence.
     bitext: The same, in any format of `vmsst.data.readers`.
     retrieval: The same: query TAB text, or JSON Lines of objects with `query` and `text`. Lines
-      with the same query are one query with several texts.
+      with the same query are one query with several texts. A number is a label: query TAB text TAB
+      label, label TAB query TAB text, or a field of the object. A text of label 0 is not relevant.
 
   Raises:
     InputError: a pattern matches no file, the name of a TMX or Moses file does not show its
@@ -121,9 +122,14 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
 def _retrieval(pairs: readers.BitextFile) -> suite.LargeTask:
   row_by_text: dict[str, int] = {}
   rows_by_query: dict[str, set[int]] = {}
-  for query, text in readers.read_pairs(pairs):
-    row = row_by_text.setdefault(text, len(row_by_text))
-    rows_by_query.setdefault(query, set()).add(row)
+  path = storage.path(pairs.paths[0])
+  for row in readers.parsed_rows(pairs):
+    query, text = row.texts
+    index = row_by_text.setdefault(text, len(row_by_text))
+    if row.grade is None or files.number(row.grade, path, row.number) > 0:
+      rows_by_query.setdefault(query, set()).add(index)
+  if not rows_by_query:
+    raise errors.InputError(f"{pairs}: no text has a label above 0; label the relevant texts 1")
   codes = _languages(pairs.paths[0])
 
   def score(query_QD: np.ndarray, text_ND: np.ndarray) -> list[suite.Result]:
