@@ -7,7 +7,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from absl import logging
 
@@ -288,11 +288,12 @@ def _source(
         logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)
     files = [file for bitext in bitexts for file in bitext.paths]
     return {"name": names, "digest": base.digest(*map(checksums.of_file, files))}, None
-  rows = list(pairs)
+  rows: list[Any] = [*cast(Any, pairs)]
   if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL
     records = ((f"pair {number} of {role}", record) for number, record in enumerate(rows))
-    sides = map(languages_lib.language, languages)
-    parsed = list(formats.record_rows(records, *sides, negatives=0 if role == "dev" else negatives))
+    source, target = map(languages_lib.language, languages)
+    count = 0 if role == "dev" else negatives
+    parsed = list(formats.record_rows(records, source, target, negatives=count))
     _check_count(f"pair 0 of {role}", len(parsed[0].texts) + parsed[0].further, counts)
     rows = [row.texts for row in parsed]
   lines = []

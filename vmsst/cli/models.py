@@ -163,7 +163,7 @@ def finetune(
 
   Args:
     pairs: TSV file of pairs, with hard negatives in further columns; or JSONL with such fields, of
-      any name, as in datasets of sentence-transformers.
+      any name, as in datasets of sentence-transformers; or the output of `vmsst mine`.
     output: Folder of the run, for vmsst.load; rerun the command to resume.
     dev: Held-out pairs, for evaluation and to choose the best checkpoint.
     objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which

@@ -207,7 +207,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
           f"{path}:{number}",
           "the line has too few columns, or no score where most lines have one",
           f"{count} in {shown}, where {expected} columns are expected{why}; write {score}source "
-          f" TAB target{more}, with the same number of columns on every line",
+          f"TAB target{more}, with the same number of columns on every line",
         )
         continue
       grade = columns[0] if scores else next(iter(columns[width:]), None)

@@ -56,7 +56,11 @@ class BitextFile:
     return " + ".join(self.paths)
 
 
-def find_files(patterns: str | Sequence[str]) -> list[str]:
+Patterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""One or several files or shell patterns."""
+
+
+def find_files(patterns: Patterns) -> list[str]:
   """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
 
   `**` matches any number of folders.
@@ -65,7 +69,8 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
     InputError: a pattern matches no file; the message lists the files nearby.
   """
   files: dict[str, None] = {}
-  for pattern in [patterns] if isinstance(patterns, str) else patterns:
+  listed = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
+  for pattern in (os.fspath(pattern) for pattern in listed):
     matches = storage.matches(pattern)
     if not matches:
       if storage.is_url(pattern):
@@ -81,7 +86,7 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
 
 
 def find_bitext(
-  patterns: str | Sequence[str],
+  patterns: Patterns,
   languages: tuple[str, str] | None = None,
   fields: tuple[str, str] | None = None,
 ) -> list[BitextFile]:

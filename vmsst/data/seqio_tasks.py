@@ -273,7 +273,7 @@ def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: st
       kept += len(rows["inputs"])
       total += len(columns["inputs"])
       dropped += len(columns["inputs"]) - len(rows["inputs"])
-      cut += sum(np.count_nonzero(rows[side][:, -1]) for side in longer)
+      cut += sum(int(np.count_nonzero(rows[side][:, -1])) for side in longer)
     if not kept:
       raise errors.InputError(
         f"{task.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
