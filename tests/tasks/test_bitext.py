@@ -99,8 +99,14 @@ def test_files_are_opened_only_when_data_is_asked_for(corpus):
 
 def test_a_pair_of_which_nothing_is_left_is_an_error(corpus):
   mixture = seqio.MixtureRegistry.get(_files(corpus, max_length=1))
-  with pytest.raises(errors.InputError, match="no pair is left: of 42 pairs, 2 have an empty side"):
-    mixture.get_dataset(LENGTHS)
+  for read in (lambda: mixture.get_dataset(LENGTHS), lambda: _rows(mixture.name)):
+    with pytest.raises(errors.InputError, match="is left: of 42 pairs, 2 have an empty side"):
+      read()
+  (corpus / "c.fr-en.tsv.gz").unlink()
+  for name in ("a", "b"):
+    line_files.write_tsv(corpus / f"{name}.de-en.tsv.gz", [("", "no source")])
+  with pytest.raises(errors.InputError, match="no pair is left: of 2 pairs, 2 have an empty side"):
+    _rows(_files(corpus))
 
 
 def test_validation_files_are_a_split_of_their_own(corpus):

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import os
@@ -38,34 +39,19 @@ class Argument:
   help: str = ""
 
 
-def finite_number(text: str) -> float:
-  """Parses an argument that is a finite number."""
-  return _parsed(text, float, "a finite number", math.isfinite)
-
-
-def integer(text: str) -> int:
-  """Parses an argument that is an integer."""
-  return _parsed(text, int, "an integer")
-
-
-def at_least_1(text: str) -> int:
-  """Parses an argument that is an integer above 0."""
-  return _parsed(text, int, "an integer above 0", lambda value: value > 0)
-
-
-def _parsed(
-  text: str,
-  parse: Callable[[str], Any],
-  kind: str,
-  is_valid: Callable[[Any], bool] = lambda _: True,
-) -> Any:
+def _number(kind: str, parse: Callable[[str], Any], is_valid: Callable[[Any], bool], text: str):
+  """Parses an argument that is a number of this kind; raises ArgumentTypeError, which names it."""
   with contextlib.suppress(ValueError):
     if is_valid(value := parse(text)):
       return value
   raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
 
 
-_PLAIN = {str: Argument("TEXT"), int: Argument("N", integer), float: Argument("X", finite_number)}
+_PLAIN = {
+  str: Argument("TEXT"),
+  int: Argument("N", functools.partial(_number, "an integer", int, lambda value: True)),
+  float: Argument("X", functools.partial(_number, "a finite number", float, math.isfinite)),
+}
 
 _ENCODER = (
   "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export, a folder of "
@@ -73,7 +59,8 @@ _ENCODER = (
 )
 _TEXT = "Text file, one sentence per line, UTF-8, plain or gzipped; - is standard input"
 
-Positive = Annotated[int, Argument("N", at_least_1)]
+_POSITIVE = functools.partial(_number, "an integer above 0", int, lambda value: value > 0)
+Positive = Annotated[int, Argument("N", _POSITIVE)]
 """An integer above 0."""
 Language = Annotated[str, Argument("CODE")]
 """The code of a language."""

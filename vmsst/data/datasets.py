@@ -120,8 +120,8 @@ def get_batches(
     group_batches: Number of batches that are sorted together.
 
   Raises:
-    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, or another
-      value is wrong.
+    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, all pairs of
+      a task are dropped, or another value is wrong.
   """
   provider = get_mixture_or_task(cfg)
   if cfg.batch_size % num_shards:
@@ -134,6 +134,9 @@ def get_batches(
       f"ONE_LANGUAGE_PAIR needs a task for each language pair, but {provider.name} is a single "
       "task; make a mixture of tasks, or set it to False"
     )
+  texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
+  texts = [task for task in texts if cfg.split in task.splits]
+  seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split)
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
   bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []
@@ -163,10 +166,6 @@ def get_batches(
     dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
     dataset, spec = batches(provider, seed, seqio_tasks.READING)
-  if shard_id == 0:
-    texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
-    texts = [task for task in texts if cfg.split in task.splits]
-    seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split)
   return BatchIterator(
     dataset,
     {

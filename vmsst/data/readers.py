@@ -56,11 +56,7 @@ class BitextFile:
     return " + ".join(self.paths)
 
 
-Patterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""One or several files or shell patterns."""
-
-
-def find_files(patterns: Patterns) -> list[str]:
+def find_files(patterns: str | Sequence[str]) -> list[str]:
   """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
 
   `**` matches any number of folders.
@@ -69,8 +65,7 @@ def find_files(patterns: Patterns) -> list[str]:
     InputError: a pattern matches no file; the message lists the files nearby.
   """
   files: dict[str, None] = {}
-  listed = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
-  for pattern in (os.fspath(pattern) for pattern in listed):
+  for pattern in [patterns] if isinstance(patterns, str) else patterns:
     matches = storage.matches(pattern)
     if not matches:
       if storage.is_url(pattern):
@@ -86,7 +81,7 @@ def find_files(patterns: Patterns) -> list[str]:
 
 
 def find_bitext(
-  patterns: Patterns,
+  patterns: str | Sequence[str],
   languages: tuple[str, str] | None = None,
   fields: tuple[str, str] | None = None,
 ) -> list[BitextFile]:

@@ -27,7 +27,7 @@ from vmsst.languages import Language
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
-_COUNTED = 20_000
+_COUNTED = 20_000  # pairs
 _SLOT = "slot"  # in a chunk
 _PATTERN = 1 << 20  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
@@ -262,19 +262,19 @@ def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: st
   """
   total = dropped = sum(task.table(split).dropped for task in tasks)
   cut = 0
-  longer = {side: lengths[side] + 1 for side in SIDES if lengths.get(side)}
+  longer = {side: lengths[side] + 1 for side in SIDES if isinstance(lengths.get(side), int)}
   for task in tasks:
-    table, kept = task.table(split), 0
+    table, remaining = task.table(split), 0
     for start in range(0, len(table), CHUNK):
-      if kept and start * len(tasks) >= _COUNTED:
+      if remaining and start * len(tasks) >= _COUNTED:
         break
       columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
       rows = task.tokenizer(columns, {"inputs": 1, **longer})
-      kept += len(rows["inputs"])
+      remaining += len(rows["inputs"])
       total += len(columns["inputs"])
       dropped += len(columns["inputs"]) - len(rows["inputs"])
       cut += sum(int(np.count_nonzero(rows[side][:, -1])) for side in longer)
-    if not kept:
+    if not remaining:
       raise errors.InputError(
         f"{task.name} {split}: no pair is left: of {len(table) + table.dropped} pairs, "
         f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "

@@ -34,12 +34,12 @@ def is_number(text: str) -> bool:
 
 
 def begin_with_scores(lines: Iterable[str]) -> bool:
-  """Returns whether the first column of a TSV file is scores, as in the output of `vmsst mine`.
+  """Returns whether the first column of a TSV file has scores, as in the output of `vmsst mine`.
 
-  It is if at least 80% of the first 1,000 lines with a TAB begin with a number.
+  True if at least 80% of the first 1,000 lines with a TAB begin with a number.
   """
   cells = []
-  with contextlib.suppress(archives.DamagedError):  # Who reads all lines reports the damage.
+  with contextlib.suppress(archives.DamagedError):  # The reader of all lines reports it.
     for line in itertools.islice(lines, _SAMPLE):
       cell, tab, _ = line.partition("\t")
       cells += [cell] if tab else []

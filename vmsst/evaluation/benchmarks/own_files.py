@@ -31,10 +31,7 @@ _UNKNOWN = "und"
 
 
 def benchmarks(
-  *,
-  sts: readers.Patterns = (),
-  bitext: readers.Patterns = (),
-  retrieval: readers.Patterns = (),
+  *, sts: Iterable[str] = (), bitext: Iterable[str] = (), retrieval: Iterable[str] = ()
 ) -> list[suite.Benchmark]:
   """Returns a benchmark of each file, named `sts-STEM`, `bitext-STEM` or `retrieval-STEM`.
 
@@ -50,10 +47,10 @@ def benchmarks(
     InputError: a pattern matches no file, the name of a TMX or Moses file does not show its
       languages, or two files have the same name.
   """
-  made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files(sts)]
-  for x in _bitexts(bitext):
+  made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
+  for x in _bitexts([*bitext]):
     made.append(_benchmark("bitext", x.paths, functools.partial(_bitext, x)))
-  for x in readers.find_bitext(retrieval, (_UNKNOWN, _UNKNOWN), ("query", "text")):
+  for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
     made.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
   names = [each.name for each in made]
   if twice := {name for name in names if names.count(name) > 1}:
@@ -83,7 +80,7 @@ def _benchmark(
   )
 
 
-def _bitexts(patterns: readers.Patterns) -> Iterable[readers.BitextFile]:
+def _bitexts(patterns: Sequence[str]) -> Iterable[readers.BitextFile]:
   """Returns bitexts, each once; files with both sides may lack languages in their names."""
   found: dict[readers.BitextFile, None] = {}
   for path in readers.find_files(patterns):
