@@ -6,9 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax import traverse_util
 from flax.linen import partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vmsst.networks import dropout
 
 # Compilation takes most of the time of a tiny model.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -63,6 +66,27 @@ def random_values(shapes, seed=0):
   return jax.tree.map_with_path(
     lambda path, x: np.float32((path[-1].key == "scale") + 0.3 * rng.normal(size=x.shape)), shapes
   )
+
+
+def with_dropout_factors(network, params, *arrays):
+  """The output of a network with dropout, and the factors of each call of `Dropout`, in order."""
+
+  @jit
+  def run(params, key):
+    factors = []
+
+    def record(call, args, kwargs, context):
+      if not isinstance(context.module, dropout.Dropout):
+        return call(*args, **kwargs)
+      factors.append(call(jnp.ones_like(args[0]), *args[1:], **kwargs))
+      return args[0] * factors[-1]
+
+    with nn.intercept_methods(record):
+      rngs = {"dropout": key}
+      out = network.apply({"params": params}, *arrays, deterministic=False, rngs=rngs)
+    return out, factors
+
+  return jax.tree.map(np.asarray, run(params, jax.random.key(1)))
 
 
 def values(metrics):

@@ -146,19 +146,16 @@ class LatentDecoder(nn.Module):
       bidirectional=False,
       name="relpos_bias",
     )(length, position)
-    x_BTD = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
-      x_BTD, deterministic=deterministic
-    )
+    drop = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     x_BTD = t5.run_layers(
       DecoderLayer,
       cfg,
       self.num_layers,
-      x_BTD,
+      drop(x_BTD),
       positions_1HQT + t5.causal_bias(length, position),
       sentence_BZ,
       *(() if position is None else (position,)),
       deterministic=deterministic,
       initializing=self.is_initializing(),
     )
-    x_BTD = t5.RMSNorm(cfg.dtype, name="decoder_norm")(x_BTD)
-    return dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
+    return drop(t5.RMSNorm(cfg.dtype, name="decoder_norm")(x_BTD))

@@ -137,6 +137,26 @@ def test_loss_and_metrics_are_those_of_each_translation_alone(config, network, l
   assert loss == pytest.approx(np.mean(nll), rel=2e-5)
 
 
+@pytest.mark.parametrize(
+  ("module", "inputs", "shapes"),
+  [
+    (lstm.LstmEncoder(dataclasses.replace(LSTM, num_layers=2, dropout_rate=0.5)),
+     (np.ones((2, 4, 6), np.float32), np.ones((2, 4), bool)), [(4, 2, 10)] * 2),
+    (networks.TransformerDecoder(dataclasses.replace(DECODER, dropout_rate=0.5), 3, 5, 0.5),
+     (np.ones((2, 4, 4), np.float32), np.ones(2, int), np.ones((2, 8), np.float32)),
+     # token, attention weights, output of the attention and of the feed-forward layer
+     [(2, 4, 4), (2, 3, 4, 4), (2, 4, 15), (2, 4, 15)]),
+  ],
+)  # fmt: skip
+def test_dropout_is_where_fairseq_has_it(module, inputs, shapes):
+  params = tiny_models.random_values(
+    jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
+  )
+  _, factors = tiny_models.with_dropout_factors(module, params, *inputs)
+  assert [factor.shape for factor in factors] == shapes
+  assert {value for factor in factors for value in np.unique(factor)} == {0, 2}
+
+
 def test_pairs_without_a_translation_have_no_loss_and_no_gradient():
   model, batch = make_model(), make_batch()
   params = tiny_models.random_params(model.network)

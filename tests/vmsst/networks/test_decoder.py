@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+from tiny_models import jit
 
 from vmsst import errors
 from vmsst.networks import decoder, t5
+from vmsst.networks import vmsst as networks
 
 CONFIG = t5.T5Config(
   vocab_size=50, emb_dim=12, num_heads=3, head_dim=4, mlp_dim=20, num_encoder_layers=1,
@@ -57,10 +59,14 @@ def bucket(query, key):
   return min(7, 4 + sum(distance >= 4 * 5 ** (step / 4) - 1e-9 for step in (1, 2, 3)))
 
 
-def in_numpy(params, embedded_TD, language, sentence_Z):
-  """The decoder of one sentence in float64: position by position, one matmul over [x; z]."""
+def in_numpy(params, embedded_TD, language, sentence_Z, drop=lambda x: x):
+  """The decoder of one sentence in float64: position by position, one matmul over [x; z].
+
+  `drop` is called wherever T5X's decoder has dropout, and after the injection.
+  """
   p = jax.tree.map(np.float64, params)
   x_TD = np.concatenate([p["language_embedder"]["embedding"][language][None], embedded_TD[:-1]])
+  x_TD = drop(x_TD)
   for index in range(LAYERS):
     layer = p[f"layers_{index}"]
     normed_TD = rms_norm(x_TD, layer["pre_self_attention_layer_norm"]["scale"])
@@ -68,24 +74,28 @@ def in_numpy(params, embedded_TD, language, sentence_Z):
       (normed_TD @ layer["self_attention"][name]["kernel"]).reshape(len(x_TD), 3, 4)
       for name in ("query", "key", "value")
     )
-    attended = np.zeros((len(x_TD), 3, 4))
+    weights = np.zeros((3, len(x_TD), len(x_TD)))
     for t in range(len(x_TD)):
       for head in range(3):
         logits = [
           query[t, head] @ key[s, head] + p["relpos_bias"]["rel_embedding"][head, bucket(t, s)]
           for s in range(t + 1)
         ]
-        weights = np.exp(logits - np.max(logits))
-        attended[t, head] = weights @ value[: t + 1, head] / weights.sum()
-    x_TD = x_TD + attended.reshape(len(x_TD), 12) @ layer["self_attention"]["out"]["kernel"]
+        powers = np.exp(logits - np.max(logits))
+        weights[head, t, : t + 1] = powers / powers.sum()
+    weights = drop(weights)
+    attended = np.stack([weights[head] @ value[:, head] for head in range(3)], axis=1)
+    out_TD = attended.reshape(len(x_TD), 12) @ layer["self_attention"]["out"]["kernel"]
+    x_TD = x_TD + drop(out_TD)
     normed_TD = rms_norm(x_TD, layer["pre_injection_layer_norm"]["scale"])
     both = np.concatenate([normed_TD, np.tile(sentence_Z, (len(x_TD), 1))], axis=1)
     kernel = np.concatenate([layer["injection"][name]["kernel"] for name in ("hidden", "sentence")])
-    x_TD = x_TD + both @ kernel
+    x_TD = x_TD + drop(both @ kernel)
     normed_TD = rms_norm(x_TD, layer["pre_mlp_layer_norm"]["scale"])
     mlp = {name: kernel["kernel"] for name, kernel in layer["mlp"].items()}
-    x_TD = x_TD + (gelu(normed_TD @ mlp["wi_0"]) * (normed_TD @ mlp["wi_1"])) @ mlp["wo"]
-  return rms_norm(x_TD, p["decoder_norm"]["scale"])
+    hidden_TM = drop(gelu(normed_TD @ mlp["wi_0"]) * (normed_TD @ mlp["wi_1"]))
+    x_TD = x_TD + drop(hidden_TM @ mlp["wo"])
+  return drop(rms_norm(x_TD, p["decoder_norm"]["scale"]))
 
 
 def test_hidden_states_equal_those_of_a_loop_over_positions(params):
@@ -94,6 +104,25 @@ def test_hidden_states_equal_those_of_a_loop_over_positions(params):
   for row in range(ROWS):
     expected_TD = in_numpy(params, embedded_BTD[row], LANGUAGES_B[row], sentence_BZ[row])
     np.testing.assert_allclose(found_BTD[row], expected_TD, atol=2e-4)
+
+
+def test_dropout_is_where_t5x_has_it_and_shared_by_all_positions(params):
+  arguments = arrays(length=9)
+  found_BTD, factors = tiny_models.with_dropout_factors(
+    network(dropout_rate=0.5), params, arguments[0], LANGUAGES_B, arguments[1]
+  )
+  for row in range(ROWS):
+    remaining = iter(factors)
+    expected_TD = in_numpy(
+      params, arguments[0][row], LANGUAGES_B[row], arguments[1][row],
+      lambda x, row=row, remaining=remaining: x * next(remaining)[row],
+    )  # fmt: skip
+    np.testing.assert_allclose(found_BTD[row], expected_TD, atol=2e-4)
+    assert next(remaining, None) is None
+  for factor in factors:
+    assert set(np.unique(factor)) == {0, 2}
+    np.testing.assert_array_equal(factor, np.broadcast_to(factor[..., :1, :], factor.shape))
+  assert not np.array_equal(factors[0], factors[-1])
 
 
 def test_steps_with_cached_keys_and_values_equal_a_loop_over_positions(params):
@@ -134,12 +163,34 @@ def test_scanned_and_recomputed_layers_compute_the_same_function(params):
   np.testing.assert_allclose(found, decode(params, embedded_BTD, sentence_BZ), atol=1e-5)
 
 
-def test_both_parts_of_a_split_kernel_start_as_one():
-  cfg = t5.T5Config(vocab_size=9, emb_dim=128, mlp_dim=8, num_heads=1, head_dim=8)
-  net = decoder.SentenceInjection(cfg)
-  fresh = net.init(jax.random.key(0), jnp.ones((1, 2, 128)), jnp.ones((1, 256)))["params"]
-  for name in ("hidden", "sentence"):
-    assert np.std(fresh[name]["kernel"]) == pytest.approx(1 / math.sqrt(384), rel=0.05)
+@pytest.mark.parametrize(
+  ("network_cls", "factorized", "injection_rows", "logits_rows"),
+  [
+    (networks.BitranslationNetwork, False, 256, 256),
+    (networks.VmsstNetwork, False, 384, 384),
+    (networks.VmsstNetwork, True, 384, 128),
+  ],
+)
+def test_all_parts_of_a_split_kernel_start_as_one(
+  network_cls, factorized, injection_rows, logits_rows
+):
+  cfg = t5.T5Config(
+    vocab_size=60, emb_dim=128, mlp_dim=8, num_heads=1, head_dim=8, num_encoder_layers=1
+  )
+  net = network_cls(cfg, latent_dim=128, num_languages=2, factorized=factorized)
+  fresh = jit(net.init)(jax.random.key(0), np.ones((1, 2), int))["params"]
+  injections = [fresh["decoder"]["layers_0"]["injection"]]
+  logits = [fresh["logits_hidden"]]
+  if factorized:
+    injections.append(fresh["logits_factor"])
+  else:
+    logits.append(fresh["logits_latent"])
+  for rows, kernels in ((injection_rows, injections), (logits_rows, [logits])):
+    for parts in kernels:
+      found = jax.tree.leaves(parts)
+      assert sum(map(len, found)) == rows
+      for kernel in found:
+        assert np.std(kernel) == pytest.approx(1 / math.sqrt(rows), rel=0.05)
 
 
 def test_a_distance_that_leaves_no_room_for_buckets_is_named(params):

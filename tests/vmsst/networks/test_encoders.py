@@ -225,6 +225,68 @@ def test_dropout_is_where_t5_has_it():
   ]  # fmt: skip
 
 
+def bert_in_numpy(config, params, embedded_TD, drop):
+  """The encoder of one sentence without padding in float64; calls `drop` where BERT has dropout."""
+  p = jax.tree.map(np.float64, params)
+
+  def norm(x_TD, name, of=p):
+    centered_TD = x_TD - x_TD.mean(axis=1, keepdims=True)
+    deviation_T1 = np.sqrt((centered_TD**2).mean(axis=1, keepdims=True) + config.layer_norm_eps)
+    return centered_TD / deviation_T1 * of[name]["scale"] + of[name]["bias"]
+
+  def dense(x_TD, layer):
+    return x_TD @ layer["kernel"] + layer["bias"]
+
+  def attention(x_TD, layer):
+    query, key, value = (
+      dense(x_TD, layer[name]).reshape(len(x_TD), config.num_heads, -1)
+      for name in ("query", "key", "value")
+    )
+    powers = np.exp(np.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1]))
+    weights = drop(powers / powers.sum(axis=2, keepdims=True))
+    return dense(np.einsum("hqk,khd->qhd", weights, value).reshape(x_TD.shape), layer["out"])
+
+  def mlp(x_TD, layer):
+    wide_TM = dense(x_TD, layer["wi"])
+    return dense(wide_TM / (1 + np.exp(-wide_TM)), layer["wo"])
+
+  x_TD = embedded_TD + p["position_embedding"][: len(embedded_TD)] + p["token_type_embedding"][0]
+  x_TD = drop(norm(x_TD, "embedding_layer_norm"))
+  for index in range(config.num_layers):
+    layer = p[f"layers_{index}"]
+    for name, block in (("attention", attention), ("mlp", mlp)):
+      pre, post = f"pre_{name}_layer_norm", f"post_{name}_layer_norm"
+      if config.norm_place == "after":
+        x_TD = norm(x_TD + drop(block(x_TD, layer[name])), post, layer)
+      elif config.norm_place == "before":
+        x_TD = x_TD + drop(block(norm(x_TD, pre, layer), layer[name]))
+      else:
+        x_TD = x_TD + drop(norm(block(norm(x_TD, pre, layer), layer[name]), post, layer))
+  return x_TD if config.norm_place == "after" else norm(x_TD, "encoder_norm")
+
+
+@pytest.mark.parametrize("norm_place", transformer.NORM_PLACES)
+def test_dropout_is_where_bert_has_it(norm_place):
+  config = dataclasses.replace(BERT, dropout_rate=0.5, norm_place=norm_place)
+  encoder = transformer.TransformerEncoder(config)
+  embedded_BTD = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
+  arguments = (embedded_BTD, np.ones((2, 5), bool))
+  shapes = jax.eval_shape(encoder.init, jax.random.key(0), *arguments)["params"]
+  params = tiny_models.random_values(shapes)
+  found_BTD, factors = tiny_models.with_dropout_factors(encoder, params, *arguments)
+  for row in range(2):
+    remaining = iter(factors)
+    expected_TD = bert_in_numpy(
+      config, params, embedded_BTD[row],
+      lambda x, row=row, remaining=remaining: x * next(remaining)[row],
+    )  # fmt: skip
+    np.testing.assert_allclose(found_BTD[row], expected_TD, atol=1e-3)
+    assert next(remaining, None) is None
+  for factor in factors:  # of every value alone
+    assert set(np.unique(factor)) == {0, 2}
+    assert not np.array_equal(factor, np.broadcast_to(factor[..., :1, :], factor.shape))
+
+
 def test_initial_distributions_of_t5():
   cfg = t5.T5Config(
     vocab_size=400, emb_dim=256, num_heads=8, head_dim=32, mlp_dim=512, num_encoder_layers=1
