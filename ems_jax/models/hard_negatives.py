@@ -28,8 +28,9 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     -1/2 log exp(s(x_i, y_i)) / sum_j exp(s(x_j, y_i))
 
   s is the score of CONTRASTIVE. Hard negatives are the feature `negatives`, int32 [B, K, U], in the
-  language of the targets; rows with only padding are ignored. Each pair has K more sentences to
-  encode. The options are those of CONTRASTIVE.
+  language of the targets; rows with only padding are ignored. With `mask_duplicates`, so are hard
+  negatives that equal a text of their pair, or of a pair that shares a text with it. Each pair has
+  K more sentences to encode. The options are those of CONTRASTIVE.
   """
 
   def loss_fn(
@@ -44,6 +45,10 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
     given_BK = jnp.any(batch["negatives"] != arrays.PAD_ID, axis=-1)
     same_BB = self._duplicates(batch)
+    if same_BB is not None:
+      for side in ("inputs", "targets"):
+        is_text_BKB = contrastive.identical_rows(batch["negatives"], batch[side])
+        given_BK &= ~jnp.any(is_text_BKB & same_BB[:, None], axis=-1)
 
     def loss(vectors: tuple[jax.Array, jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
       vector_B2S, negative_BKS = vectors

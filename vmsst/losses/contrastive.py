@@ -5,21 +5,32 @@ All functions see the whole batch: under a sharded `jit` the negatives are those
 References: the VMSST paper, section 6.3; Sohn 2016 (N-pair loss).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-
-def identical_rows(tokens_BT: Int[Array, "B T"]) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True at (i, j) if rows i and j hold the same token ids."""
-  return jnp.all(tokens_BT[:, None, :] == tokens_BT[None, :, :], axis=-1)
+from vmsst import arrays
 
 
-def pairs_with_a_common_side(
+def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Array, "... B"]:
+  """Returns whether each row of `x` holds the same tokens as row j of `y_BU`, padding aside."""
+  length = max(x.shape[-1], y_BU.shape[-1])
+
+  def padded(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
+    widths = [(0, 0)] * (tokens.ndim - 1) + [(0, length - tokens.shape[-1])]
+    return jnp.pad(tokens, widths, constant_values=arrays.PAD_ID)
+
+  return jnp.all(padded(x)[..., None, :] == padded(y_BU), axis=-1)
+
+
+def pairs_with_a_common_text(
   inputs_BT: Int[Array, "B T"], targets_BU: Int[Array, "B U"]
 ) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True at (i, j) if pairs i and j share their source or their target."""
-  return identical_rows(inputs_BT) | identical_rows(targets_BU)
+  """Returns a matrix that is True at (i, j) if pairs i and j share a text, on whichever sides."""
+  sides = (inputs_BT, targets_BU)
+  return functools.reduce(jnp.logical_or, [identical_rows(x, y) for x in sides for y in sides])
 
 
 def similarity(
@@ -55,7 +66,7 @@ def contrastive_loss(
   Args:
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
     same_BB: Symmetric mask of pairs that are not negatives of each other (see
-      `pairs_with_a_common_side`); its diagonal is ignored. None: all other pairs are negatives.
+      `pairs_with_a_common_text`); its diagonal is ignored. None: all other pairs are negatives.
 
   Examples:
     >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))

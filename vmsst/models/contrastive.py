@@ -35,8 +35,8 @@ class InBatchNegativesModel(base.BitextModel):
   Attributes:
     similarity: "dot" (as in the paper) or "cosine".
     scale: Factor on every score, the inverse of a temperature.
-    mask_duplicates: Whether to exclude pairs that share a side with a pair from its negatives: a
-      sentence that occurs twice in a batch has two correct answers.
+    mask_duplicates: Whether to exclude pairs that share a text with a pair from its negatives, on
+      whichever sides: a text that occurs twice in a batch has two correct answers.
     embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
       one slice, which the backward pass computes again.
     matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
@@ -68,10 +68,10 @@ class InBatchNegativesModel(base.BitextModel):
     return True
 
   def _duplicates(self, batch: base.Batch) -> Bool[Array, "B B"] | None:
-    """Returns which pairs of the batch share a side; None if they stay negatives."""
+    """Returns which pairs of the batch share a text; None if they stay negatives."""
     if not self.mask_duplicates:
       return None
-    return contrastive.pairs_with_a_common_side(batch["inputs"], batch["targets"])
+    return contrastive.pairs_with_a_common_text(batch["inputs"], batch["targets"])
 
   def in_batch_loss(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch

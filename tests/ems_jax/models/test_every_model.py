@@ -55,9 +55,12 @@ MODELS = {
   ),
   "vmsst": (vmsst.VmsstModel, vmsst_of, T5, {"kl_anneal_steps": 0}),
   "vmsst_contrastive": (
-    vmsst.VmsstContrastiveModel, vmsst_of, T5, {"kl_anneal_steps": 0, "vmsst_weight": 1.0},
+    vmsst.VmsstContrastiveModel, vmsst_of, T5,
+    {"kl_anneal_steps": 0, "vmsst_weight": 1.0, "mask_duplicates": True},
   ),
-  "hard_negatives": (hard_negatives.HardNegativesModel, encoder_of, T5, {}),
+  "hard_negatives": (
+    hard_negatives.HardNegativesModel, encoder_of, T5, {"mask_duplicates": True},
+  ),
   "ems": (ems.EmsModel, ems_of, BERT, {}),
   "ems_t5": (ems.EmsModel, ems_of, T5, {}),
   "ems_lstm": (ems.EmsModel, ems_of, LSTM, {}),
@@ -89,6 +92,9 @@ def make_batch():
   rng = np.random.default_rng(1)
   batch = tiny_models.random_batch(0, B, (7, 9), (3, V), eos=1, languages=LANGUAGES)
   batch["negatives"] = rng.integers(3, V, (B, 2, 9)).astype(np.int32)
+  # For models that mask duplicates: across sides, and a hard negative that is the translation.
+  batch["targets"][4] = np.pad(batch["inputs"][11], (0, 2))
+  batch["negatives"][6, 0] = batch["targets"][6]
   for name in teachers.FEATURES:
     batch[name] = rng.normal(size=(B, S)).astype(np.float32)
   return batch

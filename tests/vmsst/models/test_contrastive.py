@@ -58,9 +58,18 @@ def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplic
     length = np.linalg.norm(x) * np.linalg.norm(y) if similarity == "cosine" else 1.0
     return scale * float(x @ y) / length
 
+  def text(tokens_T):
+    return tuple(tokens_T[tokens_T != 0].tolist())
+
+  texts = [{text(batch[side][i]) for side in ("inputs", "targets")} for i in range(B)]
+
   def is_rival(i, j):
-    same = any(np.array_equal(batch[side][i], batch[side][j]) for side in ("inputs", "targets"))
-    return i != j and not (mask_duplicates and same)
+    return i != j and not (mask_duplicates and texts[i] & texts[j])
+
+  def is_wrong(i, k):
+    answers = set().union(*(texts[j] for j in range(B) if not is_rival(i, j)))
+    wrong = text(batch["negatives"][i, k])
+    return wrong and not (mask_duplicates and wrong in answers)
 
   losses, forward_right, backward_right, mined_right = [], [], [], []
   for i in range(B):
@@ -68,7 +77,7 @@ def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplic
     others = [j for j in range(B) if is_rival(i, j)]
     forward = [score(source[i], target[j]) for j in others]
     backward = [score(source[j], target[i]) for j in others]
-    mined = [score(source[i], wrong[i, k]) for k in range(K) if batch["negatives"][i, k].any()]
+    mined = [score(source[i], wrong[i, k]) for k in range(K) if is_wrong(i, k)]
     sums = (sum(map(math.exp, [right, *x])) for x in (forward + mined, backward))
     losses.append(sum(map(math.log, sums)) / 2 - right)
     forward_right.append(right > max(forward))
@@ -92,17 +101,27 @@ CONTRASTIVE, HARD = contrastive.ContrastiveModel, hard_negatives.HardNegativesMo
     (CONTRASTIVE, {}),
     (CONTRASTIVE, {"similarity": "cosine", "scale": 5.0, "matryoshka_dims": (4, 9)}),
     (CONTRASTIVE, {"similarity": "cosine", "scale": 7.0, "mask_duplicates": True}),
+    (CONTRASTIVE, {"mask_duplicates": True, "embedding_slices": 4}),
     (HARD, {"similarity": "cosine", "scale": 10.0, "matryoshka_dims": (3,)}),
     (HARD, {"scale": 0.5, "mask_duplicates": True}),
+    (HARD, {"scale": 0.5, "mask_duplicates": True, "embedding_slices": 2}),
   ],
 )
 def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
+  options = dict(options)
   model, batch = make_model(model_cls, **options), make_batch(targets_length=9)
   batch["inputs"][5] = batch["inputs"][6]
   batch["targets"][3] = batch["targets"][0]
   batch["negatives"] = np.random.default_rng(0).integers(2, 60, (B, K, 7), dtype=np.int32)
   batch["negatives"][1, :, 3:] = 0
   batch["negatives"][0, 1] = batch["negatives"][2] = 0  # do not exist
+  # A target that is the source of another pair, and hard negatives that equal the target, the
+  # source, and the target of a pair with the same source.
+  batch["targets"][7], batch["targets"][6, 7:] = 0, 0
+  batch["targets"][7, :6] = batch["inputs"][1]
+  batch["targets"][1, :3], batch["targets"][1, 3:] = batch["targets"][4, :3], 0  # a prefix
+  batch["negatives"][6, 0] = batch["negatives"][5, 2] = batch["targets"][6, :7]
+  batch["negatives"][4, 1] = np.pad(batch["inputs"][4], (0, 1))
   if model_cls is CONTRASTIVE:
     batch["negatives"][:] = 0
   loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
@@ -110,6 +129,7 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   tokens_NT = batch["negatives"].reshape(-1, 7)
   wrong_NS = np.float64(jit(make_model().score_batch)(params, {"inputs": tokens_NT}))
   dims = options.pop("matryoshka_dims", ())
+  options.pop("embedding_slices", None)
   losses = []
   for dim in (S, *dims):
     cut = (source_BS[:, :dim], target_BS[:, :dim], wrong_NS.reshape(B, K, S)[..., :dim])
@@ -125,7 +145,8 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   norms = np.linalg.norm(np.concatenate([source_BS, target_BS]), axis=1)
   assert found["embedding_norm"] == pytest.approx(norms.mean(), rel=1e-4)
   if model_cls is HARD:
-    assert found["negatives_per_example"] == (B * K - 1 - K) / B
+    masked = 3 if options.get("mask_duplicates") else 0
+    assert found["negatives_per_example"] == (B * K - 1 - K - masked) / B
 
 
 def test_each_slice_has_its_own_dropout():
