@@ -148,6 +148,31 @@ def test_vocab_training_is_deterministic_and_samples_from_all_lines(corpus):
     train(2)
 
 
+@pytest.mark.parametrize("model_type", vocabulary_training.MODEL_TYPES)
+def test_vocab_training_skips_no_line(tmp_path, model_type):
+  rng = np.random.default_rng(0)
+
+  def words(letters, count, width):
+    return ["".join(rng.choice([*letters], width)) for _ in range(count)]
+
+  lines = [
+    *(" ".join(words("abcd", 5, 4)) for _ in range(200)),
+    " ".join(words("efgh", 2000, 4)),
+    "".join(words("ijkl", 1, 9000)),
+    *(" ".join(words("ω語", 3, 600)) for _ in range(3)),  # few characters, more than 4,192 bytes
+    *("\u2585 " + " ".join(words("mnop", 5, 4)) for _ in range(200)),
+  ]
+  line_files.write_lines(tmp_path / "lines.txt", lines)
+  report = vocabulary_training.train_vocabulary(
+    str(tmp_path / "lines.txt"), str(tmp_path / "new.model"), size=60, model_type=model_type,
+    character_coverage=1.0,
+  )  # fmt: skip
+  assert [*report.sentences_by_file.values()] == [len(lines)]
+  vocabulary = vocabularies.SentencePieceVocabulary(report.path)
+  pieces = vocabulary.decode([*range(3, 60)])
+  assert {*"abcdefghijklmnopω語"} <= {*pieces}
+
+
 def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
   output = str(corpus / "new.model")
   assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
