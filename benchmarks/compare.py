@@ -93,7 +93,6 @@ class Comparison:
   from_teacher: str | None = None
 
 
-_DECAY = "utils.create_learning_rate_scheduler.decay_factor"
 _DEEPER = {"t5.T5Config.num_encoder_layers": 3}
 
 
@@ -108,14 +107,14 @@ def _ems_row(label: str, variant: str | None = None, model: str = "", **bindings
 
 
 def _batches_row(label: str, *, grouped: bool) -> Row:
-  steps = {"TRAIN_STEPS": 500, _DECAY: 1 / 400, "EVAL_PERIOD": "%TRAIN_STEPS"}
+  steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
   return Row(label, "contrastive_small.gin", bindings={"GROUP_BY_LENGTH": grouped, **steps})
 
 
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
   """A row of "objectives" with a quarter of the steps, so that all take three hours."""
   annealing = {"KL_ANNEAL_STEPS": 5000} if model.startswith("vmsst") else {}
-  steps = {"TRAIN_STEPS": 500, _DECAY: 1 / 400, "EVAL_PERIOD": "%TRAIN_STEPS", **annealing}
+  steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS", **annealing}
   return Row(label, f"comparison/{model}.gin", bindings=steps | bindings)
 
 

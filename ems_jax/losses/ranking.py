@@ -66,7 +66,6 @@ def ranking_loss(
   score_BB: Float[Array, "B B"],
   negative_BK: Float[Array, "B K"],
   *,
-  given_BK: Bool[Array, "B K"] | None = None,
   same_BB: Bool[Array, "B B"] | None = None,
 ) -> Float[Array, "B"]:
   """Returns the loss of each source against all targets and its own hard negatives, in nats.
@@ -79,12 +78,10 @@ def ranking_loss(
   Args:
     score_BB: Score of every source (rows) with every target (columns), translations on the
       diagonal.
-    negative_BK: Score of every source with its hard negatives (see `negative_scores`).
-    given_BK: Which hard negatives exist; None: all.
+    negative_BK: Score of every source with its hard negatives (see `negative_scores`); -inf where
+      there is none.
     same_BB: Pairs that are not negatives of each other (see `vmsst.losses.contrastive`).
   """
   score_BB = contrastive.without_duplicates(score_BB, same_BB)
-  if given_BK is not None:
-    negative_BK = jnp.where(given_BK, negative_BK, -jnp.inf)
   rivals_BM = jnp.concatenate([score_BB, negative_BK], axis=1)
   return jax.nn.logsumexp(rivals_BM, axis=1) - contrastive.positives(score_BB)

@@ -56,7 +56,8 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
       options: dict[str, Any] = {"cosine": self.similarity == "cosine", "scale": self.scale}
       score_BB = contrastive.similarity(source_BS, target_BS, **options)
       negative_BK = ranking.negative_scores(source_BS, negative_BKS, **options)
-      to_target_B = ranking.ranking_loss(score_BB, negative_BK, given_BK=given_BK, same_BB=same_BB)
+      negative_BK = jnp.where(given_BK, negative_BK, -jnp.inf)
+      to_target_B = ranking.ranking_loss(score_BB, negative_BK, same_BB=same_BB)
       to_source_B = ranking.ranking_loss(score_BB.T, negative_BK[:, :0], same_BB=same_BB)
       accuracies = contrastive.in_batch_accuracy(score_BB, same_BB=same_BB)
       below_BK = given_BK & (negative_BK < jnp.diagonal(score_BB)[:, None])

@@ -283,9 +283,26 @@ def on_mesh(file, mesh):
     "scan_layers": model.network.config.scan_layers,
   }
 
+def rate_at_half():
+  schedule = bindings_of(given["train"]["trainer_cls"])["learning_rate_fn"]
+  steps = given["train"]["total_steps"]
+  return float(schedule(steps // 2) / max(schedule(2**k) for k in range(steps.bit_length())))
+
+# The rate in the middle of a run and of one that is ten times as long, once per schedule.
+halves = {}
+def report_schedule(file):
+  found = report(file)
+  key = (found["steps"], *found["rates"].values()) if "rates" in found else None
+  if key and key not in halves:
+    halves[key] = {"half": rate_at_half()}
+    parse(file, [f"TRAIN_STEPS = {10 * found['steps']}"], finalize=False)
+    bind(macros()[0], gin_utils.unset_macros())
+    halves[key]["half_of_ten_times"] = rate_at_half()
+  return found | halves.get(key, {})
+
 following = json.loads(sys.argv[3])
 reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[5])}}
-reports |= {file: report(file) for file in sys.argv[6:]}
+reports |= {file: report_schedule(file) for file in sys.argv[6:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
   json.dump(reports, stream, default=dataclasses.asdict)
@@ -336,6 +353,13 @@ def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports
       "group_by_length": SMALL.fullmatch(name) is not None,
       "one_language_pair": OF_ONE_PAIR.fullmatch(name) is not None,
     }, file
+
+
+def test_schedules_that_end_end_with_the_run(reports):
+  for file in RUN_FILES:
+    half, longer = reports[file]["half"], reports[file]["half_of_ten_times"]
+    wanted = [half, half / math.sqrt(10)]  # the latter of rsqrt_decay, which has no end
+    assert any(longer == pytest.approx(x, abs=0.05) for x in wanted), file
 
 
 def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):

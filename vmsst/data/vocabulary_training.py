@@ -16,11 +16,9 @@ from vmsst.languages import Language
 
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
-# SentencePiece skips longer sentences. The parts of one, of up to 4 bytes a character, are shorter.
-_LONGEST_SENTENCE = 4192
+# SentencePiece skips sentences of more than 4,192 bytes; a character has up to 4.
 _PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
-_RESERVED = "\u2585"
-"""SentencePiece's mark of unknown characters: it skips sentences that contain it."""
+_RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sentences with it
 
 # A sentence and its language, or None if it is not needed.
 _Sentence = tuple[str, Language | None]
@@ -92,7 +90,7 @@ def train_vocabulary(
     sentences = word_splitting.split_words(sentences, detected)
   if lowercase:
     sentences = [vocabularies.lowercase(sentence) for sentence in sentences]
-  parts = itertools.chain.from_iterable(map(_trainable, sentences))
+  parts = (part for text in sentences for part in _PART.findall(text.replace(_RESERVED, " ")))
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -157,14 +155,6 @@ def _counted(texts: dict[str, Iterator[_Sentence]], counts: dict[str, int]) -> I
       if not text_fields.is_blank(sentence[0]):
         counts[name] += 1
         yield sentence
-
-
-def _trainable(sentence: str) -> list[str]:
-  """Returns the parts of a sentence that SentencePiece does not skip: the sentence, if not long."""
-  sentence = sentence.replace(_RESERVED, " ")
-  if len(sentence.encode()) <= _LONGEST_SENTENCE:
-    return [sentence]
-  return _PART.findall(sentence)
 
 
 def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:

@@ -84,11 +84,6 @@ class T5Config:
       raise errors.InputError(
         f"T5Config.relpos_buckets is {self.relpos_buckets}; it must be a multiple of 4"
       )
-    if self.relpos_max_distance <= self.relpos_buckets // 4:
-      raise errors.InputError(
-        f"T5Config.relpos_max_distance is {self.relpos_max_distance}; it must exceed a quarter "
-        f"of the {self.relpos_buckets} buckets"
-      )
 
   @property
   def width(self) -> int:

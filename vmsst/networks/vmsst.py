@@ -200,11 +200,15 @@ class BitranslationNetwork(nn.Module):
     embedded_BTD: Float[Array, "B T D"],
     languages_B: Int[Array, "B"],
     sentence_BZ: Float[Array, "B Z"],
-    *,
-    deterministic: bool = True,
+    **options: Any,
   ) -> Float[Array, "B T D"]:
-    """Returns the decoder's hidden states; for the arguments see `decoder.LatentDecoder`."""
-    return self._decode(embedded_BTD, languages_B, sentence_BZ, deterministic=deterministic)
+    """Returns the decoder's hidden states; for all arguments see `decoder.LatentDecoder`."""
+    starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
+    outputs = [
+      each(embedded_BTD, starts_B, sentence_BZ, **options)
+      for each in (self.decoders if self.decoder_groups else (self.decoder,))
+    ]
+    return of_own_group(outputs, self.decoder_groups, languages_B)
 
   def decode_next(
     self,
@@ -223,21 +227,7 @@ class BitranslationNetwork(nn.Module):
         left; zeros at the first.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
-    return self._decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
-
-  def _decode(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    languages_B: Int[Array, "B"],
-    sentence_BZ: Float[Array, "B Z"],
-    **options: Any,
-  ) -> Float[Array, "B T D"]:
-    starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
-    outputs = [
-      each(embedded_BTD, starts_B, sentence_BZ, **options)
-      for each in (self.decoders if self.decoder_groups else (self.decoder,))
-    ]
-    return of_own_group(outputs, self.decoder_groups, languages_B)
+    return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
 
   def project(
     self, hidden_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]

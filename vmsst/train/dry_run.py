@@ -74,7 +74,7 @@ def train_function(with_memory: bool) -> Callable[..., None]:
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
     model, cfg = given["model"], given["train_dataset_cfg"]
     train_lib.check_run(model, cfg)
-    step = Step(model, cfg, given["partitioner"], given["trainer_cls"])
+    step = Step(model, cfg, given["partitioner"], given["trainer_cls"], given["total_steps"])
     report = describe(step, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
     if with_memory:
@@ -93,6 +93,7 @@ class Step:
     cfg: The training data.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
+    total_steps: Last step of the run.
 
   Attributes:
     partitioner: The mesh.
@@ -103,11 +104,16 @@ class Step:
     function: (train_state, batch) -> (train_state, metrics) on the mesh.
 
   Raises:
-    InputError: The batch cannot be divided over the mesh, or into microbatches.
+    InputError: The batch cannot be divided over the mesh, or the trainer refuses the run.
   """
 
   def __init__(
-    self, model: Any, cfg: Any, partitioner: partitioning.PjitPartitioner, trainer_cls: Any
+    self,
+    model: Any,
+    cfg: Any,
+    partitioner: partitioning.PjitPartitioner,
+    trainer_cls: Any,
+    total_steps: int,
   ):
     self.partitioner = partitioner
     self.batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
@@ -138,7 +144,7 @@ class Step:
       rng=jax.random.PRNGKey(0),
     )
     trainer.close()
-    trainer.check_batch_size(self.batch_size)
+    trainer.check(self.batch_size, total_steps)
     self.function = trainer._partitioned_train_step
 
 

@@ -179,7 +179,7 @@ def train(
     )
     del train_state  # the trainer donates it
     trainer.profile_steps = profile_steps
-    trainer.check_batch_size(layout.batch_size)
+    trainer.check(layout.batch_size, total_steps)
     evaluator = None
     if infer_eval_dataset_cfg is not None:
       evaluator = closing(

@@ -75,7 +75,6 @@ def accumulate_grads_microbatched(
   if not num_microbatches or num_microbatches == 1:
     return grads_of(batch, dropout_rng, mutables)
   rows = next(iter(batch.values())).shape[0]
-  _check_divisible(rows, num_microbatches)
   size = rows // num_microbatches
 
   def part_step(index: jax.Array, carry: Any) -> Any:
@@ -112,14 +111,6 @@ def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., An
   if "step" in inspect.signature(function).parameters:
     return functools.partial(function, step=train_state.step)
   return function
-
-
-def _check_divisible(batch_size: int, num_microbatches: int) -> None:
-  if batch_size % num_microbatches:
-    raise InputError(
-      f"batch size {batch_size} is not divisible by num_microbatches={num_microbatches}; choose a "
-      "divisor"
-    )
 
 
 def _where(condition: jax.Array, first: Any, second: Any) -> Any:
@@ -460,9 +451,24 @@ class Trainer:
       self.eval_writers[name].flush()
     return results
 
-  def check_batch_size(self, batch_size: int) -> None:
-    """Raises InputError unless the batch can be divided into microbatches."""
-    _check_divisible(batch_size, self._num_microbatches or 1)
+  def check(self, batch_size: int, total_steps: int) -> None:
+    """Raises InputError if microbatches do not divide the batch, or the schedule ends too early.
+
+    A schedule ends too early if its learning rate is zero in the last tenth of the steps.
+    """
+    if batch_size % (self._num_microbatches or 1):
+      raise InputError(
+        f"batch size {batch_size} is not divisible by num_microbatches={self._num_microbatches}; "
+        "choose a divisor"
+      )
+    rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
+    last = rates[total_steps * 9 // 10 :].max()
+    if last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
+      end = np.flatnonzero(rates > last)[-1] + 1
+      raise InputError(
+        f"TRAIN_STEPS is {total_steps}, but the learning rate falls to {last:.0e} at step {end}; "
+        "let the schedule end at TRAIN_STEPS, as gin/runs/linear_decay.gin does"
+      )
 
   def close(self) -> None:
     """Finishes writing the trace and the metrics."""

@@ -39,7 +39,8 @@ def margin_loss(source_BS, target_BS):
 def hard_negatives_loss(source_BS, target_BS, negative_BKS):
   score_BB = contrastive.similarity(source_BS, target_BS)
   negative_BK = ranking.negative_scores(source_BS, negative_BKS)
-  return ranking.ranking_loss(score_BB, negative_BK, given_BK=GIVEN_BK, same_BB=SAME_BB)
+  negative_BK = jnp.where(GIVEN_BK, negative_BK, -jnp.inf)
+  return ranking.ranking_loss(score_BB, negative_BK, same_BB=SAME_BB)
 
 
 def soft_loss(source_BS, target_BS, teacher_source_BS, teacher_target_BS):

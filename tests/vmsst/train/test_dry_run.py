@@ -2,12 +2,14 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import re
 
 import commands
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 import toy_runs
 
@@ -16,7 +18,7 @@ from vmsst.data import vocabularies
 from vmsst.errors import InputError
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
-from vmsst.train import adafactor, data, dry_run, partitioning, utils
+from vmsst.train import adafactor, data, dry_run, partitioning, train, utils
 
 
 def flops(function, *shapes):
@@ -97,7 +99,7 @@ def tiny_step():
   )
   lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
   cfg = data.DatasetConfig(None, lengths, "train", batch_size=B, shuffle=True, seed=0)
-  return model, cfg, partitioning.PjitPartitioner(num_partitions=1), toy_runs.make_trainer()
+  return model, cfg, partitioning.PjitPartitioner(num_partitions=1), toy_runs.make_trainer(), 12
 
 
 LAYER = 4 * D * H * K + 3 * D * M + 2 * D
@@ -118,6 +120,20 @@ def test_parameters_and_flops_of_a_step_are_those_counted_by_hand():
   assert report["flops_per_step"] == 3 * forward + 2 * positions
 
 
+def test_a_schedule_that_the_run_would_refuse_is_refused():
+  model, cfg, partitioner, *_ = tiny_step()
+  parameters = inspect.signature(train.train).parameters.values()
+  given = {x.name: None for x in parameters if x.default is x.empty} | {
+    "model": model,
+    "train_dataset_cfg": cfg,
+    "partitioner": partitioner,
+    "trainer_cls": toy_runs.make_trainer(learning_rate_fn=optax.linear_schedule(0.1, 0.0, 7)),
+    "total_steps": 20,
+  }
+  with pytest.raises(InputError, match=r"TRAIN_STEPS is 20, .* falls to 0e\+00 at step 7;"):
+    dry_run.train_function(with_memory=False)(**given)
+
+
 def test_a_row_may_have_several_texts():
   model, cfg, *rest = tiny_step()
   before = dry_run.describe(dry_run.Step(model, cfg, *rest))["bytes_per_device"]
@@ -134,7 +150,7 @@ def test_a_row_may_have_several_texts():
 
 
 def test_bytes_are_those_of_a_real_state_gradients_and_batch():
-  model, _, partitioner, _ = step = tiny_step()
+  model, _, partitioner, *_ = step = tiny_step()
   report = dry_run.describe(dry_run.Step(*step))
   state = utils.TrainStateInitializer(
     optimizer_def=model.optimizer_def,

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toy_runs
 from flax import traverse_util
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
-from vmsst.train import adafactor, optimizers, train_state
+from vmsst.train import adafactor, optimizers, schedules, train_state
 from vmsst.train.utils import create_learning_rate_scheduler
 
 # --------------------------------------------------------------------------------------------
@@ -355,6 +356,44 @@ def test_factors_with_an_offset(factors, expected):
   )
   floored = [max(expected(max(0, step - 1000)), 1e-8) for step in steps]
   np.testing.assert_allclose(actual, floored, rtol=1e-5, atol=1e-7)
+
+
+LINEAR = {"factors": "linear_decay", "warmup_steps": 10}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 10, 11, 200])
+def test_a_slope_to_zero_ends_at_the_last_step_after_the_warm_up(steps):
+  slope = schedules.slope_to_zero(steps, warmup_steps=10)
+  last, end = rates([max(steps - 1, 10), max(steps, 11)], **LINEAR, decay_factor=slope)
+  assert last == pytest.approx(0.5 / max(1, steps - 10), rel=1e-4)
+  assert end == pytest.approx(1e-8)
+
+
+@pytest.mark.parametrize(
+  ("schedule", "lasts", "ends"),
+  [
+    (create_learning_rate_scheduler(**LINEAR, decay_factor=0.01), [0, 1, 10, 118], [130, 10**5]),
+    (optax.linear_schedule(3e-5, 0.0, 1000), [0, 1, 1000, 1100], [1200]),
+    (optax.cosine_decay_schedule(1e-9, 1000), [1000], [1200]),
+    (optax.cosine_onecycle_schedule(1000, 2e-5, 0.1), [1, 1000, 1050], [1200]),
+    (create_learning_rate_scheduler(), [0, 1, 10**6], []),
+    (create_learning_rate_scheduler("constant", 1e-9), [1, 1000], []),
+    (
+      create_learning_rate_scheduler("constant * cosine_decay", 3e-5, 0, steps_per_cycle=1000),
+      [1000, 10**4], [],
+    ),
+  ],
+)  # fmt: skip
+def test_a_run_must_not_last_much_longer_than_its_schedule(schedule, lasts, ends):
+  unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
+  model = toy_runs.ToyModel()
+  trainer = toy_runs.make_trainer(learning_rate_fn=schedule)(model=model, eval_names=[], **unused)
+  for steps in lasts:
+    trainer.check(8, steps)
+  for steps in ends:
+    with pytest.raises(InputError, match=f"TRAIN_STEPS is {steps}, but .* at step (99|1)\\d+;"):
+      trainer.check(8, steps)
+  trainer.close()
 
 
 def test_a_schedule_that_cannot_work_is_refused_at_once():

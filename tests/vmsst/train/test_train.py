@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import memory_store
 import numpy as np
+import optax
 import pytest
 import toy_runs
 
@@ -230,6 +231,11 @@ def test_a_failed_restart_changes_nothing(tmp_path):
   for folder, change, message in (
     ("run", {"total_steps": 1}, "TRAIN_STEPS=1 is less than the checkpoint's step, 2"),
     ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
+    (
+      "new/deep",
+      {"trainer_cls": toy_runs.make_trainer(learning_rate_fn=optax.linear_schedule(0.1, 0.0, 5))},
+      "the learning rate falls to 0e",
+    ),
     (
       "new/deep",
       {"actions": {"INFER_EVAL": [trainer.KeepBestAction("x", ("toy", "mean"), "max")]}},
