@@ -110,6 +110,8 @@ VARIANTS = {
     "count_repeats": False,
     "negative_groups": 4,
     "rates": ...,  # any other value
+    "half": ...,
+    "half_of_ten_times": ...,
   },
   "ems/t5_encoder": {"network": ...},
   "ems/lstm_encoder": {"network": ...},
@@ -359,7 +361,7 @@ def test_schedules_that_end_end_with_the_run(reports):
   for file in RUN_FILES:
     half, longer = reports[file]["half"], reports[file]["half_of_ten_times"]
     wanted = [half, half / math.sqrt(10)]  # the latter of rsqrt_decay, which has no end
-    assert any(longer == pytest.approx(x, abs=0.05) for x in wanted), file
+    assert any(longer == pytest.approx(x, abs=0.1) for x in wanted), file
 
 
 def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
