@@ -95,7 +95,8 @@ def finetune(
     negatives: Number of hard negatives of each pair; for "contrastive" only.
     teacher: What `vmsst.load` opens, to embed the texts of all pairs first, into
       `output`/teacher; or a folder of vectors that `vmsst data embed` has written.
-    languages: Codes of the two sides; they name the metrics.
+    languages: Codes of the two sides; they name the metrics. If omitted, the name of the file of
+      `dev` does (`dev.de-en.tsv`).
     steps: Training steps.
     batch_size: Pairs in a batch.
     learning_rate: The highest learning rate.
@@ -114,6 +115,12 @@ def finetune(
     SystemExit: SIGTERM stopped the training, which has written a checkpoint.
   """
   given = dict(locals())
+  for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
+    if given[name] is not None:
+      errors.as_integer(name, given[name])
+  errors.as_integer("negatives", negatives, minimum=0)
+  errors.check_positive("learning_rate", learning_rate)
+  errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])
   if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
     raise errors.InputError(
@@ -168,6 +175,7 @@ def finetune(
     files += ["eval/files.gin", "runs/early_stopping.gin"]
     macros["VALIDATION_PATTERNS"] = settings["dev"]["name"]
     macros["PATIENCE"] = steps if patience is None else patience
+  errors.as_integer("CHECKPOINT_PERIOD", {**macros, **(gin or {})}["CHECKPOINT_PERIOD"])
   with outputs.no_empty_folders(str(folder)), work_folders.owned(folder, is_folder=True):
     _claim(folder, settings)
     if isinstance(encoder, Encoder) and path is None and not os.path.exists(start):

@@ -144,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compilation_cache.enable()
     if owns_process:
       _restart_with_huge_pages()
+    sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
     with watchdog.watching(_PATIENCE):
       _run(options)
   if process.status:
@@ -153,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str], **options: Any) -> None:
   """Runs a `t5x` command within a program, which gets its errors.
 
-  Clears Gin's configuration before the command and after it. Search paths that the program has
-  added for gin files do not apply to the command.
+  Clears Gin's configuration before the command and after it. Shipped gin files take precedence, and
+  search paths that the program has added do not apply to the command.
 
   Args:
     arguments: Those of the command line.
@@ -166,18 +167,16 @@ def run(arguments: Sequence[str], **options: Any) -> None:
   module, absent = sys.modules["__main__"], object()
   names = [function for function, _, _ in COMMANDS.values()]
   former = {name: getattr(module, name, absent) for name in names}
-  path = list(sys.path)
   with requires("train", "t5x"):
     from gin import config as gin_config
   searched = list(gin_config._LOCATION_PREFIXES)
-  gin_config._LOCATION_PREFIXES[:] = [""]  # as in a new process
+  gin_config._LOCATION_PREFIXES[:] = [str(gin_dir())]
   gin_config.clear_config()
   try:
     _run(_parser().parse_args(_rewrite_gin_arguments(arguments)), **options)
   finally:
     gin_config.clear_config()
     gin_config._LOCATION_PREFIXES[:] = searched
-    sys.path[:] = path
     for name, value in former.items():
       if value is not absent:
         setattr(module, name, value)
@@ -231,7 +230,6 @@ def _run(options: argparse.Namespace, **more: Any) -> None:
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   _quiet(options.verbose)
-  sys.path.insert(0, os.getcwd())  # for the user's task modules, as with `python -m`
   try:
     with contextlib.ExitStack() as ends:
       gc.disable()  # imports create a million objects, which would take seconds
@@ -254,7 +252,7 @@ def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Call
     import seqio  # imports TensorFlow, which every command needs
     import tensorflow as tf
 
-  tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
   search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
   from vmsst.train import aliases, gin_utils
 

@@ -119,15 +119,17 @@ def retrieval(
 
   The arguments are those of `bitext.files`. The metrics are those of `tatoeba`, named by language
   pair, with the target side in place of English: `to_target/deu_eng`, `from_target/deu_eng`,
-  `accuracy/deu_eng`, and `.../average`. Its only split is `test`.
+  `accuracy/deu_eng`, and `.../average`. Undetermined languages have the name of those in the file
+  name, else `source_target`. Its only split is `test`.
   """
   files = readers.find_bitext(patterns, languages)
 
   def load() -> list[suite_lib.Task]:
-    rows_by_pair: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
+    rows_by_pair: dict[tuple[str, tuple[Language, Language]], list[tuple[str, str]]] = {}
     for file in files:
-      rows_by_pair.setdefault((file.source, file.target), []).extend(readers.read_pairs(file))
-    return [_pair_task(*pair_and_rows) for pair_and_rows in rows_by_pair.items()]
+      pair = readers.shown_pair(file), (file.source, file.target)
+      rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
+    return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
   # By content: `finetune` writes equal files again to resume a run, whose metrics keep their names.
   key = (files, [checksums.of_file(path) for file in files for path in file.paths])
@@ -166,7 +168,7 @@ def opus_validation(
 
   def load() -> list[suite_lib.Task]:
     pairs = datasets.validation_pairs(folder, splits, corpus)
-    return [_pair_task(*pair_and_rows) for pair_and_rows in pairs.items()]
+    return [_pair_task(readers.pair_name(*pair), pair, rows) for pair, rows in pairs.items()]
 
   key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)
   return _register("opus_validation", key, "validation", load, vocabulary, max_length)
@@ -294,9 +296,11 @@ def collect_results(
   ]
 
 
-def _pair_task(pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]) -> suite_lib.Task:
+def _pair_task(
+  name: str, pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]
+) -> suite_lib.Task:
   """Returns the task of retrieving translations among the texts of a language pair."""
-  name, codes = readers.pair_name(*pair), tuple(map(readers.language_code, pair))
+  codes = tuple(map(readers.language_code, pair))
   texts = tuple(zip(*rows, strict=True))
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:

@@ -184,7 +184,10 @@ class EmsModel(base.BitextModel):
     """Returns equation 8 with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
-      raise ValueError(f"a batch of {count} cannot be cut into {groups} equal groups of negatives")
+      raise errors.InputError(
+        f"a batch of {count} cannot be cut into {groups} equal groups of negatives; choose a "
+        "divisor of the batch size for negative_groups"
+      )
     compared_NC = self._apply(params, generation.rows(vector_B2S), method="compared")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(

@@ -150,6 +150,14 @@ def pair_name(source: Language, target: Language) -> str:
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
+def shown_pair(bitext: BitextFile) -> str:
+  """Returns the name of a file's language pair; "source_target" if even its name does not tell."""
+  if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):
+    return pair_name(bitext.source, bitext.target)
+  pairs = _pairs_in_name(bitext.paths[0])
+  return pair_name(*pairs[0]) if len(pairs) == 1 else "source_target"
+
+
 def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   """Yields (source, target) of every pair in the file, in its order; a side may be empty.
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from vmsst import errors
 from vmsst.arrays import sharding
 from vmsst.models import base
 from vmsst.networks import sentence_encoder
@@ -37,7 +38,7 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
     rng: Split into one key per slice.
 
   Raises:
-    ValueError: `slices` does not divide the batch.
+    InputError: `slices` does not divide the batch.
   """
 
   def without_totals(part: Any, rng: jax.Array | None) -> tuple[Any, None]:
@@ -60,13 +61,16 @@ def map_and_sum_slices(
     rng: As for `map_slices`.
 
   Raises:
-    ValueError: `slices` does not divide the batch.
+    InputError: `slices` does not divide the batch.
   """
   if slices == 1:
     return encode(batch, rng)
   size = jax.tree.leaves(batch)[0].shape[0]
   if slices < 1 or size % slices:
-    raise ValueError(f"a batch of {size} cannot be cut into {slices} equal slices")
+    raise errors.InputError(
+      f"a batch of {size} cannot be cut into {slices} equal slices (EMBEDDING_SLICES); choose a "
+      "divisor"
+    )
 
   # Slice s has the rows s, s + slices, s + 2 slices, ...: devices hold consecutive rows, so each
   # has an equal part of every slice, and no row moves between devices.

@@ -19,6 +19,7 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
+from orbax.checkpoint import checkpoint_managers
 
 from vmsst.checkpoints import (
   layer_stacks,
@@ -45,7 +46,8 @@ class SaveCheckpointConfig:
     dtype: Dtype of the saved parameters, "float32" or "bfloat16".
     period: Steps between checkpoints; one is also written before the first step and after the last.
     checkpoint_steps: Further steps to save after.
-    keep: Number of newest checkpoints to keep; None keeps all.
+    keep: Number of newest checkpoints to keep, with the best one of `trainer.KeepBestAction`; None
+      keeps all.
     save_dataset: Whether to save the data iterator state too, so that a restart need not reread the
       data.
   """
@@ -424,6 +426,19 @@ class DataStateSave(ocp.args.CheckpointArgs):
   state: data_lib.DataState
 
 
+@dataclasses.dataclass
+class _NewestAndBest(checkpoint_managers.PreservationPolicy):
+  """Keeps the newest checkpoints of a run and the best one, which `best.json` names."""
+
+  model_dir: str
+  newest: int
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+    best = (t5x.read_best(self.model_dir) or {}).get("checkpoint")
+    first = len(checkpoints) - self.newest
+    return [n >= first or f"{PREFIX}_{info.step}" == best for n, info in enumerate(checkpoints)]
+
+
 class CheckpointManager:
   """Writes checkpoints below `model_dir` in the background, and deletes old ones.
 
@@ -448,7 +463,7 @@ class CheckpointManager:
       handler_registry=handlers,
       options=ocp.CheckpointManagerOptions(
         step_prefix=PREFIX,
-        max_to_keep=cfg.keep,
+        preservation_policy=_NewestAndBest(model_dir, cfg.keep) if cfg.keep else None,
         create=True,
         enable_async_checkpointing=True,
         cleanup_tmp_directories=not in_store,

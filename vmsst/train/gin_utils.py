@@ -96,6 +96,7 @@ def parse_gin_flags(
       ) from error
     except _UNPARSED as error:
       raise InputError(f"--gin.{binding}: {explain(error)}") from error
+  check_loops()
   check_types()
   if finalize_config:
     unset = unset_macros()
@@ -107,6 +108,27 @@ def parse_gin_flags(
       gin.finalize()
     except _UNPARSED as error:
       raise InputError(f"gin: {explain(error)}") from error
+
+
+def check_loops() -> None:
+  """Raises InputError, with the references, if a macro or a function's argument needs itself."""
+  config = gin.config._CONFIG
+
+  def check(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> None:
+    if key in above:
+      loop = [
+        scope if selector == "gin.macro" else selector
+        for scope, selector in (*above[above.index(key) :], key)
+      ]
+      raise InputError(
+        f"{' = '.join(loop)}: the value refers to itself; set {loop[0]} to another one"
+      )
+    for reference in gin.config.iterate_references(config.get(key, {})):
+      if reference.evaluate:
+        check(reference.config_key, (*above, key))
+
+  for key in config:
+    check(key, ())
 
 
 class _UnknownError(Exception):
@@ -141,7 +163,7 @@ def check_types() -> None:
         if isinstance(bound, gin.config.ConfigurableReference):
           label += f" ({'/'.join(bound.scopes)})"
         raise InputError(f"{label} is {value!r}: {error}") from None
-      except (_UnknownError, RecursionError, TypeError):
+      except (_UnknownError, TypeError):
         continue  # the value is not known yet, or msgspec does not check this type
 
 

@@ -12,9 +12,10 @@ import abc
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+import msgspec
 import optax
 from flax import traverse_util
 
@@ -85,6 +86,21 @@ class OptaxWrapper(OptimizerDef):
       transform_non_params=lambda _: None,
       is_leaf=lambda node: isinstance(node, optax.MaskedNode),
     )
+
+
+def one_cycle_schedule(
+  steps: Annotated[int, msgspec.Meta(ge=1)],
+  peak: Annotated[float, msgspec.Meta(gt=0)],
+  warmup: Annotated[float, msgspec.Meta(ge=0, lt=1)],
+) -> optax.Schedule:
+  """Returns a learning rate that rises to its peak and falls to 0 by `steps`, both as a cosine.
+
+  Args:
+    steps: Training steps.
+    peak: The highest learning rate.
+    warmup: The share of the steps in which it rises.
+  """
+  return optax.cosine_onecycle_schedule(steps, peak, pct_start=warmup)
 
 
 def chain(

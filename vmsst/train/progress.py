@@ -98,10 +98,10 @@ def _number(value: float) -> str:
 
 
 class EvaluationLog:
-  """Keeps the first and the newest metrics of every evaluation task, for a table."""
+  """Keeps the metrics of every evaluation task, for a table."""
 
   def __init__(self):
-    self._seen: dict[str, list[tuple[int, dict[str, float]]]] = {}
+    self._seen: dict[str, dict[int, dict[str, float]]] = {}
 
   def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
     """Records the metrics of an evaluation at `step`."""
@@ -112,12 +112,22 @@ class EvaluationLog:
         if isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
       }
       if numbers:
-        seen = self._seen.setdefault(task, [])
-        seen[1:] = [(step, numbers)]  # keeps the first, replaces the newest
+        self._seen.setdefault(task, {})[step] = numbers
 
-  def print_tables(self) -> None:
-    """Prints a table for every task: metrics in rows, first and newest step in columns."""
+  def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
+    """Prints a table for every task: metrics in rows; first, best and newest step in columns.
+
+    Args:
+      best: The best checkpoint, as `t5x.read_best` returns it; an earlier process may have
+        evaluated it.
+    """
+    best_step = None
+    if best is not None:
+      task, _, metric = best["metric"].partition("/")
+      best_step = int(best["checkpoint"].rpartition("_")[2])
+      self._seen.setdefault(task, {}).setdefault(best_step, {metric: best["value"]})
     for task, seen in self._seen.items():
-      columns = [f"step {step}" for step, _ in seen]
-      rows = {name: [numbers.get(name) for _, numbers in seen] for name in seen[-1][1]}
+      steps = [step for step in sorted(seen) if step in (min(seen), best_step, max(seen))]
+      columns = [f"step {step}{' (best)' if step == best_step else ''}" for step in steps]
+      rows = {name: [seen[step].get(name) for step in steps] for name in seen[steps[-1]]}
       print_once(f"\n{table(task, columns, rows)}")

@@ -16,7 +16,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json
+from vmsst.checkpoints import encoder_json, t5x
 from vmsst.data import datasets
 from vmsst.errors import InputError
 from vmsst.io import interrupts, storage, stored_settings
@@ -43,7 +43,7 @@ def train(
   trainer_cls: Callable[..., trainer_lib.Trainer],
   model_dir: str,
   total_steps: Annotated[int, msgspec.Meta(ge=0)],
-  eval_steps: Annotated[int, msgspec.Meta(ge=0)],
+  eval_steps: Annotated[int, msgspec.Meta(ge=1)],
   eval_period: Annotated[int, msgspec.Meta(ge=0)],
   stats_period: Annotated[int, msgspec.Meta(ge=1)] | None = None,
   random_seed: data_lib.Seed | None,
@@ -103,19 +103,21 @@ def train(
   began = time.time()
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   data_lib.check_split(train_dataset_cfg)
-  unknown = set(actions or {}) - set(_MODES)
-  if unknown:
+  actions = actions or {}
+  if unknown := set(actions) - set(_MODES):
     raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
   seed = datasets.time_seed() if random_seed is None else random_seed
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
-  every_action = [action for each in (actions or {}).values() for action in each]
+  every_action = [action for each in actions.values() for action in each]
+  if actions.get("TRAIN_EVAL") or actions.get("INFER_EVAL"):
+    errors.as_integer("EVAL_PERIOD", eval_period)
   if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
-    period = save_cfg.period or 0
+    period = errors.as_integer("CHECKPOINT_PERIOD", save_cfg.period)
     errors.check(
-      not period or eval_period % period == 0,
+      eval_period % period == 0,
       "EVAL_PERIOD",
       eval_period,
       f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved",
@@ -203,7 +205,7 @@ def train(
       trainer=trainer,
       train_state_axes=initializer.train_state_axes,
       evaluator=evaluator,
-      actions=actions or {},
+      actions=actions,
       manager=manager,
       bar=progress.Progress(first_step, schedule.total_steps, layout.batch_size),
       model_dir=model_dir,
@@ -220,7 +222,7 @@ def train(
         run.train()
       run.finish()
     finally:
-      run.log.print_tables()
+      run.log.print_tables(t5x.read_best(model_dir))
   if run.stop.is_set and on_sigterm is not None:
     on_sigterm()
   return run.step, trainer.train_state

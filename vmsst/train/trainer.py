@@ -113,6 +113,13 @@ def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., An
   return function
 
 
+def _check_divisible(batch_size: int, name: str, parts: int) -> None:
+  if batch_size % parts:
+    raise InputError(
+      f"batch size {batch_size} is not divisible by {name}={parts}; choose a divisor"
+    )
+
+
 def _where(condition: jax.Array, first: Any, second: Any) -> Any:
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
@@ -452,15 +459,14 @@ class Trainer:
     return results
 
   def check(self, batch_size: int, total_steps: int) -> None:
-    """Raises InputError if microbatches do not divide the batch, or the schedule ends too early.
+    """Raises InputError if microbatches and slices do not divide the batch, or the schedule ends.
 
-    A schedule ends too early if its learning rate is zero in the last tenth of the steps.
+    A schedule ends if its learning rate is zero in the last tenth of the steps.
     """
-    if batch_size % (self._num_microbatches or 1):
-      raise InputError(
-        f"batch size {batch_size} is not divisible by num_microbatches={self._num_microbatches}; "
-        "choose a divisor"
-      )
+    parts = self._num_microbatches or 1
+    _check_divisible(batch_size, "num_microbatches", parts)
+    slices = getattr(self._model, "embedding_slices", 1)
+    _check_divisible(batch_size // parts, "EMBEDDING_SLICES", slices)
     rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
     last = rates[total_steps * 9 // 10 :].max()
     if last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
@@ -524,9 +530,9 @@ class EarlyStoppingAction(BaseAction):
 
   metric: tuple[str, str]
   mode: Literal["min", "max"]
-  patience: int = 3
-  atol: float = 0.0
-  rtol: float = 0.0
+  patience: Annotated[int, msgspec.Meta(ge=1)] = 3
+  atol: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+  rtol: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
   def __post_init__(self) -> None:
     self._best: float | None = None
@@ -546,10 +552,9 @@ class EarlyStoppingAction(BaseAction):
 
 
 class KeepBestAction(BaseAction):
-  """Keeps the best checkpoint and the newest ones only, and names the best in `best.json`.
+  """Names the best checkpoint in `best.json`; it is never deleted, and `vmsst.load` opens it.
 
-  `vmsst.load` of the run opens the best. Evaluations must be at steps of checkpoints, which are
-  complete before the next evaluation. Nothing is deleted until the best one is complete.
+  Evaluations must be at steps of checkpoints, which are complete before the next evaluation.
 
   Args:
     model_dir: Folder of the run.
@@ -568,17 +573,13 @@ class KeepBestAction(BaseAction):
       return False
     name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
     metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
-    complete = {path.name: path for path in checkpoints.all_checkpoints(self._model_dir)}
+    complete = {path.name for path in checkpoints.all_checkpoints(self._model_dir)}
     # A run that was killed may have named this checkpoint, or one that was never complete.
-    if best and (best.get("metric") != metric or best["checkpoint"] not in {*complete} - {name}):
+    if best and (best.get("metric") != metric or best["checkpoint"] not in complete - {name}):
       best = None
     if best is None or self._sign * (value - best["value"]) > 0:
       best = {"checkpoint": name, "metric": metric, "value": value}
       atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
-    if best["checkpoint"] in complete:
-      for path in [*complete.values()][:-1]:
-        if path.name not in (best["checkpoint"], name):
-          path.rmtree()
     return False
 
 
