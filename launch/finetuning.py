@@ -118,7 +118,6 @@ def finetune(
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if given[name] is not None:
       errors.as_integer(name, given[name])
-  errors.as_integer("negatives", negatives, minimum=0)
   errors.check_positive("learning_rate", learning_rate)
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   errors.check_choice("objective", objective, [x for x in _MODELS if x != "hard_negatives"])

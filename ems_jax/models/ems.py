@@ -184,10 +184,7 @@ class EmsModel(base.BitextModel):
     """Returns equation 8 with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
-      raise errors.InputError(
-        f"a batch of {count} cannot be cut into {groups} equal groups of negatives; choose a "
-        "divisor of the batch size for negative_groups"
-      )
+      raise errors.InputError(f"a batch of {count} has no {groups} equal groups; choose a divisor")
     compared_NC = self._apply(params, generation.rows(vector_B2S), method="compared")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(

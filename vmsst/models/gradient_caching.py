@@ -67,10 +67,7 @@ def map_and_sum_slices(
     return encode(batch, rng)
   size = jax.tree.leaves(batch)[0].shape[0]
   if slices < 1 or size % slices:
-    raise errors.InputError(
-      f"a batch of {size} cannot be cut into {slices} equal slices (EMBEDDING_SLICES); choose a "
-      "divisor"
-    )
+    raise errors.InputError(f"a batch of {size} has no {slices} equal slices; choose a divisor")
 
   # Slice s has the rows s, s + slices, s + 2 slices, ...: devices hold consecutive rows, so each
   # has an equal part of every slice, and no row moves between devices.

@@ -111,24 +111,19 @@ def parse_gin_flags(
 
 
 def check_loops() -> None:
-  """Raises InputError, with the references, if a macro or a function's argument needs itself."""
-  config = gin.config._CONFIG
+  """Raises InputError, with the names, if a macro or an argument of a function needs itself."""
 
-  def check(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> None:
-    if key in above:
-      loop = [
-        scope if selector == "gin.macro" else selector
-        for scope, selector in (*above[above.index(key) :], key)
-      ]
-      raise InputError(
-        f"{' = '.join(loop)}: the value refers to itself; set {loop[0]} to another one"
-      )
-    for reference in gin.config.iterate_references(config.get(key, {})):
+  def follow(path: list[tuple[str, str]]) -> None:
+    if path[-1] in path[:-1]:
+      names = [scope if selector == "gin.macro" else selector for scope, selector in path]
+      loop = " = ".join(names[names.index(names[-1]) :])
+      raise InputError(f"{loop}: the value refers to itself; set {names[-1]} to another one")
+    for reference in gin.config.iterate_references(gin.config._CONFIG.get(path[-1], {})):
       if reference.evaluate:
-        check(reference.config_key, (*above, key))
+        follow([*path, reference.config_key])
 
-  for key in config:
-    check(key, ())
+  for key in gin.config._CONFIG:
+    follow([key])
 
 
 class _UnknownError(Exception):

@@ -23,6 +23,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
+from vmsst import errors
 from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.io import atomic_files, storage, watchdog
@@ -113,11 +114,8 @@ def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., An
   return function
 
 
-def _check_divisible(batch_size: int, name: str, parts: int) -> None:
-  if batch_size % parts:
-    raise InputError(
-      f"batch size {batch_size} is not divisible by {name}={parts}; choose a divisor"
-    )
+def _check_divisor(name: str, parts: int, batch_size: int) -> None:
+  errors.check(batch_size % parts == 0, name, parts, f"a divisor of the batch size, {batch_size}")
 
 
 def _where(condition: jax.Array, first: Any, second: Any) -> Any:
@@ -464,9 +462,9 @@ class Trainer:
     A schedule ends if its learning rate is zero in the last tenth of the steps.
     """
     parts = self._num_microbatches or 1
-    _check_divisible(batch_size, "num_microbatches", parts)
+    _check_divisor("num_microbatches", parts, batch_size)
     slices = getattr(self._model, "embedding_slices", 1)
-    _check_divisible(batch_size // parts, "EMBEDDING_SLICES", slices)
+    _check_divisor("embedding_slices", slices, batch_size // parts)
     rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
     last = rates[total_steps * 9 // 10 :].max()
     if last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8

@@ -311,7 +311,7 @@ def test_a_language_outside_the_table_gives_nan():
 
 def test_groups_of_negatives_must_divide_the_batch():
   model = make_model(negative_groups=4)
-  with pytest.raises(ValueError, match="batch of 6 cannot be cut into 4"):
+  with pytest.raises(errors.InputError, match="batch of 6 has no 4 equal groups; choose"):
     jax.eval_shape(model.eval_fn, tiny_models.random_params(model.network), make_batch())
 
 

@@ -96,6 +96,21 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     (["STEPS = 2.5"], "config.gin", r"_steps \(STEPS\) is 2\.5: Expected `int`, got `float`$"),
     (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1: Expected `int` >= 0$"),
     (["STEPS = %SIZE", "SIZE = 'x'"], "config.gin", r"_steps \(STEPS\) is 'x': Expected `int`"),
+    (
+      ["SIZE = %SIZE"],
+      "config.gin",
+      "SIZE = SIZE: the value refers to itself; set SIZE to another",
+    ),
+    (
+      ["STEPS = [1, {'a': %SIZE}]", "SIZE = %OFFSET", "OFFSET = (%STEPS,)"],
+      "config.gin",
+      "(STEPS|SIZE|OFFSET)( = (STEPS|SIZE|OFFSET)){3}: the value refers to itself",
+    ),
+    (
+      ["STEPS = @utils.create_learning_rate_scheduler()"],
+      "config.gin",
+      r"STEPS = \S+_scheduler = STEPS: ",
+    ),
     *(
       ([f"utils.{binding}", "STEPS = 1"], "configs.gin", re.escape(binding.split(" ")[0]) + " is ")
       for binding in (

@@ -173,7 +173,30 @@ def test_early_stopping_waits_for_its_patience():
     assert stops == [False] * 3 + [True]
 
 
-def test_the_best_checkpoint_of_a_metric_is_kept_and_found(tmp_path, caplog):
+@pytest.mark.parametrize(("keep", "steps"), [(1, [2, 8]), (2, [2, 6, 8]), (None, [0, 2, 4, 6, 8])])
+def test_the_best_checkpoint_of_a_run_and_the_newest_stay(tmp_path, keep, steps):
+  means = {}
+
+  class Seeing(trainer.BaseAction):
+    def run(self, train_state, metrics_by_task):
+      means[int(train_state.step)] = metrics_by_task["toy"]["mean"]
+
+  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
+  toy_runs.run(
+    tmp_path,
+    total_steps=8,
+    eval_period=2,
+    checkpoint_cfg=toy_runs.saving(2, keep=keep),
+    infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    actions={"INFER_EVAL": [best, Seeing()]},
+  )
+  assert min(means, key=means.get) == 2  # training raises the mean
+  assert t5x.find_checkpoint(tmp_path).name == "checkpoint_2"
+  found = map(checkpoints.checkpoint_step, checkpoints.all_checkpoints(tmp_path))
+  assert [*found] == steps
+
+
+def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
   toy_runs.run(tmp_path / "toy", total_steps=1)
   run = tmp_path / "run"
 
@@ -182,21 +205,19 @@ def test_the_best_checkpoint_of_a_metric_is_kept_and_found(tmp_path, caplog):
       shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
     action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
     action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
-    return sorted(path.name for path in run.glob("checkpoint_*"))
+    return (t5x.read_best(run) or {}).get("checkpoint"), t5x.find_checkpoint(run).name
 
-  assert evaluated(1, "accuracy", float("nan")) == ["checkpoint_1"]
-  assert evaluated(2, "accuracy", 0.7) == ["checkpoint_2"]
-  assert evaluated(3, "accuracy", 0.6) == ["checkpoint_2", "checkpoint_3"]
-  assert evaluated(4, "loss", 0.1) == ["checkpoint_4"]
-  assert evaluated(5, "loss", 0.05) == ["checkpoint_4", "checkpoint_5"]
+  assert evaluated(1, "accuracy", float("nan")) == (None, "checkpoint_1")
+  assert evaluated(2, "accuracy", 0.7) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(3, "accuracy", 0.6) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(4, "loss", 0.1) == ("checkpoint_4", "checkpoint_4")
   # The next one is still being written when the run is killed; its evaluation is repeated.
-  assert evaluated(6, "loss", 0.3, complete=False) == ["checkpoint_4", "checkpoint_5"]
-  assert evaluated(6, "loss", 0.2) == ["checkpoint_6"]
+  assert evaluated(6, "loss", 0.3, complete=False) == ("checkpoint_6", "checkpoint_4")
+  assert evaluated(6, "loss", 0.2) == ("checkpoint_6", "checkpoint_6")
   assert t5x.read_best(run)["value"] == 0.2
-  assert evaluated(7, "loss", 0.5, complete=False) == ["checkpoint_6"]
-  assert evaluated(8, "loss", 0.1) == ["checkpoint_8"]
-  assert t5x.find_checkpoint(run).name == "checkpoint_8"
-  assert evaluated(9, "loss", 0.0) == ["checkpoint_8", "checkpoint_9"]
+  assert evaluated(7, "loss", 0.5, complete=False) == ("checkpoint_7", "checkpoint_6")
+  assert evaluated(8, "loss", 0.1) == ("checkpoint_8", "checkpoint_8")
+  assert evaluated(9, "loss", 0.0) == ("checkpoint_8", "checkpoint_8")
   shutil.rmtree(run / "checkpoint_8")
   assert t5x.find_checkpoint(run).name == "checkpoint_9"
   assert "checkpoint_8 is missing, the best checkpoint of the run" in caplog.text
@@ -228,9 +249,11 @@ def _contents(folder):
 def test_a_failed_restart_changes_nothing(tmp_path):
   toy_runs.run(tmp_path / "run", total_steps=2)
   before = _contents(tmp_path)
+  keeping = {"actions": {"INFER_EVAL": [trainer.KeepBestAction("x", ("toy", "mean"), "max")]}}
+  sliced = toy_runs.ToyModel()
+  sliced.embedding_slices = 3
   for folder, change, message in (
     ("run", {"total_steps": 1}, "TRAIN_STEPS=1 is less than the checkpoint's step, 2"),
-    ("new/deep", {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)}, "8 is not divisible"),
     (
       "new/deep",
       {"trainer_cls": toy_runs.make_trainer(learning_rate_fn=optax.linear_schedule(0.1, 0.0, 5))},
@@ -238,9 +261,13 @@ def test_a_failed_restart_changes_nothing(tmp_path):
     ),
     (
       "new/deep",
-      {"actions": {"INFER_EVAL": [trainer.KeepBestAction("x", ("toy", "mean"), "max")]}},
-      "EVAL_PERIOD is 4; set it to a multiple of CHECKPOINT_PERIOD=5",
+      {"trainer_cls": toy_runs.make_trainer(num_microbatches=3)},
+      "num_microbatches is 3; set it to a divisor of the batch size, 8",
     ),
+    ("new/deep", {"model": sliced}, "embedding_slices is 3; set it to a divisor of the batch size"),
+    ("new/deep", keeping, "EVAL_PERIOD is 4; set it to a multiple of CHECKPOINT_PERIOD=5"),
+    ("new/deep", {**keeping, "period": 0}, "CHECKPOINT_PERIOD is 0; set it to an integer of 1"),
+    ("new/deep", {**keeping, "eval_period": 0}, "EVAL_PERIOD is 0; set it to an integer of 1"),
     ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
     ("run", {"train_dataset_cfg": toy_runs.config("nowhere")}, "no split 'nowhere'; set one of tr"),
     ("run", {"model": toy_runs.ToyModel(width=6)}, r"shape \(16, 6\) .*/checkpoint_2"),

@@ -244,17 +244,26 @@ def test_the_line_shows_loss_and_rates_in_place_or_as_further_lines(monkeypatch,
   assert "step 1000/1000" in lines[-2]
 
 
-def test_tables_show_the_first_and_the_newest_evaluation(capsys):
+@pytest.mark.parametrize(
+  ("best", "columns", "numbers"),
+  [
+    (None, ["step 0", "step 30"], ["1.00", "60.00"]),
+    (20, ["step 0", "step 20 (best)", "step 30"], ["1.00", "91.25", "60.00"]),
+    (30, ["step 0", "step 30 (best)"], ["1.00", "60.00"]),
+    (-5, ["step -5 (best)", "step 30"], ["95.00", "60.00"]),  # evaluated by an earlier process
+  ],
+)
+def test_tables_show_the_first_the_best_and_the_newest_evaluation(capsys, best, columns, numbers):
   log = progress.EvaluationLog()
-  for step, value in ((0, 1.0), (10, 50.0), (20, 91.25)):
-    log.add(step, {"retrieval": {"accuracy/de": value, "note": "text"}})
-  log.print_tables()
-  assert capsys.readouterr().out.splitlines() == [
-    "",
-    "retrieval    step 0  step 20",
-    "----------------------------",
-    "accuracy/de    1.00    91.25",
-  ]
+  for step, value in ((0, 1.0), (10, 50.0), (20, 91.25), (30, 60.0)):
+    log.add(step, {"retrieval": {"accuracy/de": value, "loss": 2.0, "note": "text"}})
+  record = {"checkpoint": f"checkpoint_{best}", "metric": "retrieval/accuracy/de", "value": 95.0}
+  log.print_tables(None if best is None else record)
+  empty, header, line, accuracy, loss = capsys.readouterr().out.splitlines()
+  assert re.split("  +", header) == ["retrieval", *columns]
+  assert re.split("  +", accuracy) == ["accuracy/de", *numbers]
+  assert loss.endswith("2.00")
+  assert (empty, set(line)) == ("", {"-"})
 
 
 class Sometimes(toy_runs.ToyModel):
