@@ -45,6 +45,7 @@ def tuned(source):
   (source.parent / "data" / "files.gin").write_text("OF_THE_PROGRAM = 2")
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(gin.config, "_LOCATION_PREFIXES", [str(source.parent)])
+    patch.chdir(source.parent)
     return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
 
 
@@ -52,7 +53,7 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(source, tuned)
   output, encoder = tuned
   (path,) = (output / "inference_eval").glob("retrieval*-metrics.jsonl")
   rows = map(json.loads, path.read_text().splitlines())
-  accuracy = {row["step"]: row["accuracy/average"] for row in rows}
+  accuracy = {row["step"]: row["accuracy/source_target"] for row in rows}
   assert sorted(accuracy) == [0, 2, 4]
   best = max(accuracy, key=lambda step: (accuracy[step], -step))
   named = t5x.read_best(output)
@@ -203,6 +204,16 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"pairs": (["a"] * 9, ["b"] * 9)}, "pair 0 of pairs has 9 texts"),
     ({"pairs": [("a", "b", "c")]}, "has 3 texts, not 2; give the number of hard"),
     ({"pairs": []}, "pairs is empty"),
+    *(
+      ({name: 0}, f"{name} is 0; set it to an integer of 1 or more")
+      for name in ("steps", "batch_size", "max_length", "eval_every", "patience", "slices")
+    ),
+    *(
+      ({"learning_rate": rate}, f"learning_rate is {rate}; set it to a positive number")
+      for rate in (-1e-3, 0, float("nan"))
+    ),
+    ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
+    ({"gin": {"CHECKPOINT_PERIOD": 0}}, "CHECKPOINT_PERIOD is 0; set it to an integer"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
     ({"pairs": "label.tsv"}, "label.tsv:1 has 3 texts, not 2"),

@@ -85,6 +85,24 @@ _FAULTY = {
   "upstream's name": (
     ["--gin_file={folder}/upstream.gin"], r".*no optimizers\.adamw; run .*OptaxWrapper"),
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
+  "loop": (["--gin.TRAIN_STEPS=%TRAIN_STEPS"], "TRAIN_STEPS = TRAIN_STEPS: the value refers to it"),
+  "slices": (
+    ["--gin_file=models/contrastive.gin", "--gin.EMBEDDING_SLICES=3"],
+    "embedding_slices is 3; set it to a divisor of the batch size, 16"),
+  **{
+    value: (["--gin_file=finetune.gin", f"--gin.{value}"], f".*{re.escape(message)}")
+    for value, message in (
+      ("TRAIN_STEPS=0", "(TRAIN_STEPS) is 0: Expected `int` >= 1"),
+      ("BATCH_SIZE=0", "(BATCH_SIZE) is 0: Expected `int` >= 1"),
+      ("EVAL_STEPS=0", "(EVAL_STEPS) is 0: Expected `int` >= 1"),
+      ("LEARNING_RATE=-1e-3", "(LEARNING_RATE) is -0.001: Expected `float` > 0"),
+      ("WARMUP=-0.1", "(WARMUP) is -0.1: Expected `float` >= 0"),
+      ("WARMUP=1.5", "(WARMUP) is 1.5: Expected `float` < 1"),
+    )
+  },
+  "no patience": (
+    ["--gin_file=runs/early_stopping.gin", "--gin.PATIENCE=0"],
+    r".*\(PATIENCE\) is 0: Expected `int` >= 1"),
 
   "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
   "resumed with another encoder": (
@@ -172,6 +190,20 @@ def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
     assert "\n" not in outcome
     pattern = f"t5x: error: (?:\\S+\\.gin: )?(?:{pattern})"
   assert re.match(pattern, outcome), outcome
+
+
+def test_modules_of_the_current_folder_come_after_libraries_and_tensorflow_seeks_no_gpu(tmp_path):
+  for name in ("seqio", "clu", "gin"):
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('from the current folder')")
+  (tmp_path / "tasks.py").write_text("print('own tasks')")
+  (tmp_path / "own.gin").write_text("from __gin__ import dynamic_registration\nimport tasks\n")
+  code = "import jax; from vmsst.launch import main; main.main()"  # jax sets the level of messages
+  arguments = ["train", "--gin_file=own.gin", "--gin_file=nowhere.gin"]
+  command = [sys.executable, "-P", "-c", code, *arguments]  # as a console script
+  options = {"cwd": tmp_path, "env": {**commands.environment(), "PYTHONPATH": ""}}
+  done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+  assert done.stdout == "own tasks\n"
+  assert re.fullmatch(r"t5x: error: gin file 'nowhere.gin' not found; .*\n", done.stderr)
 
 
 # --------------------------------------------------------------------------------------------

@@ -131,6 +131,25 @@ def test_ones_own_files_are_searched_by_pair(tmp_path):
   assert _evaluate(changed, lambda text: np.eye(4)[NUMBERS[text]])["accuracy/average"] == 0
 
 
+@pytest.mark.parametrize(
+  ("file", "languages", "name"),
+  [
+    ("t.de-fr.tsv", None, "deu_fra"),
+    ("t.de-fr.tsv", ("en", "es"), "eng_spa"),
+    ("t.de-fr.tsv", ("und", "und"), "deu_fra"),
+    ("pairs.tsv", ("und", "und"), "source_target"),
+  ],
+)
+def test_metrics_have_the_languages_that_are_given_or_those_in_the_file_name(
+  tmp_path, file, languages, name
+):
+  path = line_files.write_tsv(tmp_path / file, [("eins", "one"), ("zwei", "two")])
+  task = evaluation.retrieval(str(path), BYTES, languages=languages)
+  found = _evaluate(task, lambda text: np.eye(4)[NUMBERS[text]])
+  ways = ("to_target", "from_target", "accuracy")
+  assert found.keys() == {f"{way}/{which}" for way in ways for which in (name, "average")}
+
+
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
   """The folders of two benchmarks; the test sets of Tatoeba are there too."""
