@@ -8,10 +8,13 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-# user:password@ of an address; parameters of its query; tokens of the Hugging Face Hub.
+# user:password@ of an address, but not the port of `http://host:9000/`; parameters of its query;
+# tokens of the Hugging Face Hub.
 _CREDENTIALS = re.compile(
-  r"(?:(?<=://)[^\s/?#'\"]*:|(?<=https://)|(?<=http://))[^\s/?#'\"]+(?=@)"
-  r"|(?P<name>[?&#][\w.%-]*(?:token|key|secret|sig|pass|pwd|credential|auth)[\w.%-]*=)[^\s&#'\"]+"
+  r"(?<=://)[^\s/?#'\"]*:(?!\d+/)[^\s?#'\"]+(?=@)"
+  r"|(?:(?<=https://)|(?<=http://))[^\s/?#'\"]+(?=@)"
+  r"|(?P<name>[?&#;][\w.%-]*(?:token|key|secret|sig|pass|pwd|credential|auth)[\w.%-]*=)"
+  r"[^\s&#;'\"]+"
   r"|\bhf_[a-z0-9]{20,}",
   re.IGNORECASE,
 )

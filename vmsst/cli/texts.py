@@ -315,6 +315,7 @@ def search(
   path = encoder or searched.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
+  outputs.check([path], file=output)
   name, model, load = computing.open(path, role="query")
   if not encoder and (differences := text_search.other_encoder(searched, model, name)):
     raise errors.InputError(

@@ -25,7 +25,8 @@ class CommandProcess:
 
   SIGINT and SIGTERM raise an exception, so that the command removes its temporary files. During an
   import they end the process instead: libraries do not expect exceptions there. Printed text cannot
-  control a terminal: it is escaped. Bytes are written unchanged.
+  control a terminal: it is escaped. Bytes are written unchanged. A message is one line, without
+  credentials, whatever names of files it contains.
 
   Attributes:
     status: Exit status, at the end.
@@ -55,7 +56,7 @@ class CommandProcess:
     _open_closed_streams()
     self._streams = sys.stdout, sys.stderr
     self._printed = sys.stdout = _Printed(sys.stdout)
-    sys.stderr = _Messages(sys.stderr)
+    sys.stderr = _Messages(sys.stderr, self._name)
     self._handlers = interrupts.replace(self._stop, *_ENDS)
     return self
 
@@ -73,7 +74,7 @@ class CommandProcess:
     if number:
       self.status, message = 128 + number, f"{_ENDS[signal.Signals(number)]}{self.hint}"
     elif isinstance(error, errors.InputError | OSError):
-      self.status, message = 1, f"error: {errors.without_credentials(str(error))}"
+      self.status, message = 1, f"error: {error}"
       if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
         message = None
       elif self.verbose:
@@ -177,7 +178,22 @@ class _Printed:
 
 
 class _Messages(_Printed):
-  """Standard error: no command fails because nobody can read its messages."""
+  """Standard error: no command fails because nobody can read its messages.
+
+  A message, which starts with the name of the command, is one line. Credentials are not shown.
+  """
+
+  def __init__(self, stream: Any, name: str):
+    super().__init__(stream)
+    self._name = name
+
+  def write(self, text: str) -> int:
+    """Writes text."""
+    text = errors.without_credentials(text)
+    if text.startswith(self._name):
+      lines = text.removesuffix("\n")
+      text = lines.replace("\n", "\\x0a") + text[len(lines) :]
+    return super().write(text)
 
   def _try(self, write: Any, *content: str) -> None:
     try:

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 
 from vmsst import errors
@@ -11,6 +12,7 @@ from vmsst.io import atomic_files, storage, work_folders
 
 STANDARD = "-"
 """Stands for standard input or output."""
+_CHECKPOINT = re.compile(r"(^|/)checkpoint_\d+$")
 
 
 def check(
@@ -39,7 +41,7 @@ def check(
     raise errors.InputError(f"{folder} is not a folder; give a folder as output")
   for output in (file, folder):
     if output is not None and storage.is_url(output):
-      _check_no_input(output, filter(storage.is_url, inputs))
+      _check_no_input(output, filter(storage.is_url, inputs), is_file=output == file)
   if file is not None and storage.is_url(file):
     above, _, name = file.partition("://")[2].rpartition("/")
     if not (above and name):
@@ -54,7 +56,7 @@ def check(
     _check_file(file, local)
   if folder is not None and not _elsewhere(folder):
     _check_folder(folder)
-    _check_no_input(folder, local)
+    _check_no_input(folder, local, is_file=False)
     for name in files:
       if os.path.isdir(path := os.path.join(folder, name)):
         raise errors.InputError(f"{path} is a folder, not a file; delete it")
@@ -94,12 +96,7 @@ def _check_file(path: str, inputs: Iterable[str]) -> None:
   _check_parents(path)
   if atomic_files.is_stream(path):
     return
-  target = atomic_files.link_target(path)
-  for read in inputs:
-    if _same(target, read) or (os.path.lexists(target) and _is_below(target, read)):
-      raise errors.InputError(
-        f"the output {path} would overwrite the input {read}; give another output"
-      )
+  _check_no_input(path, inputs, is_file=True)
 
 
 def _check_folder(path: str) -> None:
@@ -114,10 +111,17 @@ def _check_folder(path: str) -> None:
     )
 
 
-def _check_no_input(output: str, inputs: Iterable[str]) -> None:
+def _check_no_input(output: str, inputs: Iterable[str], *, is_file: bool) -> None:
+  """Raises InputError if an output is an input, or a file that exists in an input folder."""
+  target = output if storage.is_url(output) else atomic_files.link_target(output)
   for read in inputs:
-    if _same(output, read):
-      raise errors.InputError(f"the output {output} is also an input; give another output")
+    folder = read.rstrip("/")
+    if _CHECKPOINT.search(folder):  # The files that describe its encoder are next to it.
+      folder = os.path.dirname(storage.absolute(folder))
+    if _same(target, read) or (is_file and _is_below(target, folder) and storage.exists(target)):
+      raise errors.InputError(
+        f"the output {output} would overwrite the input {read}; give another output"
+      )
 
 
 def _check_parents(path: str) -> str:
@@ -141,6 +145,8 @@ def _same(path: str, other: str) -> bool:
 
 
 def _is_below(path: str, folder: str) -> bool:
+  if storage.is_url(path):
+    return path.startswith(f"{folder}/")
   if not os.path.isdir(folder):
     return False
   root = os.path.realpath(folder)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -163,6 +164,7 @@ def test_closed_and_full_streams_do_not_change_the_outcome(
 
 
 _NAME = r"""caf\udce9 \x1b]0;title\x07 \x9b2J \r\ud800"""
+_FORGED = r"""a\nit: error: forged\n s3://key:se/cret@bucket https://h/x?sig=4f"""
 
 _SHOWN = r"caf\xe9 \x1b]0;title\x07 \x9b2J \x0d\ud800"
 
@@ -192,6 +194,24 @@ def test_names_cannot_control_a_terminal(body, stream, status, tmp_path):
   assert _SHOWN in done[stream].decode()
   shown = done[stream].replace(b"\x1b[A", b"")  # of the progress bar
   assert not {*range(8), *range(11, 13), *range(14, 32), 0x7F} & {*shown}
+
+
+@pytest.mark.parametrize(
+  "body",
+  [
+    "raise OSError(name)",
+    "from vmsst import errors\nraise errors.InputError(name)",
+    "print(f'it: note: {name}', file=sys.stderr)",
+    "import logging\nlogging.basicConfig(format='it: note: %(message)s')\nlogging.warning(name)",
+    "import argparse\nargparse.ArgumentParser(prog='it', usage='').parse_args([name])",
+  ],
+)
+def test_a_message_is_one_line_without_credentials(body, tmp_path):
+  _, _, messages = run(tmp_path, f'name = "{_FORGED}"\n{body}')
+  lines = messages.decode().splitlines()
+  assert [line[:3] for line in lines if line not in ("", "usage: ")] == ["it:"]
+  assert not {"key", "se/cret", "4f"} & {*re.split(r"[:@=]", lines[-1])}
+  assert lines[-1].endswith(r"a\x0ait: error: forged\x0a s3://***@bucket https://h/x?sig=***")
 
 
 _LONG_WORK = """

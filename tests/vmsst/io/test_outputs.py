@@ -155,6 +155,20 @@ def test_an_output_that_is_an_input_is_refused(working):
     assert not (working / "new").exists()
 
 
+@pytest.mark.parametrize("url", ["", "gs://bucket/"])
+def test_files_next_to_a_checkpoint_and_in_a_folder_of_a_store_are_inputs(
+  working, monkeypatch, url
+):
+  store = memory_store.installed(monkeypatch)
+  (working / "run" / "checkpoint_5").mkdir()
+  store.pipe_file("gs://bucket/run/weights", b"w")
+  for given in ("run", "run/checkpoint_5", "run/checkpoint_5/"):
+    with pytest.raises(errors.InputError, match="would overwrite the input"):
+      outputs.check([url + given], file=f"{url}run/weights")
+    outputs.check([url + given], file=f"{url}run/new")
+  outputs.check([f"{url}run/checkpoint_5"], folder=f"{url}run")
+
+
 def test_a_file_in_a_store_must_be_writable(monkeypatch):
   store = memory_store.installed(monkeypatch)
   outputs.check(["gs://bucket/a.txt"], file="gs://bucket/new/file")
@@ -177,13 +191,13 @@ def test_a_file_in_a_store_must_be_writable(monkeypatch):
     ([], {"file": ""}, "is empty"),
     ([], {"file": "run"}, "run is a folder; give a file"),
     ([], {"file": "a.txt/x/y"}, "a.txt is not a folder"),
-    (["gs://bucket/run"], {"file": "gs://bucket/run"}, "gs://bucket/run is also an input"),
+    (["gs://bucket/run"], {"file": "gs://bucket/run"}, "gs://bucket/run would overwrite the input"),
     ([], {"folder": ""}, "is empty"),
     ([], {"folder": "a.txt/x"}, "a.txt is not a folder"),
     ([], {"folder": "-"}, "- is not a folder"),
-    (["run"], {"folder": "run"}, "is also an input"),
-    (["run[1]"], {"folder": "run[1]"}, "is also an input"),  # no pattern, as it exists
-    (["run", "gs://bucket/run/"], {"folder": "gs://bucket/run"}, "gs://bucket/run is also an"),
+    (["run"], {"folder": "run"}, "would overwrite the input"),
+    (["run[1]"], {"folder": "run[1]"}, "would overwrite the input"),  # no pattern, as it exists
+    (["run", "gs://bucket/run/"], {"folder": "gs://bucket/run"}, "gs://bucket/run would overwrite"),
     (["-", "-"], {}, "standard input"),
   ],
 )

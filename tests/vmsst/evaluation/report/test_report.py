@@ -256,7 +256,7 @@ def test_a_report_on_runs_in_a_store_is_that_of_a_local_folder(tmp_path, monkeyp
   for given, message in (
     (["gs://bucket/none"], "gs://bucket/none: no such folder"),
     ([tmp_path], ": neither results.json nor train/metrics.jsonl"),
-    (["gs://bucket/new"], "gs://bucket/new is also an input"),
+    (["gs://bucket/new"], "gs://bucket/new would overwrite the input"),
     ([], "no folder to report on"),
   ):
     with pytest.raises(errors.InputError, match=message):
