@@ -6,6 +6,7 @@ otherwise reports one line, and leaves no new files but the state that it resume
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
@@ -24,6 +25,7 @@ import trials
 from entry_points import COMMANDS, WORK
 
 from vmsst import cli
+from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import loading
 from vmsst.io import work_folders
 
@@ -205,9 +207,10 @@ def check_end(command, code, message, before, output):
   assert not new or any(after[name] != ("folder",) for name in new), f"left the folders {new}"
 
 
-def call(command, output, context=None):
+def call(command, output, context=None, changes=()):
   """Returns exit code and standard error of a command; an exception is an AssertionError."""
   argv = [output if word == "OUT" else word for word in command.argv.split()]
+  argv = [dict(changes).get(place, word) for place, word in enumerate(argv)]
   errors = io.StringIO()
   with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
     try:
@@ -242,6 +245,9 @@ def snapshot():
     else:
       found[str(path)] = ("folder",) if path.is_dir() else ("special",)
   return found
+
+
+REAL = loading.open_encoder
 
 
 def fake(path):
@@ -282,6 +288,90 @@ def test_a_command_in_all_situations(command, inputs, tmp_path):
     except AssertionError as error:
       faults.append(f"{situation}: {error}")
   assert not faults, f"{command.argv}: {len(faults)}\n" + "\n".join(faults)
+
+
+def _words(command, inputs):
+  """Yields the place and the word of each path among the arguments of a command."""
+  words = command.argv.split()
+  name = next(x for x in cli.COMMANDS if [*x] == words[: len(x)])
+  for place, word in enumerate(words):
+    if place >= len(name) and (word == "OUT" or (inputs / word).exists()):
+      yield place, word
+
+
+def test_a_message_repeats_neither_line_ends_nor_credentials(
+  command, inputs, tmp_path, monkeypatch
+):
+  opened = loading.open_encoder
+  monkeypatch.setattr(
+    loading,
+    "open_encoder",
+    lambda path, **how: (opened if path == "encoder" else REAL)(path, **how),
+  )
+  forged, secret = "no\nvmsst: error: forged", "s3://AKIA:qu/z@bucket/x"
+  with inside(command, inputs, tmp_path / "messages"):
+    for place, word in _words(command, inputs):
+      for name in (secret,) if word == "OUT" else (forged, secret):
+        code, message = call(command, "OUT", changes={place: name})
+        assert code == 1, (place, name)
+        lines = message.splitlines()
+        assert sum(line.startswith("vmsst: error: ") for line in lines) == 1, message
+        assert not re.search("AKIA|qu/|z@", message), message
+
+
+# Commands with encoders, and what is wrong with their other inputs or outputs.
+UNUSABLE = {
+  "embed encoder none OUT": "none: cannot be opened",
+  "embed encoder a.txt none OUT": "none: cannot be opened",
+  "embed encoder a.txt a.txt/OUT": "a.txt is not a folder",
+  "score encoder none b.txt": "none: cannot be opened",
+  "score encoder a.txt none": "none: cannot be opened",
+  "score encoder a.txt t": "t: cannot be opened: Is a directory",
+  "score encoder a.txt a.txt --output t": "t is a folder",
+  "mine none b.txt OUT --encoder encoder": "none: cannot be opened",
+  "mine a.txt b.txt OUT --encoder encoder --gold none": "none: cannot be opened",
+  "mine a.txt b.txt OUT --encoder encoder --gold gold/text": "gold/text:1: 'one' is not",
+  "mine a.txt b.txt OUT --encoder encoder --gold gold/number": "gold/number:2: there is no line 10",
+  "mine a.txt blank OUT --encoder encoder --gold gold/blank": "gold/blank:1: line 2 of blank is em",
+  "mine a.txt b.txt OUT --encoder encoder --index none none": "none: not a folder",
+  "search none corpus vectors": "none: cannot be opened",
+  "search b.txt none vectors": "none: cannot be opened",
+  "search b.txt corpus none": "none: no vectors.json",
+  "search b.txt corpus vectors --index none": "none: not a folder",
+  "search b.txt corpus vectors --index t": "t: no index.json",
+  "translate run --to de --input none": "none: cannot be opened",
+  "translate run --to de --input a.txt --output t": "t is a folder",
+  "eval encoder --out OUT --data none": "none: not a folder",
+  "eval encoder --out OUT --sts none": "none",
+  "eval encoder --out a.txt --bitext t/x.de-en.tsv": "a.txt is not a folder",
+  "eval encoder --out OUT --bitext t/x.de-en.tsv --seen xq": "xq",
+  "data embed run OUT none": "none",
+  "data embed run a.txt t/x.de-en.tsv": "a.txt is not a folder",
+  "data mine-negatives run OUT none": "none",
+  "export safetensors run t": "t exists already",
+  "push run me/x --results none": "none: not a folder",
+}
+
+
+@pytest.mark.parametrize("argv", UNUSABLE)
+def test_inputs_are_checked_before_an_encoder_is_loaded(argv, inputs, tmp_path, monkeypatch):
+  def refuse(*_, **__):
+    raise AssertionError("an encoder was loaded")
+
+  for name in ("load", "load_translator", "open_encoder"):
+    monkeypatch.setattr(loading, name, refuse)
+  monkeypatch.setattr(saved_encoders, "read", refuse)
+  folder = shutil.copytree(inputs, tmp_path / "inputs")
+  with contextlib.chdir(folder):
+    line_files.write_lines(folder / "blank", ["a", ""])
+    gold = {"text": ["one"], "number": ["1\t9", "10\t1"], "blank": ["1\t2"]}
+    for name, lines in gold.items():
+      line_files.write_lines(folder / "gold" / name, lines)
+    before = snapshot()
+    code, message = call(dataclasses.replace(COMMANDS["embed"], argv=argv), "OUT")
+    assert (code, message.count("\n")) == (1, 1), message
+    assert UNUSABLE[argv] in message
+    assert snapshot() == before
 
 
 def test_an_output_has_one_writer(command, inputs, tmp_path):

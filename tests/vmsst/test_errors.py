@@ -34,7 +34,10 @@ def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):
     ("'http://token@host:80/x'", "'http://***@host:80/x'"),
     ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
     ("s3://key:sec/r+et@bucket/x: no", "s3://***@bucket/x: no"),
-    ("https://host/x;token=4f;b=2 and /x?a;sig=4f", "https://host/x;token=***;b=2 and /x?a;sig=***"),
+    (
+      "https://host/x;token=4f;b=2 and /x?a;sig=4f",
+      "https://host/x;token=***;b=2 and /x?a;sig=***",
+    ),
     ("https://host/x?a=1&X-Amz-Signature=4f%2B&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
     (
       "https://h/x?sig=4f or https://h/y?access_token=4f",

@@ -15,9 +15,7 @@ from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_
 from vmsst.checkpoints.importers import architectures, laser, mt5
 
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
-_NAME = re.compile(
-  r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?"
-)
+_NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 # With weights of dense modules, which may have another format than those of the encoder.

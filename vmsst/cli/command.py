@@ -6,6 +6,7 @@ dataclass stands for its fields, the options that several commands share.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import difflib
@@ -19,7 +20,8 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, cast
 
-from vmsst.io import interrupts, outputs, work_folders
+from vmsst import errors
+from vmsst.io import interrupts, outputs, storage, text_files, work_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,14 @@ class Argument:
   Attributes:
     metavar: What stands for the value in `--help`.
     parse: Returns the value of a text; raises ValueError or ArgumentTypeError.
-    role: Whether the value is a path to read, or the file or folder to write.
+    role: Whether the value is a path to read (a text and a folder must exist), or the
+      file or folder to write.
     help: The description where a docstring has none.
   """
 
   metavar: str
   parse: Callable[[str], Any] = str
-  role: Literal["input", "file", "folder"] | None = None
+  role: Literal["input", "text", "data", "file", "folder"] | None = None
   help: str = ""
 
 
@@ -66,15 +69,17 @@ Language = Annotated[str, Argument("CODE")]
 """The code of a language."""
 InputFile = Annotated[str, Argument("FILE", role="input")]
 """A file to read."""
-InputFolder = Annotated[str, Argument("FOLDER", role="input")]
+InputFolder = Annotated[str, Argument("FOLDER", role="data")]
 """A folder to read."""
+Vectors = Annotated[str, Argument("VECTORS", role="input")]
+"""Vectors of `vmsst embed`, or a .npy file."""
 OutputFile = Annotated[str, Argument("FILE", role="file")]
 """The file to write."""
 OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
 """The folder to write to."""
 Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]
 """An encoder to open."""
-Text = Annotated[str, Argument("FILE", role="input", help=_TEXT)]
+Text = Annotated[str, Argument("FILE", role="text", help=_TEXT)]
 """A text to read."""
 
 
@@ -131,13 +136,19 @@ class Command:
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
     values = self.values(args)
-    paths: dict[str | None, list[str]] = {"input": [], "file": [], "folder": []}
+    paths = collections.defaultdict[str | None, list[str]](list)
     for name, parameter in inspect.signature(self.function).parameters.items():
       role = _argument(parameter.annotation).role
       if role and (value := values[name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
-    outputs.check(paths["input"], file=file, folder=folder)
+    inputs = [*paths["input"], *paths["text"], *paths["data"]]
+    outputs.check(inputs, file=file, folder=folder)
+    for path in paths["text"]:
+      text_files.check_not_empty(path)
+    for path in paths["data"]:
+      if not (storage.exists(path) if storage.is_url(path) else os.path.isdir(path)):
+        raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
     with interrupts.Uninterrupted() as stack:

@@ -97,6 +97,8 @@ def evaluate(
   else:
     chosen = benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
   workers = None if mteb else engine.chosen()
+  for code in seen or ():
+    languages.language(code)
   failures = []
   for folder, given_path in folders.items():
     path, model, load = computing.open(given_path, max_length=max_length)

@@ -8,13 +8,13 @@ from vmsst.cli.command import (
   Argument,
   Command,
   Encoder,
-  InputFile,
   InputFolder,
   Language,
   OutputFile,
   OutputFolder,
   Positive,
   Text,
+  Vectors,
 )
 from vmsst.cli.shared_options import (
   Batches,
@@ -85,7 +85,7 @@ def embed(
 def score(
   encoder: Encoder,
   source: Text,
-  target: InputFile | None = None,
+  target: Text | None = None,
   *,
   output: OutputFile = outputs.STANDARD,
   by: Literal["cosine", "likelihood"] = "cosine",
@@ -145,7 +145,7 @@ def score(
 
 
 def index(
-  vectors: InputFolder,
+  vectors: Vectors,
   index: OutputFolder,
   *,
   factory: str | None = None,
@@ -195,15 +195,15 @@ def _check_index(index: object, engine: Any) -> None:
 
 
 def mine(
-  source: InputFile,
-  target: InputFile,
+  source: Text,
+  target: Text,
   out: OutputFile,
   *,
-  vectors: tuple[InputFolder, InputFolder] | None = None,
+  vectors: tuple[Vectors, Vectors] | None = None,
   index: tuple[InputFolder, InputFolder] | None = None,
   encoder: Encoder | None = None,
   languages: tuple[Language, Language] | None = None,
-  gold: InputFile | None = None,
+  gold: Text | None = None,
   pairs: Pairs,
   computing: Batches,
   engine: GpuWorkers,
@@ -236,11 +236,10 @@ def mine(
     )
   if pairs.threshold is not None and gold:
     raise errors.InputError("--gold chooses the threshold; omit --threshold")
-  for path in paths:
-    bitext_mining.check_sentences(path)
   chosen = engine.chosen()
   _check_index(index, chosen)
   if encoder:
+    bitext_mining.check_texts(source, target, gold)
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       file_embedding.embed_file(
@@ -278,9 +277,9 @@ def mine(
 
 
 def search(
-  queries: InputFile,
+  queries: Text,
   corpus: Text,
-  vectors: InputFolder,
+  vectors: Vectors,
   *,
   index: InputFolder | None = None,
   encoder: Encoder | None = None,
@@ -316,6 +315,7 @@ def search(
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   outputs.check([path], file=output)
+  opened = searched.open_index(index) if index else None
   name, model, load = computing.open(path, role="query")
   if not encoder and (differences := text_search.other_encoder(searched, model, name)):
     raise errors.InputError(
@@ -328,7 +328,6 @@ def search(
     "batch_size": computing.batch_size,
     "compare": device_search.compare,
   }
-  opened = searched.open_index(index) if index else None
   if not streamed and (opened is None or opened.exact):
     with local_file(queries) as path:
       text_search.search_file(

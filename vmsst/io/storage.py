@@ -88,8 +88,8 @@ def filesystem(url: str) -> Any:
   scheme, _, inside = url.partition("://")
   if re.match(r"(?!arn:)[^/]*[:@]", inside):
     raise errors.InputError(
-      f"{scheme}://...: a bucket cannot have credentials in its name; set them as the client of the "
-      "store reads them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+      f"{scheme}://...: credentials cannot be part of a URL; set them as the client of the store "
+      "reads them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     )
   for name in ("gs", "gcs", "s3", "s3a"):  # epath makes file systems of its own
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)

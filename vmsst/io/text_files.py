@@ -51,6 +51,12 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
     yield from decoded(_raw_lines(stream, path, digest), path)
 
 
+def check_not_empty(path: str) -> None:
+  """Raises InputError unless a text can be read and has a line; `-` and pipes are not read."""
+  if path != "-" and not input_files.is_pipe(path) and next(read_lines(path), None) is None:
+    raise errors.InputError(f"{path}: empty; give a text with at least one line")
+
+
 def new_digest() -> Any:
   """Returns a hash that identifies the content of a text, uncompressed."""
   return hashlib.blake2b(digest_size=16)

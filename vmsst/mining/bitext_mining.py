@@ -104,7 +104,10 @@ def mine(
   if not storage.is_url(output) and os.path.isdir(output):
     raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source), _Sentences(target)
-  gold_G2 = None if gold is None else _read_gold(gold, *sides)
+  gold_G2 = None
+  if gold is not None:
+    rows = [side.rows(lines, gold) for side, lines in zip(sides, _read_gold(gold), strict=True)]
+    gold_G2 = np.unique(np.array(rows, np.int64).T, axis=0)
   work = work_folders.work_path(output)
   search = (
     sharded_search.compare(work, compare=compare, engine=engine or engines.Local())
@@ -140,10 +143,29 @@ def mine(
   return Mined(source_count, target_count, candidates, kept, best)
 
 
-def check_sentences(path: str) -> None:
-  """Raises InputError if a text has no sentence to mine."""
-  if all(map(text_fields.is_blank, text_files.read_lines(path))):
+def check_texts(source: str, target: str, gold: str | None = None) -> None:
+  """Raises InputError if a text has no sentence to mine, or lacks a line of known translations."""
+  lines_of_sides = ([], []) if gold is None else _read_gold(gold)
+  for path, lines in zip((source, target), lines_of_sides, strict=True):
+    texts = text_fields.read_texts(path, text_fields.default_field(path))
+    visible = bytearray(not text_fields.is_blank(text) for text in texts)
+    _check_lines(path, visible, lines, gold)
+
+
+def _check_lines(
+  path: str, visible: Sequence[int] | np.ndarray, lines: Sequence[int], gold: str | None
+) -> None:
+  """Raises InputError unless a text has visible lines, among them some of a gold file."""
+  if not any(visible):
     raise errors.InputError(f"{path} contains no sentence")
+  for number, line in enumerate(lines, 1):
+    if not 1 <= line <= len(visible):
+      raise errors.InputError(
+        f"{gold}:{number}: there is no line {line} in {path}: it has {len(visible):,} lines, "
+        "counted from 1"
+      )
+    if not visible[line - 1]:
+      raise errors.InputError(f"{gold}:{number}: line {line} of {path} is empty")
 
 
 class _Sentences:
@@ -163,8 +185,7 @@ class _Sentences:
     for row, line in enumerate(text.texts()):
       key_N[row] = hash(" ".join(line.split()))
       visible_N[row] = not text_fields.is_blank(line)
-    if not visible_N.any():
-      raise errors.InputError(f"{text.path} contains no sentence")
+    _check_lines(text.path, visible_N, [], None)
     self.first_N = exact_search.first_rows(key_N, visible_N)
     self.compared_N = large_arrays.full(len(text), False, bool)
     for rows in exact_search.blocks(len(text)):
@@ -172,34 +193,24 @@ class _Sentences:
 
   def rows(self, lines: Sequence[int], path: str) -> list[int]:
     """Returns the rows that represent some lines, which count from 1 and are from a gold file."""
-    for number, line in enumerate(lines, 1):
-      if not 1 <= line <= len(self.text):
-        raise errors.InputError(
-          f"{path}:{number}: there is no line {line} in {self.text.path}: it has "
-          f"{len(self.text):,} lines, counted from 1"
-        )
-      if self.first_N[line - 1] < 0:
-        raise errors.InputError(f"{path}:{number}: line {line} of {self.text.path} is empty")
+    _check_lines(self.text.path, self.first_N >= 0, lines, path)
     return [int(self.first_N[line - 1]) for line in lines]
 
 
-def _read_gold(path: str, source: _Sentences, target: _Sentences) -> np.ndarray:
-  """Returns the rows of known translations, int64 [G, 2], without repeats."""
-  gold = []
+def _read_gold(path: str) -> tuple[list[int], list[int]]:
+  """Returns the numbers of the source and target lines of known translations."""
+  sources, targets = [], []
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
     if len(fields) != 2 or not all(x.isdecimal() and len(x) < 19 for x in fields):
       raise errors.InputError(
         f"{path}:{number}: {line!r} is not `source line TAB target line` with two line numbers"
       )
-    gold.append([int(field) for field in fields])
-  if not gold:
+    sources.append(int(fields[0]))
+    targets.append(int(fields[1]))
+  if not sources:
     raise errors.InputError(f"{path} is empty: add line numbers of known translations")
-  columns = [
-    side.rows(lines, path)
-    for side, lines in zip((source, target), zip(*gold, strict=True), strict=True)
-  ]
-  return np.unique(np.array(columns, np.int64).T, axis=0)
+  return sources, targets
 
 
 def _write(

@@ -156,13 +156,15 @@ def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
 def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path("here/run").mkdir(parents=True)
-  for name in ("intfloat/multilingual-e5-small", "sentence-transformers/LaBSE@main"):
+  for name in ("intfloat/multilingual-e5-small", "sentence-transformers/LaBSE@refs/pr/1"):
     assert hub_models.is_name(name), name
   for path in (
     *("./owner/name", "/owner/name", "~/name", "name", "a/b/c", "run/checkpoint_10", "here/run"),
-    "gs://bucket/run",
+    *("gs://bucket/run", "a/b@x/../../../escaped", "a../b@.."),
   ):
     assert not hub_models.is_name(path), path
+  with pytest.raises(errors.InputError, match="is not the name of a model"):
+    hub_models.download("a/b@x/../../../escaped")  # would be a path in the cache
 
 
 def name_of(case):

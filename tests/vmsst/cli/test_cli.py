@@ -378,7 +378,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, c
 
 
 def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
-  tmp_path, capsys, caplog
+  tmp_path, capsys, caplog, monkeypatch
 ):
   prompts = {"config_sentence_transformers.json": {"prompts": {"query": "red ", "passage": "the "}}}
   model = str(released_folders.write(tmp_path / "m", "bert", prompts))
@@ -409,6 +409,7 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
   assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
+  monkeypatch.setattr(loading, "open_encoder", lambda *_, **__: 1 / 0)  # The name is read first.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1
   assert "--prompt-name is 'x'" in capsys.readouterr().err
 
@@ -495,6 +496,7 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
     return inner(path)
 
   monkeypatch.setattr(text_files, "_open", opening)
+  monkeypatch.setattr(text_files, "check_not_empty", lambda path: None)  # before all reading
   replaced, expected, refused = 1, None, 0
   while expected is None or replaced <= len(opens):
     for path in tmp_path.iterdir():
@@ -551,8 +553,7 @@ def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys,
     assert cli.main(line.split()) == 1, line
     done = capsys.readouterr()
     culprit = "empty.gz" if "empty.gz" in line else "standard input"
-    what = " contains no sentence" if line.startswith("mine") else ": empty; give a text with at"
-    assert f"{culprit}{what}" in done.err, line
+    assert f"{culprit}: empty; give a text with at" in done.err, line
     assert done.out == ""
     assert sorted(tmp_path.iterdir()) == before
 
