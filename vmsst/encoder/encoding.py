@@ -111,10 +111,12 @@ def encode_windows(
     total: Number of all texts, for the progress bar.
     title: Title of the progress bar.
   """
-  with progress_bar.Bar(total=total, unit=" sentences", desc=title) as bar:
+  done = 0
+  with progress_bar.Bar(total=total, unit=" sentences", desc=title, outer=True) as bar:
     for window in windows(texts, size):
       yield embed(window)
-      bar.update(len(window))
+      done += len(window)
+      bar.reach(done)
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -248,6 +250,11 @@ class EmbedTexts(base.StagedUnit):
     identity = self.encoder.identity
     return base.digest("texts", _FORMAT, identity, self.texts, self.languages, self.method)
 
+  @property
+  def size(self) -> int:
+    """Number of texts."""
+    return len(self.texts)
+
   def __str__(self) -> str:
     return f"{len(self.texts):,} texts"
 
@@ -306,12 +313,12 @@ def embed(
   units = [EmbedTexts(encoder, *part, method) for part in parts]
   if engine.in_process and not keep:
     vectors, cuts = [], []
-    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed") as bar:
-      for unit in units:
+    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", outer=True) as bar:
+      for start, unit in zip(starts, units, strict=True):
         vectors_ND, cut = unit.compute(unit.read())
         vectors.append(vectors_ND)
         cuts.append(cut)
-        bar.update(len(unit.texts))
+        bar.reach(start + unit.size)
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
     known = keep and all(base.result(unit, verify=True) is not None for unit in units)

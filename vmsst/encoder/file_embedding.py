@@ -69,6 +69,11 @@ class EmbedShard(base.StagedUnit):
       self.dtype,
     )
 
+  @property
+  def size(self) -> int:
+    """Number of texts."""
+    return self.span.lines
+
   def __str__(self) -> str:
     return str(self.span)
 

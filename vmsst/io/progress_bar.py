@@ -37,20 +37,32 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+_outer: "Bar | None" = None
+"""The bar that other bars advance."""
+
+
 class Bar(tqdm.tqdm):
   """A progress bar whose updates tell the watchdog that work goes on, even if it is not shown."""
 
-  def __init__(self, *args: Any, disable: bool | None = None, lines: bool = False, **options: Any):
+  def __init__(
+    self,
+    *args: Any,
+    disable: bool | None = None,
+    lines: bool = False,
+    outer: bool = False,
+    **options: Any,
+  ):
     """Makes a bar.
 
     Args:
       *args: As of tqdm.
       disable: Whether to show nothing; None: see `shown`.
       lines: Whether to print lines even if `disable` is False, except on a terminal.
+      outer: Whether the bars of encoders, inside its context, advance it too; see `reach`.
       **options: As of tqdm.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    self._lines = not is_terminal and (lines or disable is None)
+    self._lines, self._is_outer = not is_terminal and (lines or disable is None), outer
     if disable is None or _where == "nowhere":
       disable = _where == "nowhere" or not (is_terminal or _where == "anywhere")
     if self._lines:
@@ -66,7 +78,25 @@ class Bar(tqdm.tqdm):
   def update(self, n: Any = 1) -> bool | None:
     """Adds `n` to what is done."""
     watchdog.alive()
+    if _outer is not None and _outer is not self:
+      _outer.update(n)
     return super().update(n)
+
+  def reach(self, n: int) -> None:
+    """Advances to `n`, unless other bars have done so."""
+    self.update(max(0, n - self.n))
+
+  def __enter__(self) -> "Bar":
+    """Starts the context."""
+    global _outer
+    _outer = self if self._is_outer else _outer
+    return super().__enter__()
+
+  def __exit__(self, *error: object) -> None:
+    """Ends the context."""
+    global _outer
+    _outer = None if self._is_outer else _outer
+    super().__exit__(*error)
 
   def close(self) -> None:
     """Ends the bar; where it prints lines, without a last one."""

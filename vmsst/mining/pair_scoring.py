@@ -154,7 +154,8 @@ def pair_scores(
   )
   cut: list[tuple[int, int, int]] = []
   left = 2 * (count - start)
-  with progress_bar.Bar(total=count, initial=start, unit=" pairs") as bar:
+  total = 2 * count
+  with progress_bar.Bar(total=total, initial=2 * start, unit=" texts", outer=True) as bar:
     for sources, targets in zip(*sides, strict=True):
       languages = source.language, target.language
       score_BC = scorer.score(sources, targets, languages, lambda *counts: cut.append(counts))
@@ -166,7 +167,7 @@ def pair_scores(
         )
       yield score_BC
       start += len(score_BC)
-      bar.update(len(score_BC))
+      bar.reach(2 * start)
   batching.log_all_cut(cut, left)
 
 

@@ -44,9 +44,11 @@ class Unit(abc.ABC):
   Attributes:
     path: Output file, perhaps in an object store; a unit writes it atomically, with a temporary
       name of its own (`atomic_files.atomic_file(path)`).
+    size: What progress bars count: the number of texts that it encodes, or 1.
   """
 
   path: str
+  size = 1
 
   @property
   @abc.abstractmethod

@@ -69,11 +69,17 @@ def run(title: str, units: Sequence[Unit], engine: Engine) -> list[dict[str, Any
     InputError: a unit failed; finished units are kept.
   """
   todo = [unit for unit in units if base.result(unit, verify=True) is None]
-  done = len(units) - len(todo)
-  with progress_bar.Bar(total=len(units), initial=done, desc=title) as bar:
+  total = sum(unit.size for unit in units)
+  done = total - sum(unit.size for unit in todo)
+  by_texts = total > len(units)
+  unit_name = " texts" if by_texts else " units"
+  with progress_bar.Bar(
+    total=total, initial=done, desc=title, unit=unit_name, outer=by_texts
+  ) as bar:
     if todo:
-      for _ in engine.work(title, todo):
-        bar.update()
+      for unit in engine.work(title, todo):
+        done += unit.size
+        bar.reach(done)
   end = time.monotonic() + (0 if engine.this_machine else _VISIBLE_SECONDS)
   return [_awaited(title, unit, end) for unit in units]
 

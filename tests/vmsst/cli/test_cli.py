@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import string
 
@@ -20,7 +21,7 @@ from vmsst import cli, errors
 from vmsst.cli import shared_options
 from vmsst.data import vocabularies, vocabulary_training
 from vmsst.encoder import file_embedding, loading
-from vmsst.io import storage, text_files
+from vmsst.io import progress_bar, storage, text_files
 from vmsst.mining import pair_scoring
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -698,3 +699,26 @@ def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tm
   assert command("mine", text, text, tmp_path / "out", "--vectors", folder, other) == 1
   assert "different encoders" in capsys.readouterr().err
   assert command("search", text, text, folder, "--encoder", moved) == 0
+
+
+@pytest.mark.parametrize(
+  ("line", "total"),
+  [
+    ("embed run a.txt out --batch-size 8", 48),
+    ("score run a.txt b.txt --output out --batch-size 8", 96),
+    ("mine a.txt b.txt out --encoder run --batch-size 8", 48),
+    ("data embed run out x.de-en.tsv", 300),
+  ],
+)
+def test_progress_counts_texts_as_their_batches_are_done(
+  line, total, run, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
+  line_files.write_lines(tmp_path / "a.txt", SENTENCES * 2)
+  line_files.write_lines(tmp_path / "b.txt", SENTENCES[::-1] * 2)
+  line_files.write_tsv(tmp_path / "x.de-en.tsv", [(f"a {n}", f"b {n}") for n in range(150)])
+  assert cli.main(line.split()) == 0
+  counts = [int(x) for x in re.findall(rf" (\d+)/{total} ", capsys.readouterr().err)]
+  assert counts == sorted(counts) or line.startswith("mine")  # both sides
+  assert 0 < min(counts) < total == max(counts)
