@@ -38,6 +38,18 @@ def restore(handlers: dict[int, Any]) -> None:
     signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+  """Restores the handlers of Ctrl-C and SIGTERM that a library inside replaces, also in C."""
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  handlers = {number: signal.getsignal(number) for number in numbers}
+  try:
+    yield
+  finally:
+    if threading.current_thread() is threading.main_thread():
+      restore(handlers)
+
+
 _seen: list[int] = []
 """Signals that wait."""
 _handlers: dict[int, Any] = {}

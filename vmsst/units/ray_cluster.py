@@ -4,12 +4,15 @@ import collections
 import dataclasses
 import logging
 import os
+import signal
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from vmsst import errors
+from vmsst.io import interrupts
 from vmsst.units import base, engines
 from vmsst.units.base import Unit
 
@@ -17,6 +20,7 @@ ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
 
 _REACH_SECONDS = 20
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +83,31 @@ def _connected(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     try:
-      # If nothing answers at the address, Ray itself waits for a long time.
       host, _, port = (address or "").rpartition("://")[2].rpartition(":")
       if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
-      ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        _check_answer(host.strip("[]"), int(port))
+      with interrupts.kept(), warnings.catch_warnings(action="ignore"):  # of forks with threads
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except SystemExit as end:
+      if end.code == signal.SIGTERM:  # by Ray's handler, which is replaced again
+        signal.raise_signal(signal.SIGTERM)
+      raise
     except (OSError, ValueError, RuntimeError, ImportError) as error:
       raise errors.InputError(
         f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
         "or give another address"
       ) from None
   return ray
+
+
+def _check_answer(host: str, port: int) -> None:
+  """Raises OSError unless a server speaks Ray's protocol: Ray itself would wait for minutes."""
+  with socket.create_connection((host, port), timeout=_REACH_SECONDS) as connection:
+    if os.environ.get("RAY_USE_TLS", "0") not in ("1", "true"):
+      # HTTP/2 begins with these bytes and an empty frame of settings, and the answer with another.
+      connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+      if connection.makefile("rb").read(len(_SETTINGS))[3:4] != _SETTINGS[3:4]:
+        raise ConnectionError("another program listens there")
 
 
 def _room(ray: Any, gpus: int) -> int:

@@ -1,6 +1,7 @@
 """Commands on all engines, also with parts of a Ray cluster killed, write what one process does."""
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -84,6 +85,19 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
     nodes.kill_worker()
   assert process.wait(timeout=600) == 0
   check_same(contents(tmp_path), expected(make))
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_command_on_a_ray_cluster_with_one_line(nodes, tmp_path):
+  argv = [*toy_units.search(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
+  command = [sys.executable, "-m", "vmsst.cli", *argv]
+  process = nodes.driver(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+  servers.wait_for_files(process, tmp_path, *KILLED[toy_units.search])
+  process.terminate()
+  _, messages = process.communicate(timeout=120)
+  assert process.returncode == 128 + signal.SIGTERM
+  assert messages.splitlines()[-1:] == ["vmsst: terminated"]
+  assert "***" not in messages
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """Units of work, the engines that do them, and several processes on one machine."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
+import signal
+import socket
 import sys
 import threading
 import types
@@ -322,3 +325,63 @@ def test_a_cluster_that_does_not_answer_is_an_error(tmp_path, monkeypatch, addre
   ray.is_initialized = lambda: False
   with pytest.raises(errors.InputError, match=f"no Ray cluster at {address}: .*; start it"):
     run(monkeypatch, ray, toy_units.squares(tmp_path, 1), address=address)
+
+
+SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\4\0\0\1\0"  # of HTTP/2
+
+
+@pytest.mark.parametrize(
+  ("answer", "message"),
+  [
+    (b"", "timed out"),
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program listens there"),
+    (SETTINGS, None),
+  ],
+)
+def test_another_program_at_the_address_of_a_cluster_is_an_error(
+  tmp_path, monkeypatch, answer, message
+):
+  ray, addresses = FakeRay(), []
+  ray.is_initialized, ray.init = lambda: False, lambda address, **_: addresses.append(address)
+  monkeypatch.setattr(ray_cluster, "_REACH_SECONDS", 20 if answer else 0.1)
+  with socket.create_server(("127.0.0.1", 0)) as server:
+
+    def serve():
+      client, _ = server.accept()
+      with client:
+        assert client.recv(4) == b"PRI "
+        client.sendall(answer)
+        client.makefile("rb").read()  # until it is closed
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    expected = pytest.raises(errors.InputError, match=rf"no Ray cluster at {address}: {message}; ")
+    with expected if message else contextlib.nullcontext():
+      run(monkeypatch, ray, toy_units.squares(tmp_path, 1), address=address)
+    thread.join()
+  assert addresses == ([] if message else [address])
+
+
+@pytest.mark.parametrize("during", [True, False])
+def test_ray_does_not_replace_signal_handlers(tmp_path, monkeypatch, during):
+  ray, numbers = FakeRay(), []
+
+  def stop(number, frame):
+    numbers.append(number)
+    raise KeyboardInterrupt
+
+  def init(address, **_):
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    if during:
+      signal.raise_signal(signal.SIGTERM)
+
+  ray.is_initialized, ray.init = lambda: False, init
+  former = signal.signal(signal.SIGTERM, stop)
+  try:
+    with pytest.raises(KeyboardInterrupt) if during else contextlib.nullcontext():
+      run(monkeypatch, ray, toy_units.squares(tmp_path, 1))
+    assert signal.getsignal(signal.SIGTERM) == stop
+  finally:
+    signal.signal(signal.SIGTERM, former)
+  assert numbers == [signal.SIGTERM] * during
