@@ -154,7 +154,7 @@ def index(
   """Build a FAISS index of vectors, for approximate search and mining.
 
   Args:
-    vectors: Vectors, as `vmsst embed` writes them.
+    vectors: Vectors, as `vmsst embed` writes them, or a .npy file.
     index: Output folder.
     factory: FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default:
       Flat, which is exact, below 20,000 vectors, RR<width>,IVF<lists>,RaBitQ below 10 million,
@@ -215,8 +215,8 @@ def mine(
       column, or the second after a column of numbers, of .jsonl files the key text.
     target: Text file in the other language.
     out: Output file: score TAB source TAB target, best first.
-    vectors: Vectors of both texts, as `vmsst embed` writes them (default: OUT.source.vectors and
-      OUT.target.vectors).
+    vectors: Vectors of both texts, as `vmsst embed` writes them, or .npy files (default:
+      OUT.source.vectors and OUT.target.vectors).
     index: Indexes of both texts' vectors, as `vmsst index` writes them, for an approximate search
       (default: exact search).
     encoder: Encoder to compute missing vectors, as for `vmsst embed`.
@@ -294,7 +294,7 @@ def search(
   Args:
     queries: Text file, one query per line; - is standard input.
     corpus: Text file with the lines to search, UTF-8, plain or gzipped.
-    vectors: Vectors of CORPUS, as `vmsst embed` writes them.
+    vectors: Vectors of CORPUS, as `vmsst embed` writes them, or a .npy file.
     index: Index of VECTORS, as `vmsst index` writes it, for an approximate search (default: exact
       search).
     encoder: Encoder of the queries (default: that of the vectors).

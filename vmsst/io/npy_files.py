@@ -81,6 +81,15 @@ def write(
       done += len(vectors_BD)
 
 
+def mapped(path: str | os.PathLike[str]) -> np.memmap:
+  """Opens a .npy file as a read-only memory map; raises InputError if it is not one."""
+  input_files.check(path)
+  try:
+    return np.lib.format.open_memmap(path, mode="r")
+  except Exception as error:  # NumPy raises various exceptions for damaged files
+    raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
+
+
 def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.memmap:
   """Opens a float32 .npy file of vectors as a read-only memory map.
 
@@ -91,11 +100,7 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
   Raises:
     InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
   """
-  input_files.check(path)
-  try:
-    array = np.lib.format.open_memmap(path, mode="r")
-  except Exception as error:  # NumPy raises various exceptions for damaged files
-    raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
+  array = mapped(path)
   fits = array.ndim == len(shape) and all(
     isinstance(wanted, str) or wanted == size
     for wanted, size in zip(shape, array.shape, strict=True)

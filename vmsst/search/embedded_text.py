@@ -73,15 +73,20 @@ class EmbeddedText:
     return lambda row: parse(lines[row], row + 1)
 
 
-def open_text(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> EmbeddedText:
+def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
   """Opens a text and its vectors, as `file_embedding.embed_file` writes them.
 
   Vectors from another source are accepted if their number matches the lines.
 
+  Args:
+    path: The text.
+    vectors: As in `vector_store.open_vectors`.
+
   Raises:
     InputError: the text or vectors are missing, incomplete or broken, or do not match.
   """
-  path, vectors = os.fspath(path), vector_store.open_vectors(folder)
+  path, vectors = os.fspath(path), vector_store.open_vectors(vectors)
+  folder = vectors.folder
   text = fingerprint(path)
   if text["lines"] != len(vectors):
     raise errors.InputError(

@@ -87,6 +87,9 @@ def default_factory(count: int, dimension: int) -> str:
 
 def library() -> Any:
   """Returns the module faiss; raises InputError if it is not installed."""
+  # Its threads wait for each other thousands of times. On a busy machine, those that wait actively
+  # take the time of those that work.
+  os.environ.setdefault("OMP_WAIT_POLICY", "passive")
   with errors.requires("faiss", "an index"):
     import faiss
   return faiss
@@ -302,9 +305,16 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       transform.niter = transform.niter_pq_0 = _ROTATION_ROUNDS
       transform.niter_pq = 1
       transform.max_train_points = 256 * _PER_CODE
+      codes = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
+      codes.cp.min_points_per_centroid = 1
+      codes.this.disown()  # FAISS keeps the address.
+      transform.pq = codes
+  if ivf is not None:  # FAISS prints a warning if there are few vectors, for each part of them.
+    ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
     ivf.do_polysemous_training = False  # Orders codes for a kind of search that is not used.
     ivf.pq.cp.niter = _CODE_ROUNDS
+    ivf.pq.cp.min_points_per_centroid = 1
     ivf.pq.cp.max_points_per_centroid = _PER_CODE
 
 

@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def build_index(
-  vectors: str | os.PathLike[str],
+  vectors: Any,
   folder: str | os.PathLike[str],
   *,
   factory: str | None = None,
@@ -61,8 +61,8 @@ def build_index(
   """Writes an index of vectors; resumes after interruption, and does nothing if it is complete.
 
   Args:
-    vectors: A folder that `vmsst embed` wrote, local or in an object store.
-    folder: Output folder, the same.
+    vectors: As in `vector_store.open_vectors`.
+    folder: Output folder, local or in an object store.
     factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64", see
       `vmsst.search.faiss_index.training_rows`; None: the default for the number of vectors.
     shard_rows: Vectors per shard; None: about a million.
@@ -75,8 +75,8 @@ def build_index(
     InputError: FAISS is not installed, the vectors are missing, incomplete or broken, the string is
       not supported or does not suit them, or the output folder has another index or broken files.
   """
-  folder, name = storage.path(folder), os.fspath(vectors)
-  rows = vector_store.open_vectors(vectors)
+  folder, rows = storage.path(folder), vector_store.open_vectors(vectors)
+  name = rows.folder
   count, width = rows.shape
   if not count:
     raise errors.InputError(f"{name} has no vectors: embed a text with lines")
@@ -205,25 +205,21 @@ class FillShard(base.Unit):
     return _write(index, self.path)
 
 
-def open_index(
-  folder: str | os.PathLike[str], vectors: str | os.PathLike[str] | vector_store.Vectors
-) -> faiss_index.Index:
+def open_index(folder: str | os.PathLike[str], vectors: Any) -> faiss_index.Index:
   """Opens an index as a memory map, after verifying its checksum and that of its vectors.
 
   The file of an index in an object store is copied to this machine until the process ends.
 
   Args:
     folder: A folder that `build_index` wrote.
-    vectors: The vectors from which it was built, or their folder.
+    vectors: The vectors from which it was built, as in `vector_store.open_vectors`.
 
   Raises:
     InputError: there is no complete index, it is damaged or of other vectors, or FAISS is not
       installed.
   """
   folder = storage.path(folder)
-  rows = (
-    vectors if isinstance(vectors, vector_store.Vectors) else vector_store.open_vectors(vectors)
-  )
+  rows = vector_store.open_vectors(vectors)
   if not storage.exists(folder / _STATE):
     raise errors.InputError(f"{folder}: no {_STATE}: give a folder that `vmsst index` wrote")
   settings, sha256 = _read_state(folder)

@@ -31,6 +31,7 @@ from vmsst.io import (
 
 DTYPES = ("float32", "float16")
 _MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
+_CHECKED = 1 << 14  # Rows of an array that are checked together.
 _AGAIN = "delete the folder and embed again"
 _STATE = "vectors.json"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]  # Larger ones overflow in NumPy.
@@ -247,22 +248,75 @@ class Vectors:
     return functools.lru_cache(_MAPS)(self._read)
 
 
-def open_vectors(folder: str | os.PathLike[str]) -> Vectors:
-  """Opens the vectors of a finished folder.
+class ArrayVectors(Vectors):
+  """Vectors of another source: an array in memory, or a .npy file, which is memory-mapped."""
 
-  Checksums of local files are verified now, those of files in object stores when they are read.
+  def __init__(self, source: Any, name: str):
+    """Checks the vectors and computes their digest; see `open_vectors`."""
+    self._source, self.folder, self._paths, self.settings = source, name, [name], {}
+    array_ND = self._array
+    if array_ND.ndim != 2 or array_ND.dtype not in (np.float32, np.float16):
+      raise errors.InputError(
+        f"{name}: {array_ND.dtype} of shape {array_ND.shape}; give vectors as rows, [N, D], of "
+        "float32 or float16 (`astype`)"
+      )
+    self.shape, self.dtype, self.shard_rows = array_ND.shape, array_ND.dtype, [len(array_ND)]
+    self._ends = self.shard_rows
+    digest = hashlib.sha256(npy_files.header(self.shape, self.dtype.name))
+    for start in range(0, len(array_ND), _CHECKED):
+      block_BD = array_ND[start : start + _CHECKED]
+      try:
+        digest.update(npy_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data)
+      except ValueError as error:
+        raise errors.InputError(f"{name}: {error}; remove it, or compute it again") from None
+    self.digest = digest.hexdigest()
+
+  def __getstate__(self) -> dict[str, Any]:
+    if not isinstance(self._source, str):
+      raise errors.InputError(
+        f"{self.folder} is in memory; save it as .npy to use it in several processes"
+      )
+    return {name: value for name, value in super().__getstate__().items() if name != "_array"}
+
+  @functools.cached_property
+  def _array(self) -> np.ndarray:
+    source = self._source
+    return npy_files.mapped(source) if isinstance(source, str) else np.asarray(source)
+
+  def _read(self, index: int) -> np.ndarray:
+    return self._array
+
+
+def open_vectors(vectors: Any) -> Vectors:
+  """Opens vectors: of a finished folder, of a .npy file, or in an array.
+
+  Checksums of local files are verified now, those of files in object stores when they are read. A
+  .npy file in a store is copied to this machine.
+
+  Args:
+    vectors: A folder that `vmsst embed` wrote; a .npy file or an array of NumPy, JAX or torch, [N,
+      D], float32 or float16; or what this function has returned.
 
   Raises:
     InputError: there are no vectors, they are incomplete, or a file is missing, broken or
-      truncated.
+      truncated; or an array has another shape or dtype, or a value that is not finite.
   """
-  return Vectors(storage.path(folder))
+  if isinstance(vectors, Vectors):
+    return vectors
+  if hasattr(vectors, "__array__"):
+    return ArrayVectors(vectors, "the array")
+  path = storage.path(vectors)
+  if storage.is_file(path):
+    return ArrayVectors(storage.absolute(storage.cached_copy(os.fspath(path))), os.fspath(path))
+  return Vectors(path)
 
 
 def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
   """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
   if not storage.exists(folder / _STATE):
-    raise errors.InputError(f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote")
+    raise errors.InputError(
+      f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote, or .npy"
+    )
   state = State.read(folder)
   if state.sha256 is None:
     raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")

@@ -378,6 +378,40 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, c
   assert capsys.readouterr().out == printed
 
 
+@pytest.mark.usefixtures("encoder")
+def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for side in sides:
+    assert cli.main(["embed", "a", side, f"{side}.vectors"]) == 0
+    np.save(f"{side}.npy", vector_store.open_vectors(f"{side}.vectors")[:])
+  x, y = sides
+  results = []
+  for end in ("vectors", "npy"):
+    for command in (
+      ["index", f"{y}.{end}", f"{end}.index"],
+      ["mine", x, y, f"{end}.tsv", "--vectors", f"{x}.{end}", f"{y}.{end}"],
+      ["search", x, y, f"{y}.{end}", "--encoder", "a", "--output", f"{end}.found"],
+      ["search", x, y, f"{y}.{end}", "--encoder", "a", "--index", f"{end}.index"],
+    ):
+      capsys.readouterr()
+      assert cli.main(command) == 0, capsys.readouterr().err
+    files = [f"{end}.{name}" for name in ("tsv", "found", "index/index.faiss")]
+    results.append([*(pathlib.Path(file).read_bytes() for file in files), capsys.readouterr().out])
+  assert results[0] == results[1]
+  for command, message in (
+    (["search", x, y, f"{y}.npy"], "y.txt.npy does not name its encoder: give --encoder"),
+    (["search", y, x, f"{y}.npy"], "24 lines and"),
+    (["index", f"{y}.npy", f"{y}.npy"], "is not a folder"),
+    (["index", y, "other"], "not a NumPy file of vectors"),
+    (["mine", x, y, f"{y}.npy", "--vectors", f"{x}.npy", f"{y}.npy"], "would overwrite the input"),
+    (["mine", x, y, "o", "--vectors", f"{x}.npy", f"{y}.npy", "--encoder", "a"], "x.txt.npy"),
+  ):
+    capsys.readouterr()
+    assert cli.main(command) == 1
+    assert message in (error := capsys.readouterr().err), error
+    assert error.count("\n") == 1
+
+
 def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
   tmp_path, capsys, caplog, monkeypatch
 ):

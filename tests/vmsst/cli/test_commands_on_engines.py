@@ -91,7 +91,7 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
 def test_sigterm_ends_a_command_on_a_ray_cluster_with_one_line(nodes, tmp_path):
   argv = [*toy_units.search(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
   command = [sys.executable, "-m", "vmsst.cli", *argv]
-  process = nodes.driver(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+  process = nodes.driver(command, cwd=tmp_path, stderr=subprocess.PIPE)
   servers.wait_for_files(process, tmp_path, *KILLED[toy_units.search])
   process.terminate()
   _, messages = process.communicate(timeout=120)

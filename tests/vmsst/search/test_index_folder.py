@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import memory_store
@@ -89,6 +91,28 @@ def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, 
     assert agreement == 1 if chosen_S is not None else agreement > 0.97
     same = found.index_NK == index_QK
     np.testing.assert_allclose(found.score_NK[same], score_QK[same], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["array", "file", "store"])
+def test_vectors_of_another_source_have_the_index_of_a_folder(
+  tmp_path, vectors_ND, kind, monkeypatch
+):
+  store = memory_store.installed(monkeypatch)
+  np.save(tmp_path / "x.npy", vectors_ND)
+  store.pipe_file("gs://bucket/x.npy", (tmp_path / "x.npy").read_bytes())
+  source = {"array": vectors_ND, "file": tmp_path / "x.npy", "store": "gs://bucket/x.npy"}[kind]
+  naive_search.write_vectors(tmp_path / "vectors", vectors_ND)
+  build(tmp_path / "vectors", tmp_path / "index")
+  for _ in range(2):  # The second does nothing.
+    index_folder.build_index(source, tmp_path / "other", factory="IVF8,SQ8", shard_rows=500)
+  assert (tmp_path / "other/index.faiss").read_bytes() == (
+    tmp_path / "index/index.faiss"
+  ).read_bytes()
+  found = index_folder.open_index(tmp_path / "other", source).nearest(vectors_ND[:9], 2)
+  expected = open_index(tmp_path).nearest(vectors_ND[:9], 2)
+  np.testing.assert_array_equal(found.index_NK, expected.index_NK)
+  with pytest.raises(errors.InputError, match="is an index of other vectors than the array"):
+    index_folder.open_index(tmp_path / "other", vectors_ND + 1)
 
 
 def test_an_exact_index_compares_vectors_of_any_length_by_their_direction(tmp_path, vectors_ND):
@@ -326,6 +350,29 @@ def test_defaults_grow_with_the_number_of_vectors(count, dimension, wanted):
   # FAISS wants 39 training vectors or more for each list.
   assert rows >= 39 * int((re.search(r"IVF(\d+)", wanted) or [0, 0])[1])
   assert (rows == 0) == (wanted == "Flat")
+
+
+@pytest.mark.parametrize("factory", ["IVF32,PQ32", "OPQ32,IVF32,PQ32", "IVF32,SQ8"])
+def test_few_vectors_for_a_code_are_no_reason_for_warnings(factory, capfd):
+  vectors_ND = np.random.default_rng(0).normal(size=(300, 64))
+  index = faiss_index.train(factory, exact_search.unit_rows(vectors_ND))
+  assert index.is_trained
+  assert capfd.readouterr() == ("", "")
+
+
+def test_threads_of_faiss_wait_passively():
+  """Thousands of short waits that use all cores make a busy machine slow."""
+  code = "from vmsst.search import faiss_index; faiss_index.library()"
+  environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    env=environment | {"OMP_DISPLAY_ENV": "true"},
+    capture_output=True,
+    text=True,
+  )
+  if "OMP_WAIT_POLICY" not in done.stderr:
+    pytest.skip("an OpenMP that does not show its settings")
+  assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
 
 
 def test_lists_number_vectors_through_all_blocks():

@@ -2,6 +2,7 @@ import os
 import pickle
 import resource
 
+import jax.numpy as jnp
 import memory_store
 import naive_search
 import numpy as np
@@ -179,6 +180,66 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   store.rm_file(path)
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002"):
     vector_store.open_vectors("gs://bucket/v")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_arrays_and_npy_files_are_vectors(tmp_path, dtype, monkeypatch):
+  expected = VECTORS.astype(dtype)
+  np.save(tmp_path / "x.npy", expected)
+  with open(tmp_path / "old.npy", "wb") as file:  # with another size of the header
+    file.write(b"\x93NUMPY\x01\x00\x46\x00")
+    file.write(f"{{'descr': '{expected.dtype.str}', 'fortran_order': False, ".encode())
+    file.write(b"'shape': (23, 3)}".ljust(0x46 - file.tell() + 10) + expected.tobytes())
+  np.save(tmp_path / "columns.npy", np.asfortranarray(expected))
+  monkeypatch.chdir(tmp_path)
+  row_N = np.array([22, 0, 5, 4, 5, 21])
+  digests = set()
+  for source in (
+    expected,
+    "x.npy",
+    tmp_path / "x.npy",
+    "old.npy",
+    "columns.npy",
+    jnp.array(expected),
+  ):
+    vectors = vector_store.open_vectors(source)
+    assert vector_store.open_vectors(vectors) is vectors
+    assert (vectors.shape, vectors.dtype, vectors.settings) == ((23, 3), np.dtype(dtype), {})
+    for rows in (slice(None), slice(2, 7), slice(20, 99), slice(5, 5), -1):
+      np.testing.assert_array_equal(vectors[rows], expected[rows])
+    np.testing.assert_array_equal(vectors, expected)
+    np.testing.assert_array_equal(vectors.take(row_N), expected[row_N])
+    assert [len(shard) for shard in vectors.shards()] == vectors.shard_rows == [23]
+    digests.add(vectors.digest)
+  assert len(digests) == 1
+  assert vector_store.open_vectors(expected * 2).digest not in digests
+  saved = pickle.dumps(vector_store.open_vectors("x.npy"))
+  assert len(saved) < 1000
+  monkeypatch.chdir("/")
+  np.testing.assert_array_equal(pickle.loads(saved).take(row_N), expected[row_N])
+  with pytest.raises(errors.InputError, match=r"in memory; save it as \.npy"):
+    pickle.dumps(vector_store.open_vectors(expected))
+
+
+@pytest.mark.parametrize(
+  ("array", "message"),
+  [
+    (VECTORS.astype(float), r"float64 of shape \(23, 3\); give vectors as rows, \[N, D\], of"),
+    (VECTORS.astype(">f4"), "give vectors as rows"),
+    (VECTORS[0], r"float32 of shape \(3,\)"),
+    (np.array([[1, 2]]), "int64"),
+    (np.where(np.eye(23, 3, -4), np.nan, VECTORS), "vector 4 contains a value that is not finite"),
+    (np.array([["a"], [None]]), "object|not a NumPy file of vectors"),
+  ],
+)
+def test_other_arrays_are_no_vectors(tmp_path, array, message):
+  np.save(tmp_path / "x.npy", array)
+  for source, name in ((array, "the array"), (tmp_path / "x.npy", r"x\.npy")):
+    with pytest.raises(errors.InputError, match=f"{name}: .*({message})"):
+      vector_store.open_vectors(source)
+  (tmp_path / "x.npy").write_bytes(b"something else")
+  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file of vectors"):
+    vector_store.open_vectors(tmp_path / "x.npy")
 
 
 def test_windows_become_the_file_that_numpy_would_write(tmp_path):
