@@ -28,7 +28,7 @@ def evaluate(
   bitext: list[InputFile] | None = None,
   retrieval: list[InputFile] | None = None,
   suite: list[Name] | None = None,
-  mteb: list[Annotated[str, Argument("TASK")]] | None = None,
+  mteb: list[Annotated[str, Argument("NAME")]] | None = None,
   data: InputFolder | None = None,
   out: OutputFolder | None = None,
   name: Name | None = None,
@@ -49,7 +49,8 @@ def evaluate(
     retrieval: Your queries, each with a text to find among all texts (query TAB text, or .jsonl
       with query and text): accuracy, MRR, recall and nDCG.
     suite: Benchmarks (see --list; default: all).
-    mteb: Tasks of MTEB instead, such as STS22.v2, which mteb downloads; results in its format.
+    mteb: Tasks or benchmarks of MTEB instead, such as STS22.v2 or "MTEB(Multilingual, v2)", which
+      mteb downloads; results in its format.
     data: Data folder, with one folder per benchmark (see --list).
     out: Output folder; finished benchmarks are skipped. Several encoders get a folder in it each,
       named by the last part of their path.
@@ -89,7 +90,7 @@ def evaluate(
     raise errors.InputError("the paths of several encoders must end differently; omit --name")
   if mteb:
     storage.check_local(out, "the results of MTEB")
-    tasks = mteb_models.get_tasks(mteb)
+    named_tasks = mteb_models.get_tasks(mteb)
   elif own:
     chosen = own_files.benchmarks(**own)
   elif data is None:
@@ -104,8 +105,11 @@ def evaluate(
     path, model, load = computing.open(given_path, max_length=max_length)
     label = name or (path if folder == out else os.path.basename(folder))
     if mteb:
-      for task, score in mteb_models.evaluate(model, tasks, folder, name=label).items():
-        print(f"{task:48}{score:8.2f}")
+      for title, tasks in named_tasks.items():
+        scores = mteb_models.evaluate(model, tasks, folder, name=label)
+        mean = {f"mean of {title}": sum(scores.values()) / len(scores)} if len(scores) > 1 else {}
+        for shown, score in (scores | mean).items():
+          print(f"{shown:48}{score:8.2f}")
       continue
     codes = seen or getattr(model, "languages", None)
     evaluated = suites.evaluate(

@@ -91,20 +91,25 @@ class MtebModel:
     return select(embeddings1, embeddings2, self._similarity)
 
 
-def get_tasks(names: Sequence[str]) -> list[Any]:
-  """Returns MTEB's tasks of these names.
+def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
+  """Returns the tasks of MTEB with each of these names: one task, or all tasks of a benchmark.
 
   Raises:
     InputError: mteb is not installed, or a name is unknown.
   """
   with errors.requires("mteb", "MTEB"):
     import mteb
-  tasks = []
+  tasks = {}
   for name in names:
     try:
-      tasks.append(mteb.get_task(name))
+      tasks[name] = [mteb.get_task(name)]
     except KeyError as error:
-      raise errors.InputError(f"MTEB: {error.args[0]}") from None
+      try:
+        tasks[name] = [*mteb.get_benchmark(name).tasks]
+      except KeyError as other:
+        raise errors.InputError(
+          f"MTEB has no task {name} ({error.args[0]}) and no such benchmark ({other.args[0]})"
+        ) from None
   return tasks
 
 

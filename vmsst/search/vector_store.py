@@ -315,7 +315,7 @@ def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
   """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
   if not storage.exists(folder / _STATE):
     raise errors.InputError(
-      f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote, or .npy"
+      f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote, or a .npy file"
     )
   state = State.read(folder)
   if state.sha256 is None:
