@@ -61,15 +61,10 @@ def requires(extra: str, what: str) -> Iterator[None]:
   try:
     yield
   except ImportError as error:
-    raise InputError(missing(error, extra, what)) from None
-
-
-def missing(error: ImportError, extra: str, what: str) -> str:
-  """Returns the message of `requires`."""
-  return (
-    f"{what} needs the package {error.name or error}, which is not installed: pip install "
-    f"'vmsst[{extra}]'"
-  )
+    raise InputError(
+      f"{what} needs the package {error.name or error}, which is not installed: pip install "
+      f"'vmsst[{extra}]'"
+    ) from None
 
 
 def check(valid: bool, name: str, value: Any, wanted: str) -> None:

@@ -6,7 +6,6 @@ dataclass stands for its fields, the options that several commands share.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import difflib
@@ -136,7 +135,7 @@ class Command:
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
     values = self.values(args)
-    paths = collections.defaultdict[str | None, list[str]](list)
+    paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for name, parameter in inspect.signature(self.function).parameters.items():
       role = _argument(parameter.annotation).role
       if role and (value := values[name]) is not None:

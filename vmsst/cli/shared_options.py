@@ -8,12 +8,12 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vmsst import errors
 from vmsst.cli.command import Argument, Positive
-from vmsst.io import atomic_files, storage, text_files
+from vmsst.io import atomic_files, outputs, storage, text_files
 
 if TYPE_CHECKING:
   from vmsst.units.engines import Engine
@@ -189,8 +189,12 @@ def local_file(path: str) -> Iterator[str]:
       yield str(kept)
 
 
-def print_lines(lines: Iterator[str]) -> None:
-  """Prints lines in UTF-8, unescaped."""
+def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
+  """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
+  if output != outputs.STANDARD:
+    with atomic_files.atomic_text(output) as stream:
+      stream.writelines(f"{line}\n" for line in lines)
+    return
   for line in lines:
     with atomic_files.naming("standard output"):
       sys.stdout.buffer.write(f"{line}\n".encode())

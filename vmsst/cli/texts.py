@@ -21,8 +21,8 @@ from vmsst.cli.shared_options import (
   Computing,
   GpuWorkers,
   local_file,
-  print_lines,
   read_lines,
+  write_lines,
 )
 from vmsst.io import atomic_files, outputs, storage, text_fields
 
@@ -138,7 +138,7 @@ def score(
     left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
     if output == outputs.STANDARD:
       blocks = pair_scoring.pair_scores(scorer, left, right)
-      print_lines(pair_scoring.as_line(row) for score_BC in blocks for row in score_BC)
+      write_lines(pair_scoring.as_line(row) for score_BC in blocks for row in score_BC)
     else:
       count = pair_scoring.score_file(scorer, left, right, output)
       print(f"{output}: scores of {count:,} pairs by {by}")
@@ -338,11 +338,7 @@ def search(
   lines = (
     text_search.as_line(query, hits) for query, hits in searcher.stream(read_lines(queries), count)
   )
-  if output == outputs.STANDARD:
-    print_lines(lines)
-  else:
-    with atomic_files.atomic_text(output) as stream:
-      stream.writelines(f"{line}\n" for line in lines)
+  write_lines(lines, output)
 
 
 def translate(
@@ -370,11 +366,7 @@ def translate(
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
-  lines = (" ".join(text.splitlines()) for text in translations)
-  if output == outputs.STANDARD:
-    print_lines(lines)
-  else:
-    atomic_files.write_text(output, "".join(f"{line}\n" for line in lines))
+  write_lines((" ".join(text.splitlines()) for text in translations), output)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

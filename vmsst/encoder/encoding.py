@@ -250,11 +250,6 @@ class EmbedTexts(base.StagedUnit):
     identity = self.encoder.identity
     return base.digest("texts", _FORMAT, identity, self.texts, self.languages, self.method)
 
-  @property
-  def size(self) -> int:
-    """Number of texts."""
-    return len(self.texts)
-
   def __str__(self) -> str:
     return f"{len(self.texts):,} texts"
 
@@ -318,7 +313,7 @@ def embed(
         vectors_ND, cut = unit.compute(unit.read())
         vectors.append(vectors_ND)
         cuts.append(cut)
-        bar.reach(start + unit.size)
+        bar.reach(start + len(unit.texts))
   else:
     units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
     known = keep and all(base.result(unit, verify=True) is not None for unit in units)

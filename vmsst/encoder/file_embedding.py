@@ -71,7 +71,7 @@ class EmbedShard(base.StagedUnit):
 
   @property
   def size(self) -> int:
-    """Number of texts."""
+    """Number of lines."""
     return self.span.lines
 
   def __str__(self) -> str:

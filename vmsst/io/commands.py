@@ -17,6 +17,7 @@ _REPEAT_SECONDS = 0.1
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 # Control characters, and the bytes of file names that are not UTF-8.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_MESSAGE, _INNER_END = re.compile(r"[\w -]+: (error|note): "), re.compile(r"\n(?=[\s\S])")
 _MOVES = re.compile(r"\r|\n*(?:\x1b\[A)+$")  # what progress bars start with or write alone
 
 
@@ -56,7 +57,7 @@ class CommandProcess:
     _open_closed_streams()
     self._streams = sys.stdout, sys.stderr
     self._printed = sys.stdout = _Printed(sys.stdout)
-    sys.stderr = _Messages(sys.stderr, self._name)
+    sys.stderr = _Messages(sys.stderr)
     self._handlers = interrupts.replace(self._stop, *_ENDS)
     return self
 
@@ -180,19 +181,14 @@ class _Printed:
 class _Messages(_Printed):
   """Standard error: no command fails because nobody can read its messages.
 
-  A message, which starts with the name of the command, is one line. Credentials are not shown.
+  Errors and notes of the command are one line each. Credentials are not shown.
   """
-
-  def __init__(self, stream: Any, name: str):
-    super().__init__(stream)
-    self._name = name
 
   def write(self, text: str) -> int:
     """Writes text."""
     text = errors.without_credentials(text)
-    if text.startswith(self._name):
-      lines = text.removesuffix("\n")
-      text = lines.replace("\n", "\\x0a") + text[len(lines) :]
+    if _MESSAGE.match(text):
+      text = _INNER_END.sub(r"\\x0a", text)
     return super().write(text)
 
   def _try(self, write: Any, *content: str) -> None:

@@ -41,12 +41,11 @@ def restore(handlers: dict[int, Any]) -> None:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
   """Restores the handlers of Ctrl-C and SIGTERM that a library inside replaces, also in C."""
-  numbers = (signal.SIGINT, signal.SIGTERM)
-  handlers = {number: signal.getsignal(number) for number in numbers}
+  handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
   try:
     yield
   finally:
-    if threading.current_thread() is threading.main_thread():
+    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
       restore(handlers)
 
 

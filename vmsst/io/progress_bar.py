@@ -37,37 +37,31 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-_outer: "Bar | None" = None
-"""The bar that other bars advance."""
+_outer: list["Bar"] = []
+"""The bar that other bars advance, if any."""
 
 
 class Bar(tqdm.tqdm):
   """A progress bar whose updates tell the watchdog that work goes on, even if it is not shown."""
 
-  def __init__(
-    self,
-    *args: Any,
-    disable: bool | None = None,
-    lines: bool = False,
-    outer: bool = False,
-    **options: Any,
-  ):
+  def __init__(self, *args: Any, disable: bool | None = None, lines: bool = False, **options: Any):
     """Makes a bar.
 
     Args:
       *args: As of tqdm.
       disable: Whether to show nothing; None: see `shown`.
       lines: Whether to print lines even if `disable` is False, except on a terminal.
-      outer: Whether the bars of encoders, inside its context, advance it too; see `reach`.
-      **options: As of tqdm.
+      **options: As of tqdm; and `outer`: whether other bars, such as an encoder's, advance it until
+        it is closed; see `reach`.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    self._lines, self._is_outer = not is_terminal and (lines or disable is None), outer
+    self._lines = not is_terminal and (lines or disable is None)
     if disable is None or _where == "nowhere":
       disable = _where == "nowhere" or not (is_terminal or _where == "anywhere")
     if self._lines:
       plain = {"mininterval": LINE_SECONDS, "miniters": 1, "delay": LINE_SECONDS, "position": 0}
       options = plain | options
+    _outer[:] = [self] if options.pop("outer", False) else _outer
     super().__init__(*args, disable=disable, **options)
     if self._lines:
       self.sp = self._print
@@ -78,28 +72,17 @@ class Bar(tqdm.tqdm):
   def update(self, n: Any = 1) -> bool | None:
     """Adds `n` to what is done."""
     watchdog.alive()
-    if _outer is not None and _outer is not self:
-      _outer.update(n)
+    if _outer and _outer[0] is not self:
+      _outer[0].update(n)
     return super().update(n)
 
   def reach(self, n: int) -> None:
     """Advances to `n`, unless other bars have done so."""
     self.update(max(0, n - self.n))
 
-  def __enter__(self) -> "Bar":
-    """Starts the context."""
-    global _outer
-    _outer = self if self._is_outer else _outer
-    return super().__enter__()
-
-  def __exit__(self, *error: object) -> None:
-    """Ends the context."""
-    global _outer
-    _outer = None if self._is_outer else _outer
-    super().__exit__(*error)
-
   def close(self) -> None:
     """Ends the bar; where it prints lines, without a last one."""
     if getattr(self, "_lines", False):
       self.delay = math.inf
+    _outer[:] = [bar for bar in _outer if bar is not self]
     super().close()

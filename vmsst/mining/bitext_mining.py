@@ -10,7 +10,6 @@ from vmsst import errors
 from vmsst.io import (
   atomic_files,
   large_arrays,
-  storage,
   stored_settings,
   text_fields,
   text_files,
@@ -85,10 +84,7 @@ def mine(
   """
   if threshold is not None:
     errors.check_number("threshold", threshold)
-  if threshold is not None and gold is not None:
-    raise errors.InputError(
-      f"a threshold of {threshold} and gold pairs {gold} are both given: drop one"
-    )
+    errors.check(gold is None, "threshold", threshold, "None: gold pairs choose it")
   if source.vectors.shape[1] != target.vectors.shape[1]:
     raise errors.InputError(
       f"{source.folder} has vectors of width {source.vectors.shape[1]} and {target.folder} of "
@@ -101,8 +97,6 @@ def mine(
       "compute both with the same encoder"
     )
   output = os.fspath(output)
-  if not storage.is_url(output) and os.path.isdir(output):
-    raise errors.InputError(f"{output} is a folder: give a file")
   sides = _Sentences(source), _Sentences(target)
   gold_G2 = None
   if gold is not None:

@@ -272,10 +272,7 @@ class ArrayVectors(Vectors):
     self.digest = digest.hexdigest()
 
   def __getstate__(self) -> dict[str, Any]:
-    if not isinstance(self._source, str):
-      raise errors.InputError(
-        f"{self.folder} is in memory; save it as .npy to use it in several processes"
-      )
+    # Another process maps a file itself.
     return {name: value for name, value in super().__getstate__().items() if name != "_array"}
 
   @functools.cached_property

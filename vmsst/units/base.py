@@ -44,11 +44,14 @@ class Unit(abc.ABC):
   Attributes:
     path: Output file, perhaps in an object store; a unit writes it atomically, with a temporary
       name of its own (`atomic_files.atomic_file(path)`).
-    size: What progress bars count: the number of texts that it encodes, or 1.
   """
 
   path: str
-  size = 1
+
+  @property
+  def size(self) -> int:
+    """What progress bars count: 1, or the number of texts that an encoder counts."""
+    return 1
 
   @property
   @abc.abstractmethod

@@ -71,11 +71,7 @@ def run(title: str, units: Sequence[Unit], engine: Engine) -> list[dict[str, Any
   todo = [unit for unit in units if base.result(unit, verify=True) is None]
   total = sum(unit.size for unit in units)
   done = total - sum(unit.size for unit in todo)
-  by_texts = total > len(units)
-  unit_name = " texts" if by_texts else " units"
-  with progress_bar.Bar(
-    total=total, initial=done, desc=title, unit=unit_name, outer=by_texts
-  ) as bar:
+  with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(units)) as bar:
     if todo:
       for unit in engine.work(title, todo):
         done += unit.size

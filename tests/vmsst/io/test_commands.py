@@ -109,7 +109,7 @@ _HELP = "import argparse\nargparse.ArgumentParser().parse_args(['--help'])"
 
 _LINES = """
 from vmsst.cli import shared_options
-shared_options.print_lines(iter(['x'] * 9))
+shared_options.write_lines(iter(['x'] * 9))
 """
 
 _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"

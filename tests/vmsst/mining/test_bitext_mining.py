@@ -231,7 +231,9 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   gold.write_text("1\t1\n", encoding="utf-8")
   with pytest.raises(errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0"):
     mine(texts, tmp_path, gold=str(gold), **NO_PAIRS)
-  with pytest.raises(errors.InputError, match=r"a threshold of 1 and gold pairs .* are both given"):
+  with pytest.raises(
+    errors.InputError, match="threshold is 1; set it to None: gold pairs choose it"
+  ):
     mine(texts, tmp_path, gold=str(gold), threshold=1)
   for value in (np.nan, np.inf, "0.5"):
     with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a finite number"):

@@ -81,11 +81,6 @@ class SearchSpan(base.StagedUnit):
     queries = self.queries.digest, self.queries.sizes
     return base.digest("knowledge", _FORMAT, self.encoder.identity, *queries, self.span.digest)
 
-  @property
-  def size(self) -> int:
-    """Number of texts."""
-    return self.span.lines
-
   def __str__(self) -> str:
     return str(self.span)
 
