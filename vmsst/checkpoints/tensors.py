@@ -9,7 +9,6 @@ import json
 import math
 import mmap
 import pathlib
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
@@ -179,8 +178,6 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
   input_files.check(path)
   with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
     import torch
-  if _is_compressed(path):  # torch never does that, and would read it however large it gets
-    raise errors.InputError(f"{path} is a compressed archive, which torch does not write")
   try:
     with path.open("rb") as stream:
       if stream.read(1) not in (b"P", b"\x80"):  # torch would unpack a tar file on disk
@@ -225,14 +222,6 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
     return StoredTensor(tuple(tensor.shape), f"{name} in {path}", load)
 
   return {name: stored(name, tensor) for name, tensor in state.items()}
-
-
-def _is_compressed(path: pathlib.Path) -> bool:
-  try:
-    with zipfile.ZipFile(path) as archive:
-      return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-  except Exception:  # older files are not archives; torch reports what is wrong with a damaged one
-    return False
 
 
 def _unknown_type(where: str, kind: object) -> errors.InputError:

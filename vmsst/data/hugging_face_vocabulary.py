@@ -5,13 +5,11 @@ with another id, that id and 0 are swapped, and so are their two rows in an impo
 (`vmsst.checkpoints.importers.encoders`).
 """
 
-import base64
 import contextlib
 import dataclasses
 import functools
 import itertools
 import json
-import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,11 +31,6 @@ _PADDING = ("<pad>", "[PAD]")
 _TEMPLATE = "TemplateProcessing"
 # Keys of the steps in a sequence.
 _SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
-# The most characters that a step makes of one, if its settings do not matter (18: of U+FDFA).
-_GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNormalizer": 3,
-           "ByteLevel": 4}  # fmt: skip
-# Above those of released tokenizers: 1,296 times in 7 steps in ALBERT's.
-_MAX_GROWTH, _MAX_STEPS = 2048, 32
 # Names of the prompts of queries and documents, by preference.
 _ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 # Texts of several scripts, which end a prefix in several ways.
@@ -222,7 +215,7 @@ def outline(content: bytes) -> dict[str, Any]:
 
 
 def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-  """Raises InputError if a tokenizer can exhaust the memory, or if its ids are random.
+  """Raises InputError if the ids of a tokenizer are random.
 
   Args:
     path: Its file, for the message.
@@ -230,14 +223,6 @@ def check(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
   """
   if record["model"].get("dropout"):
     raise errors.InputError(f"{os.fspath(path)}: 'dropout' makes ids random; set it to null")
-  for keys in (("normalizer", "pre_tokenizer"), ("post_processor",), ("decoder",)):
-    chain = [step for key in keys for step in steps(record.get(key))]
-    growth = math.prod(map(_growth, chain))
-    if growth > _MAX_GROWTH or len(chain) > _MAX_STEPS:
-      raise errors.InputError(
-        f"{os.fspath(path)}: {' and '.join(keys)} can make a text {growth:.3g} times as long, in "
-        f"{len(chain)} steps; the most are {_MAX_GROWTH} times and {_MAX_STEPS} steps"
-      )
 
 
 def steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -246,25 +231,6 @@ def steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return []
   inner = [part[key] for key in _SEQUENCES if key in part]
   return [step for inner_part in inner[0] for step in steps(inner_part)] if inner else [part]
-
-
-def _growth(part: Mapping[str, Any]) -> float:
-  """Returns a bound on the characters, or ids, that a step makes of one."""
-  kind = part.get("type")
-  if kind == "Replace":
-    literal, content = len(part["pattern"].get("String", "")), len(part["content"])
-    return max(1, content / literal) if literal else 1 + content
-  if kind == "Prepend":
-    return 1 + len(part["prepend"])
-  if kind == "Precompiled":
-    charsmap = base64.b64decode(part["precompiled_charsmap"])
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
-    return max(1, *(len(text.decode(errors="replace")) for text in texts))
-  if kind == _TEMPLATE:
-    ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
-    specials = [x.get("SpecialToken") for x in part["single"]]  # None for the text
-    return sum(1 if x is None else ids[x["id"]] for x in specials)
-  return _GROWTH.get(str(kind), 1)
 
 
 @dataclasses.dataclass(frozen=True)

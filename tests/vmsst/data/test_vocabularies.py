@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import released_folders
 import tiny_tokenizers
 
 from vmsst import arrays, errors
@@ -233,51 +232,12 @@ def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
   assert HuggingFaceVocabulary(str(path)).size == size + 5
 
 
-_CHARS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 250_000}
-_BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-_CHARSMAP = "AAAAAAAA" + "eHh4" * 999  # no tree, and one text
-_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
-_TWICE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-          "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}  # fmt: skip
-_MARK = {"[CLS]": {"id": "[CLS]", "ids": [2] * 3000, "tokens": ["[CLS]"] * 3000}}
-
-
-def _chain(kind, steps):
-  return {"type": "Sequence", kind: steps}
-
-
-@pytest.mark.parametrize(
-  ("changes", "key"),
-  [
-    ({"normalizer": _chain("normalizers", [_chain("normalizers", [_CHARS])])}, "normalizer"),
-    ({"normalizer": _chain("normalizers", [{**_SPACES, "content": "xxx"}] * 9)}, "normalizer"),
-    ({"normalizer": _chain("normalizers", [{"type": "Prepend", "prepend": "xx"}] * 9)}, "normal"),
-    ({"normalizer": _chain("normalizers", [{"type": "Nmt"}] * 99)}, "100 steps"),
-    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": _CHARSMAP}}, "normalizer"),
-    ({"pre_tokenizer": _chain("pretokenizers", [_BYTES] * 30)}, "pre_tokenizer"),
-    ({"post_processor": _chain("processors", [_TWICE] * 15)}, "post_processor"),
-    ({"post_processor": {**_TWICE, "special_tokens": _MARK, "single": [
-      {"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}}, "post_processor"),
-    ({"decoder": _chain("decoders", [_CHARS])}, "decoder"),
-    ({"model": {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}}, "dropout"),
-  ],
-)  # fmt: skip
-def test_a_file_that_could_exhaust_the_memory_is_refused(tokenizer_files, tmp_path, changes, key):
+def test_random_ids_are_refused(tokenizer_files, tmp_path):
   path = tmp_path / "tokenizer.json"
-  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | changes))
-  with pytest.raises(errors.InputError, match=key):
+  model = {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}
+  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | {"model": model}))
+  with pytest.raises(errors.InputError, match="dropout"):
     HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
-
-
-def test_the_longest_normalizer_of_a_released_tokenizer_is_accepted(tokenizer_files, tmp_path):
-  path = tmp_path / "tokenizer.json"
-  quotes = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
-  plain = [{"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase")]
-  precompiled = released_folders.tokenizer("xlmr")["normalizer"]
-  albert = [quotes, quotes, *plain, precompiled, _SPACES]
-  record = json.loads(tokenizer_files["xlmr"].read_text())
-  path.write_text(json.dumps(record | {"normalizer": _chain("normalizers", albert)}))
-  assert HuggingFaceVocabulary(str(path)).encode(["a"], 9)
 
 
 def test_a_pattern_that_backtracks_without_end_is_refused(tokenizer_files, tmp_path):
