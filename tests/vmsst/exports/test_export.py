@@ -83,6 +83,41 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
 
 
+@pytest.mark.parametrize(
+  ("symbols", "options"),
+  [
+    (["ABC", "<SEP>"], {"normalization_rule_name": "nmt_nfkc_cf"}),
+    (["™", "½", "…"], {}),
+    (["<sep>", "<s", "@user", "<s>"], {"byte_fallback": True, "vocab_size": 400}),
+    (["the", "▁said", "x y"], {"remove_extra_whitespaces": False}),
+    (["q", "<a>"], {"add_dummy_prefix": False}),
+  ],
+)
+def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tmp_path):
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
+  path, text = tmp_path / "m.model", ["the quick brown fox said hi to ABC and abc", "1/2 tm x y"]
+  options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
+  path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
+  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
+  exported = tokenizer_file.export_tokenizer(vocabulary)
+  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
+  parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
+  rng = np.random.default_rng(0)
+  texts = ["".join(rng.choice(parts, 1 + i % 7)) for i in range(150)]
+  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+  assert found == vocabulary.encode(texts, 1000)
+
+
+def test_symbols_that_overlap_are_refused(tmp_path):
+  for number, symbols in enumerate((["abc", "bcd"], ["aba"])):
+    path = tmp_path / f"{number}.model"
+    options = {"vocab_size": 40, "user_defined_symbols": symbols}
+    path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
+    with pytest.raises(errors.InputError, match="overlap"):
+      tokenizer_file.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(

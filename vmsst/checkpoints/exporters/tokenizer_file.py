@@ -7,6 +7,7 @@ file (" </s>"). No text can spell that, since spaces are replaced before pieces 
 
 import dataclasses
 import importlib
+import itertools
 import json
 import unicodedata
 from typing import Any
@@ -160,11 +161,16 @@ def _of_sentencepiece(
         f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
         "cannot express"
       )
-  user_defined = [x.piece for x in model.pieces if x.type == kinds.USER_DEFINED]
-  if user_defined and trainer.model_type == trainer.BPE:
+  symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
+  overlapping = any(
+    len(x) > len(y[i:]) and x.startswith(y[i:])
+    for x, y in itertools.product(symbols, repeat=2)
+    for i in range(1, len(y))
+  )
+  if symbols and (trainer.model_type == trainer.BPE or overlapping):
     raise errors.InputError(
-      f"the SentencePiece model {vocabulary.path} is a BPE with user-defined symbols "
-      f"({user_defined[0]}), which a tokenizer.json cannot express"
+      f"the SentencePiece model {vocabulary.path} has user-defined symbols ({symbols[0]}) and is a "
+      "BPE, or they overlap, which a tokenizer.json cannot express"
     )
   spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
@@ -174,7 +180,11 @@ def _of_sentencepiece(
   is_normal = [x.type == kinds.NORMAL for x in model.pieces]
   # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
-  scores = [x.score if x.type == kinds.NORMAL else lowest for x in model.pieces]
+  # SentencePiece prefers user-defined symbols to all other pieces.
+  scores = [
+    x.score if x.type == kinds.NORMAL else -0.1 if x.type == kinds.USER_DEFINED else lowest
+    for x in model.pieces
+  ]
   unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)
   if trainer.model_type == trainer.UNIGRAM:
     unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
@@ -190,9 +200,15 @@ def _of_sentencepiece(
       )
     )
   steps = _lowercase() if vocabulary.lowercase else []
+  # SentencePiece finds user-defined symbols before it normalizes, the longest first. Meanwhile, a
+  # character for private use stands for each of them.
+  signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
+  steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
   steps += _spm_steps(normalizer, vocabulary)
+  steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
+  steps.append(normalizers.Replace(" ", _SPACE))
   made.normalizer = normalizers.Sequence(steps)
-  if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type == kinds.NORMAL):
+  if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):
     # No piece extends across a space, so each word can be looked up separately.
     made.pre_tokenizer = pre_tokenizers.Split(_SPACE, "merged_with_next")
   made.decoder = decoders.Sequence(
@@ -212,7 +228,7 @@ def _lowercase() -> list[Any]:
 
 
 def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> list[Any]:
-  """Returns SentencePiece's steps before it looks up pieces, as normalizers."""
+  """Returns SentencePiece's steps before it replaces spaces, as normalizers."""
   steps: list[Any] = []
   if spec.precompiled_charsmap:
     mapped = normalizers.Precompiled(spec.precompiled_charsmap)
@@ -225,7 +241,7 @@ def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> l
     ]
   if spec.add_dummy_prefix:
     steps.append(normalizers.Prepend(" "))
-  return [*steps, normalizers.Replace(" ", _SPACE)]
+  return steps
 
 
 def _unseen_signs(
