@@ -310,10 +310,64 @@ POOLED = [
     {"pooling_mode_mean_tokens": REMOVED}, {"include_prompt": True},
     {"word_embedding_dimension": REMOVED, "embedding_dimension": 16},
     {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, _CLS,
-    {"pooling_mode": "lasttoken"},
+    *({"pooling_mode": mode} for mode in (
+      "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean", ["cls", "mean"],
+      ["weightedmean", "max", "lasttoken"], ["mean_sqrt_len_tokens", "mean", "mean"],
+    )),
+    {"pooling_mode_weightedmean_tokens": True, "pooling_mode_max_tokens": True},
+    {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False,
+     "pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_cls_token": True},
   )),
   ("bert", {_TC: {"chat_template": "x"}, "chat_template.jinja": "x"}),
 ]  # fmt: skip
+
+
+def chain(pooling, *layers):
+  """Returns files of an encoder with the `config.json` of a pooling, and layers after it.
+
+  Args:
+    pooling: The config.
+    *layers: Of each, the class and the content of the `config.json`, which has no sizes.
+  """
+  flags = [key for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
+  modes = pooling.get("pooling_mode", flags or "mean")
+  width, rng = 16 * (1 if isinstance(modes, str) else len(modes)), np.random.default_rng(2)
+  listed = [*_files("bert")["modules.json"]]
+  files = {_PO: {"pooling_mode_mean_tokens": REMOVED, **pooling}}
+  for i, (kind, config) in enumerate(layers, start=2):
+    path, weights = f"{i}_{kind}", {}
+    listed.append({"idx": i, "name": str(i), "path": path, "type": _KIND + kind})
+    if kind == "Dense":
+      config = {"in_features": width, "out_features": 20 - i, "bias": True, **config}
+      weights = {"linear.weight": rng.normal(size=(20 - i, width)) / np.sqrt(width)}
+      if config["bias"]:
+        weights["linear.bias"] = rng.normal(size=20 - i)
+      width = 20 - i
+    elif kind == "LayerNorm":
+      config = {"dimension": width}
+      weights = {f"norm.{name}": rng.normal(size=width) for name in ("weight", "bias")}
+    files[f"{path}/config.json"] = config
+    if weights:
+      weights = {name: array.astype(np.float32) for name, array in weights.items()}
+      files[f"{path}/model.safetensors"] = save(weights)
+  return {_MO: listed, **files}
+
+
+def dense(activation, **config):
+  """Returns a dense layer of `chain`."""
+  return "Dense", {"activation_function": f"torch.nn.{activation}", **config}
+
+
+_NORM, _UNIT, _DROP = ("LayerNorm", {}), ("Normalize", {}), ("Dropout", {"dropout": 0.3})
+_PLAIN_DENSE = dense("modules.linear.Identity", bias=False)
+CHAINS = [
+  chain({}, dense("modules.activation.Tanh"), _PLAIN_DENSE, _UNIT),
+  chain({}, _UNIT, dense("modules.activation.GELU"), _NORM, _DROP),
+  chain({"pooling_mode": ["cls", "weightedmean"]}, _NORM, _PLAIN_DENSE, _UNIT, dense("ReLU")),
+  chain({}, dense("Tanh"), dense("Tanh"), _DROP, dense("Sigmoid", bias=False)),
+  chain({}, _DROP, _UNIT, _UNIT),
+  chain({}, _PLAIN_DENSE),
+]
 # Each: the kind of tokenizer, the changed files, and the file and the key that the message names.
 REFUSED = [
   *(("bert", {_TC: {key: value}}, (_TC, key)) for key, value in (
@@ -351,27 +405,30 @@ REFUSED = [
     ("truncate_dim", 3), ("model_type", "SparseEncoder"),
   )),
   *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (
-    ({"pooling_mode": "max"}, "pooling"), ({"pooling_mode": ["cls", "mean"]}, "pooling"),
-    ({"pooling_mode_max_tokens": True}, "pooling"), ({"pooling_mode": "weightedmean"}, "pooling"),
+    ({"pooling_mode": "min"}, "pooling"), ({"pooling_mode": ["cls", "min"]}, "pooling"),
+    ({"pooling_mode": []}, "pooling"),
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {
     _MO: modules(f"{_KIND}Dense"), _PO: pooled, "Dense/config.json": _DENSE | dense,
   }, ("Dense", key)) for pooled, dense, key in (
-    (_MEAN, {"bias": False}, "bias"), (_CLS, {"activation_function": "torch.nn.Identity"}, "bias"),
-    (_CLS, {"activation_function": "torch.nn.ReLU"}, "activation_function"),
+    (_MEAN, {"bias": "yes"}, "bias"), (_MEAN, {"out_features": "9"}, "out_features"),
+    (_CLS, {"activation_function": "torch.nn.PReLU"}, "activation_function"),
     (_CLS, {"activation_function": "layers.Tanh"}, "activation_function"),
+    (_CLS, {"use_residual": True}, "use_residual"),
+    (_CLS, {"module_input_name": "token_embeddings"}, "module_input_name"),
   )),
   *(("bert", {
     _MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE,
     "Dense/model.safetensors": save({**_WEIGHTS, "linear.weight": weight}),
-  }, ("Dense", "for vectors of 16 dimensions")) for weight in (
+  }, ("Dense", "has shape")) for weight in (
     np.array(1, np.float32), np.ones((16, 15), np.float32),
   )),
-  *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "Dense")) for more in (
-    2 * modules(f"{_KIND}Dense")[2:], [{"type": NORMALIZE, "path": "../Dense"}],
+  *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "path")) for more in (
+    [{"type": NORMALIZE, "path": "../Dense"}], [{"type": NORMALIZE, "path": ""}],
   )),
+  ("bert", {_MO: modules(f"{_KIND}CNN")}, (_MO, "CNN")),
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (
     "adapter_config.json", "processor_config.json", "preprocessor_config.json",
   )),

@@ -238,7 +238,9 @@ def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
 def describe(network: Any) -> dict[str, Any]:
   """Returns the class and attributes of a network for JSON."""
   attributes = {
-    name: getattr(network, name) for name in _attribute_types(type(network)) if name != "config"
+    name: msgspec.to_builtins(getattr(network, name))
+    for name in _attribute_types(type(network))
+    if name != "config"
   }
   return {
     "class": type(network).__name__,

@@ -18,8 +18,8 @@ from vmsst.checkpoints.importers import architectures, laser, mt5
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-# With weights of dense modules, which may have another format than those of the encoder.
-_FILES = ("*.json", "*.model", "*.jinja", "*_Dense/pytorch_model.bin")
+# With weights of layers after the pooling, which may have another format than those of the encoder.
+_FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 _TYPES = (*architectures.ARCHITECTURES, *mt5.TYPES)

@@ -3,7 +3,7 @@
 An encoder is one of
 
 * an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (in exports
-  for sentence-transformers, a dense module in its own folder may have the last parameters);
+  for sentence-transformers, the layers after the pooling have folders of their own);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
   next to it;
 * a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
@@ -137,8 +137,8 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   names = storage.names(url)
   if names >= _EXPORT:
     storage.check_finished(url, names)
-    dense = {name for name in names if name.endswith("_Dense")}
-    copy(url, names & (_EXPORT | _ASSETS | _MODULES) | dense, target)
+    layers = {name for name in names if name[:1].isdigit()}
+    copy(url, names & (_EXPORT | _ASSETS | _MODULES) | layers, target)
     return url, url
   from vmsst.checkpoints import t5x  # imports Orbax
 

@@ -7,14 +7,16 @@ What this library cannot express is refused. The weights are read elsewhere.
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tokenizers
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, transformers_tokenizers
+from vmsst.checkpoints.importers import architectures
 from vmsst.io import input_files
+from vmsst.networks import sentence_encoder
 
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -38,12 +40,18 @@ _E5 = {"query": "query: ", "passage": "passage: "}
 _DOCUMENT = ("document", "passage", "corpus")
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
-_FLAGS = {
-  "pooling_mode_cls_token": "cls",
-  "pooling_mode_mean_tokens": "mean",
-  "pooling_mode_lasttoken": "lasttoken",
+# In the order in which older files concatenate them.
+POOLING_FLAGS = {
+  "cls": "pooling_mode_cls_token",
+  "max": "pooling_mode_max_tokens",
+  "mean": "pooling_mode_mean_tokens",
+  "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+  "weightedmean": "pooling_mode_weightedmean_tokens",
+  "last": "pooling_mode_lasttoken",
 }
-_POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+"""The keys of the ways of pooling, by their names in this library."""
+LAST = {"lasttoken": "last"}
+"""The only way of pooling that has another name in newer files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +63,8 @@ class Released:
     config: Content of its `config.json`.
     tokenizer: Its tokenizer, or None if there are no files of one.
     max_length: The most tokens of a text, or None if no file limits them.
-    pooling: How token states become a sentence vector: "mean", "cls" or "last".
-    pooler: Name of the folder of a dense module with tanh that follows, or None.
-    linear: Names of the folders of the dense modules after it, linear layers without biases.
-    normalize: Whether vectors are scaled to length 1.
+    pooling: How token states become a sentence vector, as `SentenceEncoder.pooling`.
+    layers: Name of the folder and description of each layer that follows.
     prefix: The text before each sentence, if nothing else is requested.
     prompts: The texts before those of which a name is requested. "query" and "document" are what
       `encode_query` and `encode_document` use.
@@ -71,9 +77,7 @@ class Released:
   tokenizer: tokenizers.Tokenizer | None
   max_length: int | None
   pooling: str
-  pooler: str | None
-  linear: tuple[str, ...]
-  normalize: bool
+  layers: tuple[tuple[str, sentence_encoder.Layer], ...]
   prefix: str
   prompts: Mapping[str, str]
   pools_prompt: bool
@@ -90,28 +94,25 @@ def read(folder: pathlib.Path) -> Released:
     InputError: a file is damaged, or this library cannot express a setting; the message names it.
   """
   has_modules = (folder / MODULES_FILE).is_file()
-  listed = _chain(folder) if has_modules else [("Transformer", "")]
-  paths, linear = dict(listed), [name for kind, name in listed if kind == "Dense"]
-  transformer = folder / paths["Transformer"]
+  listed = list_modules(folder) if has_modules else [("Transformer", "")]
+  kinds = [kind for kind, _ in listed]
+  if has_modules and (kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {*_LAYERS}):
+    raise errors.InputError(
+      f"{folder / MODULES_FILE} lists {', '.join(kinds)}: this chain cannot be imported; only "
+      f"Transformer, Pooling and any of {', '.join(_LAYERS)} can"
+    )
+  transformer = folder / listed[0][1]
   for name in _OTHERS:
     if (transformer / name).is_file():
       raise errors.InputError(f"{transformer / name}: a model with this file cannot be imported")
   config = hugging_face.read_object(transformer / hugging_face.CONFIG_FILE)
   pooling, pools_prompt = "mean", True
   if has_modules:
-    pooling, pools_prompt = _pooling(folder / paths["Pooling"])
+    pooling, pools_prompt = _pooling(folder / listed[1][1])
   else:
     _check_no_chat(folder)
     if _is_causal_lm(config):
       pooling = "last"
-  activations = [_dense_activation(folder / name) for name in linear]
-  pooler = linear.pop(0) if activations[:1] == ["Tanh"] else None
-  if "Tanh" in activations[1:]:
-    raise errors.InputError(
-      f"{folder / linear[-1]}: only the first dense module can have the activation Tanh"
-    )
-  if "Normalize" in paths and (folder / paths["Normalize"] / hugging_face.CONFIG_FILE).is_file():
-    _check_names(folder / paths["Normalize"])
   # sentence-transformers reads the other files only if there is a list of modules.
   options_file, options = _options(transformer) if has_modules else (transformer, {})
   path = folder / PROMPTS_FILE
@@ -127,9 +128,7 @@ def read(folder: pathlib.Path) -> Released:
     ),
     max_length=max_length(transformer, options_file, options),
     pooling=pooling,
-    pooler=pooler,
-    linear=tuple(linear),
-    normalize="Normalize" in paths,
+    layers=tuple((name, _LAYERS[kind](_config(folder / name))) for kind, name in listed[2:]),
     prefix=prefix,
     prompts=prompts,
     pools_prompt=pools_prompt,
@@ -187,21 +186,6 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       raise errors.InputError(
         f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
       )
-  return listed
-
-
-def _chain(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns class and folder's name of each module, if this library can express their chain."""
-  listed = list_modules(folder)
-  kinds = [kind for kind, _ in listed]
-  if kinds not in (
-    ["Transformer", "Pooling", *dense, *end]
-    for dense in ([], ["Dense"], ["Dense", "Dense"])
-    for end in ([], ["Normalize"])
-  ):
-    raise errors.InputError(
-      f"{folder / MODULES_FILE} lists {', '.join(kinds)}: this chain cannot be imported"
-    )
   return listed
 
 
@@ -278,33 +262,43 @@ def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
   config = hugging_face.read_object(folder / hugging_face.CONFIG_FILE)
   mode = config.get("pooling_mode")
   if mode is None:
-    flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    mode = [_FLAGS.get(key, key) for key in flags] or "mean"
-  names = [mode] if isinstance(mode, str) else mode
-  if len(names) != 1 or names[0] not in _POOLINGS:
+    mode = [name for name, flag in POOLING_FLAGS.items() if config.get(flag)] or "mean"
+  names = [LAST.get(name, name) for name in ([mode] if isinstance(mode, str) else mode)]
+  if not names or not {*names} <= {*POOLING_FLAGS}:
     raise errors.InputError(
-      f"{folder}: the pooling is {mode!r}; only {', '.join(_POOLINGS)} can be imported"
+      f"{folder}: the pooling is {mode!r}; only {', '.join(POOLING_FLAGS)} can be imported"
     )
-  return _POOLINGS[names[0]], bool(config.get("include_prompt", True))
+  return "+".join(names), bool(config.get("include_prompt", True))
 
 
-def _dense_activation(folder: pathlib.Path) -> str:
-  """Returns "Tanh", whose layer must have a bias, or "Identity", whose layer must have none."""
-  config = _check_names(folder)
-  hugging_face.check_choice(folder, config, "use_residual", False, (False,))
-  activation = config.get("activation_function")
-  package, _, name = str(activation).rpartition(".")
-  if not package.startswith("torch.nn") or name not in ("Tanh", "Identity"):
-    raise errors.InputError(
-      f"{folder}: 'activation_function' is {activation!r}; only Tanh and Identity can be imported"
-    )
-  hugging_face.check_choice(folder, config, "bias", True, (name == "Tanh",))
-  return name
-
-
-def _check_names(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the config of a module, which must replace the pooled vector."""
-  config = hugging_face.read_object(folder / hugging_face.CONFIG_FILE)
+def _config(folder: pathlib.Path) -> architectures.ConfigFile:
+  """Returns the config of a module, if it has one, which must replace the pooled vector."""
+  path = folder / hugging_face.CONFIG_FILE
+  file = architectures.ConfigFile(path, hugging_face.read_object(path) if path.is_file() else {})
   for key in ("module_input_name", "module_output_name"):
-    hugging_face.check_choice(folder, config, key, _VECTOR, (_VECTOR, None))
-  return config
+    hugging_face.check_choice(path, file.record, key, _VECTOR, (_VECTOR, None))
+  return file
+
+
+def _dense(file: architectures.ConfigFile) -> sentence_encoder.Dense:
+  file.require("use_residual", False)
+  hugging_face.check_choice(file.path, file.record, "bias", True, (True, False))
+  activation = str(file.record.get("activation_function", "torch.nn.Tanh"))
+  package, _, name = activation.rpartition(".")
+  if not package.startswith("torch.nn") or name not in sentence_encoder.ACTIVATIONS:
+    raise errors.InputError(
+      f"{file.path}: 'activation_function' is {activation!r}; only those of torch.nn can be "
+      f"imported: {', '.join(sentence_encoder.ACTIVATIONS)}"
+    )
+  return sentence_encoder.Dense(
+    file.integer("out_features"), name, bias=file.record.get("bias", True)
+  )
+
+
+# What makes the layers of modules from their configs.
+_LAYERS: dict[str, Callable[[architectures.ConfigFile], sentence_encoder.Layer]] = {
+  "Dense": _dense,
+  "LayerNorm": lambda _: sentence_encoder.LayerNorm(),
+  "Dropout": lambda file: sentence_encoder.Dropout(file.record.get("dropout", 0.2)),
+  "Normalize": lambda _: sentence_encoder.Normalize(),
+}

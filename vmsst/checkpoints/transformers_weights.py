@@ -2,8 +2,8 @@
 
 A T5 encoder becomes a `T5EncoderModel`; EMS, XLM-R and other relatives of BERT a `BertModel`, and
 other imported encoders what they were. XLM-R's position table loses the rows before that of the
-first token: a BERT that counts from 0 computes the same function. The projection after pooling, if
-any, is the last dense module, and the pooler the first.
+first token: a BERT that counts from 0 computes the same function. The layers after the pooling have
+folders of their own.
 
 `open_params` reads what `to_tensors` has made, bit for bit.
 """
@@ -24,10 +24,8 @@ from vmsst.checkpoints import (
   tensors,
 )
 from vmsst.checkpoints.importers import architectures, mt5, weight_tables
-from vmsst.networks import t5, transformer
+from vmsst.networks import sentence_encoder, t5, transformer
 
-PROJECTION = "mean/kernel"
-DENSE_WEIGHT, DENSE_BIAS = "linear.weight", "linear.bias"
 _POSITIONS = "encoder/position_embedding"
 _TOKEN_TYPES = "encoder/token_type_embedding"
 
@@ -100,17 +98,25 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
     missing = config.max_positions - exported_config(config).max_positions
     params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
-  wanted = ["pooler"] * (network.pooler_dim is not None) + ["mean"] * network.head
-  if wanted:
-    listed = sentence_transformers_files.list_modules(folder)
-    dense = [name for kind, name in listed if kind == "Dense"]
-    for layer, name in zip(wanted, dense, strict=False):
-      opened = hugging_face.open_tensors(folder / name)
-      if DENSE_WEIGHT in opened:
-        params[f"{layer}/kernel"] = _transposed(opened[DENSE_WEIGHT])
-      if DENSE_BIAS in opened:
-        params[f"{layer}/bias"] = opened[DENSE_BIAS]
+  _, _, *listed = sentence_transformers_files.list_modules(folder)
+  for rows, (_, name) in zip(layer_rows(network), listed, strict=False):
+    stored = hugging_face.open_tensors(folder / name) if rows else {}
+    params |= {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
   return params
+
+
+def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[weight_tables.Row]]:
+  """Returns, for each layer after the pooling, the tensors of its module, if it has any."""
+  rows = []
+  for (name, layer), inputs in zip(network.layers.items(), network.widths, strict=False):
+    table: weight_tables.Table = ()
+    if isinstance(layer, sentence_encoder.Dense):
+      table = weight_tables.dense("linear", name, "features", "inputs", bias=layer.bias)
+    elif isinstance(layer, sentence_encoder.LayerNorm):
+      table = weight_tables.norm("norm", name, "inputs")
+    sizes = {"inputs": inputs, "features": getattr(layer, "features", inputs)}
+    rows.append(weight_tables.expand(table, sizes))
+  return rows
 
 
 def _rows(config: Any) -> list[weight_tables.Row]:
@@ -125,10 +131,6 @@ def swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
   table_VD = table_VD.copy()
   table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
   return table_VD
-
-
-def _transposed(tensor: tensors.StoredTensor) -> tensors.StoredTensor:
-  return tensor.computed(lambda: np.ascontiguousarray(tensor.read().T), tensor.shape[::-1])
 
 
 def _after_zeros(tensor: tensors.StoredTensor, rows: int) -> tensors.StoredTensor:

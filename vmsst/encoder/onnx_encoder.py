@@ -178,16 +178,20 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   x_BTD = graph.node("Gather", graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
   mask_BT = graph.node("Greater", MASK, np.int64(0))
   hidden_BTD = _ENCODERS[type(config)](graph, config, x_BTD, mask_BT)
-  vector_BS = _pooled(graph, network.pooling, hidden_BTD, mask_BT)
-  if network.pooler_dim is not None:
-    vector_BS = graph.node("Tanh", _dense(graph, vector_BS, "pooler"))
-  if network.head:
-    vector_BS = _dense(graph, vector_BS, "mean")
-  if network.normalize:
-    square_BS = graph.node("Mul", vector_BS, vector_BS)
-    square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
-    length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
-    vector_BS = graph.node("Div", vector_BS, length_B1)
+  pooled = [_pooled(graph, x, hidden_BTD, mask_BT) for x in network.pooling.split("+")]
+  vector_BS = graph.node("Concat", *pooled, axis=-1)
+  for name, layer in network.layers.items():
+    if isinstance(layer, sentence_encoder.Dense):
+      vector_BS = _activation(graph, layer.activation, _dense(graph, vector_BS, name))
+    elif isinstance(layer, sentence_encoder.LayerNorm):
+      scale, bias = graph.parameter(f"{name}/scale"), graph.parameter(f"{name}/bias")
+      epsilon = sentence_encoder.LAYER_NORM_EPSILON
+      vector_BS = graph.node("LayerNormalization", vector_BS, scale, bias, epsilon=epsilon)
+    elif isinstance(layer, sentence_encoder.Normalize):
+      square_BS = graph.node("Mul", vector_BS, vector_BS)
+      square_B1 = graph.node("ReduceSum", square_BS, np.array([-1]), keepdims=1)
+      length_B1 = graph.node("Sqrt", graph.node("Max", square_B1, np.float32(1e-24)))
+      vector_BS = graph.node("Div", vector_BS, length_B1)
   graph.output(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
   graph.output(STATES, hidden_BTD, (*_AXES, config.width))
   return graph
@@ -430,11 +434,34 @@ def _mlp(graph: Graph, config: transformer.TransformerConfig, x_BTD: str, name: 
   return _dense(graph, hidden_BTM, f"{name}/wo")
 
 
+# Activations that are operators, and their attributes.
+_OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+  **{name: (name, {}) for name in ("Identity", "Sigmoid", "Softplus", "Softsign", "Tanh")},
+  "relu": ("Relu", {}), "ReLU": ("Relu", {}), "LeakyReLU": ("LeakyRelu", {}), "ELU": ("Elu", {}),
+  "SELU": ("Selu", {}), "CELU": ("Celu", {}), "Hardsigmoid": ("HardSigmoid", {"alpha": 1 / 6}),
+  "Hardswish": ("HardSwish", {}), "Hardshrink": ("Shrink", {}),
+  "Softshrink": ("Shrink", {"bias": 0.5}), "Softmax": ("Softmax", {"axis": -1}),
+  "LogSoftmax": ("LogSoftmax", {"axis": -1}),
+}  # fmt: skip
+_BOUNDS = {"ReLU6": (0, 6), "Hardtanh": (-1, 1)}
+
+
 def _activation(graph: Graph, name: str, x: str) -> str:
-  if name == "relu":
-    return graph.node("Relu", x)
-  if name == "swish":
+  if name in _OPERATORS:
+    operator, attributes = _OPERATORS[name]
+    return graph.node(operator, x, **attributes)
+  if name in _BOUNDS:
+    return graph.node("Clip", x, *map(np.float32, _BOUNDS[name]))
+  if name in ("swish", "SiLU"):
     return graph.node("Mul", x, graph.node("Sigmoid", x))
+  if name == "Mish":
+    return graph.node("Mul", x, graph.node("Tanh", graph.node("Softplus", x)))
+  if name == "Tanhshrink":
+    return graph.node("Sub", x, graph.node("Tanh", x))
+  if name == "Softmin":
+    return graph.node("Softmax", graph.node("Neg", x), axis=-1)
+  if name == "LogSigmoid":
+    return graph.node("Neg", graph.node("Softplus", graph.node("Neg", x)))
   if name == "gelu_tanh":
     cube = graph.node("Mul", graph.node("Pow", x, np.float32(3)), np.float32(0.044715))
     inner = graph.node("Mul", graph.node("Add", x, cube), np.float32(math.sqrt(2 / math.pi)))
@@ -456,10 +483,19 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str) -> str:
   mask_BT1 = graph.node("Unsqueeze", mask_BT, np.array([2]))
   count_BT1 = graph.node("Where", mask_BT1, np.float32(1), np.float32(0))
   count_B1 = graph.node("ReduceSum", count_BT1, np.array([1]), keepdims=0)
-  if pooling == "mean":
+  if pooling != "max":
+    if pooling == "weightedmean":
+      to_float = {"to": library().TensorProto.FLOAT}
+      place_T1 = graph.node("Unsqueeze", _positions(graph), np.array([1]))
+      weight_T1 = graph.node("Cast", graph.node("Add", place_T1, np.int64(1)), **to_float)
+      weight_BT1 = graph.node("Mul", count_BT1, weight_T1)
+      hidden_BTD = graph.node("Mul", hidden_BTD, weight_BT1)
+      count_B1 = graph.node("ReduceSum", weight_BT1, np.array([1]), keepdims=0)
     real_BTD = graph.node("Where", mask_BT1, hidden_BTD, np.float32(0))
     sum_BD = graph.node("ReduceSum", real_BTD, np.array([1]), keepdims=0)
-    return graph.node("Div", sum_BD, graph.node("Max", count_B1, np.float32(1)))
+    count_B1 = graph.node("Max", count_B1, np.float32(1))
+    is_sqrt = pooling == "mean_sqrt_len_tokens"
+    return graph.node("Div", sum_BD, graph.node("Sqrt", count_B1) if is_sqrt else count_B1)
   lowest = np.finfo(np.float32).min
   real_BTD = graph.node("Where", mask_BT1, hidden_BTD, lowest)
   largest_BD = graph.node("ReduceMax", real_BTD, axes=[1], keepdims=0)

@@ -144,9 +144,7 @@ def _model(assets: encoder_json.EncoderAssets) -> list[str]:
   return [
     f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layer{'s' * (layers != 1)}, "
     f"hidden size {config.width}, {config.vocab_size:,} tokens in the vocabulary",
-    f"Pooling: {network.pooling}{', then a tanh layer' * (network.pooler_dim is not None)}"
-    f"{', then a linear layer' * network.head}"
-    f"{', then scaling to length 1' * network.normalize}",
+    ", then ".join([f"Pooling: {network.pooling}", *map(str, network.layers.values())]),
     *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),
   ]
 

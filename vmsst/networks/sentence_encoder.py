@@ -1,24 +1,40 @@
-"""The sentence encoder: token table, encoder, pooling and an optional head.
+"""The sentence encoder: token table, encoder, pooling and the layers after it.
 
-The config makes the encoder: T5, BERT or BiLSTM.
+The config makes the encoder: T5, BERT or BiLSTM. The layers are the modules of
+sentence-transformers.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import sharding
-from vmsst.networks import lstm, t5, transformer
+from vmsst.networks import dropout, lstm, t5, transformer
 
-POOLINGS = ("mean", "max", "cls", "last")
+POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "Identity": lambda x: x, "Tanh": jnp.tanh, "Sigmoid": nn.sigmoid, "LogSigmoid": nn.log_sigmoid,
+  "ReLU": nn.relu, "ReLU6": nn.relu6, "LeakyReLU": nn.leaky_relu, "ELU": nn.elu, "SELU": nn.selu,
+  "CELU": nn.celu, "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu,
+  "Mish": jax.nn.mish, "Softplus": nn.softplus, "Softsign": nn.soft_sign, "Hardtanh": nn.hard_tanh,
+  "Hardsigmoid": nn.hard_sigmoid, "Hardswish": nn.hard_swish,
+  "Hardshrink": lambda x: jnp.where(jnp.abs(x) > 0.5, x, 0),
+  "Softshrink": lambda x: x - jnp.clip(x, -0.5, 0.5), "Tanhshrink": lambda x: x - jnp.tanh(x),
+  "Softmax": nn.softmax, "Softmin": lambda x: nn.softmax(-x), "LogSoftmax": nn.log_softmax,
+}  # fmt: skip
+"""Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
 CONFIGS: dict[str, type] = {
   cls.__name__: cls for cls in (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
 }
 """Configs by name, for files that describe encoders."""
+LAYER_NORM_EPSILON = 1e-5
 
 
 class EncoderConfig(Protocol):
@@ -49,6 +65,48 @@ class EncoderConfig(Protocol):
     """Returns the encoder: maps token vectors and their mask to hidden states."""
 
 
+class Dense(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+  """A linear layer and an activation.
+
+  Attributes:
+    features: Width of the output.
+    activation: One of `ACTIVATIONS`.
+    bias: Whether it has a bias.
+  """
+
+  features: int
+  activation: str = "Tanh"
+  bias: bool = True
+
+  def __post_init__(self) -> None:
+    errors.as_integer("Dense.features", self.features)
+    errors.check_choice("Dense.activation", self.activation, ACTIVATIONS)
+
+
+class LayerNorm(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+  """A layer norm with scale and bias."""
+
+
+class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+  """Dropout, in training only.
+
+  Attributes:
+    rate: Its probability.
+  """
+
+  rate: float = 0.2
+
+  def __post_init__(self) -> None:
+    errors.check_rate("Dropout.rate", self.rate)
+
+
+class Normalize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+  """Scales vectors to length 1."""
+
+
+Layer = Dense | LayerNorm | Dropout | Normalize
+
+
 class SentenceEncoder(nn.Module):
   """Maps token ids to sentence vectors: means of the semantic latent (VMSST paper, section 5).
 
@@ -61,69 +119,91 @@ class SentenceEncoder(nn.Module):
   Attributes:
     config: Sizes and numerics of the encoder.
     latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
-    head: Whether a bias-free linear layer, `mean`, follows the pooling and the pooler. Without it,
-      `latent_dim` must be the width of the pooler or, without one, of the hidden states.
+    head: Whether a bias-free linear layer, `mean`, follows the pooling and the pooler; or any other
+      layers, in order. Their last width must be `latent_dim`.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
-      (LASER); "cls" or "last", the hidden state of the first or last token.
+      (LASER); "cls" or "last", the hidden state of the first or last token; "mean_sqrt_len_tokens",
+      their sum over the square root of their number; "weightedmean", by position, counted from 1.
+      A plus sign joins several, such as "cls+mean", whose vectors are concatenated.
+    normalize: Scales vectors to length 1, after all layers.
     pooler_dim: Width of the pooler, a layer `tanh(W h + b)` after the pooling, as in LaBSE and
       distiluse; None: no pooler.
-    normalize: Scales vectors to length 1.
   """
 
   config: EncoderConfig
   latent_dim: int
-  head: bool = True
+  head: bool | tuple[Layer, ...] = True
   pooling: str = "mean"
   normalize: bool = False
   pooler_dim: int | None = None
 
   def __post_init__(self) -> None:
-    errors.check_choice("SentenceEncoder.pooling", self.pooling, POOLINGS)
+    for name in self.pooling.split("+"):
+      errors.check_choice("SentenceEncoder.pooling", name, POOLINGS)
     errors.check_sizes(self)
-    width = self.pooler_dim or self.config.width
-    if not self.head and self.latent_dim != width:
+    *_, width = self.widths
+    if self.latent_dim != width:
       raise errors.InputError(
         f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
-        f"the {'encoder' if self.pooler_dim is None else 'pooler'}, {width}"
+        f"the last layer or of the pooling, {width}"
       )
     super().__post_init__()
+
+  @property
+  def layers(self) -> dict[str, Layer]:
+    """The layers after the pooling, by the names of their parameters."""
+    layers: dict[str, Layer] = {}
+    if self.pooler_dim is not None:
+      layers["pooler"] = Dense(self.pooler_dim)
+    if not isinstance(self.head, bool):
+      layers |= {f"head_{i}": layer for i, layer in enumerate(self.head)}
+    elif self.head:
+      layers["mean"] = Dense(self.latent_dim, "Identity", bias=False)
+    return layers | ({"normalize": Normalize()} if self.normalize else {})
+
+  @property
+  def widths(self) -> list[int]:
+    """The width of the pooled vector, and of the output of each layer."""
+    widths = [self.config.width * len(self.pooling.split("+"))]
+    for layer in self.layers.values():
+      widths.append(layer.features if isinstance(layer, Dense) else widths[-1])
+    return widths
 
   def setup(self) -> None:
     """Creates the submodules."""
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
     # T5X's rules replicate a "kv" axis: these layers are small.
-    if self.pooler_dim is not None:
-      self.pooler = t5.Dense(self.pooler_dim, ("embed", "kv"), use_bias=True)
-    if self.head:
-      self.mean = t5.Dense(self.latent_dim, ("embed", "kv"))
+    for name, layer in self.layers.items():
+      if isinstance(layer, Dense):
+        setattr(self, name, t5.Dense(layer.features, ("embed", "kv"), use_bias=layer.bias))
+      elif isinstance(layer, LayerNorm):
+        setattr(self, name, transformer.LayerNorm(LAYER_NORM_EPSILON, axis="kv"))
+      elif isinstance(layer, Dropout):
+        setattr(self, name, dropout.Dropout(layer.rate))
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
     """Returns float32 sentence vectors; padding (id 0) at the end does not change them.
 
-    With "mean" or "max" pooling, rows with only padding give zeros.
+    If pooling is by mean or maximum, rows with only padding are pooled to zeros.
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    if self.pooling == "mean":
-      vector_BS = masked_mean(hidden_BTD, mask_BT)
-    elif self.pooling == "max":
-      vector_BS = masked_max(hidden_BTD, mask_BT)
-    elif self.pooling == "cls":
-      vector_BS = hidden_BTD[:, 0].astype(jnp.float32)
-    else:
-      last_B = jnp.maximum(jnp.sum(mask_BT, axis=1) - 1, 0)
-      vector_BS = hidden_BTD[jnp.arange(len(last_B)), last_B].astype(jnp.float32)
-    if self.pooler_dim is not None:
-      vector_BS = jnp.tanh(self.pooler(vector_BS))
-    if self.head:
-      vector_BS = self.mean(vector_BS)
-    if self.normalize:
-      # A maximum, not a sum, keeps all but tiny lengths exact; zeros stay zeros.
-      square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
-      vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
+    pooled = [pool(name, hidden_BTD, mask_BT) for name in self.pooling.split("+")]
+    vector_BS = jnp.concatenate(pooled, axis=-1)
+    for name, layer in self.layers.items():
+      if isinstance(layer, Dense):
+        vector_BS = ACTIVATIONS[layer.activation](getattr(self, name)(vector_BS))
+      elif isinstance(layer, LayerNorm):
+        vector_BS = getattr(self, name)(vector_BS)
+      elif isinstance(layer, Dropout):
+        vector_BS = getattr(self, name)(vector_BS, deterministic=deterministic)
+      else:
+        # A maximum, not a sum, keeps all but tiny lengths exact; zeros stay zeros.
+        square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
+        vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return sharding.constrain(vector_BS, ("batch", "kv"))
 
 
@@ -176,3 +256,23 @@ def masked_max(
   place_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
   chosen_BTD = jnp.arange(hidden_BTD.shape[1])[:, None] == place_BD[:, None]
   return jnp.sum(jnp.where(chosen_BTD & mask_BT[..., None], hidden_BTD, 0.0), axis=1)
+
+
+def pool(
+  pooling: str, hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+  """Returns one float32 vector of the hidden states of each row, by one of `POOLINGS`."""
+  if pooling == "cls":
+    return hidden_BTD[:, 0].astype(jnp.float32)
+  if pooling == "max":
+    return masked_max(hidden_BTD, mask_BT)
+  count_B = jnp.sum(mask_BT, axis=1)
+  if pooling == "last":
+    last_B = jnp.maximum(count_B - 1, 0)
+    return hidden_BTD[jnp.arange(len(last_B)), last_B].astype(jnp.float32)
+  if pooling == "weightedmean":
+    hidden_BTD = hidden_BTD * (jnp.arange(hidden_BTD.shape[1])[:, None] + 1.0)
+  mean_BD = masked_mean(hidden_BTD, mask_BT)
+  # Of the sum of n vectors, by their mean; positions add up to n (n + 1) / 2.
+  factor_B = {"mean_sqrt_len_tokens": jnp.sqrt(count_B), "weightedmean": 2 / (count_B + 1)}
+  return mean_BD * factor_B[pooling][:, None] if pooling in factor_B else mean_BD

@@ -1,6 +1,7 @@
 """Encoders by name, from a server that speaks the protocol of the Hugging Face Hub."""
 
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ import trials
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints import hub_models, sentence_transformers_files
-from vmsst.checkpoints.exporters import sentence_transformers_folder
+from vmsst.checkpoints.exporters import safetensors_folder, sentence_transformers_folder
 from vmsst.checkpoints.importers import encoders
 from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import sentence_encoder
@@ -268,6 +269,32 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
     expected = getattr(theirs, name)(released_folders.TEXTS, show_progress_bar=False)
     found = getattr(ours, name)(released_folders.TEXTS, progress=False, on_cut=None)
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("chain", released_folders.CHAINS, ids=lambda x: " ".join([*x][2::2]))
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder, texts = released_folders.write(tmp_path / "m", "bert", chain), released_folders.LINES
+  expected = st.SentenceTransformer(str(folder), device="cpu").encode(texts)
+  ours = vmsst.load(folder, backend="jax")
+  found = ours.encode(texts, on_cut=None)
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+  sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "st")
+  (tmp_path / "copy").mkdir()
+  shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
+  (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
+  safetensors_folder.export_safetensors(folder, tmp_path / "safetensors")
+  for path in ("st", "copy/m", "safetensors"):
+    again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
+    np.testing.assert_array_equal(again, found, err_msg=path)
+  again = st.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts)
+  np.testing.assert_allclose(again, expected, atol=2e-5, rtol=0)
+  if importlib.util.find_spec("onnxruntime"):
+    again = vmsst.load(folder, backend="onnx").encode(texts, on_cut=None)
+    np.testing.assert_allclose(again, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -27,22 +27,14 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.exporters import tokenizer_file
 from vmsst.checkpoints.exporters.tokenizer_file import ExportedTokenizer
-from vmsst.checkpoints.importers import architectures
+from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.data import hugging_face_vocabulary
 from vmsst.io import outputs, storage, work_folders
-from vmsst.networks import lstm, t5, transformer
+from vmsst.networks import lstm, sentence_encoder, t5, transformer
 
 # The classes' original package: all versions of sentence-transformers accept these names.
 _MODULES = "sentence_transformers.models"
-_IDENTITY = "torch.nn.modules.linear.Identity"
-_TANH = "torch.nn.modules.activation.Tanh"
-_POOLING_FLAGS = {
-  "mean": "pooling_mode_mean_tokens",
-  "max": "pooling_mode_max_tokens",
-  "cls": "pooling_mode_cls_token",
-  "last": "pooling_mode_lasttoken",
-}
 # The name of the default prompt if no other prompt equals it.
 _PROMPT = "default"
 # transformers requires the framework that the arrays of a file are for.
@@ -75,8 +67,8 @@ class _Module:
   """A module after the transformer: its class, the content of its `config.json`, its arrays."""
 
   kind: str
-  config: Mapping[str, Any] | None = None
-  arrays: Mapping[str, np.ndarray] | None = None
+  config: Mapping[str, Any]
+  arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def export_sentence_transformers(
@@ -160,9 +152,9 @@ def write_modules(
   for index, module in enumerate(_modules(saved), start=1):
     path = f"{index}_{module.kind}"
     (folder / path).mkdir()
-    if module.config is not None:
+    if module.config:
       files[f"{path}/{hugging_face.CONFIG_FILE}"] = module.config
-    if module.arrays is not None:
+    if module.arrays:
       weights.append(f"{path}/{hugging_face.WEIGHTS_FILE}")
       tensors.write_file(folder / weights[-1], module.arrays, _METADATA)
     kind = f"{_MODULES}.{module.kind}"
@@ -241,30 +233,27 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
   network, params = saved.network, saved.arrays
   if isinstance(network.config, lstm.LstmConfig):
     raise _unknown_encoder(saved)
-  width = network.config.width
-  flags = {flag: name == network.pooling for name, flag in _POOLING_FLAGS.items()}
-  modules = [_Module("Pooling", {"word_embedding_dimension": width, **flags})]
-  if network.pooler_dim is not None:
-    modules.append(_dense(params["pooler/kernel"], params["pooler/bias"], _TANH))
-  if network.head:
-    modules.append(_dense(params[transformers_weights.PROJECTION], None, _IDENTITY))
-  if network.normalize:
-    modules.append(_Module("Normalize"))
+  names = network.pooling.split("+")
+  flags = sentence_transformers_files.POOLING_FLAGS
+  config: dict[str, Any] = {"word_embedding_dimension": network.config.width}
+  config |= {flag: name in names for name, flag in flags.items()}
+  if len(names) > 1:
+    theirs = {ours: name for name, ours in sentence_transformers_files.LAST.items()}
+    config["pooling_mode"] = [theirs.get(name, name) for name in names]
+  modules = [_Module("Pooling", config)]
+  inputs, all_rows = network.widths, transformers_weights.layer_rows(network)
+  for layer, width, rows in zip(network.layers.values(), inputs, all_rows, strict=False):
+    config = {}
+    if isinstance(layer, sentence_encoder.Dense):
+      activation = f"torch.nn.{layer.activation}"
+      config = {"in_features": width, "out_features": layer.features, "bias": layer.bias}
+      config["activation_function"] = activation
+    elif isinstance(layer, sentence_encoder.LayerNorm):
+      config = {"dimension": width}
+    elif isinstance(layer, sentence_encoder.Dropout):
+      config = {"dropout": layer.rate}
+    modules.append(_Module(type(layer).__name__, config, weight_tables.to_tensors(rows, params)))
   return modules
-
-
-def _dense(kernel_DS: np.ndarray, bias_S: np.ndarray | None, activation: str) -> _Module:
-  inputs, outputs = kernel_DS.shape
-  arrays = {transformers_weights.DENSE_WEIGHT: np.ascontiguousarray(kernel_DS.T)}
-  if bias_S is not None:
-    arrays[transformers_weights.DENSE_BIAS] = bias_S
-  config = {
-    "in_features": inputs,
-    "out_features": outputs,
-    "bias": bias_S is not None,
-    "activation_function": activation,
-  }
-  return _Module("Dense", config, arrays)
 
 
 def tokenizer_config(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:

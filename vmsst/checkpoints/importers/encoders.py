@@ -8,16 +8,21 @@ two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids o
 """
 
 import dataclasses
-import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files, tensors
+from vmsst.checkpoints import (
+  encoder_json,
+  hugging_face,
+  sentence_transformers_files,
+  tensors,
+  transformers_weights,
+)
 from vmsst.checkpoints.importers import (
   architectures,
   laser,
@@ -49,10 +54,11 @@ def import_encoder(
 
   Args:
     folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
-      pre-training head. Of the dense modules of sentence-transformers after the pooling, one with
-      tanh, as in LaBSE, becomes the pooler, and linear ones the head; the encoder's own pooler is
-      left out. Or mT5, VMSST or LASER in the layout of its release (`mt5.convert`,
-      `vmsst_release.convert`, `laser.convert`). One in an object store is copied to this machine.
+      pre-training head, which is left out. The modules of sentence-transformers after the pooling
+      become the head, except that a first dense module with tanh, as in LaBSE, becomes the pooler,
+      and the last scaling to length 1 the option `normalize`. Or mT5, VMSST or LASER in the layout
+      of its release (`mt5.convert`, `vmsst_release.convert`, `laser.convert`). One in an object
+      store is copied to this machine.
     output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
       has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files
       (of LASER, mT5 and VMSST, `vocabulary.model`).
@@ -137,18 +143,24 @@ def convert(
   config = transformer.TransformerConfig(**sizes)
   table = architecture.rows(config)
   weight_tables.check(table, named, str(source))
-  after_pooling = _after_pooling(local, released, config.width)
-  pooler_dim = len(after_pooling["pooler/bias"]) if released.pooler else None
-  latent_dim = pooler_dim or config.width
-  if released.linear:
-    latent_dim = after_pooling["mean/kernel"].shape[1]
+  network = _network(config, released)
+  modules = [
+    (rows, hugging_face.open_tensors(local / name) if rows else {}, str(local / name))
+    for (name, _), rows in zip(
+      released.layers, transformers_weights.layer_rows(network), strict=True
+    )
+  ]
+  for module in modules:
+    weight_tables.check(*module)
   notes = []
   if padding_id >= rows:
     sizes["vocab_size"] = padding_id + 1
     config = dataclasses.replace(config, vocab_size=padding_id + 1)
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, named) | after_pooling
+    arrays = weight_tables.to_parameters(table, named)
+    for rows_of_module, tensors_of_module, _ in modules:
+      arrays |= weight_tables.to_parameters(rows_of_module, tensors_of_module)
     if padding_id:
       table_VD = named[architecture.token_table].changeable()
       if config.vocab_size > rows:
@@ -170,16 +182,9 @@ def convert(
     vocabulary = hugging_face_vocabulary.save(
       tokenizer, str(folder / TOKENIZER_FILE), prefix, prompts
     )
-    network = sentence_encoder.SentenceEncoder(
-      config,
-      latent_dim,
-      head=bool(released.linear),
-      pooling=released.pooling,
-      normalize=released.normalize,
-      pooler_dim=pooler_dim,
-    )
+    described = dataclasses.replace(network, config=config, parent=None)
     return encoder_json.EncoderAssets(
-      network, vocabulary, max_length, similarity_fn_name=released.similarity_fn_name
+      described, vocabulary, max_length, similarity_fn_name=released.similarity_fn_name
     )
 
   if tokenizer is None:
@@ -189,7 +194,7 @@ def convert(
     )
   else:
     notes.append(
-      f"Sentence vectors: pooling {released.pooling!r}, normalize {released.normalize}, prefix "
+      f"Sentence vectors: pooling {released.pooling!r}, normalize {network.normalize}, prefix "
       f"{prefix!r}, at most {max_length} tokens"
     )
   return Converted(
@@ -218,34 +223,26 @@ def _t5(folder: pathlib.Path, vocabulary: pathlib.Path | None, whole: bool) -> C
   return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
 
 
-def _after_pooling(
-  folder: pathlib.Path, released: sentence_transformers_files.Released, width: int
-) -> dict[str, np.ndarray]:
-  """Returns the parameters of the pooler and of the head: the product of all linear layers."""
-  found: dict[str, np.ndarray] = {}
-  if released.pooler is not None:
-    module = _dense_module(folder / released.pooler, width, ("linear.weight", "linear.bias"))
-    found = {"pooler/kernel": module["linear.weight"].T, "pooler/bias": module["linear.bias"]}
-    width = len(module["linear.bias"])
-  product_DS = np.eye(width)
-  for name in released.linear:
-    module = _dense_module(folder / name, product_DS.shape[1], ("linear.weight",))
-    product_DS = product_DS @ module["linear.weight"].T.astype(np.float64)
-    found["mean/kernel"] = product_DS.astype(np.float32)
-  return found
-
-
-def _dense_module(folder: pathlib.Path, width: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-  """Returns the arrays of a dense module for vectors of a width, which must have these names."""
-  stored = hugging_face.open_tensors(folder)
-  shapes = {name: tensor.shape for name, tensor in stored.items()}
-  rows = math.prod(shapes.get("linear.weight", ())) // width
-  if shapes != dict(zip(names, [(rows, width), (rows,)], strict=False)):
-    raise errors.InputError(
-      f"{folder}: the tensors of a dense module must be {' and '.join(names)}, for vectors of "
-      f"{width} dimensions; these are {shapes}"
-    )
-  return {name: tensor.read() for name, tensor in stored.items()}
+def _network(
+  config: transformer.TransformerConfig, released: sentence_transformers_files.Released
+) -> sentence_encoder.SentenceEncoder:
+  """Returns the network of an encoder; a run that starts from it inherits all but the head."""
+  layers = [layer for _, layer in released.layers]
+  dense = [layer for layer in layers if isinstance(layer, sentence_encoder.Dense)]
+  pooled = config.width * len(released.pooling.split("+"))
+  pooler_dim = None
+  if dense and layers[0] == sentence_encoder.Dense(dense[0].features):
+    pooler_dim = dense[0].features
+    del layers[0]
+  normalize = layers[-1:] == [sentence_encoder.Normalize()]
+  return sentence_encoder.SentenceEncoder(
+    config,
+    dense[-1].features if dense else pooled,
+    head=tuple(layers[: len(layers) - normalize]) or False,
+    pooling=released.pooling,
+    normalize=normalize,
+    pooler_dim=pooler_dim,
+  )
 
 
 def _named(
