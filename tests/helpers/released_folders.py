@@ -450,6 +450,10 @@ _QWEN_PIECES = (
 )
 _DECODER = {"num_key_value_heads": 2, "head_dim": 8}
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_T5 = {
+  "d_model": 24, "d_kv": 5, "d_ff": 20, "num_layers": 3, "num_heads": 4, "pad_token_id": 0,
+  "feed_forward_proj": "relu",
+}  # fmt: skip
 # Class, options of its config, class of the tokenizer, special tokens (unknown, start, end,
 # padding), and the tokenizer's normalizer and pre-tokenizer; without them, it is BERT's.
 ARCHITECTURES = {
@@ -485,6 +489,11 @@ ARCHITECTURES = {
     },
     "GemmaTokenizer", ("<unk>", "<bos>", "<eos>", "<pad>"),
     normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"),
+  ),
+  "t5": ("T5", _T5, "T5Tokenizer", ("<unk>", None, "</s>", "<pad>")),
+  "t5 gated": (
+    "MT5", _T5 | {"feed_forward_proj": "gated-gelu"}, "T5Tokenizer",
+    ("<unk>", None, "</s>", "<pad>"),
   ),
 }  # fmt: skip
 # Changes to the files of such a model, as in `write`; the vectors are those of
@@ -535,6 +544,16 @@ def _architecture_tokenizer(special, normalizer=None, pre_tokenizer=None):
   return made
 
 
+def _t5_tokenizer():
+  record = _xlmr_tokenizer(sentencepiece_model())
+  marks = [[mark, 0.0] for mark in ("<pad>", "</s>", "<unk>")]
+  record["model"] |= {"vocab": marks + record["model"]["vocab"][4:-1], "unk_id": 2}
+  record["added_tokens"], record["post_processor"] = [], None
+  made = tokenizers.Tokenizer.from_str(json.dumps(record))
+  made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+  return made
+
+
 def write_architecture(folder, name):
   """Writes a model of `ARCHITECTURES` with random weights, as sentence-transformers saves it."""
   import sentence_transformers as st
@@ -543,9 +562,11 @@ def write_architecture(folder, name):
   from sentence_transformers import models as parts
 
   family, options, kind, special, *steps = ARCHITECTURES[name]
-  made = _architecture_tokenizer(special, *steps)
-  # sentence-transformers adds a token for masks to all but Qwen's.
-  options = {**options, "vocab_size": made.get_vocab_size() + (name != "qwen3")}
+  is_t5 = kind == "T5Tokenizer"
+  made = _t5_tokenizer() if is_t5 else _architecture_tokenizer(special, *steps)
+  # sentence-transformers adds a token for masks to all but Qwen's and T5's, which has others.
+  more = 100 if is_t5 else name != "qwen3"
+  options = {**options, "vocab_size": made.get_vocab_size() + more}
   config = getattr(transformers, f"{family}Config")(**options)
   model, generator = getattr(transformers, f"{family}Model")(config), torch.Generator()
   with torch.no_grad():
@@ -565,6 +586,9 @@ def write_architecture(folder, name):
   if name == "gemma":
     plain = {"bias": False, "activation_function": torch.nn.Identity()}
     modules += [parts.Dense(24, 40, **plain), parts.Dense(40, 16, **plain)]
+  if is_t5:  # as sentence-t5 and gtr
+    plain = {"bias": False, "activation_function": torch.nn.Identity()}
+    modules.append(parts.Dense(24, 16, **plain))
   prompts = {"query": "Instruct: find\nQuery:"}
   model = st.SentenceTransformer(modules=[*modules, parts.Normalize()], prompts=prompts)
   model.save_pretrained(str(folder / "model"))

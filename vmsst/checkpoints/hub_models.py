@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from vmsst import errors
 from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files
-from vmsst.checkpoints.importers import architectures, laser, mt5
+from vmsst.checkpoints.importers import architectures, laser
 
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
@@ -22,7 +22,7 @@ LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
-_TYPES = (*architectures.ARCHITECTURES, *mt5.TYPES)
+_TYPES = tuple(architectures.ARCHITECTURES)
 # Copies of the model for other engines.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 

@@ -27,15 +27,15 @@ _ADDED_FILE = "added_tokens.json"
 
 _BERT, _XLMR, _PLAIN = "BertTokenizer", "XLMRobertaTokenizer", "PreTrainedTokenizer"
 _MPNET, _ROBERTA = "MPNetTokenizer", "RobertaTokenizer"
-_QWEN, _GEMMA = "Qwen2Tokenizer", "GemmaTokenizer"
+_QWEN, _GEMMA, _T5 = "Qwen2Tokenizer", "GemmaTokenizer", "T5Tokenizer"
 # Classes of transformers, without "Fast". The last two keep `tokenizer.json` as it is.
-_CLASSES = (_BERT, _XLMR, _MPNET, _ROBERTA, _QWEN, _GEMMA, _PLAIN, "TokenizersBackend")
+_CLASSES = (_BERT, _XLMR, _MPNET, _ROBERTA, _QWEN, _GEMMA, _T5, _PLAIN, "TokenizersBackend")
 _RENAMED = {"DistilBertTokenizer": _BERT}
 _CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
-             "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN,
-             "gemma3_text": _GEMMA}  # fmt: skip
+             "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN, "gemma3_text": _GEMMA,
+             "t5": _T5, "mt5": _T5}  # fmt: skip
 # Padding before a text changes no vectors if positions are relative.
-_RELATIVE = ("modernbert", "qwen3", "gemma3_text")
+_RELATIVE = ("modernbert", "qwen3", "gemma3_text", "t5", "mt5")
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # The default of each special token.
 _DEFAULTS = {
@@ -43,11 +43,18 @@ _DEFAULTS = {
   _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
   _ROBERTA: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
   _MPNET: ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>"),
+  _T5: (None, "</s>", "<unk>", None, "<pad>", None, None),
 }
+# The id of the unknown token in the classes with Unigram.
+_UNKNOWN_IDS = {_XLMR: 3, _T5: 2}
+# The start of the names of the tokens that T5 marks left-out text with, and their number.
+_EXTRA, _NUM_EXTRA = "extra_id_", 100
 # The special tokens around a text, where they do not come from `tokenizer.json`.
-_ENDS = {_XLMR: ("bos_token", "eos_token")} | dict.fromkeys(
-  (_BERT, _MPNET, _ROBERTA), ("cls_token", "sep_token")
-)
+_ENDS: dict[str, tuple[str, ...]] = {
+  _XLMR: ("bos_token", "eos_token"),
+  _T5: ("eos_token",),
+  **dict.fromkeys((_BERT, _MPNET, _ROBERTA), ("cls_token", "sep_token")),
+}
 _QWEN_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -135,13 +142,15 @@ def build(folder: pathlib.Path, config: _Record, *, lowercase: bool) -> tokenize
     others = [
       token
       for name, token in named.items()
-      if room > 0 or name not in _NAMES or made.token_to_id(token.content) is not None
+      if made.token_to_id(token.content) is not None
+      or room >= (_NUM_EXTRA if name.startswith(_EXTRA) else int(name in _NAMES))
     ]
     made.add_tokens([token for token in others if token.content not in taken])
     if kind in _ENDS:
-      start, end = (str(named[name]) for name in _ENDS[kind])
-      ids = [(token, made.token_to_id(token)) for token in (start, end)]
-      made.post_processor = processors.TemplateProcessing([start, "$A", end], special_tokens=ids)
+      around = [str(named[name]) for name in _ENDS[kind]]
+      made.post_processor = processors.TemplateProcessing(
+        [*around[:-1], "$A", around[-1]], special_tokens=[(x, made.token_to_id(x)) for x in around]
+      )
     if lowercase:
       _lowercase(made)
     made.no_padding()
@@ -201,6 +210,9 @@ def _special_tokens(settings: _Record, kind: str, record: _Record) -> _Tokens:
   if record.get("padding"):
     tokens["pad_token"] = tokens["pad_token"] or record["padding"]["pad_token"]
   tokens |= {name: token for name, token in settings.items() if name.endswith("_token")}
+  if kind == _T5:
+    numbers = range(settings.get("extra_ids", _NUM_EXTRA))
+    tokens |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in numbers}
   extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
   tokens |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
   return {name: _token(x) for name, x in tokens.items() if isinstance(x, (str, dict))}
@@ -257,12 +269,12 @@ def _pipeline(
     return settings.get(key, default)
 
   vocabulary: Any = msgspec.json.decode(record["model"]["vocab"], type=_Vocabulary)
-  if isinstance(vocabulary, dict) == (kind == _XLMR):
+  if isinstance(vocabulary, dict) == (kind in _UNKNOWN_IDS):
     raise errors.InputError(
       f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
       "another kind of vocabulary"
     )
-  if kind != _XLMR:
+  if kind not in _UNKNOWN_IDS:
     made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=str(named["unk_token"])))
     made.normalizer = normalizers.BertNormalizer(
       handle_chinese_chars=flag("tokenize_chinese_chars"),
@@ -272,13 +284,13 @@ def _pipeline(
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return made
-  made = tokenizers.Tokenizer(models.Unigram(vocabulary, 3, False))
+  made = tokenizers.Tokenizer(models.Unigram(vocabulary, _UNKNOWN_IDS[kind], False))
   for step in hugging_face_vocabulary.steps(record.get("normalizer")):
     if step["type"] == "Precompiled":
       charsmap = base64.b64decode(step["precompiled_charsmap"])
       made.normalizer = normalizers.Precompiled(charsmap)
       break
-  scheme = "always" if flag("add_prefix_space") else "never"
+  scheme = "always" if kind == _T5 or flag("add_prefix_space") else "never"
   metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
   made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
   made.decoder = decoders.Metaspace(prepend_scheme=scheme)

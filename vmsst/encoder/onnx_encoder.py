@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints.importers import weight_tables
+from vmsst.checkpoints import hugging_face
+from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
@@ -203,21 +204,11 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
 
 def _t5(graph: Graph, config: t5.T5Config, x_BTD: str, mask_BT: str) -> str:
   """Draws a T5: a stack with some of the options of a TransformerConfig."""
-  stack = transformer.TransformerConfig(
-    vocab_size=config.vocab_size,
-    emb_dim=config.emb_dim,
-    num_heads=config.num_heads,
-    head_dim=config.head_dim,
-    mlp_dim=config.mlp_dim,
-    num_layers=config.num_encoder_layers,
-    query_scalar=1,
-    relpos_buckets=config.relpos_buckets,
-    activation="gelu_tanh",
-    norm="rms",
-    layer_norm_eps=1e-6,
-    norm_place="before",
-    gated=True,
+  record = architectures.describe_t5(
+    config, config.num_encoder_layers, transformer.RELPOS_MAX_DISTANCE
   )
+  file = architectures.ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record)
+  stack = transformer.TransformerConfig(**architectures.ARCHITECTURES["t5"].sizes(file))
   return _stack(graph, stack, x_BTD, mask_BT, _positions(graph), config.relpos_max_distance)
 
 

@@ -1,7 +1,7 @@
 """The transformer encoder of BERT and its successors; by default, BERT.
 
 One stack serves EMS (its paper, section III, with details from the release) and the released
-encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3 and Gemma 3, whose options
+encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5, whose options
 `vmsst.checkpoints.importers.architectures` reads from their `config.json`. The encoder adds
 positions and token types itself, so that callers pass it the same as any other encoder: token
 vectors and a mask.
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "relu": nn.relu,
   "swish": nn.swish,
 }
-POSITIONS = ("learned", "rotary")
+POSITIONS = ("learned", "rotary", "relative")
 NORMS = ("layer", "rms")
 NORM_PLACES = ("after", "before", "around")
 RELPOS_MAX_DISTANCE = 128
@@ -58,7 +58,7 @@ class TransformerConfig:
     position_offset: Row of the first token's position: 0 in BERT, 2 in XLM-R. Sentences have at
       most `max_positions - position_offset` tokens.
     num_token_types: Rows of the token type table, of which single sentences use the first; 0, and
-      with rotary positions: no table.
+      without learned positions: no table.
     activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (its
       approximation with tanh), "relu" or "swish".
     layer_norm_eps: Added to the variance in norms.
@@ -77,8 +77,8 @@ class TransformerConfig:
     head_dim: Width of a head; None: `emb_dim / num_heads`.
     query_scalar: Queries are divided by its square root; None: `head_dim`.
     qk_norm: Normalize queries and keys in each head.
-    positions: "learned", a table added to the token vectors, or "rotary", rotations of queries and
-      keys.
+    positions: "learned", a table added to the token vectors; "rotary", rotations of queries and
+      keys; or "relative", `relpos_buckets` alone.
     rope_theta: Base of the rotations' wavelengths.
     local_rope_theta: The same in local layers.
     relpos_buckets: Buckets of relative distance whose biases are added to the attention logits,

@@ -28,11 +28,14 @@ pytestmark = pytest.mark.skipif(
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
 
 
+KINDS = {"gemma": "gemma3_text", "t5 gated": "mt5"}
+
+
 def released(name, **changes):
   """Returns a network with the options that imports read from a file."""
   _, options, *_ = released_folders.ARCHITECTURES[name]
   file = architectures.ConfigFile(pathlib.Path("config.json"), options | {"vocab_size": 259})
-  sizes = architectures.ARCHITECTURES["gemma3_text" if name == "gemma" else name].sizes(file)
+  sizes = architectures.ARCHITECTURES[KINDS.get(name, name)].sizes(file)
   config = transformer.TransformerConfig(**{**sizes, **changes})
   return tiny_encoders.encoder(config, pooling="last" if config.causal else "mean", normalize=True)
 

@@ -203,29 +203,13 @@ def _transformer(saved: SavedEncoder, padding_id: int) -> dict[str, Any]:
     architecture, record = architectures.of(exported)
     described = {"architectures": [architecture.name], **record}
   elif isinstance(config, t5.T5Config):
-    described = _t5_config(config)
+    described = architectures.describe_t5(
+      config, config.num_encoder_layers, config.relpos_max_distance
+    )
+    described["architectures"] = ["T5EncoderModel"]
   else:
     raise _unknown_encoder(saved)
   return {**described, **shared}
-
-
-def _t5_config(config: t5.T5Config) -> dict[str, Any]:
-  return {
-    "architectures": ["T5EncoderModel"],
-    "model_type": "t5",
-    "d_model": config.emb_dim,
-    "d_kv": config.head_dim,
-    "d_ff": config.mlp_dim,
-    "num_layers": config.num_encoder_layers,
-    "num_heads": config.num_heads,
-    "relative_attention_num_buckets": config.relpos_buckets,
-    "relative_attention_max_distance": config.relpos_max_distance,
-    "feed_forward_proj": "gated-gelu",
-    "layer_norm_epsilon": 1e-6,
-    "dropout_rate": config.dropout_rate,
-    "is_encoder_decoder": False,
-    "use_cache": False,
-  }
 
 
 def _modules(saved: SavedEncoder) -> list[_Module]:

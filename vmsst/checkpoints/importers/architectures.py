@@ -6,6 +6,7 @@ exports, and has a table of the weights. Each is checked against the model in tr
 
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ ACTIVATIONS = {
   "silu": "swish",
   "swish": "swish",
   "gelu_pytorch_tanh": "gelu_tanh",
+  "gelu_new": "gelu_tanh",
 }
 # Sizes and their names in most files.
 _SIZES = {
@@ -100,6 +102,7 @@ class Architecture:
   Attributes:
     name: Its class.
     table: Rules of its weights.
+    ungated: Rules of models without a gate in the feed-forward layer, if there are both kinds.
     options: Returns the attributes of a TransformerConfig that are in a `config.json`.
     describe: Returns the content of a `config.json` for a TransformerConfig.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
@@ -109,6 +112,7 @@ class Architecture:
 
   name: str
   table: Table
+  ungated: Table = ()
   options: Callable[[ConfigFile], dict[str, Any]]
   describe: Callable[[transformer.TransformerConfig], dict[str, Any]]
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -137,8 +141,10 @@ class Architecture:
     """Returns the tensors of a model and the parameters that they become."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
-              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim}  # fmt: skip
-    return weight_tables.expand(self.table, {**dataclasses.asdict(config), **widths})
+              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim,
+              "num_encoder_layers": config.num_layers}  # fmt: skip
+    table = self.table if config.gated or not self.ungated else self.ungated
+    return weight_tables.expand(table, {**dataclasses.asdict(config), **widths})
 
 
 def _token_table(source: str) -> Rule:
@@ -598,6 +604,133 @@ _GEMMA3 = Architecture(
   left_out={"lm_head.": _PRETRAINING},
 )
 
+
+# --------------------------------------------------------------------------------------------
+# T5
+
+T5_SIZES = {"vocab_size": "vocab_size", "emb_dim": "d_model", "num_heads": "num_heads",
+            "head_dim": "d_kv", "mlp_dim": "d_ff"}  # fmt: skip
+"""Sizes by their names in the `config.json` of T5."""
+T5_MAX_POSITIONS = 1 << 20
+"""Most tokens of a sentence, which T5 does not limit."""
+# Whether it has a gate, and the activation.
+_T5_MLPS = {
+  "relu": (False, "relu"),
+  "gated-gelu": (True, "gelu_tanh"),
+  "gated-silu": (True, "swish"),
+}
+
+
+def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
+  """Returns the rules of an attention layer of T5."""
+  return (
+    *dense(f"{source}.q", f"{target}/query", "joined", bias=False),
+    *dense(f"{source}.k", f"{target}/key", "joined", bias=False),
+    *dense(f"{source}.v", f"{target}/value", "joined", bias=False),
+    *dense(f"{source}.o", f"{target}/out", "emb_dim", "joined", bias=False),
+  )
+
+
+def t5_mlp(source: str, inner: tuple[str, ...] = ("wi_0", "wi_1")) -> tuple[Rule, ...]:
+  """Returns the rules of a feed-forward layer of T5, given the names of its first layers."""
+  wide = (dense(f"{source}.{x}", f"mlp/{x}", "mlp_dim", bias=False) for x in inner)
+  narrow = dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False)
+  return (*itertools.chain(*wide), *narrow)
+
+
+def t5_stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
+  """Returns the rules of an encoder or decoder of T5, from those of a layer."""
+  return (
+    Rule(
+      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+      f"{name}/relpos_bias/rel_embedding",
+      ("relpos_buckets", "num_heads"),
+      transposed=True,
+    ),
+    *weight_tables.each_layer(
+      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
+    ),
+    *norm(f"{name}.final_layer_norm", f"{name}/{name}_norm", bias=False),
+  )
+
+
+def t5_encoder(*inner: str) -> tuple[Rule, ...]:
+  """Returns the rules of T5's encoder, given the names of first feed-forward layers."""
+  return (
+    _token_table("shared.weight"),
+    *t5_stack(
+      "encoder",
+      *norm("0.layer_norm", "pre_attention_layer_norm", bias=False),
+      *t5_attention("0.SelfAttention", "attention"),
+      *norm("1.layer_norm", "pre_mlp_layer_norm", bias=False),
+      *t5_mlp("1.DenseReluDense", inner),
+    ),
+  )
+
+
+def describe_t5(
+  config: Any, layers: int, max_distance: int, mlp: str = "gated-gelu", epsilon: float = 1e-6
+) -> dict[str, Any]:
+  """Returns the `config.json` of an encoder, given its config and what has other names there."""
+  return {
+    "model_type": "t5",
+    **{theirs: getattr(config, ours) for ours, theirs in T5_SIZES.items()},
+    "num_layers": layers,
+    "relative_attention_num_buckets": config.relpos_buckets,
+    "relative_attention_max_distance": max_distance,
+    "feed_forward_proj": mlp,
+    "layer_norm_epsilon": epsilon,
+    "dropout_rate": config.dropout_rate,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+  }
+
+
+def _t5_options(file: ConfigFile) -> dict[str, Any]:
+  file.require("relative_attention_max_distance", transformer.RELPOS_MAX_DISTANCE)
+  key = "feed_forward_proj"
+  hugging_face.check_choice(file.path, file.record, key, "relu", tuple(_T5_MLPS))
+  gated, activation = _T5_MLPS[file.record.get(key, "relu")]
+  return {
+    **file.integers(T5_SIZES),
+    "num_layers": file.integer("num_layers"),
+    "relpos_buckets": file.integer("relative_attention_num_buckets", 32),
+    "layer_norm_eps": file.number("layer_norm_epsilon", 1e-6, below=1),
+    "gated": gated,
+    "activation": activation,
+  }
+
+
+def _describe_t5(config: transformer.TransformerConfig) -> dict[str, Any]:
+  kind = (config.gated, config.activation)
+  mlp = next((name for name, known in _T5_MLPS.items() if known == kind), "none")
+  distance = transformer.RELPOS_MAX_DISTANCE
+  return describe_t5(config, config.num_layers, distance, mlp, config.layer_norm_eps)
+
+
+_T5 = Architecture(
+  name="T5EncoderModel",
+  table=t5_encoder("wi_0", "wi_1"),
+  ungated=t5_encoder("wi"),
+  options=_t5_options,
+  describe=_describe_t5,
+  fixed={
+    "max_positions": T5_MAX_POSITIONS,
+    "positions": "relative",
+    "query_scalar": 1,
+    "norm": "rms",
+    "norm_place": "before",
+    "embedding_norm": False,
+    "use_bias": False,
+  },
+  prefixes=("",),
+  left_out={
+    "decoder.": "the encoder does not use it",
+    "lm_head.": _PRETRAINING,
+    "encoder.embed_tokens.": "copy of the token table",
+  },
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
   "bert": BERT,
   "roberta": _ROBERTA,
@@ -607,6 +740,8 @@ ARCHITECTURES: dict[str, Architecture] = {
   "modernbert": _MODERNBERT,
   "qwen3": _QWEN3,
   "gemma3_text": _GEMMA3,
+  "t5": _T5,
+  "mt5": _T5,
 }
 """By the `model_type` of transformers."""
 
@@ -621,7 +756,7 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
     InputError: no architecture of transformers does.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
-  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3):
+  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, _T5):
     record = architecture.describe(config)
     try:
       sizes = architecture.sizes(ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record))

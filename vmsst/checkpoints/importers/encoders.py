@@ -38,7 +38,7 @@ from vmsst.networks import sentence_encoder, transformer
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
 
-_KINDS = ("model_type", None, (*ARCHITECTURES, *mt5.TYPES))
+_KINDS = ("model_type", None, tuple(ARCHITECTURES))
 # Norms in checkpoints that came from TensorFlow.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -96,7 +96,9 @@ def convert(
     # Before the modules, whose errors would hide that it is another kind of model.
     record = hugging_face.read_object(config_file)
     hugging_face.check_choice(config_file, record, *_KINDS)
-    if record["model_type"] in mt5.TYPES:
+    has_modules = (local / sentence_transformers_files.MODULES_FILE).is_file()
+    is_gated = str(record.get("feed_forward_proj")).startswith("gated")
+    if record["model_type"] in mt5.TYPES and is_gated and not has_modules:
       _check_no_prefix(local, prefix)
       return _t5(local, vocabulary, whole)
     errors.check(vocabulary is None, "the vocabulary", vocabulary, "None: the folder has its own")
@@ -176,7 +178,8 @@ def convert(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
     )
-  max_length = min(config.max_tokens, released.max_length or config.max_tokens)
+  most = mt5.MAX_LENGTH if config.positions == "relative" else config.max_tokens
+  max_length = min(config.max_tokens, released.max_length or most)
 
   def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
     vocabulary = hugging_face_vocabulary.save(
@@ -212,11 +215,6 @@ def _check_no_prefix(folder: pathlib.Path, prefix: str | None) -> None:
 
 def _t5(folder: pathlib.Path, vocabulary: pathlib.Path | None, whole: bool) -> Converted:
   """Returns an mT5, or a release of VMSST, whose encoder has other names."""
-  if (folder / sentence_transformers_files.MODULES_FILE).is_file():
-    raise errors.InputError(
-      f"{folder}: T5 with modules of sentence-transformers cannot be imported, unless `vmsst "
-      "export` wrote it; sentence-transformers opens it"
-    )
   names = hugging_face.open_tensors(folder)
   if any(name.startswith(vmsst_release.ENCODER) for name in names):
     return vmsst_release.convert(folder, vocabulary=vocabulary)

@@ -26,8 +26,8 @@ from vmsst.checkpoints import (
   transformers_tokenizers,
 )
 from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row, Rule
-from vmsst.data import vocabularies
+from vmsst.checkpoints.importers.weight_tables import Converted, Row
+from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
@@ -47,64 +47,19 @@ _INSTEAD = {
   "decoder/logits_dense/": "logits_hidden/",
 }
 
-_dense = functools.partial(weight_tables.dense, bias=False)
 _norm = functools.partial(weight_tables.norm, bias=False)
-
-
-def _attention(source: str, target: str) -> tuple[Rule, ...]:
-  return (
-    *_dense(f"{source}.q", f"{target}/query", "joined_dim"),
-    *_dense(f"{source}.k", f"{target}/key", "joined_dim"),
-    *_dense(f"{source}.v", f"{target}/value", "joined_dim"),
-    *_dense(f"{source}.o", f"{target}/out", "emb_dim", "joined_dim"),
-  )
-
-
-def _mlp(source: str) -> tuple[Rule, ...]:
-  return (
-    *_dense(f"{source}.wi_0", "mlp/wi_0", "mlp_dim"),
-    *_dense(f"{source}.wi_1", "mlp/wi_1", "mlp_dim"),
-    *_dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim"),
-  )
-
-
-def _stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
-  return (
-    Rule(
-      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-      f"{name}/relpos_bias/rel_embedding",
-      ("relpos_buckets", "num_heads"),
-      transposed=True,
-    ),
-    *weight_tables.each_layer(
-      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
-    ),
-    *_norm(f"{name}.final_layer_norm", f"{name}/{name}_norm"),
-  )
-
-
 # Names in transformers, and in T5X.
-_ENCODER = (
-  Rule(_TABLE, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
-  *_stack(
-    "encoder",
-    *_norm("0.layer_norm", "pre_attention_layer_norm"),
-    *_attention("0.SelfAttention", "attention"),
-    *_norm("1.layer_norm", "pre_mlp_layer_norm"),
-    *_mlp("1.DenseReluDense"),
-  ),
-)
 _DECODER = (
-  *_stack(
+  *architectures.t5_stack(
     "decoder",
     *_norm("0.layer_norm", "pre_self_attention_layer_norm"),
-    *_attention("0.SelfAttention", "self_attention"),
+    *architectures.t5_attention("0.SelfAttention", "self_attention"),
     *_norm("1.layer_norm", "pre_cross_attention_layer_norm"),
-    *_attention("1.EncDecAttention", "encoder_decoder_attention"),
+    *architectures.t5_attention("1.EncDecAttention", "encoder_decoder_attention"),
     *_norm("2.layer_norm", "pre_mlp_layer_norm"),
-    *_mlp("2.DenseReluDense"),
+    *architectures.t5_mlp("2.DenseReluDense"),
   ),
-  *_dense("lm_head", "decoder/logits_dense", "vocab_size"),
+  *weight_tables.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
 )
 
 
@@ -115,7 +70,8 @@ def convert(
 
   Args:
     source: Its folder.
-    vocabulary: Its SentencePiece model; None: `spiece.model` in the folder, if there is one.
+    vocabulary: Its SentencePiece model; None: `spiece.model` in the folder or, without one,
+      `tokenizer.json`, which newer versions of transformers write instead.
     whole: Whether to return all that training can start from, or the encoder alone.
 
   Raises:
@@ -141,16 +97,26 @@ def convert(
   transformers_tokenizers.check_settings(
     source / transformers_tokenizers.SETTINGS_FILE, settings, {}
   )
-  pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
-  encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
+  tokenizer = None
+  if not vocabulary.is_file():
+    config = hugging_face.read_object(source / hugging_face.CONFIG_FILE)
+    tokenizer = transformers_tokenizers.build(source, config, lowercase=False)
   limit = sentence_transformers_files.max_length(source, source, {})
-  encoder = dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
+
+  def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
+    pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
+    if tokenizer is not None:
+      path = str(folder / hugging_face_vocabulary.TOKENIZER_FILE)
+      pieces = hugging_face_vocabulary.save(tokenizer, path, "", {})
+    encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
+    return dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
+
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
     convert=lambda: weight_tables.to_parameters(used, stored),
     sizes=sizes,
     left_out=left_out,
-    assets=(lambda _: encoder) if vocabulary.is_file() else None,
+    assets=assets if tokenizer or vocabulary.is_file() else None,
     notes=() if sizes["num_decoder_layers"] else (note,),
   )
 
@@ -161,8 +127,9 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   Args:
     sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
   """
-  table = (*_ENCODER, *(_DECODER if sizes.get("num_decoder_layers") else ()))
-  joined = {"joined_dim": sizes["num_heads"] * sizes["head_dim"]}
+  encoder = architectures.t5_encoder("wi_0", "wi_1")
+  table = (*encoder, *(_DECODER if sizes.get("num_decoder_layers") else ()))
+  joined = {"joined": sizes["num_heads"] * sizes["head_dim"]}
   return weight_tables.expand(table, {**sizes, **joined})
 
 
@@ -229,20 +196,16 @@ def read_config(folder: pathlib.Path) -> dict[str, int]:
   """
   path = folder / hugging_face.CONFIG_FILE
   config = hugging_face.read_object(path)
-  number = architectures.ConfigFile(path, config).integer
+  file = architectures.ConfigFile(path, config)
   # umT5 has a bias table in every layer.
   hugging_face.check_choice(path, config, "model_type", None, TYPES)
   hugging_face.check_choice(path, config, "feed_forward_proj", None, ("gated-gelu",))
   hugging_face.check_choice(path, config, "layer_norm_epsilon", 1e-6, (1e-6,))
-  layers = number("num_layers")
+  layers = file.integer("num_layers")
   return {
-    "vocab_size": number("vocab_size"),
-    "emb_dim": number("d_model"),
-    "num_heads": number("num_heads"),
-    "head_dim": number("d_kv"),
-    "mlp_dim": number("d_ff"),
+    **file.integers(architectures.T5_SIZES),
     "num_encoder_layers": layers,
-    "num_decoder_layers": number("num_decoder_layers", layers),
-    "relpos_buckets": number("relative_attention_num_buckets", 32),
-    "relpos_max_distance": number("relative_attention_max_distance", 128),
+    "num_decoder_layers": file.integer("num_decoder_layers", layers),
+    "relpos_buckets": file.integer("relative_attention_num_buckets", 32),
+    "relpos_max_distance": file.integer("relative_attention_max_distance", 128),
   }

@@ -81,7 +81,8 @@ def imported(tmp_path_factory):
   return encoders.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
 
 
-_HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model"}
+_HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "EncoderModel",
+          "t5 gated": "Model"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
   ("changes", "message"),
   [
     ({"model_type": "electra"}, "model_type.*'electra'"),
-    ({"hidden_act": "gelu_new"}, "hidden_act.*'gelu_new'"),
+    ({"hidden_act": "quick_gelu"}, "hidden_act.*'quick_gelu'"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"hidden_size": 16}, "emb_dim is 16"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
