@@ -18,6 +18,8 @@ _CREDENTIALS = re.compile(
   r"|\bhf_[a-z0-9]{20,}",
   re.IGNORECASE,
 )
+MOST_LAYERS = 1000
+"""Most layers of a network. A file may claim any number, and each costs time."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
 
@@ -104,7 +106,8 @@ def check_sizes(settings: Any, may_be_zero: Collection[str] = ()) -> None:
     optional = field.type == int | None and getattr(settings, field.name) is None
     if field.type in (int, int | None) and not optional:
       name, minimum = f"{type(settings).__name__}.{field.name}", int(field.name not in may_be_zero)
-      as_integer(name, getattr(settings, field.name), minimum=minimum)
+      maximum = MOST_LAYERS if field.name.endswith("_layers") else None
+      as_integer(name, getattr(settings, field.name), minimum=minimum, maximum=maximum)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

@@ -426,7 +426,7 @@ REFUSED = [
     np.array(1, np.float32), np.ones((16, 15), np.float32),
   )),
   *(("bert", {_MO: modules(f"{_KIND}Dense") + more}, (_MO, "path")) for more in (
-    [{"type": NORMALIZE, "path": "../Dense"}], [{"type": NORMALIZE, "path": ""}],
+    [{"type": NORMALIZE, "path": "../Dense"}], [{"type": NORMALIZE, "path": ".."}],
   )),
   ("bert", {_MO: modules(f"{_KIND}CNN")}, (_MO, "CNN")),
   *(("bert", {name: {"x": 1}}, (name, "cannot be imported")) for name in (

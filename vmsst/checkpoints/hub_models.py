@@ -52,13 +52,19 @@ def find(name: str) -> tuple[str, pathlib.Path]:
   """
   snapshot, repository = download(name)
   if not (snapshot / encoder_json.ENCODER_FILE).is_file() and not is_released(snapshot):
-    path = sentence_transformers_files.config_path(snapshot)
-    kind = hugging_face.read_object(path).get("model_type")
-    raise errors.InputError(
-      f"{repository} is of the type {kind!r}, which cannot be loaded; these can: "
-      f"{', '.join(_TYPES)}, and exports of this library"
-    )
+    raise unknown(repository, snapshot)
   return f"{repository}@{snapshot.name}", snapshot
+
+
+def unknown(name: str, folder: pathlib.Path) -> errors.InputError:
+  """Returns the error for a model that cannot be loaded, with its type and those that can."""
+  path = sentence_transformers_files.config_path(folder)
+  config = hugging_face.read_object(path) if path.is_file() else {}
+  return errors.InputError(
+    f"{name} is of the type {config.get('model_type')!r}, which cannot be loaded; these can: "
+    f"{', '.join(_TYPES)}, and exports of this library. Commands open other folders of "
+    "sentence-transformers with that package"
+  )
 
 
 def is_released(folder: pathlib.Path) -> bool:

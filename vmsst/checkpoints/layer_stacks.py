@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# A file may claim any number of layers; each costs time, even without content.
-MOST_LAYERS = 1000
+from vmsst import errors
 
 _STACK = "/layers/"
 _LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
@@ -75,7 +74,7 @@ def find(name: str, shape: tuple[int, ...], stored: Mapping[str, HasShape]) -> S
       return Source((stack,), layer=index)
     return None
   head, separator, rest = name.partition(_STACK)
-  if not separator or not shape or not 0 < shape[0] <= MOST_LAYERS:
+  if not separator or not shape or not 0 < shape[0] <= errors.MOST_LAYERS:
     return None
   names = tuple(f"{head}/layers_{i}/{rest}" for i in range(shape[0]))
   layers = {tuple(stored[layer].shape) if layer in stored else None for layer in names}
@@ -92,9 +91,3 @@ def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       continue
     separated.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
   return separated
-
-
-def most_layers(stored: Mapping[str, HasShape]) -> int:
-  """Returns a limit on the layers of a network that reads stored arrays: an array per layer."""
-  stacks = (x.shape[0] for name, x in stored.items() if _STACK in name and x.shape)
-  return max(len(stored), *(min(layers, MOST_LAYERS) for layers in stacks), 0)

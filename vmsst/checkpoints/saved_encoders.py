@@ -165,12 +165,8 @@ def _find(path: str | os.PathLike[str]) -> _EncoderFolder:
     return _EncoderFolder(os.fspath(folder), folder / hugging_face.WEIGHTS_FILE, folder)
   if hub_models.is_released(pathlib.Path(folder)):
     return _EncoderFolder(os.fspath(folder), folder, folder, released=True)
-  for name in _MODULES:
-    if (folder / name).is_file():
-      raise errors.InputError(
-        f"{folder} holds {name} but no {encoder_json.ENCODER_FILE}: it is a model of another "
-        "library, of an unknown architecture; `vmsst import --help` lists importable models"
-      )
+  if any((folder / name).is_file() for name in _MODULES):
+    raise hub_models.unknown(os.fspath(folder), pathlib.Path(folder))
   from vmsst.checkpoints import t5x
 
   checkpoint = t5x.find_checkpoint(folder)
@@ -297,7 +293,7 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
     stored = transformers_weights.open_params(pathlib.Path(parameters.parent), network)
   else:
     stored = tensors.open_file(pathlib.Path(parameters))
-  shapes = traverse_util.flatten_dict(_shapes(network, stored, parameters), sep="/")
+  shapes = traverse_util.flatten_dict(_shapes(network, parameters), sep="/")
   sources = {name: _source(name, leaf.shape, stored, parameters) for name, leaf in shapes.items()}
   parts = {part: stored[part] for source in sources.values() for part in source.names}
   if is_export:
@@ -313,17 +309,8 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   )
 
 
-def _shapes(
-  network: nn.Module, stored: Mapping[str, tensors.StoredTensor], where: epath.Path
-) -> Any:
+def _shapes(network: nn.Module, where: epath.Path) -> Any:
   """Returns a tree of parameter shapes of a network whose description is untrusted."""
-  config = getattr(network, "config")  # noqa: B009 - all networks here have one
-  for owner in (network, config):
-    for field in dataclasses.fields(owner):
-      value = getattr(owner, field.name)
-      scanned = getattr(config, "scan_layers", False)  # one array holds all layers
-      if field.name.endswith("_layers") and type(value) is int and not scanned:
-        tensors.check_layers(value, range(layer_stacks.most_layers(stored)), str(where))
   try:
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]

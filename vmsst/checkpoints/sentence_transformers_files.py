@@ -5,6 +5,7 @@ What this library cannot express is refused. The weights are read elsewhere.
 """
 
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -163,6 +164,18 @@ def config_path(folder: pathlib.Path) -> pathlib.Path:
   return folder / dict(listed).get("Transformer", "") / hugging_face.CONFIG_FILE
 
 
+def check_layers(folder: pathlib.Path) -> None:
+  """Raises InputError if a config claims more layers than any model has: making them never ends."""
+
+  def check(pairs: list[tuple[str, Any]]) -> None:
+    for key, value in pairs:
+      valid = "layer" not in key or type(value) is not int or value <= errors.MOST_LAYERS
+      errors.check(valid, f"{path}: {key!r}", value, f"{errors.MOST_LAYERS} or less")
+
+  for path in folder.rglob("*config.json"):
+    json.loads(json.dumps(hugging_face.read_object(path)), object_pairs_hook=check)
+
+
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """Returns the class and the folder's name of each module, in order.
 
@@ -180,9 +193,8 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     # The classes keep their names, but their packages differ between versions.
     kind = kind.rsplit(".", 1)[-1]
     listed[index] = kind, name
-    is_root = kind == "Transformer" and not name
-    is_plain = name not in ("", "..") and pathlib.PurePath(name).name == name
-    if not is_root and (not is_plain or len(name) > 99 or set(name) & {"\\", "\0"}):
+    is_plain = name != ".." and pathlib.PurePath(name).name == name
+    if not is_plain or len(name) > 99 or set(name) & {"\\", "\0"}:
       raise errors.InputError(
         f"{path}: the path of {kind} is {name!r}, not the name of a folder next to this file"
       )

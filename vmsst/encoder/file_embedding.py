@@ -222,7 +222,7 @@ def embed_files(
   from vmsst.encoder import loading  # Here: the encoder of `embed_file` may not need JAX.
 
   bitexts = readers.find_bitext(patterns, languages)
-  encoder = loading.load(run)
+  name, encoder = loading.open_encoder(run)
 
   def make(bitext: BitextFile, path: str) -> derived_files.Counts:
     lines = sum(1 for _ in readers.read_pairs(bitext))
@@ -241,7 +241,7 @@ def embed_files(
   return derived_files.make_files(
     bitexts,
     folder,
-    settings={"encoder": encoding.identity(encoder, str(encoder.path))},
+    settings={"encoder": encoding.identity(encoder, name)},
     relative_path=teacher_vectors.relative_path,
     make=make,
     refresh=refresh,

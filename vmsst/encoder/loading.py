@@ -180,9 +180,15 @@ def open_encoder(
     )
   with errors.requires("sentence-transformers", str(folder)):
     import sentence_transformers
+  if int(sentence_transformers.__version__.partition(".")[0]) < 6:
+    raise errors.InputError(
+      f"{folder}: versions of sentence-transformers before 6 run code that a folder names; pip "
+      "install -U 'vmsst[sentence-transformers]'"
+    )
+  sentence_transformers_files.check_layers(folder)
   try:
     theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
-  except (OSError, ValueError, KeyError) as error:
+  except Exception as error:  # of torch and other packages
     # The message may advise to trust code in the folder.
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
@@ -193,6 +199,7 @@ def open_encoder(
     line = f"{checksums.of_file(below)}  {below.relative_to(folder)}\n"
     names_and_contents.update(line.encode())
   theirs.digest = names_and_contents.hexdigest()
+  theirs.dimension = theirs.get_embedding_dimension()
   if max_length is not None:
     theirs.max_seq_length = errors.as_integer(
       f"max_length of {path}", max_length, maximum=theirs.max_seq_length

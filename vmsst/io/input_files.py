@@ -42,11 +42,6 @@ def check_below(folder: str | os.PathLike[str]) -> None:
     check(os.path.join(folder, name))
 
 
-def size_below(folder: str | os.PathLike[str]) -> int:
-  """Returns the total size of all files below a folder, in bytes."""
-  return sum(os.path.getsize(os.path.join(folder, name)) for name in storage.files_below(folder))
-
-
 def check_no_pipe(path: str | os.PathLike[str]) -> None:
   """Raises InputError for a named pipe, whose reader waits for a writer that may never come.
 

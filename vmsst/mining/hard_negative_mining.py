@@ -58,7 +58,7 @@ def mine_files(
   if count < 1:
     raise errors.InputError(f"count is {count}; give at least 1")
   bitexts = readers.find_bitext(patterns, languages)
-  encoder = loading.load(run)
+  name, encoder = loading.open_encoder(run)
 
   def make(bitext: BitextFile, path: str) -> Mapping[str, int]:
     pairs = list(readers.read_pairs(bitext))
@@ -80,7 +80,7 @@ def mine_files(
   return derived_files.make_files(
     bitexts,
     folder,
-    settings={"encoder": encoding.identity(encoder, str(encoder.path)), "count": count},
+    settings={"encoder": encoding.identity(encoder, name), "count": count},
     relative_path=_relative_path,
     make=make,
     refresh=refresh,

@@ -122,8 +122,6 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path):
     (lambda torch: torch.nn.Linear(2, 2), "holds more than tensors and plain values"),
     (lambda torch: {1: torch.ones(2)}, "holds no state_dict"),
     (lambda torch: {"a": 3}, "'a' is not a tensor"),
-    (lambda torch: {"a": torch.ones(1).expand(10**6, 10**6)}, "'a' repeats its stored values"),
-    (lambda torch: {"a": torch.empty(9, device="meta")}, "'a' is not a dense tensor"),
     (lambda torch: None, "is not a file of torch"),
   ],
 )
@@ -289,7 +287,7 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
     saved_encoders.restore_params(saved, narrow)
 
 
-def test_a_claimed_number_of_layers_costs_nothing(tmp_path):
+def test_a_claimed_number_of_layers_costs_nothing():
   stored = {"encoder/layers/scale": jax.ShapeDtypeStruct((10**12, 0), np.float32)}
   for name, shape in (
     ("encoder/layers_" + "9" * 5000 + "/scale", (0,)),
@@ -297,8 +295,5 @@ def test_a_claimed_number_of_layers_costs_nothing(tmp_path):
     ("layers/scale", (1,)),
   ):
     assert layer_stacks.find(name, shape, stored) is None
-  network = NETWORKS["t5"]
-  deep = network.clone(config=dataclasses.replace(network.config, num_encoder_layers=10**6))
-  empty = {"encoder/layers/scale": np.zeros((10**12, 0), np.float32)}
-  with pytest.raises(errors.InputError, match="claims to have 1000000 layers, but has 1000 "):
-    saved_encoders.restore_params(save(tmp_path / "empty", empty, "export"), deep)
+  with pytest.raises(errors.InputError, match=r"num_encoder_layers is 1000000; .* from 1 to 1000"):
+    dataclasses.replace(NETWORKS["t5"].config, num_encoder_layers=10**6)

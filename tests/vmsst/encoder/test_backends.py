@@ -15,8 +15,8 @@ import tiny_encoders
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints.importers import architectures
-from vmsst.encoder import batching
-from vmsst.networks import lstm, transformer
+from vmsst.encoder import backends, batching
+from vmsst.networks import lstm, sentence_encoder, transformer
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
 pytestmark = pytest.mark.skipif(
@@ -71,6 +71,31 @@ def test_more_tokens_than_positions_are_an_error(tmp_path):
   encoder = vmsst.load(saved("labse", tmp_path))
   with pytest.raises(errors.InputError, match=r"max_length is 1000; .* from 1 to 30"):
     encoder.max_length = 1000
+
+
+def test_every_pooling_and_activation_is_that_of_jax():
+  tokens_BT = np.array([[5, 6, 7, 1], [8, 1, 0, 0], [0, 0, 0, 0]], np.int32)
+  poolings = [x for x in sentence_encoder.POOLINGS if x != "cls"]
+  width = 16 * len(poolings)
+  network = tiny_encoders.encoder(tiny_encoders.BERT, width, pooling="+".join(poolings), head=())
+  params = tiny_encoders.random_params(network)
+  pooled_BS = np.asarray(network.apply({"params": params}, tokens_BT))
+
+  def vectors(network, params):
+    return backends.CpuBackend(network, params).start(tokens_BT)()
+
+  found_BS = vectors(network, params)
+  np.testing.assert_allclose(found_BS[:2], pooled_BS[:2], atol=1e-5)
+  is_last = np.arange(width) // 16 == poolings.index("last")
+  assert not found_BS[2, ~is_last].any()
+  assert not pooled_BS[2, ~is_last].any()
+  layer = {"kernel": np.eye(width, 9, dtype=np.float32), "bias": np.arange(9, dtype=np.float32) - 4}
+  inputs_BS = pooled_BS[:2] @ layer["kernel"] + layer["bias"]
+  for name, activation in sentence_encoder.ACTIVATIONS.items():
+    dense = (sentence_encoder.Dense(9, name),)
+    network = tiny_encoders.encoder(tiny_encoders.BERT, 9, pooling=network.pooling, head=dense)
+    found_BS = vectors(network, {**params, "head_0": layer})[:2]
+    np.testing.assert_allclose(found_BS, activation(inputs_BS), atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "jax"])

@@ -14,6 +14,7 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.checkpoints.exporters import sentence_transformers_folder
+from vmsst.checkpoints.importers import encoders
 from vmsst.encoder import loading
 from vmsst.networks import sentence_encoder
 
@@ -141,8 +142,10 @@ def test_random_state_and_logging_stay_as_they_are(run, tmp_path):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
   st = pytest.importorskip("sentence_transformers", reason=NEEDS)
-  pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}  # not ours
-  changes = {"1_Pooling/config.json": pooling}
+  changes = {
+    "1_Pooling/config.json": {"include_prompt": False},  # not ours
+    "config_sentence_transformers.json": {"prompts": {"query": "query: "}},
+  }
   folder = str(released_folders.write(tmp_path / "theirs", "bert", changes))
   made = st.SentenceTransformer(folder, device="cpu")
   results = evaluate(folder, data, tmp_path / "out")
@@ -159,6 +162,90 @@ def test_an_encoder_of_sentence_transformers_does_unchanged(data, tmp_path):
   (tmp_path / "theirs" / "modules.json").write_text("{")
   with pytest.raises(errors.InputError, match="theirs"):
     loading.open_encoder(folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+@pytest.mark.parametrize("kind", ["static", "router"])
+def test_commands_open_any_model_of_sentence_transformers(tmp_path, kind):
+  st = pytest.importorskip("sentence_transformers", reason=NEEDS)
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to make one")
+  from sentence_transformers import models
+
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(released_folders.tokenizer("bert")))
+  parts = [models.StaticEmbedding(tokenizer, embedding_dim=16)]
+  if kind == "router":
+    folder = released_folders.write(tmp_path / "bert", "bert", {})
+    other = list(st.SentenceTransformer(str(folder), device="cpu").children())
+    parts = [models.Router.for_query_document(parts, other)]
+  made = st.SentenceTransformer(modules=parts, device="cpu")
+  made.save_pretrained(str(tmp_path / "m"))
+  texts = ["the museum", "red apple", "cafe", "is open"]
+  for name, lines in (("a", texts), ("b", texts[::-1]), ("deu-eng.eng", texts)):
+    line_files.write_lines(tmp_path / name, lines)
+  line_files.write_lines(tmp_path / "deu-eng.tsv", [f"{x}\t{x} ent" for x in texts])
+  a, b, out = (str(tmp_path / name) for name in ("a", "b", "out"))
+  encoder = str(tmp_path / "m")
+  for command in (
+    ["embed", encoder, a, f"{out}.vectors"],
+    ["mine", a, b, f"{out}.tsv", "--encoder", encoder],
+    ["data", "embed", encoder, f"{out}.embed", str(tmp_path / "deu-eng.tsv")],
+    ["data", "mine-negatives", encoder, f"{out}.negatives", str(tmp_path / "deu-eng.tsv")],
+  ):
+    assert cli.main(command) == 0, command
+  vectors = vmsst.open_vectors(f"{out}.vectors")[:]
+  method = made.encode_document if kind == "router" else made.encode
+  np.testing.assert_allclose(vectors, method(texts), atol=1e-6)
+
+
+CODE = "import pathlib; pathlib.Path('ran').touch()\nclass Ran:\n  pass\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"config.json": {"num_hidden_layers": 10**9}}, "'num_hidden_layers' is 1000000000"),
+    ({"config.json": {"text_config": {"n_layer": 10**9}}}, "'n_layer' is 1000000000"),
+    ({"modules.json": released_folders.modules("code.Ran")}, "code.Ran is custom code"),
+    ({"modules.json": [{"type": "sentence_transformers.models.Router", "path": ""}],
+      "router_config.json": {"types": {"code": "code.Ran"}, "structure": {}, "parameters": {}}},
+     "cannot open it"),
+  ],
+)  # fmt: skip
+def test_what_is_handed_to_sentence_transformers_neither_runs_code_nor_grows(
+  tmp_path, monkeypatch, changes, message
+):
+  pytest.importorskip("sentence_transformers", reason=NEEDS)
+  monkeypatch.chdir(tmp_path)
+  files = {"config.json": {"model_type": "electra"}, "code.py": CODE}
+  for name, content in changes.items():
+    files[name] = files.get(name, {}) | content if isinstance(content, dict) else content
+  folder = released_folders.write(tmp_path / "m", "bert", files)
+  monkeypatch.syspath_prepend(folder)
+  with pytest.raises(errors.InputError, match=message):
+    loading.open_encoder(str(folder))
+  assert not (tmp_path / "ran").exists()
+
+
+def test_versions_of_sentence_transformers_that_run_code_are_refused(tmp_path, monkeypatch):
+  st = pytest.importorskip("sentence_transformers", reason=NEEDS)
+  monkeypatch.setattr(st, "__version__", "5.4.1")
+  folder = released_folders.write(
+    tmp_path / "m", "bert", {"config.json": {"model_type": "electra"}}
+  )
+  with pytest.raises(errors.InputError, match=r"before 6 run code .* install -U"):
+    loading.open_encoder(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["electra", "albert", "nomic_bert", "new", None])
+def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path, kind):
+  changes = {"config.json": {"model_type": kind}, "modules.json": None}
+  folder = released_folders.write(tmp_path / "m", "bert", changes)
+  for load in (vmsst.load, loading.open_encoder, encoders.import_encoder):
+    arguments = [str(folder)] + [tmp_path / "out"] * (load is encoders.import_encoder)
+    with pytest.raises(errors.InputError, match=f"{kind!r}.*bert.*gemma3_text.*mt5") as caught:
+      load(*arguments)
+    assert str(folder) in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------

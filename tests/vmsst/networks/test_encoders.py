@@ -30,6 +30,17 @@ ENCODERS = {
   "bert": sentence_encoder.SentenceEncoder(BERT, 10),
   "pooler": sentence_encoder.SentenceEncoder(BERT, 10, head=False, pooling="cls", pooler_dim=10),
   "lstm": sentence_encoder.SentenceEncoder(LSTM, 10, head=False, pooling="max"),
+  "chain": sentence_encoder.SentenceEncoder(
+    BERT,
+    8,
+    pooling="max+weightedmean+last+mean_sqrt_len_tokens",
+    head=(
+      sentence_encoder.LayerNorm(),
+      sentence_encoder.Dropout(0.5),
+      sentence_encoder.Normalize(),
+      sentence_encoder.Dense(8, "GELU"),
+    ),
+  ),
 }
 STACKS = ("t5", "bert")  # those with layers to scan and to recompute
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
@@ -128,7 +139,7 @@ def test_bfloat16_stays_close_with_float32_parameters_and_output(name):
   assert 0 < error < 0.03
 
 
-@pytest.mark.parametrize("name", [*STACKS, "pooler"])
+@pytest.mark.parametrize("name", [*STACKS, "pooler", "chain"])
 def test_every_parameter_has_standard_logical_axes(name):
   tiny_models.assert_standard_axes(tiny_models.shapes_of(network(name, scan_layers=True)))
 
@@ -150,6 +161,19 @@ def test_every_parameter_has_standard_logical_axes(name):
 def test_a_configuration_names_the_bad_value(config, field, value):
   with pytest.raises(errors.InputError, match=field):
     dataclasses.replace(config, **{field: value})
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"pooling": "mean+min"}, "pooling is 'min'; known: mean, max"),
+    ({"pooling": "cls+mean"}, "latent_dim is 12; .* 24"),
+    ({"head": (sentence_encoder.Dense(7),)}, "latent_dim is 12; .* 7"),
+  ],
+)
+def test_layers_that_do_not_fit_are_named(changes, message):
+  with pytest.raises(errors.InputError, match=message):
+    sentence_encoder.SentenceEncoder(BERT, 12, **{"head": False, **changes})
 
 
 def test_a_sentence_longer_than_the_position_table_is_refused():
@@ -368,6 +392,15 @@ def test_pooled_values_and_gradients_ignore_padding(padding):
   for found_BD, vjp in ((largest_BD, of_largest), (mean_BD, of_mean)):  # a row without tokens
     assert not np.any(found_BD[2])
     assert not np.any(vjp(slope_BD)[0][2])
+
+
+@pytest.mark.parametrize("name", sentence_encoder.ACTIVATIONS)
+def test_activations_are_those_of_torch(name):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  x_BD = np.linspace(-7, 7, 57, dtype=np.float32).reshape(3, 19)
+  options = {"dim": -1} if "Softm" in name else {}
+  expected_BD = getattr(torch.nn, name)(**options)(torch.tensor(x_BD)).numpy()
+  np.testing.assert_allclose(sentence_encoder.ACTIVATIONS[name](x_BD), expected_BD, atol=1e-6)
 
 
 def apply(x, rate, *, seed=0, **options):

@@ -59,9 +59,10 @@ class ConfigFile:
     """Returns a positive integer; `default` if the file has none."""
     value = self.record.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+    most = errors.MOST_LAYERS if key.endswith("layers") else (1 << 31) - 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
       raise errors.InputError(
-        f"{self.path}: {key!r} is {input_files.shown(value)}, not a positive integer below 2^31"
+        f"{self.path}: {key!r} is {input_files.shown(value)}, not an integer from 1 to {most}"
       )
     return value
 

@@ -141,7 +141,6 @@ def convert(
   prefix = released.prefix if prefix is None else prefix
   stored = hugging_face.open_tensors(source)
   named, left_out = _named(source, architecture, stored)
-  tensors.check_layers(sizes["num_layers"], stored, str(source))
   config = transformer.TransformerConfig(**sizes)
   table = architecture.rows(config)
   weight_tables.check(table, named, str(source))

@@ -128,7 +128,6 @@ def _lstm(file: ConfigFile, stored: _Stored) -> tuple[_Config, list[Row]]:
   """Returns the sizes of LASER2 and its tensors."""
   hugging_face.check_choice(file.path, file.record, "bidirectional", False, (True,))
   config = lstm.LstmConfig(**file.integers(_LSTM_SIZES))  # type: ignore[arg-type]
-  tensors.check_layers(config.num_layers, stored, str(file.path))
   gates = 4 * config.hidden_dim
   table = [Row(_WORDS, (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
   for i in range(config.num_layers):
@@ -184,7 +183,6 @@ def _transformer(
     config = transformer.TransformerConfig(**sizes)
   except errors.InputError as error:
     raise errors.InputError(f"{file.path}: {error}") from None
-  tensors.check_layers(config.num_layers, stored, str(file.path))
   rules = [
     Rule(_WORDS, TOKEN_TABLE, ("vocab_size", "emb_dim")),
     *architectures.bert_layers("layers", _ATTENTION, _OTHERS, place),

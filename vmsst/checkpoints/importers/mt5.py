@@ -146,8 +146,6 @@ def match(
   Raises:
     InputError: a tensor is missing, has another shape or is unknown, or a copy differs.
   """
-  for stack in ("encoder", "decoder"):
-    tensors.check_layers(sizes[f"num_{stack}_layers"], stored, str(where))
   if _TABLE not in stored and _COPIES[0] in stored:
     stored[_TABLE] = stored.pop(_COPIES[0])
   table = rows(sizes)

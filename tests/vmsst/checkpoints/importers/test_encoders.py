@@ -120,7 +120,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   padding_id = 1 if changes.get("pad_token_id") == 1 or "tokenizer_class" in changes else 0
   assert any("pads with id 1" in note for note in found.converted.notes) == bool(padding_id)
   sizes = found.converted.sizes
-  length = sizes["max_positions"] - sizes.get("position_offset", 0)
+  length = min(sizes["max_positions"] - sizes.get("position_offset", 0), 60)
   mask_BT = np.arange(length) < np.array([[length], [6], [3], [1]])
   tokens_BT = np.random.default_rng(0).integers(2, 40, size=mask_BT.shape)
   # A tokenizer that pads with 1 starts sentences with 0.
