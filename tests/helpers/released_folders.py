@@ -406,7 +406,8 @@ REFUSED = [
   )),
   *(("bert", {_PO: change}, ("1_Pooling", key)) for change, key in (
     ({"pooling_mode": "min"}, "pooling"), ({"pooling_mode": ["cls", "min"]}, "pooling"),
-    ({"pooling_mode": []}, "pooling"),
+    ({"pooling_mode": []}, "pooling"), ({"pooling_mode": 3}, "pooling"),
+    ({"pooling_mode": [{}]}, "pooling"),
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),

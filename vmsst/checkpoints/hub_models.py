@@ -20,9 +20,9 @@ _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 # With weights of layers after the pooling, which may have another format than those of the encoder.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
+_TYPES = tuple(architectures.ARCHITECTURES)
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
-_TYPES = tuple(architectures.ARCHITECTURES)
 # Copies of the model for other engines.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 

@@ -48,11 +48,9 @@ POOLING_FLAGS = {
   "mean": "pooling_mode_mean_tokens",
   "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
   "weightedmean": "pooling_mode_weightedmean_tokens",
-  "last": "pooling_mode_lasttoken",
+  "lasttoken": "pooling_mode_lasttoken",
 }
-"""The keys of the ways of pooling, by their names in this library."""
-LAST = {"lasttoken": "last"}
-"""The only way of pooling that has another name in newer files."""
+"""The keys of the ways of pooling in older files, by their names in newer ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,12 +273,13 @@ def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
   mode = config.get("pooling_mode")
   if mode is None:
     mode = [name for name, flag in POOLING_FLAGS.items() if config.get(flag)] or "mean"
-  names = [LAST.get(name, name) for name in ([mode] if isinstance(mode, str) else mode)]
-  if not names or not {*names} <= {*POOLING_FLAGS}:
+  names = mode if isinstance(mode, list) else [mode]
+  if not names or any(name not in list(POOLING_FLAGS) for name in names):
     raise errors.InputError(
       f"{folder}: the pooling is {mode!r}; only {', '.join(POOLING_FLAGS)} can be imported"
     )
-  return "+".join(names), bool(config.get("include_prompt", True))
+  pooling = "+".join(names).replace("lasttoken", "last")
+  return pooling, bool(config.get("include_prompt", True))
 
 
 def _config(folder: pathlib.Path) -> architectures.ConfigFile:

@@ -217,21 +217,19 @@ def _modules(saved: SavedEncoder) -> list[_Module]:
   network, params = saved.network, saved.arrays
   if isinstance(network.config, lstm.LstmConfig):
     raise _unknown_encoder(saved)
-  names = network.pooling.split("+")
+  names = network.pooling.replace("last", "lasttoken").split("+")
   flags = sentence_transformers_files.POOLING_FLAGS
   config: dict[str, Any] = {"word_embedding_dimension": network.config.width}
   config |= {flag: name in names for name, flag in flags.items()}
   if len(names) > 1:
-    theirs = {ours: name for name, ours in sentence_transformers_files.LAST.items()}
-    config["pooling_mode"] = [theirs.get(name, name) for name in names]
+    config["pooling_mode"] = names
   modules = [_Module("Pooling", config)]
   inputs, all_rows = network.widths, transformers_weights.layer_rows(network)
   for layer, width, rows in zip(network.layers.values(), inputs, all_rows, strict=False):
     config = {}
     if isinstance(layer, sentence_encoder.Dense):
-      activation = f"torch.nn.{layer.activation}"
       config = {"in_features": width, "out_features": layer.features, "bias": layer.bias}
-      config["activation_function"] = activation
+      config["activation_function"] = f"torch.nn.{layer.activation}"
     elif isinstance(layer, sentence_encoder.LayerNorm):
       config = {"dimension": width}
     elif isinstance(layer, sentence_encoder.Dropout):

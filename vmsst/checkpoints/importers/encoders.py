@@ -142,17 +142,13 @@ def convert(
   stored = hugging_face.open_tensors(source)
   named, left_out = _named(source, architecture, stored)
   config = transformer.TransformerConfig(**sizes)
-  table = architecture.rows(config)
+  network, table = _network(config, released), architecture.rows(config)
+  all_rows = transformers_weights.layer_rows(network)
+  for (name, _), rows_of_layer in zip(released.layers, all_rows, strict=True):
+    table += [dataclasses.replace(row, source=f"{name}/{row.source}") for row in rows_of_layer]
+    if rows_of_layer:
+      named |= {f"{name}/{x}": y for x, y in hugging_face.open_tensors(local / name).items()}
   weight_tables.check(table, named, str(source))
-  network = _network(config, released)
-  modules = [
-    (rows, hugging_face.open_tensors(local / name) if rows else {}, str(local / name))
-    for (name, _), rows in zip(
-      released.layers, transformers_weights.layer_rows(network), strict=True
-    )
-  ]
-  for module in modules:
-    weight_tables.check(*module)
   notes = []
   if padding_id >= rows:
     sizes["vocab_size"] = padding_id + 1
@@ -160,8 +156,6 @@ def convert(
 
   def params() -> dict[str, np.ndarray]:
     arrays = weight_tables.to_parameters(table, named)
-    for rows_of_module, tensors_of_module, _ in modules:
-      arrays |= weight_tables.to_parameters(rows_of_module, tensors_of_module)
     if padding_id:
       table_VD = named[architecture.token_table].changeable()
       if config.vocab_size > rows:

@@ -81,8 +81,7 @@ def imported(tmp_path_factory):
   return encoders.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
 
 
-_HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "EncoderModel",
-          "t5 gated": "Model"}  # fmt: skip
+_HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "EncoderModel"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,8 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "Enc
     ("XLMRoberta", "Model", CONFIG | {"pad_token_id": 1, "type_vocab_size": 1,
                                       "hidden_act": "silu"}),
     *((family, _HEADS.get(name, "ForMaskedLM"), {"pad_token_id": 0} | options | {"vocab_size": 40})
-      for name, (family, options, *_) in released_folders.ARCHITECTURES.items()),
+      for name, (family, options, *_) in released_folders.ARCHITECTURES.items()
+      if name != "t5 gated"),  # an mT5
     ("Gemma3Text", "Model", released_folders.ARCHITECTURES["gemma"][1] | {
       "vocab_size": 40, "use_bidirectional_attention": False, "sliding_window_pattern": 2}),
   ],
@@ -137,7 +137,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   expected_BTD = expected.last_hidden_state.numpy()
   hidden_BTD = apply_network(found, tokens_BT, padding_id, scan_layers=scan_layers)
   # Norms of queries and keys amplify rounding errors.
-  atol = 1e-4 if "head_dim" in changes else 1e-5
+  atol = 1e-4 if {"head_dim", "d_kv"} & changes.keys() else 1e-5
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=atol, rtol=1e-5)
   # In bfloat16, about as accurate as the reference.
   half_BTD = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
