@@ -171,8 +171,9 @@ def convert(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
       "table are swapped, and so are the ids of texts"
     )
-  most = mt5.MAX_LENGTH if config.positions == "relative" else config.max_tokens
-  max_length = min(config.max_tokens, released.max_length or most)
+  max_length = released.max_length or config.max_tokens + 1
+  if max_length > config.max_tokens:
+    max_length = mt5.MAX_LENGTH if config.positions == "relative" else config.max_tokens
 
   def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
     vocabulary = hugging_face_vocabulary.save(

@@ -280,6 +280,36 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys, kind):
     np.testing.assert_allclose(vector, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_model_of_newer_transformers_has_tokenizer_json(tmp_path, is_gated):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  changes = {"vocab_size": 3700, "relative_attention_max_distance": 128}
+  changes["feed_forward_proj"] = "gated-gelu" if is_gated else "relu"
+  torch.manual_seed(0)
+  model = transformers.MT5Model(transformers.MT5Config(**CONFIG | changes)).eval()
+  model.save_pretrained(tmp_path / "hf")
+  (tmp_path / "hf" / "spiece.model").write_bytes(VOCABULARY.read_bytes())
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", extra_ids=0)
+  tokenizer.save_pretrained(tmp_path / "hf")
+  (tmp_path / "hf" / "spiece.model").unlink()
+  encoder = vmsst.load(tmp_path / "hf", backend="jax")
+  assert encoder.max_length == 512
+  texts = [*SENTENCES, "<extra_id_3> a </s>", "  \t b"]
+  for text, vector in zip(texts, encoder.encode(texts, on_cut=None), strict=True):
+    ids = tokenizer(text, truncation=True, max_length=512).input_ids
+    with torch.no_grad():
+      expected = model.encoder(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    np.testing.assert_allclose(vector, expected, atol=1e-5, rtol=0)
+  if not is_gated:
+    encoders.import_encoder(tmp_path / "hf", tmp_path / "out")
+    again = vmsst.load(tmp_path / "out", backend="jax")
+    np.testing.assert_array_equal(
+      again.encode(texts, on_cut=None), encoder.encode(texts, on_cut=None)
+    )
+
+
 def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsys, monkeypatch):
   store = memory_store.installed(monkeypatch)
   folder = save_hugging_face(tmp_path / "hf", RELEASE, vocabulary=VOCABULARY.read_bytes())
