@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, cast
 
 from vmsst import errors
-from vmsst.io import interrupts, outputs, storage, text_files, work_folders
+from vmsst.io import outputs, storage, text_files, work_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +150,10 @@ class Command:
         raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
-    with interrupts.Uninterrupted() as stack:
-      stack.enter_context(outputs.no_empty_folders(output))
+    with outputs.no_empty_folders(output), contextlib.ExitStack() as stack:
       if locked:
         stack.enter_context(work_folders.owned(output, is_folder=not file))
-      with stack.outside():
-        self.function(**values)
+      self.function(**values)
 
 
 class Parser(argparse.ArgumentParser):

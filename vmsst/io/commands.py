@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 import types
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from vmsst import errors
 from vmsst.io import interrupts
 
-_REPEAT_SECONDS = 0.1
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 # Control characters, and the bytes of file names that are not UTF-8.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -47,14 +45,15 @@ class CommandProcess:
     self._name = name
     self._owns_process = owns_process
     self._signal: int | None = None
-    self.ended = False
 
   def __enter__(self) -> "CommandProcess":
     """Prepares the process."""
     if self._owns_process:
       interrupts.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
-      sys.unraisablehook = _unraisable
-    _open_closed_streams()
+    # If a standard stream is closed, the next file that is opened must not get its number.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+      os.set_inheritable(descriptor, True)
+    os.close(descriptor)
     self._streams = sys.stdout, sys.stderr
     self._printed = sys.stdout = _Printed(sys.stdout)
     sys.stderr = _Messages(sys.stderr)
@@ -63,7 +62,6 @@ class CommandProcess:
 
   def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
     """Sets `status` and shows the message of an error; others than users can fix are raised."""
-    self.ended = True
     interrupts.restore(self._handlers)
     try:
       self._printed.flush()
@@ -89,59 +87,17 @@ class CommandProcess:
   def _stop(self, number: int, frame: types.FrameType | None) -> None:
     stack = (inside.f_code.co_filename for inside, _ in traceback.walk_stack(frame))
     if self._owns_process and any(path.startswith("<frozen importlib") for path in stack):
-      interrupts.close_all()
       signal.signal(number, signal.SIG_DFL)
       signal.raise_signal(number)
     self._signal = number
-    raise _Stopped(number, self)
-
-
-class _Stopped(KeyboardInterrupt):
-  """Ends a command after a signal, which is sent again if a library drops this exception."""
-
-  def __init__(self, number: int, process: CommandProcess):
-    super().__init__()
-    self._number = number
-    self._process = process
-
-  def __del__(self) -> None:
-    def repeat() -> None:
-      if not self._process.ended:
-        os.kill(os.getpid(), self._number)
-
-    if not self._process.ended:
-      timer = threading.Timer(_REPEAT_SECONDS, repeat)
-      timer.daemon = True
-      timer.start()
-
-
-def _unraisable(event: Any) -> None:
-  """Shows an exception that cannot be raised, unless it is of a signal, which is sent again."""
-  if not isinstance(event.exc_value, _Stopped):
-    sys.__unraisablehook__(event)
-
-
-def _open_closed_streams() -> None:
-  """Opens standard streams that are closed: a file opened later would take their place.
-
-  Input and output fail as a closed stream does; messages are discarded.
-  """
-  flags = {"stdin": os.O_WRONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}
-  for number, (name, flag) in enumerate(flags.items()):
-    try:
-      os.fstat(number)
-    except OSError:
-      os.set_inheritable(os.open(os.devnull, flag), True)  # the lowest number that is free
-      mode = "r" if name == "stdin" else "w"
-      stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
-      setattr(sys, name, stream)
+    raise KeyboardInterrupt
 
 
 class _Printed:
   """Standard output with escapes for characters that control a terminal or cannot be encoded."""
 
   def __init__(self, stream: Any):
-    self._stream = stream
+    self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is closed
     self._failed: OSError | None = None
 
   def __getattr__(self, name: str) -> Any:

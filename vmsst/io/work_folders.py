@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 
 from vmsst import errors
-from vmsst.io import atomic_files, input_files, interrupts, locks, storage
+from vmsst.io import atomic_files, input_files, locks, storage
 
 _LOCK = "lock"
 _CONTENT = "content"
@@ -64,7 +64,7 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
   if storage.is_url(output) or is_stream or key in _owned:
     yield
     return
-  with interrupts.Uninterrupted() as stack:
+  with contextlib.ExitStack() as stack:
     try:
       _lock(work, stack)
     except locks.InUseError as error:
@@ -77,8 +77,7 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     atomic_files.remove_stale(os.path.dirname(work))
     _owned.add(key)
     stack.callback(_owned.remove, key)
-    with stack.outside():
-      yield
+    yield
 
 
 def _lock(work: str, stack: contextlib.ExitStack) -> None:

@@ -22,7 +22,6 @@ from vmsst.io import (
   atomic_files,
   checksums,
   input_files,
-  interrupts,
   npy_files,
   storage,
   stored_settings,
@@ -147,10 +146,9 @@ def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
 
 def abandon(folder: str | os.PathLike[str]) -> None:
   """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
-  with interrupts.Uninterrupted():
-    if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
-      storage.remove(os.path.join(folder, _STATE))
-      work_folders.remove_if_empty(os.fspath(folder))
+  if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
+    storage.remove(os.path.join(folder, _STATE))
+    work_folders.remove_if_empty(os.fspath(folder))
 
 
 def _remove_results(folder: storage.Path) -> None:

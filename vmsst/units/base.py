@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import atomic_files, checksums, interrupts, storage, work_folders
+from vmsst.io import atomic_files, checksums, storage, work_folders
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 
@@ -147,28 +147,21 @@ def _do_staged(title: str, units: Sequence[StagedUnit]) -> Iterator[Unit]:
     concurrent.futures.ThreadPoolExecutor(1, "read") as reader,
     concurrent.futures.ThreadPoolExecutor(1, "write") as writer,
   ):
-    reading = _submit(reader, units[0].read)
+    reading = reader.submit(units[0].read)
     for unit, after in zip(units, [*units[1:], None], strict=True):
       with naming(title, unit):
         prepared = reading.result()
         if after is not None:
-          reading = _submit(reader, after.read)
+          reading = reader.submit(after.read)
         computed = unit.compute(prepared)
       del prepared
       if behind is not None:
         yield _written(title, *behind)
       write = functools.partial(unit.write, computed)
-      behind = unit, _submit(writer, functools.partial(_store, unit, write))
+      behind = unit, writer.submit(functools.partial(_store, unit, write))
       del computed, write
     if behind is not None:
       yield _written(title, *behind)
-
-
-def _submit(
-  pool: concurrent.futures.Executor, work: Callable[[], Any]
-) -> "concurrent.futures.Future[Any]":
-  with interrupts.Uninterrupted():  # else the pool may not know its thread, nor wait for it
-    return pool.submit(work)
 
 
 def _written(title: str, unit: Unit, writing: "concurrent.futures.Future[None]") -> Unit:

@@ -1,6 +1,5 @@
 """Signals, streams and hanging file systems of a command."""
 
-import contextlib
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import sys
 import pytest
 
 from vmsst import errors
-from vmsst.io import interrupts, watchdog
+from vmsst.io import watchdog
 
 # Runs a body as a command does; `ready` reports that a signal may come.
 _COMMAND = """
@@ -46,15 +45,6 @@ def run(folder, body, **options):
 
 _OWNED = "from vmsst.io import work_folders\nwith work_folders.owned('out'):"
 
-_DROPPED = """
-class Dropping:
-  def __del__(self):
-    ready()
-x = Dropping()
-del x
-wait()
-"""
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
@@ -62,13 +52,11 @@ wait()
   [
     # While a library is imported, the signal ends the process.
     ("import slow", lambda number: -number, ""),
-    (f"{_OWNED} import slow", lambda number: -number, ""),
     (f"{_OWNED} ready()", lambda number: 128 + number, "it: {}\n"),
     ("ready()", lambda number: 128 + number, "it: {}\n"),
     ("process.hint = '; rerun'\nready()", lambda number: 128 + number, "it: {}; rerun\n"),
     # Libraries drop exceptions, or raise others.
-    ("try: ready()\nexcept BaseException: pass\nwait()", lambda n: 128 + n, "it: {}\n"),
-    (_DROPPED, lambda number: 128 + number, "it: {}\n"),
+    ("try: ready()\nexcept BaseException: pass", lambda n: 128 + n, "it: {}\n"),
     ("try: ready()\nexcept BaseException as e: kept = e", lambda n: 128 + n, "it: {}\n"),
     ("try: ready()\nexcept BaseException as e: int('x')", lambda n: 128 + n, "it: {}\n"),
   ],
@@ -114,10 +102,6 @@ shared_options.write_lines(iter(['x'] * 9))
 
 _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"
 
-_CLOSED = "it: error: [Errno 9] Bad file descriptor: 'standard output'\n"
-
-_NO_INPUT = "it: error: [Errno 9] Bad file descriptor\n"
-
 
 @pytest.mark.parametrize(
   ("streams", "body", "status", "output", "message"),
@@ -127,15 +111,14 @@ _NO_INPUT = "it: error: [Errno 9] Bad file descriptor\n"
     ("2>/dev/full", _WRITES_FILE, 0, "done\n", ""),
     ("2>&-", "print('x')\nraise OSError('no')", 1, "x\n", ""),
     ("2>/dev/full", "raise OSError('no')", 1, "", ""),
-    (">&-", "print('x')", 1, "", _CLOSED),
+    (">&-", "print('x')", 0, "", ""),
     (">&-", "raise OSError('no')", 1, "", "it: error: no\n"),
     (">/dev/full", "print('x')", 1, "", _FULL),
     (">/dev/full", "print('x' * 99999)", 1, "", _FULL),
     (">/dev/full", _HELP, 1, "", _FULL),
     (">/dev/full", _LINES, 1, "", _FULL),
-    (">&-", _LINES, 1, "", _CLOSED),
+    (">&-", _LINES, 0, "", ""),
     ("", _HELP, 0, "usage", ""),
-    ("<&-", "sys.stdin.read()", 1, "", _NO_INPUT),
     ("<&-", "print('x')", 0, "x\n", ""),
     ("| head -1", "for _ in range(99999): print('x')", 1, "x\n", ""),
   ],
@@ -247,52 +230,6 @@ def test_a_caller_gets_its_streams_and_signal_handlers_back():
     raise ZeroDivisionError
   after = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
   assert after == before
-
-
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
-def interrupt(request, monkeypatch):
-  """Returns a function that sends this process a signal, which raises KeyboardInterrupt."""
-
-  def stop(number, frame):
-    raise KeyboardInterrupt
-
-  former = signal.signal(request.param, stop)
-  yield lambda: signal.raise_signal(request.param)
-  signal.signal(request.param, former)
-
-
-def test_what_is_made_and_removed_as_a_whole_is_not_interrupted(interrupt):
-  done = []
-
-  @contextlib.contextmanager
-  def made():
-    with interrupts.Uninterrupted() as stack:
-      interrupt()
-      done.append("made")
-      stack.callback(lambda: (interrupt(), done.append("removed")))
-      with stack.outside():
-        yield
-
-  def work():
-    with interrupts.Uninterrupted() as stack:
-      stack.enter_context(made())  # The signal waits for `outside`.
-      done.append("entered")
-      with stack.outside():
-        done.append("not reached")
-
-  with pytest.raises(KeyboardInterrupt):
-    work()
-  assert done == ["made", "entered", "removed"]
-  with pytest.raises(KeyboardInterrupt):
-    interrupt()  # It has its handler again.
-
-
-def test_long_work_lets_waiting_signals_interrupt(interrupt):
-  with interrupts.Uninterrupted():
-    interrupts.check()
-    interrupt()
-    with pytest.raises(KeyboardInterrupt):
-      interrupts.check()
 
 
 # Works for longer than the limit, then opens a FIFO that nobody writes to.
