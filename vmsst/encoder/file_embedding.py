@@ -185,7 +185,8 @@ def embed_file(
       stack.enter_context(encoding.using(source, encoder))
     try:
       made = engines.run("embed", units, engine)
-    except BaseException:
+    except Exception:
+      # Not after Ctrl-C: a thread may still write a shard, which the next run continues from.
       vector_store.abandon(target)
       raise
     batching.log_all_cut([count for result in made for count in result["cut"]], cut.lines)

@@ -51,7 +51,7 @@ class CommandProcess:
     if self._owns_process:
       interrupts.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
     # If a standard stream is closed, the next file that is opened must not get its number.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+    while (descriptor := os.open(os.devnull, os.O_RDONLY)) < 3:
       os.set_inheritable(descriptor, True)
     os.close(descriptor)
     self._streams = sys.stdout, sys.stderr

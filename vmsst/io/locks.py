@@ -35,9 +35,11 @@ def held(path: str) -> Iterator[None]:
   try:
     yield
   finally:
-    with contextlib.suppress(OSError):
-      os.unlink(path)
-    os.close(descriptor)
+    try:
+      with contextlib.suppress(OSError):
+        os.unlink(path)
+    finally:
+      os.close(descriptor)
 
 
 def lock_file(descriptor: int) -> bool:
