@@ -2,8 +2,8 @@
 
 The texts of a `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with their place:
 `task`, `side` and `id`, the numbers of the task in its list, of the side in the task and of the
-text in the side. `text_position` turns these into the `targets` of a metric_fn(targets, scores),
-whose `scores` are the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
+text in the side. `VectorMetric` computes the metrics of a task from these places and the embeddings
+of all rows, [N, D]. Metrics use NumPy only and are times 100.
 """
 
 import functools
@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import flax
 import numpy as np
 import seqio
 from absl import logging
@@ -22,6 +23,7 @@ from vmsst.checkpoints import encoder_json
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
+from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.io import checksums, storage
@@ -29,8 +31,8 @@ from vmsst.languages import Language
 from vmsst.opus import datasets
 from vmsst.search import exact_search
 
-IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
-"""Benchmarks that are small enough to be evaluated during training."""
+IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
+"""Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
 PLACE = ("task", "side", "id")
 """The features with the place of a text."""
 
@@ -179,13 +181,15 @@ def suite(
   vocabulary: vocabularies.Vocabulary,
   *,
   benchmarks: Sequence[str] | None = None,
+  paq_distractors: int = 100_000,
   training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
   """Returns the name of a mixture of benchmarks, one task each, for evaluation during training.
 
   The metrics of a task are the averages of its benchmark, as in `vmsst eval`; its name is
-  `vmsst_eval_` and the name of the benchmark. The only split is `test`.
+  `vmsst_eval_` and the name of the benchmark. The only split is `test`. The task of `questions`
+  searches a sample of PAQ and is named `vmsst_eval_questions_sample`.
 
   Args:
     root: Folder with the folders of the benchmarks (`vmsst eval --list` shows them), local or in an
@@ -193,6 +197,8 @@ def suite(
     vocabulary: Tokenizes the texts.
     benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
+    paq_distractors: Random questions of PAQ to search, in addition to right ones; see
+      `knowledge_search.sample`.
     training_languages: Codes of the languages of the training data, which count as seen; None:
       unknown.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
@@ -202,6 +208,8 @@ def suite(
   """
   folder = _data_folder(root)
   chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
+  sampled = {questions_lib.QUESTIONS.name: questions_lib.sampled(paq_distractors)}
+  chosen = [sampled.get(benchmark.name, benchmark) for benchmark in chosen]
   seen = None
   if training_languages is not None:
     seen = suite_lib.seen_test(map(languages.language, training_languages))
@@ -212,11 +220,12 @@ def suite(
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
       logging.warning("benchmark %s is missing: %s", benchmark.name, reason)
       continue
-    files = [path for name in benchmark.folders for path in storage.find(folder / name, "**/*")]
+    patterns = (*(f"{name}/**/*" for name in benchmark.folders), *benchmark.more_files)
+    files = [path for pattern in patterns for path in storage.find(folder, pattern)]
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages, [storage.version(path) for path in files]),
+        (str(folder), training_languages, benchmark.options, [*map(storage.version, files)]),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,
@@ -263,34 +272,56 @@ def _tatoeba_code(code: str, available: Iterable[str], root: str) -> str:
   return names[wanted]
 
 
-def text_position(target: str, example: Mapping[str, Any], is_target: bool) -> dict[str, int]:
-  """Returns the place of a row, in place of its (empty) target; a postprocess_fn of seqio."""
-  del target, is_target
-  return {name: int(example[name]) for name in PLACE}
+@flax.struct.dataclass
+class VectorMetric(seqio.metrics.Metric):
+  """Computes the metrics of a task from the vectors of its texts, for `metric_objs` of seqio.
+
+  Evaluators convert the arguments of `metric_fns` to Python lists, eight times as large.
+
+  Attributes:
+    measure: Maps the place of each row [N, 3] and the vectors [N, D] to metrics by name.
+    metrics: The metrics.
+  """
+
+  model_output_type: seqio.metrics.ModelOutputType = seqio.metrics.ModelOutputType.SCORE
+  measure: Any = flax.struct.field(pytree_node=False, default=None)
+  metrics: Any = flax.struct.field(pytree_node=False, default=None)
+
+  def from_model_output(
+    self, inputs: Iterable[Mapping[str, Any]], model_output: np.ndarray, *unused: Any
+  ) -> "VectorMetric":
+    """Returns the metrics of a dataset's rows and their vectors."""
+    place_N3 = np.array([[row[name] for name in PLACE] for row in inputs], np.int32)
+    return self.replace(metrics=self.measure(place_N3, model_output))
+
+  def compute(self) -> dict[str, float]:
+    """Returns the metrics by name."""
+    return self.metrics
 
 
 def collect_results(
-  tasks: Sequence[suite_lib.Task], targets: Sequence[Mapping[str, int]], scores: np.ndarray
+  tasks: Sequence[suite_lib.Task], place_N3: np.ndarray, vectors_ND: np.ndarray
 ) -> list[suite_lib.Result]:
   """Returns the results of tasks with the embeddings of their texts.
 
   Args:
     tasks: The tasks.
-    targets: The place of each row (`text_position`), in any order.
-    scores: The embeddings, [N, D].
+    place_N3: The place of each row, `PLACE`; rows in any order.
+    vectors_ND: The embeddings.
 
   Raises:
     InputError: the embeddings are not finite.
   """
-  vectors_ND = np.asarray(scores, np.float32)
+  vectors_ND = np.asarray(vectors_ND, np.float32)
   if not np.isfinite(vectors_ND).all():
     raise errors.InputError(
       "the model's vectors are not finite: training has diverged; evaluate an earlier checkpoint"
     )
-  place_N3 = np.array([[target[name] for name in PLACE] for target in targets])
   order_N = np.lexsort(place_N3.T[::-1])  # By task, side and id.
+  if (np.diff(order_N) != 1).any():  # Otherwise a copy would waste memory.
+    vectors_ND = vectors_ND[order_N]
   ends = np.cumsum([len(side.texts) for task in tasks for side in task.sides])
-  arrays = iter(np.split(vectors_ND[order_N], ends[:-1]))
+  arrays = iter(np.split(vectors_ND, ends[:-1]))
   return [
     result for task in tasks for result in task.score(*itertools.islice(arrays, len(task.sides)))
   ]
@@ -351,8 +382,8 @@ def _register(
     return name
   load = functools.cache(load)
 
-  def metric(targets, scores):  # seqio requires these two names.
-    return metrics(collect_results(load(), targets, scores))
+  def measure(place_N3: np.ndarray, vectors_ND: np.ndarray) -> dict[str, float]:
+    return metrics(collect_results(load(), place_N3, vectors_ND))
 
   task = seqio_tasks.TextTask(
     name,
@@ -361,8 +392,7 @@ def _register(
     vocabulary=vocabulary,
     max_length=max_length,
     keep_all=True,
-    postprocess_fn=text_position,
-    metric_fns=[metric],
+    metric_objs=[VectorMetric(measure=measure)],
   )
   seqio.TaskRegistry.add_provider(name, task)
   return name
@@ -378,10 +408,5 @@ def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
       texts += side.texts
       rows += [(task_number, side_number, row, language) for row in range(len(side.texts))]
   *numbers, language_N = np.array(rows, np.int32).T
-  columns = {
-    **dict(zip(PLACE, numbers, strict=True)),
-    "input_language": language_N[:, None],
-    # With this column, seqio does not require a feature `targets`.
-    "targets_pretokenized": np.full(len(texts), b""),
-  }
+  columns = {**dict(zip(PLACE, numbers, strict=True)), "input_language": language_N[:, None]}
   return tables.TextTable(([text] for text in texts), columns)

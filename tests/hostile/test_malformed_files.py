@@ -74,7 +74,7 @@ def all_benchmarks(folder):
 
 def questions(folder):
   for span in line_spans.cut([str(folder / "a.tsv"), str(folder / "b.jsonl")], 2).spans:
-    list(knowledge_search.parse(span))
+    list(knowledge_search.parse(span.read(), span.name, span.first))
 
 
 def texts(folder):

@@ -11,6 +11,7 @@ import sysconfig
 import time
 
 import commands
+import line_files
 import numpy as np
 import pytest
 
@@ -291,6 +292,30 @@ def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_pat
       ):
         right = sum(nearest(source_D, targets) == i for i, source_D in enumerate(sources))
         assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
+
+
+def test_questions_are_searched_in_a_sample_of_paq_while_training_and_after(tmp_path):
+  queries = [f"{sample.sentence(i, 'en')} ?" for i in range(12)]
+  base = [(sample.sentence(i, "en"), str(i % 12 if i % 3 else -1)) for i in range(60)]
+  lines = [json.dumps({"question": x, "answer": [str(i)]}) for i, x in enumerate(queries)]
+  line_files.write_lines(tmp_path / "data" / "nq" / "NQ-open.dev.jsonl", lines)
+  line_files.write_tsv(tmp_path / "data" / "paq" / "paq.tsv", base)
+  run = tmp_path / "run"
+  mixture = ["--gin_file=eval/benchmarks.gin", f"--gin.DATA_ROOT='{tmp_path / 'data'}'"]
+  evaluate = [f"--gin_file={run / 'config.gin'}", "--gin_file=eval/suite.gin"]
+  for arguments in (["train", *commands.TINY, *mixture, model_dir(run)], ["eval", *evaluate]):
+    done = commands.t5x(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+  name = "vmsst_eval_questions_sample-metrics.jsonl"
+  rows = [read_lines(x / "inference_eval" / name)[-1] for x in (run, run / "eval")]
+  assert rows[0] == rows[1]
+  assert rows[0].keys() == {"step", "nq (sample of PAQ)"}
+  encoder = vmsst.load(run)
+  vectors_MD = encoder.encode([question for question, _ in base])
+  answers = [base[nearest(x, vectors_MD)][1] for x in encoder.encode(queries)]
+  right = sum(answer == str(i) for i, answer in enumerate(answers))
+  assert rows[0]["nq (sample of PAQ)"] == pytest.approx(100 * right / len(queries))
+  assert 0 < right < len(queries)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")

@@ -1,4 +1,7 @@
+import functools
+import json
 import shutil
+import tracemalloc
 
 import line_files
 import numpy as np
@@ -44,9 +47,7 @@ def _evaluate(task, encode):
 
   def score(dataset):
     rows = list(dataset.as_numpy_iterator())
-    return [
-      (int(i), encode(BYTES.decode(row["inputs"].tolist())).tolist()) for i, row in rows[::-1]
-    ]
+    return [(int(i), encode(BYTES.decode(row["inputs"].tolist()))) for i, row in rows[::-1]]
 
   metrics, _ = evaluator.evaluate(compute_metrics=True, score_fn=score)
   result = metrics.result()[task]
@@ -79,10 +80,8 @@ def test_rows_carry_what_the_metric_needs(tatoeba_root):
   )
   assert [BYTES.decode(row["inputs"].tolist()) for row in rows[:2]] == ["ein", "zwe"]
   assert rows[0]["inputs"].tolist()[-1] == BYTES.eos_id
-  assert [evaluation.text_position("", row, True) for row in (rows[1], rows[6])] == [
-    {"task": 0, "side": 0, "id": 1},
-    {"task": 0, "side": 1, "id": 2},
-  ]
+  places = [[row[name].item() for name in evaluation.PLACE] for row in rows]
+  assert places == [[0, side, i] for side in range(2) for i in range(4)]
   assert len(rows) == 8
 
 
@@ -111,11 +110,33 @@ def test_vectors_find_their_place_in_whatever_order_they_come():
   tasks = [suite.Task("a", (side(2), side(1)), score), suite.Task("b", (side(1), side(12)), score)]
   places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), *((1, 1, i) for i in range(12))]
   order = np.random.default_rng(0).permutation(len(places))
-  targets = [dict(zip(evaluation.PLACE, places[i], strict=True)) for i in order]
-  results = evaluation.collect_results(tasks, targets, np.arange(len(places))[order])
+  place_N3 = np.array(places)[order]
+  results = evaluation.collect_results(tasks, place_N3, np.arange(len(places))[order])
   assert [list(result.metrics.values()) for result in results] == [[0, 1, 2], [*range(3, 16)]]
   with pytest.raises(errors.InputError, match="training has diverged"):
-    evaluation.collect_results(tasks, targets, np.full(len(places), np.nan))
+    evaluation.collect_results(tasks, place_N3, np.full(len(places), np.nan))
+
+
+def test_vectors_are_neither_python_lists_nor_copied_often(tatoeba_root, tmp_path):
+  width = 1 << 16
+  name = evaluation.tatoeba(str(tatoeba_root), BYTES)
+  evaluator = seqio.Evaluator(
+    name,
+    feature_converter=BitextFeatureConverter(pack=False),
+    eval_split="test",
+    logger_cls=[functools.partial(seqio.JSONLogger, write_n_results=0)],
+    log_dir=str(tmp_path),
+  )
+  array_ND = np.random.default_rng(0).normal(size=[14, width]).astype(np.float32)
+  tracemalloc.start()  # counts NumPy's arrays too
+  metrics, _ = evaluator.evaluate(
+    compute_metrics=True, score_fn=lambda dataset: list(enumerate(array_ND))
+  )
+  assert 0 <= metrics.result()[name]["accuracy/average"] <= 100
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  evaluator.close()
+  assert peak < 4 * array_ND.nbytes  # lists of numbers take eight times the memory
 
 
 def test_ones_own_files_are_searched_by_pair(tmp_path):
@@ -152,13 +173,16 @@ def test_metrics_have_the_languages_that_are_given_or_those_in_the_file_name(
 
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
-  """The folders of two benchmarks; the test sets of Tatoeba are there too."""
+  """The folders of three benchmarks; the test sets of Tatoeba are there too."""
   for folder in ("tatoeba", "xlsts"):
     (tmp_path / folder).mkdir()
   for path in tatoeba_root.glob("tatoeba.*"):
     path.rename(tmp_path / "tatoeba" / path.name)
   pairs = "5\teins\teins\n0\teins\tzwei\n1\tdrei\teins\n"
   (tmp_path / "xlsts" / "STS17.track1.ar-ar.tsv").write_text(pairs)
+  question = {"question": "zwei", "answer": ["B"]}
+  line_files.write_lines(tmp_path / "nq" / "NQ-open.dev.jsonl", [json.dumps(question)] * 2)
+  line_files.write_tsv(tmp_path / "paq" / "paq.tsv", [("one", "A"), ("two", "b."), ("four", "b")])
   return tmp_path
 
 
@@ -170,16 +194,22 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root, tmp_
   name = evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"])
   assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) == name
   tasks = seqio.get_mixture_or_task(name).tasks
-  assert {task.name for task in tasks} == {"vmsst_eval_xlsts", "vmsst_eval_tatoeba"}
-  chosen = benchmarks.get_benchmarks(["xlsts", "tatoeba"])
+  names = {"xlsts": "xlsts", "tatoeba": "tatoeba", "questions_sample": "questions"}
+  assert {task.name for task in tasks} == {f"vmsst_eval_{name}" for name in names}
+  chosen = benchmarks.get_benchmarks(names.values())
   seen = {language("deu"), language("eng")}
   wanted = suite.evaluate(Encoder(), chosen, small_root, tmp_path / "out", name="x", seen=seen)
   for task in tasks:
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
-    assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
+    found = {key.removesuffix(" (sample of PAQ)"): value for key, value in found.items()}
+    assert found == pytest.approx(wanted["benchmarks"][names[task.name[11:]]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
-  line_files.write_lines(small_root / "xlsts" / "STS17.track1.ar-ar.tsv", ["5\teins\teins"])
-  assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) != name
+  names = {name, evaluation.suite(str(small_root), BYTES, paq_distractors=0)}
+  for changed in ("xlsts/STS17.track1.ar-ar.tsv", "nq/NQ-open.dev.jsonl"):
+    with (small_root / changed).open("a") as stream:
+      stream.write("\n")
+    names.add(evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]))
+  assert len(names) == 4
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):

@@ -3,9 +3,9 @@
 Learning-rate schedules are products of named factors, such as `'constant * linear_warmup'`.
 """
 
+import collections
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -155,6 +155,8 @@ def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
 
 
 InferFn = Callable[..., Any]
+_PENDING = 8
+"""Batches that devices compute ahead."""
 
 
 def get_infer_fn(
@@ -202,7 +204,19 @@ def get_infer_fn(
       return []
     indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
     order = _by_length(features)
-    pieces: list[Any] = []
+    results: Any = None
+    pending: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
+
+    def collect() -> None:
+      nonlocal results
+      rows, result = pending.popleft()
+      batch = jax.tree.map(np.asarray, result)  # waits for the devices
+      if results is None:
+        results = jax.tree.map(functools.partial(_empty, len(order)), batch)
+      for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(batch), strict=True):
+        array[rows] = values[: len(rows)]
+      watchdog.alive()
+
     for start in range(0, len(order), batch_size):
       rows = order[start : start + batch_size]
       padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
@@ -212,13 +226,11 @@ def get_infer_fn(
         step_rng, rng = jax.random.split(rng)
       on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
       result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
-      pieces.append(jax.tree.map(operator.itemgetter(slice(len(rows))), result))
-    gathered = []
-    for piece in pieces:
-      gathered.append(jax.tree.map(np.asarray, piece))  # waits for the devices
-      watchdog.alive()
-    back = np.argsort(order, kind="stable")
-    results = jax.tree.map(lambda *parts: _join(parts, back), *gathered)
+      pending.append((rows, result))
+      if len(pending) > _PENDING:  # The devices hold the results of a few batches only.
+        collect()
+    while pending:
+      collect()
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
       values, aux = results
       return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
@@ -227,11 +239,10 @@ def get_infer_fn(
   return infer
 
 
-def _join(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
-  joined = np.concatenate(parts)
-  if joined.dtype == jnp.bfloat16:
-    joined = joined.astype(np.float32)
-  return joined[order]
+def _empty(count: int, batch: np.ndarray) -> np.ndarray:
+  """Returns an array for the values of `count` examples; NumPy's users do not know bfloat16."""
+  dtype = np.float32 if batch.dtype == jnp.bfloat16 else batch.dtype
+  return np.empty((count, *batch.shape[1:]), dtype)
 
 
 def _rows(tree: Any) -> list[Any]:

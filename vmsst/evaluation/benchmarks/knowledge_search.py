@@ -2,15 +2,18 @@
 
 Every unit embeds its questions, finds the nearest one to each query, and says whether its answer is
 right: by whole vectors and by each number of their first dimensions that is evaluated (W of them in
-array names). Memory does not grow with the knowledge base.
+array names). Memory does not grow with the knowledge base. `sample` returns a small part of it.
 """
 
 import ast
 import dataclasses
 import functools
+import heapq
+import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +23,18 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import atomic_files, line_spans, storage
+from vmsst.io import atomic_files, line_spans, progress_bar, storage, text_files
 from vmsst.search import exact_search
 from vmsst.units import base, engines
 
 SHARD = 1 << 16
 """Lines of a unit, whose vectors are in memory at once."""
 
-_LANGUAGE = "en"
+LANGUAGE = "en"
+"""Language of the knowledge base."""
+RIGHT_PER_QUERY = 10
+"""Maximum number of questions with a right answer that `sample` adds for each query."""
+
 _FORMAT = 2
 """Version of the results; increase it if the same lines get others."""
 
@@ -86,16 +93,16 @@ class SearchSpan(base.StagedUnit):
 
   def read(self) -> tuple[list[str], Any, list[list[str]]]:
     """Returns the questions, also tokenized if the encoder supports it, and their answers."""
-    pairs = list(parse(self.span))
+    pairs = list(parse(self.span.read(), self.span.name, self.span.first))
     texts = [question for question, _ in pairs]
-    prepared = encoding.prepare(self.encoder.open(), texts, [_LANGUAGE] * len(texts))
+    prepared = encoding.prepare(self.encoder.open(), texts, [LANGUAGE] * len(texts))
     return texts, prepared, [answer for _, answer in pairs]
 
   def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns float32 [W, Q] and bool [W, Q]. Among equally near questions the first counts."""
     texts, tokens, found_answers = prepared
     queries, gold = _opened(self.queries)
-    codes = [_LANGUAGE] * len(texts)
+    codes = [LANGUAGE] * len(texts)
     vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
     encoding.check_finite(vectors_MD, texts)
     score_WQ = np.empty((len(queries), len(gold)), np.float32)
@@ -104,12 +111,7 @@ class SearchSpan(base.StagedUnit):
       unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
       near = exact_search.top_k(query, unit_MD, compare=self.compare)
       index_Q = near.index_NK[:, 0]
-      normalized = {i: retrieval.normalized_set(found_answers[i]) for i in set(index_Q.tolist())}
-      right = (
-        not normalized[i].isdisjoint(answers)
-        for i, answers in zip(index_Q.tolist(), gold, strict=True)
-      )
-      right_WQ[number] = np.fromiter(right, bool, len(gold))
+      right_WQ[number] = are_right(index_Q, found_answers, gold)
       # Not the scores of the search: their rounding differs slightly from span to span.
       score_WQ[number] = _cosines(query, unit_MD, index_Q)
     return score_WQ, right_WQ
@@ -176,20 +178,89 @@ def search(
   return cut.lines, right_Q
 
 
-def parse(span: line_spans.Span) -> Iterator[tuple[str, list[str]]]:
+def are_right(
+  index_Q: np.ndarray, answers: Sequence[Iterable[str]], gold: Sequence[frozenset[str]]
+) -> np.ndarray:
+  """Returns whether a question of the knowledge base has a right answer of each query, bool [Q].
+
+  Args:
+    index_Q: Row of a question for each query.
+    answers: The answers of each row.
+    gold: The right answers of each query, normalized.
+  """
+  normalized = {i: retrieval.normalized_set(answers[i]) for i in set(index_Q.tolist())}
+  pairs = zip(index_Q.tolist(), gold, strict=True)
+  return np.array([not normalized[i].isdisjoint(right) for i, right in pairs], bool)
+
+
+def sample(
+  queries: Iterable[tuple[str, frozenset[str]]], paths: Sequence[storage.Path], size: int
+) -> list[tuple[str, list[str]]]:
+  """Returns a part of a knowledge base: questions with their answers, in the order of the files.
+
+  The part is a random sample, and for each query up to `RIGHT_PER_QUERY` questions with a right
+  answer: those that share the largest part of their words with the query. It depends only on the
+  arguments and the content of the files, which are read once. Memory does not grow with them.
+
+  Args:
+    queries: The text and the right answers of each query; texts in the language of the knowledge
+      base.
+    paths: Files of the knowledge base; see `parse`.
+    size: Questions in the random sample; it has all of them if there are fewer.
+
+  Raises:
+    InputError: a file is broken.
+  """
+  words: list[set[str]] = []
+  numbers_by_answer: dict[str, list[int]] = {}
+  for number, (text, gold) in enumerate(queries):
+    words.append(_words(text))
+    for answer in gold:
+      numbers_by_answer.setdefault(answer, []).append(number)
+  # By query, a heap of (similarity, -row, question, answers): the first of equals stays.
+  similar: list[list[tuple[float, int, str, list[str]]]] = [[] for _ in words]
+  reservoir: list[tuple[int, str, list[str]]] = []
+  rng = random.Random(0)
+  pairs = itertools.chain.from_iterable(
+    parse(text_files.read_lines(str(path)), str(path)) for path in paths
+  )
+  with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
+    for row, (question, answers) in enumerate(pairs):
+      bar.update(1)
+      # Row n replaces one of the sample with probability size / (n + 1). Python guarantees that
+      # random() keeps its numbers.
+      slot = row if row < size else int(rng.random() * (row + 1))
+      if slot < size:
+        reservoir[slot : slot + 1] = [(row, question, answers)]
+      right = retrieval.normalized_set(answers) & numbers_by_answer.keys()
+      words_of_row = _words(question) if right else set()
+      for number in {number for answer in right for number in numbers_by_answer[answer]}:
+        shared, both = words[number] & words_of_row, words[number] | words_of_row
+        entry = len(shared) / max(1, len(both)), -row, question, answers
+        is_full = len(similar[number]) == RIGHT_PER_QUERY
+        (heapq.heappushpop if is_full else heapq.heappush)(similar[number], entry)
+  chosen = {row: (question, answers) for row, question, answers in reservoir}
+  for heap in similar:
+    chosen |= {-row: (question, answers) for _, row, question, answers in heap}
+  return [pair for _, pair in sorted(chosen.items())]
+
+
+def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str, list[str]]]:
   """Yields the questions of a knowledge base with their answers.
 
   Args:
-    span: Lines of a plain or gzipped file: `.jsonl` as in PAQ, with an object of `question` and
-      `answer` (a text or a list) per line; or `.tsv` as in DPR, with question, TAB and answer (a
-      text, or a list in brackets).
+    lines: Lines of a file: `.jsonl` as in PAQ, with an object of `question` and `answer` (a text or
+      a list) per line; or `.tsv` as in DPR, with question, TAB and answer (a text, or a list in
+      brackets).
+    name: Name of the file, plain or gzipped.
+    first: Number of the first line.
 
   Raises:
     InputError: the file is broken.
   """
-  is_table = span.name.removesuffix(".gz").endswith(".tsv")
-  for number, line in enumerate(span.read(), span.first):
-    location = f"{span.name}:{number}"
+  is_table = name.removesuffix(".gz").endswith(".tsv")
+  for number, line in enumerate(lines, first):
+    location = f"{name}:{number}"
     if is_table:
       yield _tsv_pair(line, location)
     else:
@@ -224,6 +295,10 @@ def _cosines(
     rows = slice(start, start + SHARD)
     parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
   return np.concatenate(parts)
+
+
+def _words(text: str) -> set[str]:
+  return set(retrieval.normalized(text).split())
 
 
 def _tsv_pair(line: str, location: str) -> tuple[str, list[str]]:

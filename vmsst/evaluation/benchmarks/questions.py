@@ -3,6 +3,7 @@
 `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open
 or MKQA counts if the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is a
 small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
+`sampled` is the task of the paper with a small part of PAQ, for evaluation during training.
 """
 
 import dataclasses
@@ -132,10 +133,12 @@ def knowledge_retrieval(
     raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
   tools.report(f"{count:,} questions of the knowledge base searched")
   ends = np.cumsum([len(questions.texts) for questions in sets])[:-1]
-  return [
-    suite.Result(questions.name, (questions.language,), {"accuracy": 100 * float(right_N.mean())})
-    for questions, right_N in zip(sets, np.split(right_Q, ends), strict=True)
-  ]
+  return list(map(_accuracy, sets, np.split(right_Q, ends)))
+
+
+def _accuracy(questions: Questions, right_N: np.ndarray) -> suite.Result:
+  metrics = {"accuracy": 100 * float(right_N.mean())}
+  return suite.Result(questions.name, (questions.language,), metrics)
 
 
 def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
@@ -158,14 +161,21 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
   return sets
 
 
-def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
+def _sets_and_paths(
+  root: storage.Path, counted: MkqaQuestions = "answered"
+) -> tuple[list[Questions], list[storage.Path]]:
+  """Returns the questions and the files of the knowledge base."""
   sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
       f"{root} has a knowledge base, but no questions: add nq/NQ-open.dev.jsonl or "
       f"mkqa/mkqa.jsonl.gz; {_NQ_SOURCE}; {_MKQA_SOURCE}"
     )
-  paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
+  return sets, files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
+
+
+def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
+  sets, paths = _sets_and_paths(root, counted)
   measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [questions.texts for questions in sets])
   return [suite.LargeTask("knowledge base", measure, texts)]
@@ -196,6 +206,52 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
 
 
 QUESTIONS = benchmark()
+
+
+def sampled(size: int) -> suite.Benchmark:
+  """Returns the benchmark with a part of the knowledge base whose vectors fit in memory.
+
+  Its numbers are higher than with the whole knowledge base, and are named accordingly.
+
+  Args:
+    size: Questions in the random sample; see `knowledge_search.sample`.
+  """
+  return dataclasses.replace(
+    QUESTIONS,
+    name="questions_sample",
+    title="Question retrieval in a sample of PAQ (NQ, MKQA)",
+    read=functools.partial(_read_sample, size),
+    averages=_sample_averages,
+    options={"paq_distractors": str(size)},
+  )
+
+
+def _read_sample(size: int, root: storage.Path) -> list[suite.Task]:
+  sets, paths = _sets_and_paths(root)
+  english = [questions for questions in sets if questions.language == knowledge_search.LANGUAGE]
+  queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
+  pairs = knowledge_search.sample(queries, paths, size)
+  if not pairs:
+    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
+  texts, answers = zip(*pairs, strict=True)
+
+  def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
+    knowledge = exact_search.DistinctVectors(knowledge_MD)
+    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
+    return [
+      _accuracy(each, knowledge_search.are_right(index_N, answers, each.gold))
+      for each, index_N in zip(sets, nearest, strict=True)
+    ]
+
+  sides = [suite.Side(questions.language, questions.texts) for questions in sets]
+  return [suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)]
+
+
+def _sample_averages(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
+) -> suite.Numbers:
+  means = _averages(results, seen, complete)
+  return {f"{name} (sample of PAQ)": value for name, value in means.items()}
 
 
 def _read_small(root: storage.Path) -> list[suite.Task]:

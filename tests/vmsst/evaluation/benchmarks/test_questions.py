@@ -1,7 +1,10 @@
 import functools
 import hashlib
 import json
+import random
+import sys
 
+import commands
 import fake_encoders
 import line_files
 import pytest
@@ -126,6 +129,62 @@ def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
   )
   with pytest.raises(errors.InputError, match="mkqa_questions is 'some'; known: answered, all"):
     benchmarks.get_benchmarks(["questions"], mkqa_questions="some")
+
+
+def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search(tmp_path):
+  base = write_all(tmp_path)
+  encoder = sign_encoder()
+  (sampled,) = questions.sampled(len(base)).read(tmp_path)
+  assert list(sampled.sides[0].texts) == [question for question, _ in base]
+  found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
+  (full,) = questions.QUESTIONS.read(tmp_path)
+  assert found == full.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work"))
+  assert {x.name: x.metrics["accuracy"] for x in found}["nq"] == pytest.approx(
+    loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base)
+  )
+  summary = questions.sampled(9).summarize(found, None)
+  assert [*summary] == ["nq (sample of PAQ)", "mkqa (incomplete) (sample of PAQ)"]
+
+
+# Prints the rows that a sample of 5 takes, with another order of sets of strings.
+_SAMPLE = """
+import json, sys
+from vmsst.evaluation.benchmarks import knowledge_search
+queries = [(text, frozenset(gold)) for text, gold in json.load(sys.stdin)]
+print(json.dumps(knowledge_search.sample(queries, sys.argv[1:], 5)))
+"""
+
+
+def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(tmp_path):
+  words = ["who", "what", "won", "wrote", "the", "a", "big", "old", "red", "cup", "book", "film"]
+  rng = random.Random(1)
+  base = [(" ".join(rng.choices(words, k=4)), [f"The {i % 9}", "x"]) for i in range(400)]
+  whole = tmp_path / "base.tsv"
+  line_files.write_tsv(whole, base)
+  parts = [tmp_path / "1.tsv", tmp_path / "2.jsonl.gz"]
+  line_files.write_tsv(parts[0], base[:123])
+  write_records(parts[1], [{"question": x, "answer": y} for x, y in base[123:]])
+  queries = [("who won the old cup", frozenset(["3"])), ("What?", frozenset(["4", "7", "none"]))]
+  random_rows = knowledge_search.sample([], [whole], 5)
+  assert len(random_rows) == 5
+  assert random_rows == [pair for pair in base if pair in random_rows]
+
+  def similarity(text, row):
+    one, two = ({*x.lower().replace("?", "").split()} - {"a", "the"} for x in (text, base[row][0]))
+    return len(one & two) / len(one | two)
+
+  chosen = [base.index(pair) for pair in random_rows]
+  for text, gold in queries:
+    right = [row for row in range(len(base)) if str(row % 9) in gold]
+    chosen += sorted(right, key=lambda row: (-similarity(text, row), row))[:10]
+  expected = [base[row] for row in sorted({*chosen})]
+  assert len(expected) > 20
+  assert knowledge_search.sample(queries, [whole], 5) == expected
+  assert knowledge_search.sample(queries, parts, 5) == expected
+  code = [sys.executable, "-c", _SAMPLE, *parts]
+  text = json.dumps([(text, sorted(gold)) for text, gold in queries])
+  done = commands.run(code, cwd=tmp_path, text=text, variables={"PYTHONHASHSEED": "7"})
+  assert [tuple(pair) for pair in json.loads(done.stdout)] == expected
 
 
 class Killed(Exception):
