@@ -22,6 +22,7 @@ from vmsst.networks import sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
 _LAYER_NORM_EPS = 1e-12
+_SIMPLIFIED, _TRADITIONAL = (languages.language(code).index for code in ("zh", "zh_TW"))
 
 
 class EmsNetwork(nn.Module):
@@ -33,8 +34,9 @@ class EmsNetwork(nn.Module):
     contrastive: Whether training compares vectors with each other.
     language_dim: Width of the target language's embedding in the XTR head (d_la); None: no
       embedding.
-    num_languages: Rows of the language table, looked up by the index of `vmsst.languages`. The
-      table of equation 2 has as many rows as the vocabulary, of which it uses one per language.
+    num_languages: Rows of the language table, looked up by the index of `vmsst.languages`;
+      traditional Chinese has the row of simplified Chinese (footnote 4). The table of equation 2
+      has as many rows as the vocabulary, of which it uses one per language.
     share_embedding: Uses the token table as W_emb; the output of W_fc then has the table's width.
     xtr_layer_norm: Layer-norms the language embedding and the input of W_emb, as in the released
       code but not in the paper.
@@ -129,7 +131,8 @@ class EmsNetwork(nn.Module):
     """
     input_BE = vector_BS
     if self.language_dim:
-      language_BE = self.language_embedder(languages_B[:, None])[:, 0]
+      row_B = jnp.where(languages_B == _TRADITIONAL, _SIMPLIFIED, languages_B)
+      language_BE = self.language_embedder(row_B[:, None])[:, 0]
       if self.xtr_layer_norm:
         language_BE = self.language_layer_norm(language_BE)
       input_BE = jnp.concatenate([language_BE, vector_BS], axis=-1)

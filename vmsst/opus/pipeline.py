@@ -144,7 +144,7 @@ def _clean(
     ) from None
   sizes: collections.Counter[str] = collections.Counter()
   for release in wanted:
-    sizes[release.pair_name] += _text_bytes(release)
+    sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
   units = [
     stages.Clean(
       release=release,
@@ -152,7 +152,8 @@ def _clean(
       held_out=sentences,
       held_out_digest=held.digest,
       # A power of two: a little more data rarely changes it, which would clean all files again.
-      buckets=1 << max(0, (sizes[release.pair_name] - 1) // BUCKET_BYTES).bit_length(),
+      buckets=1
+      << max(0, (sizes[recipe.pair_name(*release.pair)] - 1) // BUCKET_BYTES).bit_length(),
       path=os.path.join(work, "clean", f"{release.name}.parquet"),
     )
     for release in sorted(wanted, key=lambda release: (-_text_bytes(release), release.name))
@@ -173,7 +174,7 @@ def _merge(
   ordered = sorted(cleaned, key=lambda unit: (recipe.order(unit.release.corpus), unit.release.name))
   pairs: dict[str, list[stages.Clean]] = {}
   for unit in ordered:
-    pairs.setdefault(unit.release.pair_name, []).append(unit)
+    pairs.setdefault(recipe.pair_name(*unit.release.pair), []).append(unit)
   units = {}
   for pair, members in sorted(pairs.items()):
     inputs = tuple(stages.Cleaned(unit.path, unit.key, unit.release.corpus) for unit in members)

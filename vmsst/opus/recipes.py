@@ -5,6 +5,7 @@ A recipe is a YAML file; those of the papers are in `recipe_files/`. An example 
     name: mine
     description: German and Turkish with English.
     languages: [de, en, tr]         # any code of vmsst.languages; default: all
+    scripts_as_one: [zh]            # simplified and traditional Chinese count as zh; default: none
     pivots: [en]                    # every pair has one of these; or `pairs: [de-en, en-tr]`
     corpora:
       - {name: Europarl, version: v8}
@@ -117,6 +118,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     corpora: The corpora in the order of precedence.
     unlisted: Whether to use all other corpora too, in the order of their names.
     languages: The languages; empty: all.
+    scripts_as_one: Languages whose scripts are not distinguished: texts in any script count as the
+      language in its first script.
     pivots: Languages; every pair has one of them; empty: any pair.
     pairs: The language pairs; empty: all.
     targets: Maximum number of training pairs of a language, with all pivots together.
@@ -131,6 +134,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   corpora: tuple[Corpus, ...] = ()
   unlisted: bool = False
   languages: tuple[Code, ...] = ()
+  scripts_as_one: tuple[Code, ...] = ()
   pivots: tuple[Code, ...] = ()
   pairs: tuple[Pair, ...] = ()
   targets: CodeCounts = CodeCounts()
@@ -177,13 +181,20 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   def wants_pair(self, source: Language, target: Language) -> bool:
     """Returns whether a language pair is in the dataset."""
-    codes = {readers.compact_code(source), readers.compact_code(target)}
+    name = self.pair_name(source, target)
+    codes = set(name.split("_"))
     return (
       len(codes) == 2
       and (not self.languages or codes <= set(self.languages))
       and (not self.pivots or bool(codes & set(self.pivots)))
-      and (not self.pairs or readers.pair_name(source, target) in self.pairs)
+      and (not self.pairs or name in self.pairs)
     )
+
+  def pair_name(self, source: Language, target: Language) -> str:
+    """Returns the name of a language pair in the dataset, such as "deu_eng"."""
+    merged = {code[:3] for code in self.scripts_as_one}
+    pair = (source, target)
+    return "_".join(x.iso639_3 if x.iso639_3 in merged else readers.compact_code(x) for x in pair)
 
   def order(self, corpus: str) -> tuple[int, str]:
     """Returns a key that sorts corpora by precedence."""
@@ -197,6 +208,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content = msgspec.to_builtins(self, enc_hook=str)
     for name in ("description", "expected"):
       del content[name]
+    if not self.scripts_as_one:  # Datasets from before this field keep their digest.
+      del content["scripts_as_one"]
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

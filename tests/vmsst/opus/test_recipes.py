@@ -44,10 +44,8 @@ def test_the_recipes_of_the_papers():
   assert set(vmsst.languages) - set(vmsst.targets) == {"uzn", "wuu", "yue"}
   # English and Spanish are the pairs of the two: nearly 216 million without the second count.
   assert sum(vmsst.targets.values()) - vmsst.targets["eng"] == pytest.approx(216e6, rel=2e-3)
-  assert len(ems.languages) == 62 + 1  # Chinese in two scripts
-  codes = recipes.language_codes("ems")
-  assert {languages.language(code) for code in codes} >= {languages.language("zh_TW")}
-  assert len(codes) == 63
+  assert len(ems.languages) == len(recipes.language_codes("ems")) == 62  # one Chinese (footnote 4)
+  assert {code for name in ems.expected for code in name.split("_")} <= {*ems.languages}
   assert sum(ems.expected.values()) == pytest.approx(143e6, rel=5e-3)
   assert [ems.corpus("UNPC").limit(pair) for pair in ("eng_rus", "eng_fra")] == [5e6, 2e6]
   assert [ems.corpus("OpenSubtitles").limit("deu_eng"), ems.corpus("Europarl").cap] == [2e6, None]
@@ -72,6 +70,14 @@ def test_a_recipe_takes_its_corpora_versions_and_pairs():
     ("soft_contrastive", ("TED2020", "v1", "de", "en"), False),
   ):
     assert recipes.load(recipe).wants(release(*part)) == wanted, (recipe, part)
+
+
+def test_scripts_that_count_as_one_language_are_one_in_the_dataset():
+  ems, vmsst = recipes.load("ems"), recipes.load("vmsst")
+  for code, name in {"zh_TW": "cmn_eng", "zh_CN": "cmn_eng", "sr": "eng_srp"}.items():
+    assert ems.pair_name(*release("X", "v1", "en", code).pair) == name
+  assert vmsst.pair_name(*release("X", "v1", "en", "zh_TW").pair) == "cmnHant_eng"
+  assert not ems.wants_pair(languages.language("zh"), languages.language("zh_TW"))
 
 
 def test_a_recipe_of_one_s_own(tmp_path):
