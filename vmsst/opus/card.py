@@ -72,7 +72,8 @@ def _counts(report: pipeline.Report) -> str:
   columns = [stages.READ, *stages.REASONS, stages.KEPT]
   counted: dict[tuple[str, str], dict[str, int]] = {}
   for release in report.releases:
-    cell = counted.setdefault((release.pair_name, release.corpus), dict.fromkeys(columns, 0))
+    key = (report.recipe.pair_name(*release.pair), release.corpus)
+    cell = counted.setdefault(key, dict.fromkeys(columns, 0))
     for name, count in report.cleaned[release.name]["counts"].items():
       if name != stages.KEPT:
         cell[name] += count

@@ -15,6 +15,7 @@ from ems_jax.networks import ems as networks
 from vmsst import errors, languages
 from vmsst.data import hugging_face_vocabulary, vocabularies
 from vmsst.networks import sentence_encoder, transformer
+from vmsst.opus import recipes
 
 V, S, EOS, MASK = 300, 16, 1, 2
 BERT = transformer.TransformerConfig(
@@ -221,6 +222,22 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
     shares = {word: n / len(words) for word, n in collections.Counter(swapped).items()}
     expected += kl(shares, log_q_V) / 2
   assert float(loss) == pytest.approx(expected, rel=2e-5)
+
+
+def test_the_62_languages_of_the_recipe_have_62_tokens_and_chinese_has_one():
+  network = networks.EmsNetwork(BERT)
+  params = tiny_models.random_params(network)
+
+  @jit
+  def hidden(languages_B):
+    u_BS = np.ones([len(languages_B), S], np.float32)
+    return network.apply({"params": params}, u_BS, languages_B, method="xtr_hidden")
+
+  codes = [*recipes.language_codes("ems"), "zh_TW"]
+  hidden_BE = np.array(hidden(np.array([languages.language(code).index for code in codes])))
+  assert len(codes) == 63
+  assert len(np.unique(hidden_BE, axis=0)) == 62
+  np.testing.assert_array_equal(hidden_BE[codes.index("cmn")], hidden_BE[-1])
 
 
 def test_the_parameters_are_those_of_table_iii():

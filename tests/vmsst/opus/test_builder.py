@@ -87,6 +87,29 @@ def test_tfds_reads_what_was_built(tree):
   assert info.metadata["content"] in text
 
 
+def test_scripts_that_count_as_one_language_share_its_caps_and_keep_their_sides(tree):
+  rows = [(f"房子很大 {n}", f"House {n} is a very large one.") for n in range(30)]
+  swapped = [row[::-1] for row in rows]
+  parts = [
+    opus_tree.Part("Ted", "v1", ("en", "zh_CN"), swapped[:10], "tmx"),
+    opus_tree.Part("Ted", "v1", ("en", "zh_TW"), swapped[10:]),
+  ]
+  opus_tree.write(tree / "opus", parts)
+  for caps, count in (("", 30), (", cap: 12", 12)):
+    recipe = tree / f"chinese_{count}.yaml"
+    recipe.write_text(
+      f"name: chinese_{count}\ncorpora: [{{name: Ted{caps}}}]\nlanguages: [en, zh]\n"
+      "scripts_as_one: [zh]\n"
+    )
+    _build(tree, str(recipe))
+    found = tfds.load(f"opus_bitext/chinese_{count}", data_dir=str(tree / "tfds"))
+    assert [*found] == ["train_cmn_eng"]
+    texts = tfds.as_numpy(found["train_cmn_eng"])
+    pairs = {(row["source"].decode(), row["target"].decode()) for row in texts}
+    assert len(pairs) == count
+    assert pairs <= {*rows}
+
+
 def test_the_command_builds_once_and_refuses_another_recipe(tree, capsys):
   arguments = ["data", "build", f"--recipe={tree}/mine.yaml", f"--input={tree}/opus"]
   arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
