@@ -56,7 +56,7 @@ def _sources(report: pipeline.Report) -> str:
     [
       release.corpus,
       release.version,
-      release.pair_name,
+      report.recipe.pair_name(*release.pair),
       " ".join(_below(report.root, path) for path in release.paths),
       release.size,
       release.license(),

@@ -192,9 +192,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   def pair_name(self, source: Language, target: Language) -> str:
     """Returns the name of a language pair in the dataset, such as "deu_eng"."""
+    codes = (readers.compact_code(language) for language in (source, target))
     merged = {code[:3] for code in self.scripts_as_one}
-    pair = (source, target)
-    return "_".join(x.iso639_3 if x.iso639_3 in merged else readers.compact_code(x) for x in pair)
+    return "_".join(code[:3] if code[:3] in merged else code for code in codes)
 
   def order(self, corpus: str) -> tuple[int, str]:
     """Returns a key that sorts corpora by precedence."""

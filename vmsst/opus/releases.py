@@ -69,18 +69,13 @@ class Release:
     return self.source, self.target
 
   @property
-  def pair_name(self) -> str:
-    """Name of the language pair, such as "deu_eng"."""
-    return readers.pair_name(*self.pair)
-
-  @property
   def name(self) -> str:
     """A unique name that is valid as a file name: "Europarl.v8.deu_eng".
 
     Unusual codes are appended ("X.v1.eng_por.en-pt_BR"), because pt_BR and pt are one language but
     two releases.
     """
-    plain = f"{self.corpus}.{self.version}.{self.pair_name}"
+    plain = f"{self.corpus}.{self.version}.{readers.pair_name(*self.pair)}"
     usual = {usual_code(language) for language in self.pair}
     return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
 

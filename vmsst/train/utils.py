@@ -3,7 +3,6 @@
 Learning-rate schedules are products of named factors, such as `'constant * linear_warmup'`.
 """
 
-import collections
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -155,8 +154,6 @@ def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
 
 
 InferFn = Callable[..., Any]
-_PENDING = 8
-"""Batches that devices compute ahead."""
 
 
 def get_infer_fn(
@@ -205,18 +202,6 @@ def get_infer_fn(
     indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
     order = _by_length(features)
     results: Any = None
-    pending: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
-
-    def collect() -> None:
-      nonlocal results
-      rows, result = pending.popleft()
-      batch = jax.tree.map(np.asarray, result)  # waits for the devices
-      if results is None:
-        results = jax.tree.map(functools.partial(_empty, len(order)), batch)
-      for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(batch), strict=True):
-        array[rows] = values[: len(rows)]
-      watchdog.alive()
-
     for start in range(0, len(order), batch_size):
       rows = order[start : start + batch_size]
       padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
@@ -226,11 +211,12 @@ def get_infer_fn(
         step_rng, rng = jax.random.split(rng)
       on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
       result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
-      pending.append((rows, result))
-      if len(pending) > _PENDING:  # The devices hold the results of a few batches only.
-        collect()
-    while pending:
-      collect()
+      result = jax.tree.map(np.asarray, result)  # The devices do not hold the results of all rows.
+      if not start:
+        results = jax.tree.map(functools.partial(_empty, len(order)), result)
+      for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
+        array[rows] = values[: len(rows)]
+      watchdog.alive()
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
       values, aux = results
       return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))

@@ -217,32 +217,25 @@ def sample(
     words.append(_words(text))
     for answer in gold:
       numbers_by_answer.setdefault(answer, []).append(number)
-  # By query, a heap of (similarity, -row, question, answers): the first of equals stays.
+  # Heaps of (score, -row, question, answers): the best rows, among equals the first ones.
   similar: list[list[tuple[float, int, str, list[str]]]] = [[] for _ in words]
-  reservoir: list[tuple[int, str, list[str]]] = []
-  rng = random.Random(0)
-  pairs = itertools.chain.from_iterable(
-    parse(text_files.read_lines(str(path)), str(path)) for path in paths
-  )
+  chosen: list[tuple[float, int, str, list[str]]] = []
+  rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
+  pairs = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
-    for row, (question, answers) in enumerate(pairs):
+    for row, (question, answers) in enumerate(itertools.chain.from_iterable(pairs)):
       bar.update(1)
-      # Row n replaces one of the sample with probability size / (n + 1). Python guarantees that
-      # random() keeps its numbers.
-      slot = row if row < size else int(rng.random() * (row + 1))
-      if slot < size:
-        reservoir[slot : slot + 1] = [(row, question, answers)]
-      right = retrieval.normalized_set(answers) & numbers_by_answer.keys()
-      words_of_row = _words(question) if right else set()
-      for number in {number for answer in right for number in numbers_by_answer[answer]}:
-        shared, both = words[number] & words_of_row, words[number] | words_of_row
-        entry = len(shared) / max(1, len(both)), -row, question, answers
-        is_full = len(similar[number]) == RIGHT_PER_QUERY
-        (heapq.heappushpop if is_full else heapq.heappush)(similar[number], entry)
-  chosen = {row: (question, answers) for row, question, answers in reservoir}
-  for heap in similar:
-    chosen |= {-row: (question, answers) for _, row, question, answers in heap}
-  return [pair for _, pair in sorted(chosen.items())]
+      ranks = [(chosen, size, rng.random())]
+      if right := retrieval.normalized_set(answers) & numbers_by_answer.keys():
+        own = _words(question)
+        for number in {number for answer in right for number in numbers_by_answer[answer]}:
+          share = len(words[number] & own) / max(1, len(words[number] | own))
+          ranks.append((similar[number], RIGHT_PER_QUERY, share))
+      for heap, most, score in ranks:
+        push = heapq.heappush if len(heap) < most else heapq.heappushpop
+        push(heap, (score, -row, question, answers))
+  rows = {-row: pair for heap in (chosen, *similar) for _, row, *pair in heap}
+  return [(question, answers) for _, (question, answers) in sorted(rows.items())]
 
 
 def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str, list[str]]]:

@@ -129,8 +129,6 @@ def knowledge_retrieval(
   queries = [suite.Side(questions.language, questions.texts) for questions in sets]
   gold = [answers for questions in sets for answers in questions.gold]
   count, right_Q = knowledge_search.search(tools, queries, gold, paths)
-  if not count:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
   tools.report(f"{count:,} questions of the knowledge base searched")
   ends = np.cumsum([len(questions.texts) for questions in sets])[:-1]
   return list(map(_accuracy, sets, np.split(right_Q, ends)))
@@ -141,12 +139,22 @@ def _accuracy(questions: Questions, right_N: np.ndarray) -> suite.Result:
   return suite.Result(questions.name, (questions.language,), metrics)
 
 
-def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
-  means = averages.of_groups(results, "accuracy", {"nq": ["nq"], "mkqa": _MKQA_SETS})
+def _averages(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
+) -> suite.Numbers:
+  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12.
+
+  Args:
+    results: The results.
+    seen: Test of seen languages.
+    complete: Whether all sets have results.
+    note: End of the names.
+  """
+  groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
+  means = averages.of_groups(results, "accuracy", groups)
   mkqa_results = [result for result in results if result.name in _MKQA_SETS]
   whole = len(mkqa_results) == len(_MKQA_SETS)
-  return means | averages.by_seen("mkqa", mkqa_results, "accuracy", seen, complete=whole)
+  return means | averages.by_seen(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=whole)
 
 
 def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -161,24 +169,42 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
   return sets
 
 
-def _sets_and_paths(
-  root: storage.Path, counted: MkqaQuestions = "answered"
-) -> tuple[list[Questions], list[storage.Path]]:
-  """Returns the questions and the files of the knowledge base."""
+def _read(
+  counted: MkqaQuestions, root: storage.Path, *, sample: int | None = None
+) -> list[suite.LargeTask] | list[suite.Task]:
   sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
       f"{root} has a knowledge base, but no questions: add nq/NQ-open.dev.jsonl or "
       f"mkqa/mkqa.jsonl.gz; {_NQ_SOURCE}; {_MKQA_SOURCE}"
     )
-  return sets, files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
-
-
-def _read(counted: MkqaQuestions, root: storage.Path) -> list[suite.LargeTask]:
-  sets, paths = _sets_and_paths(root, counted)
+  paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
+  if sample is not None:
+    return [_sampled_task(sets, paths, sample)]
   measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
   texts = functools.partial(itertools.chain.from_iterable, [questions.texts for questions in sets])
   return [suite.LargeTask("knowledge base", measure, texts)]
+
+
+def _sampled_task(
+  sets: Sequence[Questions], paths: Sequence[storage.Path], size: int
+) -> suite.Task:
+  english = [questions for questions in sets if questions.language == knowledge_search.LANGUAGE]
+  queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
+  pairs = knowledge_search.sample(queries, paths, size)
+  if not pairs:
+    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
+  texts, answers = zip(*pairs, strict=True)
+
+  def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
+    knowledge = exact_search.DistinctVectors(knowledge_MD)
+    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
+    golds = (questions.gold for questions in sets)
+    right = map(knowledge_search.are_right, nearest, itertools.repeat(answers), golds)
+    return list(map(_accuracy, sets, right))
+
+  sides = (suite.Side(questions.language, questions.texts) for questions in sets)
+  return suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)
 
 
 def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
@@ -220,38 +246,10 @@ def sampled(size: int) -> suite.Benchmark:
     QUESTIONS,
     name="questions_sample",
     title="Question retrieval in a sample of PAQ (NQ, MKQA)",
-    read=functools.partial(_read_sample, size),
-    averages=_sample_averages,
+    read=functools.partial(_read, "answered", sample=size),
+    averages=functools.partial(_averages, note=" (sample of PAQ)"),
     options={"paq_distractors": str(size)},
   )
-
-
-def _read_sample(size: int, root: storage.Path) -> list[suite.Task]:
-  sets, paths = _sets_and_paths(root)
-  english = [questions for questions in sets if questions.language == knowledge_search.LANGUAGE]
-  queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
-  pairs = knowledge_search.sample(queries, paths, size)
-  if not pairs:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
-  texts, answers = zip(*pairs, strict=True)
-
-  def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
-    knowledge = exact_search.DistinctVectors(knowledge_MD)
-    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
-    return [
-      _accuracy(each, knowledge_search.are_right(index_N, answers, each.gold))
-      for each, index_N in zip(sets, nearest, strict=True)
-    ]
-
-  sides = [suite.Side(questions.language, questions.texts) for questions in sets]
-  return [suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)]
-
-
-def _sample_averages(
-  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
-) -> suite.Numbers:
-  means = _averages(results, seen, complete)
-  return {f"{name} (sample of PAQ)": value for name, value in means.items()}
 
 
 def _read_small(root: storage.Path) -> list[suite.Task]:

@@ -143,7 +143,7 @@ def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search
     loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base)
   )
   summary = questions.sampled(9).summarize(found, None)
-  assert [*summary] == ["nq (sample of PAQ)", "mkqa (incomplete) (sample of PAQ)"]
+  assert [*summary] == ["nq (sample of PAQ)", "mkqa (sample of PAQ) (incomplete)"]
 
 
 # Prints the rows that a sample of 5 takes, with another order of sets of strings.
