@@ -234,8 +234,8 @@ def sample(
       for heap, most, score in ranks:
         push = heapq.heappush if len(heap) < most else heapq.heappushpop
         push(heap, (score, -row, question, answers))
-  rows = {-row: pair for heap in (chosen, *similar) for _, row, *pair in heap}
-  return [(question, answers) for _, (question, answers) in sorted(rows.items())]
+  pair_by_row = {-entry[1]: entry[2:] for heap in (chosen, *similar) for entry in heap}
+  return [pair_by_row[row] for row in sorted(pair_by_row)]
 
 
 def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str, list[str]]]:
