@@ -237,7 +237,7 @@ QUESTIONS = benchmark()
 def sampled(size: int) -> suite.Benchmark:
   """Returns the benchmark with a part of the knowledge base whose vectors fit in memory.
 
-  Its numbers are higher than with the whole knowledge base, and are named accordingly.
+  Expect higher numbers than with the whole knowledge base; their names say that it is a sample.
 
   Args:
     size: Questions in the random sample; see `knowledge_search.sample`.
