@@ -116,12 +116,8 @@ def train(
     errors.as_integer("EVAL_PERIOD", eval_period)
   if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
     period = errors.as_integer("CHECKPOINT_PERIOD", save_cfg.period)
-    errors.check(
-      eval_period % period == 0,
-      "EVAL_PERIOD",
-      eval_period,
-      f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved",
-    )
+    wanted = f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved"
+    errors.check(eval_period % period == 0, "EVAL_PERIOD", eval_period, wanted)
   shard = (layout.shard_id, layout.num_shards)
   converter = model.FEATURE_CONVERTER_CLS
 
