@@ -201,11 +201,12 @@ def check_end(command, code, message, before, output):
   assert not re.search("Traceback|Error:|Warning:", message), message
   new = after.keys() - before.keys()
   # A signal may leave a work folder, which the next run removes.
-  kept = places(output, command.resumes) | (own | places(output, [WORK]) if code in _ENDS else set())
+  work = places(output, [WORK]) if code in _ENDS else set()
+  kept = places(output, command.resumes) | (own | work if code in _ENDS else set())
   above = {name for name in new if any(each.startswith(f"{name}/") for each in own)}
   left = [name for name in new - above if not is_below(name, kept)]
   assert not left, f"left {left}"
-  seen = {name for name in new if code not in _ENDS or not is_below(name, places(output, [WORK]))}
+  seen = {name for name in new if not is_below(name, work)}
   assert not seen or any(after[name] != ("folder",) for name in seen), f"left the folders {seen}"
 
 

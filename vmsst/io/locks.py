@@ -70,7 +70,8 @@ def _locked_file(path: str) -> int:
     try:
       try:
         if not lock_file(descriptor):
-          raise InUseError(_file_owner(descriptor))
+          owner = os.pread(descriptor, 200, 0).decode(errors="replace")
+          raise InUseError(owner or "another process")
       except OSError as error:
         if error.errno not in _NO_LOCKS:
           raise
@@ -90,12 +91,3 @@ def _locked_file(path: str) -> int:
       os.close(descriptor)
       raise
     os.close(descriptor)
-
-
-def _file_owner(descriptor: int) -> str:
-  """Returns the owner of a locked file, who writes its name at once."""
-  for _ in range(20):
-    if owner := os.pread(descriptor, 200, 0).decode(errors="replace").strip():
-      return owner
-    time.sleep(0.05)
-  return "another process"

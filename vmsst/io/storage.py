@@ -328,22 +328,15 @@ def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
   remove(folder)
 
 
-def create(url: str, content: bytes) -> bool:
-  """Writes an object if it does not exist; returns False if it does, also if another is faster.
-
-  The store decides: Google's with `ifGenerationMatch=0`, Amazon's with `If-None-Match: *`.
-  """
-  try:
-    filesystem(url).pipe_file(url, content, mode="create")
-  except FileExistsError:
-    return False
-  return True
+def write(url: str, content: bytes) -> None:
+  """Writes an object."""
+  filesystem(url).pipe_file(url, content)
 
 
 def check_writable(url: str) -> None:
   """Raises InputError unless a store accepts objects below a URL; writes one and removes it."""
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
-  filesystem(probe).pipe_file(probe, b"")
+  write(probe, b"")
   remove(probe)
 
 

@@ -167,7 +167,7 @@ def upload(folder: pathlib.Path, url: str) -> None:
   check_new(target)
   _remove_upload(target)  # of a process that was killed
   try:
-    storage.create(f"{url}/{_UPLOAD}", json.dumps(names).encode())
+    storage.write(f"{url}/{_UPLOAD}", json.dumps(names).encode())
     for name in names:
       storage.upload(folder / name, f"{url}/{name}")
   except BaseException:

@@ -79,7 +79,7 @@ def _keep_claim() -> None:
 def _store_run_id(model_dir: storage.Path) -> Callable[[], None]:
   """Writes a new run id to a folder of a store; returns a function that compares it."""
   run_id, url = uuid.uuid4().bytes, os.fspath(model_dir / RUN_ID)
-  storage.filesystem(url).pipe_file(url, run_id)
+  storage.write(url, run_id)
 
   def check() -> None:
     if not storage.is_file(model_dir / RUN_ID) or input_files.read_bytes(url) != run_id:

@@ -145,12 +145,6 @@ def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
       assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
 
 
-def test_an_object_is_created_once(store):
-  assert storage.create("gs://bucket/lock", b"1")
-  assert not storage.create("gs://bucket/lock", b"2")
-  assert input_files.read_bytes("gs://bucket/lock") == b"1"
-
-
 @pytest.mark.parametrize(
   "use",
   [
@@ -158,7 +152,7 @@ def test_an_object_is_created_once(store):
     storage.files_below, storage.remove, storage.check_finished, storage.check_writable,
     lambda url: storage.matches(f"{url}*"), lambda url: storage.find(epath.Path(url), "*"),
     lambda url: storage.remove_files(url, ["a"]), lambda url: storage.rename(url, "gs://bucket/b"),
-    lambda url: storage.create(url, b""),
+    lambda url: storage.write(url, b""),
     lambda url: storage.download(url, pathlib.Path("nowhere")),
     lambda url: storage.open_binary(url).read(), lambda url: storage.read_ranges(url, [0], 1),
     lambda url: list(text_files.read_lines(url)), checksums.of_file, input_files.read_json,
