@@ -273,7 +273,11 @@ def command(request, monkeypatch):
   """Returns a subcommand; encoders are fake, and the translator is loaded once."""
   if request.param == "export onnx":
     pytest.importorskip("onnx", reason="needs onnx to write models")
-  monkeypatch.setattr(loading, "open_encoder", lambda path, *_, **__: (path, fake(path)))
+
+  def open_encoder(path, *arguments, **options):
+    return (path, fake(path)) if os.path.isfile(path) else REAL(path, *arguments, **options)
+
+  monkeypatch.setattr(loading, "open_encoder", open_encoder)
   monkeypatch.setattr(loading, "load_translator", functools.cache(loading.load_translator))
   return COMMANDS[request.param]
 

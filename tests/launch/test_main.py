@@ -226,7 +226,8 @@ def read_lines(path):
 def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   run, done = finished
   assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
-  first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
+  cut, first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
+  assert cut.endswith("texts cut to 20 tokens: 1")
   assert (first, last) == ("step 0: evaluating", "step 2: evaluating")
   assert re.match(r"step 2/2 \[.*, loss \d+\.\d{4}, .*\]", line)
   columns, rows = read_table(done.stdout)

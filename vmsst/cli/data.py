@@ -10,7 +10,6 @@ from vmsst.cli.command import (
   Command,
   Encoder,
   InputFile,
-  InputFolder,
   Language,
   OutputFile,
   OutputFolder,
@@ -23,6 +22,8 @@ Name = Annotated[str, Argument("NAME")]
 """A name."""
 Pattern = Annotated[str, Argument("PATTERN", role="input")]
 """A file to read, or a pattern of several."""
+Source = Annotated[str, Argument("FOLDER", role="input")]
+"""A folder to read, which a finished dataset does not need any more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,8 +126,8 @@ def mine_negatives(
 def build(
   *,
   recipe: InputFile,
-  input: InputFolder,
-  held_out: InputFolder,
+  input: Source,
+  held_out: Source,
   output: OutputFolder,
   work: Annotated[str, Argument("FOLDER")] | None = None,
   engine: Workers,

@@ -282,9 +282,9 @@ def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: st
       )
   if dropped or cut:
     logging.warning(
-      "%s: of the first %d pairs, %d are dropped, since a text has more than MAX_PAIR_LENGTH "
-      "tokens or none, and %d texts are cut to %d tokens.",
-      *(split, total, dropped, cut, min(longer.values(), default=1) - 1),
+      "%s: of the first %d pairs, dropped: %d (an empty text, or one above MAX_PAIR_LENGTH); texts "
+      "cut to %d tokens: %d",
+      *(split, total, dropped, min(longer.values(), default=1) - 1, cut),
     )
 
 

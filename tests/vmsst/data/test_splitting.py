@@ -219,7 +219,7 @@ def test_evaluation_tasks_split_words(folder, vocabulary, expected):
 
 
 def test_encoders_split_words(vocabulary, expected, monkeypatch):
-  network = types.SimpleNamespace(latent_dim=64)
+  network = types.SimpleNamespace(latent_dim=64, config=None)
   encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
   # Ids in place of vectors.
   encoder._backend.start = lambda ids_BT, alone: functools.partial(

@@ -73,8 +73,8 @@ def test_dropped_pairs_and_cut_texts_are_counted_in_a_warning(max_length, caplog
   kept = [row for row in sizes if min(row) > 0 and max(row) <= (max_length or max(row))]
   limits = LENGTHS["inputs"], LENGTHS["targets"]
   cut = sum(size + 1 > limit for row in kept for size, limit in zip(row, limits, strict=True))
-  assert f"of the first 150 pairs, {150 - len(kept)} are dropped" in caplog.text
-  assert f"and {cut} texts are cut" in caplog.text
+  assert f"of the first 150 pairs, dropped: {150 - len(kept)} (" in caplog.text
+  assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
 
 
 def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):

@@ -96,7 +96,7 @@ def folder(tmp_path, monkeypatch):
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
 
-  def load(path):
+  def load(path, **_):
     encoder = QuietEncoder()
     encoder.path = str(max(pathlib.Path(path).iterdir()))
     encoder.digest = hashlib.sha256(encoder.path.encode()).hexdigest()
