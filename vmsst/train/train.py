@@ -115,9 +115,11 @@ def train(
   if actions.get("TRAIN_EVAL") or actions.get("INFER_EVAL"):
     errors.as_integer("EVAL_PERIOD", eval_period)
   if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
-    period = errors.as_integer("CHECKPOINT_PERIOD", save_cfg.period)
+    period = save_cfg.period or 0
+    if not save_cfg.checkpoint_steps:
+      errors.as_integer("CHECKPOINT_PERIOD", period)
     wanted = f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved"
-    errors.check(eval_period % period == 0, "EVAL_PERIOD", eval_period, wanted)
+    errors.check(not period or eval_period % period == 0, "EVAL_PERIOD", eval_period, wanted)
   shard = (layout.shard_id, layout.num_shards)
   converter = model.FEATURE_CONVERTER_CLS
 
