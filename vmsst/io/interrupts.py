@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,7 @@ def default_interrupt() -> Iterator[None]:
   Python would raise an exception, which libraries do not expect while they are imported.
   """
   former = replace(signal.SIG_DFL, signal.SIGINT)
-  if sys.platform != "win32":
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.main`
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.main`
   try:
     yield
   finally:
