@@ -243,7 +243,8 @@ def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path, kind):
   folder = released_folders.write(tmp_path / "m", "bert", changes)
   for load in (vmsst.load, loading.open_encoder, encoders.import_encoder):
     arguments = [str(folder)] + [tmp_path / "out"] * (load is encoders.import_encoder)
-    with pytest.raises(errors.InputError, match=f"{kind!r}.*bert.*gemma3_text.*mt5") as caught:
+    problem = repr(kind) if kind else "'model_type'"
+    with pytest.raises(errors.InputError, match=f"{problem}.*bert.*gemma3_text.*mt5") as caught:
       load(*arguments)
     assert str(folder) in str(caught.value)
 
