@@ -21,7 +21,6 @@ from vmsst.io import (
   atomic_files,
   checksums,
   input_files,
-  outputs,
   storage,
   stored_settings,
   work_folders,
@@ -175,7 +174,7 @@ def finetune(
     macros["VALIDATION_PATTERNS"] = settings["dev"]["name"]
     macros["PATIENCE"] = steps if patience is None else patience
   errors.as_integer("CHECKPOINT_PERIOD", {**macros, **(gin or {})}["CHECKPOINT_PERIOD"])
-  with outputs.no_empty_folders(str(folder)), work_folders.owned(folder, is_folder=True):
+  with work_folders.owned(folder, is_folder=True):
     _claim(folder, settings)
     if isinstance(encoder, Encoder) and path is None and not os.path.exists(start):
       encoder.save(start)

@@ -220,7 +220,9 @@ def test_the_first_cell_installs(kind, packages, tmp_path):
   offline = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: no isolation
   variables = {"VMSST_PACKAGE": str(paths[kind]), "PYTHONPATH": "", **offline}
   command = [python, "-c", _FIRST_CELL, first_cell("load_checkpoint.ipynb")]
-  done = commands.run(command, cwd=tmp_path, variables=variables)
+  # In Colab, a clone is a folder next to the notebook.
+  folder = paths["checkout"].parent if kind == "checkout" else tmp_path
+  done = commands.run(command, cwd=folder, variables=variables)
   assert str(python.parents[1]) in done.stdout
 
 

@@ -160,7 +160,7 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
       "a b c d",
     ),
     (("de", "en"), [{"en": "b", "de": "a"}, {"id": 7, "de": "c", "en": "d"}], "a b c d"),
-    (("de", "en"), [{"translation": {"en": "b", "de": "a"}, "score": 0.5}], "a b"),
+    (("de", "en"), [{"translation": {"en": "b", "de": "a"}, "id": 7}], "a b"),
     (("de", "en"), [("a", "b"), ["c", "d"]], "a b c d"),
     (("de", "en"), ["x.tsv", pathlib.Path("mined.tsv")], "a b c d e f"),
   ],

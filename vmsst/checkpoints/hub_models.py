@@ -60,9 +60,8 @@ def unknown(name: str, folder: pathlib.Path) -> errors.InputError:
   """Returns the error for a model that cannot be loaded, with its type and those that can."""
   path = sentence_transformers_files.config_path(folder)
   kind = hugging_face.read_object(path).get("model_type") if path.is_file() else None
-  problem = f"is of the type {kind!r}" if kind else f"has no 'model_type' in {path.name}"
   return errors.InputError(
-    f"{name} {problem}, which cannot be loaded; these can: "
+    f"{name}: 'model_type' in {path.name} is {kind!r}, which cannot be loaded; these can: "
     f"{', '.join(_TYPES)}, and exports of this library. Commands open other folders of "
     "sentence-transformers with that package"
   )

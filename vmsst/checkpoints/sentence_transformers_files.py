@@ -167,11 +167,12 @@ def check_layers(folder: pathlib.Path) -> None:
 
   def check(pairs: list[tuple[str, Any]]) -> None:
     for key, value in pairs:
-      valid = "layer" not in key or type(value) is not int or value <= errors.MOST_LAYERS
+      repeats = re.search(r"layer|num_\w*(group|block)|depth", key) and type(value) is int
+      valid = not repeats or value <= errors.MOST_LAYERS
       errors.check(valid, f"{path}: {key!r}", value, f"{errors.MOST_LAYERS} or less")
 
   for path in folder.rglob("*config.json"):
-    json.loads(json.dumps(hugging_face.read_object(path)), object_pairs_hook=check)
+    json.loads(json.dumps(input_files.read_json(path)), object_pairs_hook=check)
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
@@ -298,7 +299,7 @@ def _dense(file: architectures.ConfigFile) -> sentence_encoder.Dense:
   package, _, name = activation.rpartition(".")
   if not package.startswith("torch.nn") or name not in sentence_encoder.ACTIVATIONS:
     raise errors.InputError(
-      f"{file.path}: 'activation_function' is {activation!r}; only those of torch.nn can be "
+      f"{file.path}: 'activation_function' is {activation!r}; only these of torch.nn can be "
       f"imported: {', '.join(sentence_encoder.ACTIVATIONS)}"
     )
   return sentence_encoder.Dense(

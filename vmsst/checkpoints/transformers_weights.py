@@ -94,7 +94,7 @@ def open_params(folder: pathlib.Path, network: Any) -> dict[str, tensors.StoredT
   if isinstance(config, transformer.TransformerConfig) and _POSITIONS in params:
     missing = config.max_positions - exported_config(config).max_positions
     params[_POSITIONS] = _after_zeros(params[_POSITIONS], missing)
-  _, _, *listed = sentence_transformers_files.list_modules(folder)
+  listed = sentence_transformers_files.list_modules(folder)[2:]
   for rows, (_, name) in zip(layer_rows(network), listed, strict=False):
     stored = hugging_face.open_tensors(folder / name) if rows else {}
     params |= {name: tensor for row in rows for name, tensor in row.opened(stored).items()}

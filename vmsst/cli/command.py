@@ -133,7 +133,7 @@ class Command:
     return arguments
 
   def __call__(self, args: argparse.Namespace) -> None:
-    """Checks the paths, locks the output, runs the command; a failure leaves no empty folders."""
+    """Checks the paths, locks the output and runs the command."""
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for name, parameter in inspect.signature(self.function).parameters.items():
@@ -150,10 +150,15 @@ class Command:
         raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
-    with outputs.no_empty_folders(output), contextlib.ExitStack() as stack:
-      if locked:
-        stack.enter_context(work_folders.owned(output, is_folder=not file))
-      self.function(**values)
+    is_new = folder is not None and not os.path.lexists(folder)
+    try:
+      with contextlib.ExitStack() as stack:
+        if locked:
+          stack.enter_context(work_folders.owned(output, is_folder=not file))
+        self.function(**values)
+    finally:
+      if is_new:
+        work_folders.remove_if_empty(output)
 
 
 class Parser(argparse.ArgumentParser):

@@ -242,6 +242,8 @@ def mine(
     bitext_mining.check_texts(source, target, gold)
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
+      if storage.is_file(folder):
+        raise errors.InputError(f"{folder} has vectors already; omit --encoder")
       file_embedding.embed_file(
         model,
         path,

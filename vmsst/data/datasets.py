@@ -136,7 +136,8 @@ def get_batches(
     )
   texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task for task in texts if cfg.split in task.splits]
-  seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split)
+  counted = seqio_tasks.COUNTED if cfg.shuffle else 0  # An evaluation has a dataset for every task.
+  seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split, counted)
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
   bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []

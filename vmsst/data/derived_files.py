@@ -121,7 +121,7 @@ def _differences(made: Mapping[str, Any], identity: Mapping[str, Any], path: str
   changes = stored_settings.differences({name: made.get(name) for name in identity}, identity)
   if changes or made.get("sha256") == checksums.of_file(path):
     return changes
-  return "it has changed since it was written"
+  return "it has changed since it was written, or an older version wrote it"
 
 
 def _identity(bitext: BitextFile) -> dict[str, Any]:

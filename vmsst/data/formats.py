@@ -254,21 +254,18 @@ def record_rows(
   graded = fields is not None
   further = 0
   for number, (location, record) in enumerate(records, 1):
-    if isinstance(record, Mapping) and isinstance(record.get("translation"), Mapping):
-      record = record["translation"]
     if not isinstance(record, Mapping):
       raise errors.InputError(
         f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
       )
-    grades = {
-      name: str(value)
-      for name, value in record.items()
-      if (isinstance(value, numbers.Number) and name not in _IDS) or (graded and name in _GRADES)
-    }
+    grades = _grades(record)
+    if isinstance(record.get("translation"), Mapping):
+      record = record["translation"]
+      grades |= _grades(record)
     if grades and not graded:
       raise errors.InputError(
-        f"{location}: there are scores or labels, {grades}; remove the pairs that do not belong "
-        "together, and these fields"
+        f"{location}: numbers or labels, {grades}; if they grade the pairs, remove pairs that do "
+        "not belong together; then remove these fields"
       )
     if fields is None and source is target is languages.UNDETERMINED:
       names = [name for name, value in record.items() if isinstance(value, str)]
@@ -291,6 +288,15 @@ def record_rows(
         )
     texts = tuple(str(text) for _, text in sides)
     yield Row(number, texts, further, next(iter(grades.values()), None))
+
+
+def _grades(record: Mapping[str, Any]) -> dict[str, str]:
+  """Returns the fields of a record that may grade its pair."""
+  return {
+    name: str(value)
+    for name, value in record.items()
+    if (isinstance(value, numbers.Number) and name not in _IDS) or name in _GRADES
+  }
 
 
 def parse_shard(path: str) -> Iterator[Row]:

@@ -27,7 +27,8 @@ from vmsst.languages import Language
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
-_COUNTED = 20_000  # pairs
+COUNTED = 20_000
+"""Number of pairs whose dropped and cut texts are counted."""
 _SLOT = "slot"  # in a chunk
 _PATTERN = 1 << 20  # The rates are those of the tasks in as many rows.
 _WHOLE = seqio.ShardInfo(index=0, num_shards=1)
@@ -149,7 +150,7 @@ class TextTask(seqio.Task):
     check_uncached(self, use_cached)
     wanted = sequence_length or {}
     if not self.tokenizer.keep_all:
-      check_texts([self], wanted, split)
+      check_texts([self], wanted, split, COUNTED if shuffle else 0)
     spec = self.spec(split, wanted if trim_output_features else {})
     for name in features.EXTRA_FEATURES:
       if sequence_length is not None and not wanted.get(name):
@@ -249,13 +250,16 @@ def read_rows(
   return chunks.map(read).to_iter_dataset(reading)
 
 
-def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: str) -> None:
-  """Logs how many of the first 20,000 pairs are dropped, and how many of their texts are cut.
+def check_texts(
+  tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: str, count: int
+) -> None:
+  """Logs how many of the first `count` pairs are dropped, and how many of their texts are cut.
 
   Args:
     tasks: The tasks, with equal shares of the pairs.
     lengths: Maximum length of each column.
     split: Their split.
+    count: Number of pairs to count; 0 logs nothing.
 
   Raises:
     InputError: all pairs of a task are dropped.
@@ -266,7 +270,7 @@ def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: st
   for task in tasks:
     table, remaining = task.table(split), 0
     for start in range(0, len(table), CHUNK):
-      if remaining and start * len(tasks) >= _COUNTED:
+      if remaining and start * len(tasks) >= count:
         break
       columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
       rows = task.tokenizer(columns, {"inputs": 1, **longer})
@@ -280,7 +284,7 @@ def check_texts(tasks: Sequence[TextTask], lengths: Mapping[str, Any], split: st
         f"{table.dropped} have an empty side, and {len(table)} an over-long one; check the files "
         f"and max_length ({task.tokenizer.max_length})"
       )
-  if dropped or cut:
+  if count and (dropped or cut):
     logging.warning(
       "%s: of the first %d pairs, dropped: %d (an empty text, or one above MAX_PAIR_LENGTH); texts "
       "cut to %d tokens: %d",

@@ -116,6 +116,9 @@ class Encoder:
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.prompt: str | None = None
+    prefix = getattr(vocabulary, "prefix", "")
+    named = (name for name, prompt in self.prompts.items() if prompt == prefix != "")
+    self._default_prompt_name = next(named, None)
     self.path = path
     self._network = network
     self.max_length = max_length
@@ -152,14 +155,14 @@ class Encoder:
   @property
   def default_prompt_name(self) -> str | None:
     """Name of the prompt that `encode` puts before every text, or None."""
-    prefix = getattr(self.vocabulary, "prefix", "")
-    return next((name for name, prompt in self.prompts.items() if prompt == prefix != ""), None)
+    return self._default_prompt_name
 
   @default_prompt_name.setter
   def default_prompt_name(self, name: str | None) -> None:
     if name != self.default_prompt_name:
       vocabulary = self.with_prompt(self._prompt(None, None, name) or "").vocabulary
       vars(self).update(vocabulary=vocabulary, _own_vocabulary=vocabulary, prompt=None)
+      vars(self).update(_default_prompt_name=name)
 
   @property
   def digest(self) -> str:

@@ -55,8 +55,8 @@ class CommandProcess:
       os.set_inheritable(descriptor, True)
     os.close(descriptor)
     self._streams = sys.stdout, sys.stderr
-    self._printed = sys.stdout = _Printed(sys.stdout)
-    sys.stderr = _Messages(sys.stderr)
+    self._printed = sys.stdout = _Printed(sys.stdout, 1)
+    sys.stderr = _Messages(sys.stderr, 2)
     self._handlers = interrupts.replace(self._stop, *_ENDS)
     return self
 
@@ -96,8 +96,9 @@ class CommandProcess:
 class _Printed:
   """Standard output with escapes for characters that control a terminal or cannot be encoded."""
 
-  def __init__(self, stream: Any):
-    self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is closed
+  def __init__(self, stream: Any, number: int):
+    # Printing to a closed stream fails, as it does in other programs.
+    self._stream = stream or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     self._failed: OSError | None = None
 
   def __getattr__(self, name: str) -> Any:

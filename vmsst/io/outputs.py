@@ -1,11 +1,10 @@
 """Checks paths before work starts: outputs can be written and destroy no input."""
 
-import contextlib
 import glob
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from vmsst import errors
 from vmsst.io import atomic_files, storage, work_folders
@@ -60,30 +59,6 @@ def check(
     for name in files:
       if os.path.isdir(path := os.path.join(folder, name)):
         raise errors.InputError(f"{path} is a folder, not a file; delete it")
-
-
-@contextlib.contextmanager
-def no_empty_folders(path: str) -> Iterator[None]:
-  """Removes the empty folders that failed work leaves at, above and below its output `path`."""
-  if _elsewhere(path):
-    yield
-    return
-  output = pathlib.Path(os.path.abspath(path))
-
-  def folders() -> list[str]:
-    """Returns the existing ones, each after those in it."""
-    below = [inside for inside, _, _ in os.walk(output, topdown=False)]
-    return below + [str(above) for above in output.parents if os.path.lexists(above)]
-
-  existed = set(folders())
-  try:
-    yield
-  except BaseException:
-    for folder in folders():
-      if folder not in existed:
-        with contextlib.suppress(OSError):  # not empty
-          os.rmdir(folder)
-    raise
 
 
 def _check_file(path: str, inputs: Iterable[str]) -> None:

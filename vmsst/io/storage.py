@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 else:
   Path = Any
 
+_SCHEMES = ("gs", "gcs", "s3", "s3a")
 STORES = {"gs": "gcs", "s3": "s3"}
 """The extra of vmsst that has the package of each supported scheme."""
 
@@ -86,12 +87,12 @@ def filesystem(url: str) -> Any:
   import fsspec
 
   scheme, _, inside = url.partition("://")
-  if re.match(r"(?!arn:)[^/]*[:@]", inside):
+  if scheme in _SCHEMES and re.match(r"(?!arn:)[^/@]*:[^@]*@", inside):
     raise errors.InputError(
       f"{scheme}://...: credentials cannot be part of a URL; set them as the client of the store "
       "reads them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     )
-  for name in ("gs", "gcs", "s3", "s3a"):  # epath makes file systems of its own
+  for name in _SCHEMES:  # epath makes file systems of its own
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
   logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
   try:

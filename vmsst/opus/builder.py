@@ -152,8 +152,8 @@ def _check(folder: storage.Path, recipe: recipes.Recipe, root: str, evaluation: 
   content = base.digest({name: checksums.of_file(folder / name) for name in shards})
   if metadata.get("content") != content:
     raise errors.InputError(
-      f"{folder} is damaged: its shards have changed since they were written; remove this dataset "
-      "to build it again"
+      f"{folder} is damaged, or an older version built it: its shards are not the ones that it "
+      "describes; remove this dataset to build it again"
     )
   changed = []
   if storage.exists(root):

@@ -467,7 +467,7 @@ class Trainer:
     _check_divisor("embedding_slices", slices, batch_size // parts)
     rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
     last = rates[total_steps * 9 // 10 :].max()
-    if last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
+    if last < rates.max() and last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
       end = np.flatnonzero(rates > last)[-1] + 1
       raise InputError(
         f"TRAIN_STEPS is {total_steps}, but the learning rate falls to {last:.0e} at step {end}; "

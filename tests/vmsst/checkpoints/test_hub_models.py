@@ -113,7 +113,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
     [
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
-      ("some/other is of the type 'electra'", "bert, roberta", "t5, mt5"),
+      ("'model_type' in config.json is 'electra'", "bert, roberta", "t5, mt5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
     strict=True,

@@ -186,6 +186,11 @@ BROKEN = {
   "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"b.de-en.jsonl:1: 'English'.*\['de', 'fr'\]"),
   "c.de-en.jsonl": (b'{"de": "x", "en": null}\n', r"c.de-en.jsonl:1: 'English'"),
   "label.de-en.jsonl": (b'{"de": "x", "en": "y", "label": 0}\n', "jsonl:1: .*'label': '0'.*remove"),
+  "grade.de-en.jsonl": (b'{"de": "x", "en": "y", "score": ".2"}\n', "jsonl:1: .*'score': '.2'"),
+  "outer.de-en.jsonl": (
+    b'{"translation": {"de": "x", "en": "y"}, "label": 0}\n',
+    "jsonl:1: .*'label': '0'",
+  ),
   "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
   "e.de-en.jsonl": (b'{"de": "\\ud800", "en": "y"}\n', r"e.de-en.jsonl:1: .*surrogate"),
   "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),

@@ -148,8 +148,8 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
     (tmp_path / "README.md" / "README.md", "README.md is a file, .* give a folder"),
     ("", "path of the encoder is empty"),
     ("a\0b", "no folder"),
-    (tmp_path / "modules.json", "modules.json has no 'model_type' in config.json"),
-    (tmp_path / "config.json", "config.json has no 'model_type' in config.json"),
+    (tmp_path / "modules.json", "modules.json: 'model_type' in config.json is None"),
+    (tmp_path / "config.json", "config.json: 'model_type' in config.json is None"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
     ("floppy://a/run", "floppy"),
   ):

@@ -126,6 +126,10 @@ import vmsst
 for folder in sys.argv[1:]:
   vmsst.load(folder).encode(["eins"])
   assert state() == before, folder
+from vmsst.io import global_state
+with global_state.restored():  # as a later load, while another thread draws a number
+  random.random()
+assert random.getstate() != before[0]
 logging.basicConfig()
 assert len(logging.root.handlers) == 1
 """
@@ -206,6 +210,7 @@ CODE = "import pathlib; pathlib.Path('ran').touch()\nclass Ran:\n  pass\n"
   [
     ({"config.json": {"num_hidden_layers": 10**9}}, "'num_hidden_layers' is 1000000000"),
     ({"config.json": {"text_config": {"n_layer": 10**9}}}, "'n_layer' is 1000000000"),
+    ({"config.json": {"num_hidden_groups": 10**9}}, "'num_hidden_groups' is 1000000000"),
     ({"modules.json": released_folders.modules("code.Ran")}, "code.Ran is custom code"),
     ({"modules.json": [{"type": "sentence_transformers.models.Router", "path": ""}],
       "router_config.json": {"types": {"code": "code.Ran"}, "structure": {}, "parameters": {}}},
@@ -217,7 +222,8 @@ def test_what_is_handed_to_sentence_transformers_neither_runs_code_nor_grows(
 ):
   pytest.importorskip("sentence_transformers", reason=NEEDS)
   monkeypatch.chdir(tmp_path)
-  files = {"config.json": {"model_type": "electra"}, "code.py": CODE}
+  # Releases can have a list of training data.
+  files = {"config.json": {"model_type": "electra"}, "code.py": CODE, "data_config.json": [{}]}
   for name, content in changes.items():
     files[name] = files.get(name, {}) | content if isinstance(content, dict) else content
   folder = released_folders.write(tmp_path / "m", "bert", files)
@@ -243,8 +249,7 @@ def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path, kind):
   folder = released_folders.write(tmp_path / "m", "bert", changes)
   for load in (vmsst.load, loading.open_encoder, encoders.import_encoder):
     arguments = [str(folder)] + [tmp_path / "out"] * (load is encoders.import_encoder)
-    problem = repr(kind) if kind else "'model_type'"
-    with pytest.raises(errors.InputError, match=f"{problem}.*bert.*gemma3_text.*mt5") as caught:
+    with pytest.raises(errors.InputError, match=f"{kind!r}.*bert.*gemma3_text.*mt5") as caught:
       load(*arguments)
     assert str(folder) in str(caught.value)
 
@@ -395,7 +400,7 @@ def test_tokens_and_sizes_are_those_of_sentence_transformers(both):
 def test_settings_of_a_released_model_can_be_read_set_and_saved(tmp_path):
   changes = {
     "similarity_fn_name": "dot",
-    "prompts": {"query": "red ", "topic": "the "},
+    "prompts": {"query": "red ", "topic": "the ", "again": "the ", "none": ""},
     "default_prompt_name": "topic",
   }
   files = {"config_sentence_transformers.json": changes}
@@ -403,10 +408,17 @@ def test_settings_of_a_released_model_can_be_read_set_and_saved(tmp_path):
   assert (encoder.similarity_fn_name, encoder.default_prompt_name) == ("dot", "topic")
   text, digest = ["museum is open"], encoder.digest
   topic_ND, query_ND, plain_ND = (encoder.encode(text, prefix=x) for x in ("the ", "red ", ""))
-  for name, expected_ND in (("topic", topic_ND), ("query", query_ND), (None, plain_ND)):
+  names = {
+    "topic": topic_ND,
+    "again": topic_ND,
+    "query": query_ND,
+    "none": plain_ND,
+    None: plain_ND,
+  }
+  for name, expected_ND in names.items():
     encoder.default_prompt_name = name
     assert encoder.default_prompt_name == name
-    assert (encoder.digest == digest) == (name == "topic")
+    assert (encoder.digest == digest) == (name in ("topic", "again"))
     np.testing.assert_array_equal(encoder.encode(text), expected_ND)
     np.testing.assert_array_equal(encoder.encode_query(text), query_ND)
   encoder.default_prompt_name, encoder.max_seq_length = "query", 3

@@ -102,6 +102,8 @@ shared_options.write_lines(iter(['x'] * 9))
 
 _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"
 
+_CLOSED = "it: error: [Errno 9] Bad file descriptor: 'standard output'\n"
+
 
 @pytest.mark.parametrize(
   ("streams", "body", "status", "output", "message"),
@@ -111,13 +113,13 @@ _FULL = "it: error: [Errno 28] No space left on device: 'standard output'\n"
     ("2>/dev/full", _WRITES_FILE, 0, "done\n", ""),
     ("2>&-", "print('x')\nraise OSError('no')", 1, "x\n", ""),
     ("2>/dev/full", "raise OSError('no')", 1, "", ""),
-    (">&-", "print('x')", 0, "", ""),
+    (">&-", "print('x')", 1, "", _CLOSED),
     (">&-", "raise OSError('no')", 1, "", "it: error: no\n"),
     (">/dev/full", "print('x')", 1, "", _FULL),
     (">/dev/full", "print('x' * 99999)", 1, "", _FULL),
     (">/dev/full", _HELP, 1, "", _FULL),
     (">/dev/full", _LINES, 1, "", _FULL),
-    (">&-", _LINES, 0, "", ""),
+    (">&-", _LINES, 1, "", _CLOSED),
     ("", _HELP, 0, "usage", ""),
     ("<&-", "print('x')", 0, "x\n", ""),
     ("| head -1", "for _ in range(99999): print('x')", 1, "x\n", ""),

@@ -219,22 +219,6 @@ def test_folders_are_checked_for_permission_and_for_what_is_in_the_way(working, 
       outputs.check([], folder=folder)
 
 
-def test_failed_work_leaves_no_empty_folders(working):
-  (working / "old" / "empty").mkdir(parents=True)
-  for output in ("new/deep/file", "old/more/file", "old"):
-    with pytest.raises(KeyboardInterrupt), outputs.no_empty_folders(output):  # noqa: PT012
-      (working / output / "inner").mkdir(parents=True)
-      raise KeyboardInterrupt
-    assert not (working / "new").exists()
-    assert [path.name for path in (working / "old").rglob("*")] == ["empty"]
-  with pytest.raises(OSError, match="disk"), outputs.no_empty_folders("new/deep"):  # noqa: PT012
-    for name in ("state", "empty"):
-      (working / "new" / "deep" / name).mkdir(parents=True)
-    (working / "new" / "deep" / "state" / "file").write_text("resumable")
-    raise OSError("disk")
-  assert sorted(path.name for path in (working / "new").rglob("*")) == ["deep", "file", "state"]
-
-
 def test_only_regular_files_are_replaced(working):
   def write(path):
     atomic_files.write_text(path, "one\ntwo\n")

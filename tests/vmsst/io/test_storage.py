@@ -145,6 +145,15 @@ def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
       assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
 
 
+def test_only_credentials_in_a_url_are_refused():
+  with pytest.raises(errors.InputError, match=r"s3://\.\.\.: credentials cannot be part of a URL"):
+    storage.filesystem("s3://KEY:se/cret@bucket/x")
+  for url in ("abfs://container@account.net/x", "floppy://name:8020/x"):
+    with pytest.raises(errors.InputError) as caught:
+      storage.filesystem(url)
+    assert "credentials" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
   "use",
   [

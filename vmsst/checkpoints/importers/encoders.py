@@ -97,7 +97,7 @@ def convert(
     record = hugging_face.read_object(config_file)
     hugging_face.check_choice(config_file, record, *_KINDS)
     has_modules = (local / sentence_transformers_files.MODULES_FILE).is_file()
-    is_gated = str(record.get("feed_forward_proj")).startswith("gated")
+    is_gated = record.get("feed_forward_proj") == "gated-gelu"
     if record["model_type"] in mt5.TYPES and is_gated and not has_modules:
       _check_no_prefix(local, prefix)
       return _t5(local, vocabulary, whole)

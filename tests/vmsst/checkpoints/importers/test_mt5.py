@@ -156,7 +156,7 @@ def test_a_wrong_tensor_is_named(tmp_path, change, message):
   ("change", "message"),
   [
     ({"model_type": "umt5"}, "'model_type' is 'umt5'"),
-    ({"feed_forward_proj": "gated-relu"}, "'feed_forward_proj' is 'gated-relu'"),
+    ({"feed_forward_proj": "gated-relu", "relative_attention_max_distance": 128}, "'gated-relu'"),
     ({"layer_norm_epsilon": 1e-5}, "'layer_norm_epsilon'"),
     ({"num_layers": 0}, "'num_layers' is 0"),
     ({"num_layers": True}, "'num_layers' is True"),
