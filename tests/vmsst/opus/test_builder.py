@@ -165,7 +165,7 @@ def test_a_damaged_dataset_is_refused(tree):
   ):
     for path, content in zip((train, validation), damaged, strict=True):
       path.write_bytes(content)
-    with pytest.raises(errors.InputError, match=r"mine/1.0.0 is damaged: .*; remove this dataset"):
+    with pytest.raises(errors.InputError, match=r"mine/1.0.0 is damaged, .*; remove this dataset"):
       _build(tree)
   train.unlink()
   with pytest.raises(errors.InputError, match=r"mine/1.0.0 is damaged"):
