@@ -154,7 +154,7 @@ def check(command, text, source, target, event, expected):
     path.write_bytes(path.read_bytes().replace(*_CHANGES[event]))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
-    states = places(output, [end for end in command.resumes if end])  # It may remove them.
+    states = places(output, [WORK, *filter(None, command.resumes)])  # It may remove them.
     before = {name: x for name, x in snapshot().items() if not is_below(name, states)}
     code, message = call(command, output)
     check_end(command, code, message, before, output)
