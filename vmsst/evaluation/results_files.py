@@ -130,7 +130,7 @@ class Folder:
           f"{os.fspath(folder)} has other results: {differences}; give another folder, or delete it"
         )
       content = record.pop(_CONTENT, None)  # Earlier versions did not store it.
-      if content not in (None, base.digest(path.name, record)):
+      if content not in (None, base.digest(path.name, {**record, "seconds": None})):
         raise errors.InputError(f"{path}: it has changed since it was written: {_DELETE_IT}")
       self.stored[path.name.removesuffix(".json")] = record
     if storage.exists(self._results) and not self.stored:
@@ -139,7 +139,8 @@ class Folder:
   def save(self, name: str, record: Mapping[str, Any]) -> None:
     """Writes the results of a benchmark."""
     path = self._folder / f"{name}.json"
-    content = base.digest(path.name, record)
+    # Without its times: the same results have the same digest.
+    content = base.digest(path.name, {**record, "seconds": None})
     atomic_files.write_json(path, {_SETTINGS: self._settings, _CONTENT: content, **record})
 
   def write_results(self, results: Mapping[str, Any]) -> None:
