@@ -172,6 +172,7 @@ def soft_runs(start):
         "LEARNING_RATE = 0.01",
         "EPOCHS = 3",
         "train.infer_eval_dataset_cfg = None",
+        "KEEP_CHECKPOINTS = None",
       ],
       "soft/hard.gin": ["LEARNING_RATE = 0.0", "PATIENCE = 2"],
     },
