@@ -13,7 +13,8 @@ import tiny_encoders
 from entry_points import COMMANDS
 
 _RANDOM = "/checkpoint_0/"  # their files have random names
-_SECONDS = re.compile(rb'"(embedding|scoring)": [0-9.e-]+')
+# Times, and digests of results, which name their folders.
+_CHANGING = re.compile(rb'"(embedding|scoring)": [0-9.e-]+|"content": "\w+"')
 
 
 def check(whole, killed):
@@ -22,7 +23,7 @@ def check(whole, killed):
   def files(folder):
     own = str(folder).encode()
     found = {
-      path: _SECONDS.sub(b"", x.replace(own, b""))
+      path: _CHANGING.sub(b"", x.replace(own, b""))
       for path, x in killed_commands.contents(folder).items()
       if _RANDOM not in path
     }
