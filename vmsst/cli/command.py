@@ -30,8 +30,8 @@ class Argument:
   Attributes:
     metavar: What stands for the value in `--help`.
     parse: Returns the value of a text; raises ValueError or ArgumentTypeError.
-    role: Whether the value is a path to read (a text and a folder must exist), or the
-      file or folder to write.
+    role: None, unless the value is a path: "file" or "folder" to write; to read, "text" (a text
+      file) or "data" (a folder), which must exist, or "input", which the command itself checks.
     help: The description where a docstring has none.
   """
 

@@ -52,7 +52,7 @@ class Row(NamedTuple):
     texts: Source and target, followed by the hard negatives that were asked for.
     further: Number of further columns, or of further texts of a record.
     grade: Score or label of the pair: the column before or after the texts, or a number of the
-      record; None if there is none.
+      record; None for pairs without one.
   """
 
   number: int

@@ -43,7 +43,7 @@ def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: An
   return encoder
 
 
-@global_state.restored()
+@global_state.preserve()
 def load(
   path: str | os.PathLike[str],
   *,
@@ -102,7 +102,7 @@ def load(
   return encoder
 
 
-@global_state.restored()
+@global_state.preserve()
 def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 
@@ -188,7 +188,7 @@ def open_encoder(
   sentence_transformers_files.check_layers(folder)
   try:
     theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
-  except Exception as error:  # of torch and other packages
+  except Exception as error:  # torch and other packages raise it
     # The message may advise to trust code in the folder.
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "

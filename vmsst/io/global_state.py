@@ -10,7 +10,7 @@ import numpy as np
 
 
 @contextlib.contextmanager
-def restored() -> Iterator[None]:
+def preserve() -> Iterator[None]:
   """Restores the global random states, if modules are imported, and the root logger's handlers.
 
   Imports change them: JAX draws from NumPy's generator, and rich (for Flax) from Python's. absl,

@@ -36,7 +36,7 @@ def restore(handlers: dict[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserve_handlers() -> Iterator[None]:
   """Restores the handlers of Ctrl-C and SIGTERM that a library inside replaces, also in C."""
   handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
   try:

@@ -281,7 +281,7 @@ def size(path: str | os.PathLike[str]) -> int:
 def version(path: str | os.PathLike[str]) -> object:
   """Returns a value that shows whether a file has been written to while this process ran.
 
-  Of a local file, it is the size and the times of the last changes of content and of attributes.
+  For a local file, it is the size and the times of the last changes of content and of attributes.
   `rsync -t` and `cp -p` can set the first time only.
   """
   if is_url(path):

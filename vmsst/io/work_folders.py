@@ -165,7 +165,7 @@ def upload(folder: pathlib.Path, url: str) -> None:
   names = [path.as_posix() for path in inside]
   target = storage.path(url)
   check_new(target)
-  _remove_upload(target)  # of a process that was killed
+  _remove_upload(target)  # left by a process that was killed
   try:
     storage.write(f"{url}/{_UPLOAD}", json.dumps(names).encode())
     for name in names:

@@ -142,8 +142,9 @@ def check_texts(source: str, target: str, gold: str | None = None) -> None:
   lines_of_sides = ([], []) if gold is None else _read_gold(gold)
   for path, lines in zip((source, target), lines_of_sides, strict=True):
     texts = text_fields.read_texts(path, text_fields.default_field(path))
-    visible = bytearray(not text_fields.is_blank(text) for text in texts)
-    _check_lines(path, visible, lines, gold)
+    visible = (not text_fields.is_blank(text) for text in texts)
+    # Without known translations, no line after the first sentence is read.
+    _check_lines(path, bytearray(visible) if lines else [any(visible)], lines, gold)
 
 
 def _check_lines(

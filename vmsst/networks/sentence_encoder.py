@@ -273,6 +273,6 @@ def pool(
   if pooling == "weightedmean":
     hidden_BTD = hidden_BTD * (jnp.arange(hidden_BTD.shape[1])[:, None] + 1.0)
   mean_BD = masked_mean(hidden_BTD, mask_BT)
-  # Of the sum of n vectors, by their mean; positions add up to n (n + 1) / 2.
+  # Factors that turn the mean of n vectors into their sum over sqrt(n), or over 1 + ... + n.
   factor_B = {"mean_sqrt_len_tokens": jnp.sqrt(count_B), "weightedmean": 2 / (count_B + 1)}
   return mean_BD * factor_B[pooling][:, None] if pooling in factor_B else mean_BD

@@ -102,6 +102,7 @@ class Clean(base.Unit):
           continue
         counts[KEPT] += 1
         writer.add(key, source.encode(), target.encode())
+    # A copy hashes the files again; the release itself remembers their digest.
     if dataclasses.replace(self.release).identity != self.release.identity:
       raise errors.InputError("it has changed while it was read")
     return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}

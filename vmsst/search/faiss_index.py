@@ -309,7 +309,7 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       codes.cp.min_points_per_centroid = 1
       codes.this.disown()  # FAISS keeps the address.
       transform.pq = codes
-  if ivf is not None:  # FAISS prints a warning if there are few vectors, for each part of them.
+  if ivf is not None:  # FAISS warns about few vectors, once for each part of them.
     ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
     ivf.do_polysemous_training = False  # Orders codes for a kind of search that is not used.

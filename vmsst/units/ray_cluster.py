@@ -86,7 +86,8 @@ def _connected(address: str | None) -> Any:
       host, _, port = (address or "").rpartition("://")[2].rpartition(":")
       if host and port.isdecimal():
         _check_answer(host.strip("[]"), int(port))
-      with interrupts.kept(), warnings.catch_warnings(action="ignore"):  # of forks with threads
+      # Ray warns of forks with threads.
+      with interrupts.preserve_handlers(), warnings.catch_warnings(action="ignore"):
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit as end:
       if end.code == signal.SIGTERM:  # by Ray's handler, which is replaced again

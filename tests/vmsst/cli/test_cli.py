@@ -550,7 +550,7 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
     if arguments[0] == "mine":  # The last digit of a score depends on the order of the lines.
       scores, others = (_scores(content) for content in (found.read_bytes(), expected))
       assert scores == pytest.approx(others, abs=2e-6), replaced
-    elif arguments[1] == "x.txt" and arguments[0] == "search":  # of all old or all new queries
+    elif arguments[1] == "x.txt" and arguments[0] == "search":  # queries are all old or all new
       results, others = (content.splitlines() for content in (found.read_bytes(), expected))
       assert results in (others, others[::-1]), replaced
     else:

@@ -127,7 +127,7 @@ for folder in sys.argv[1:]:
   vmsst.load(folder).encode(["eins"])
   assert state() == before, folder
 from vmsst.io import global_state
-with global_state.restored():  # as a later load, while another thread draws a number
+with global_state.preserve():  # as a later load, while another thread draws a number
   random.random()
 assert random.getstate() != before[0]
 logging.basicConfig()

@@ -306,7 +306,7 @@ def test_dropout_is_where_bert_has_it(norm_place):
     )  # fmt: skip
     np.testing.assert_allclose(found_BTD[row], expected_TD, atol=1e-3)
     assert next(remaining, None) is None
-  for factor in factors:  # of every value alone
+  for factor in factors:  # each value alone
     assert set(np.unique(factor)) == {0, 2}
     assert not np.array_equal(factor, np.broadcast_to(factor[..., :1, :], factor.shape))
 

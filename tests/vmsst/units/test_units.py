@@ -327,7 +327,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(tmp_path, monkeypatch, addre
     run(monkeypatch, ray, toy_units.squares(tmp_path, 1), address=address)
 
 
-SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\4\0\0\1\0"  # of HTTP/2
+SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\4\0\0\1\0"  # a frame in HTTP/2
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Architecture:
   Attributes:
     name: Its class.
     table: Rules of its weights.
-    ungated: Rules of models without a gate in the feed-forward layer, if there are both kinds.
+    ungated: Rules of models without a gate in the feed-forward layer, if both kinds exist.
     options: Returns the attributes of a TransformerConfig that are in a `config.json`.
     describe: Returns the content of a `config.json` for a TransformerConfig.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.

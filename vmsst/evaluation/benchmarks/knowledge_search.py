@@ -206,7 +206,7 @@ def sample(
     queries: The text and the right answers of each query; texts in the language of the knowledge
       base.
     paths: Files of the knowledge base; see `parse`.
-    size: Questions in the random sample; it has all of them if there are fewer.
+    size: Questions in the random sample; all of them if the corpus has fewer.
 
   Raises:
     InputError: a file is broken.
