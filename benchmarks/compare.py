@@ -42,7 +42,8 @@ from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabularies, vocabulary_training
 from vmsst.evaluation import results_files, suite
-from vmsst.io import atomic_files, checksums
+from vmsst.io import checksums
+from vmsst.jobs import atomic_files
 
 
 @dataclasses.dataclass(frozen=True)

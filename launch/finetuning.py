@@ -11,22 +11,15 @@ from typing import Any, Literal, cast
 
 from absl import logging
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face, t5x
 from vmsst.data import derived_files, formats, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
-from vmsst.io import (
-  atomic_files,
-  checksums,
-  input_files,
-  storage,
-  stored_settings,
-  work_folders,
-)
+from vmsst.io import checksums, input_files, stored_settings
+from vmsst.jobs import atomic_files, base, work_folders
 from vmsst.launch import main
-from vmsst.units import base
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
 File = str | os.PathLike[str]

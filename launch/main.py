@@ -3,9 +3,9 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst.io import interrupts
+from vmsst.jobs import signals
 
-with interrupts.default_interrupt():
+with signals.default_interrupt():
   import argparse
   import contextlib
   import gc
@@ -19,7 +19,7 @@ with interrupts.default_interrupt():
 
   from vmsst.arrays import compilation_cache
   from vmsst.errors import InputError, requires
-  from vmsst.io import commands, watchdog
+  from vmsst.io import watchdog
   from vmsst.paths import gin_dir
   from vmsst.train import distributed, quiet
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with commands.CommandProcess("t5x", owns_process=owns_process) as process:
+  with command_process.CommandProcess("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     options = _parser().parse_args(_rewrite_gin_arguments(arguments))
     compilation_cache.enable()

@@ -11,11 +11,10 @@ import functools
 import os
 from collections.abc import Sequence
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import encoder_json
 from vmsst.data import features, readers, seqio_tasks, tables, teacher_vectors, vocabularies
-from vmsst.io import storage
 from vmsst.languages import Language
 
 

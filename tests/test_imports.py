@@ -19,8 +19,9 @@ import vmsst.tasks
 # The layers of docs/architecture.md, lowest first: a package imports only itself and lower layers.
 LAYERS = [
   {"vmsst.errors", "vmsst.paths", "vmsst.arrays"},
-  {"vmsst.languages", "vmsst.io", "vmsst.losses"},
-  {"vmsst.units", "vmsst.data", "vmsst.downloads", "vmsst.networks"},
+  {"vmsst.storage"},
+  {"vmsst.languages", "vmsst.io", "vmsst.jobs", "vmsst.losses"},
+  {"vmsst.data", "vmsst.downloads", "vmsst.networks"},
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
   {"vmsst.mining", "vmsst.evaluation", "vmsst.launch", "vmsst.plots"},

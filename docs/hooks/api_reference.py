@@ -30,7 +30,7 @@ PACKAGES = {
   "vmsst.train": "Training",
   "vmsst.launch": "The t5x command",
   "vmsst.io": "Files and processes",
-  "vmsst.units": "Units of work",
+  "vmsst.jobs": "Jobs",
   "vmsst.cli": "The vmsst command",
 }
 """Titles of the navigation groups, in order. A module belongs to its longest matching prefix."""

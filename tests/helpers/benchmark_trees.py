@@ -5,9 +5,10 @@ import json
 
 import line_files
 
+from vmsst import storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism
-from vmsst.io import atomic_files, storage
+from vmsst.jobs import atomic_files
 
 _REVIEW = "<item><rating>{}</rating><summary>{}</summary><text>{}</text></item>"
 

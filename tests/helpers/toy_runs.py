@@ -25,8 +25,9 @@ import seqio
 import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
+from vmsst import storage
 from vmsst.data import datasets
-from vmsst.io import checksums, storage
+from vmsst.io import checksums
 from vmsst.train import adafactor, checkpoints, data, partitioning, train, trainer, utils
 from vmsst.train import eval as eval_lib
 

@@ -19,8 +19,7 @@ import numpy as np
 import opus_tree
 
 from vmsst import errors
-from vmsst.io import atomic_files
-from vmsst.units import base, engines
+from vmsst.jobs import atomic_files, base, engines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from entry_points import COMMANDS, WORK
 from vmsst import cli
 from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import loading
-from vmsst.io import work_folders
+from vmsst.jobs import work_folders
 
 
 def _changed(change):

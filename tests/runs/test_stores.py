@@ -24,8 +24,8 @@ import servers
 import tiny_encoders
 import toy_runs
 
+from vmsst import storage
 from vmsst.errors import InputError
-from vmsst.io import storage
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.train import model_dir
@@ -203,11 +203,11 @@ import orbax.checkpoint
 import vmsst.encoder.encoder, vmsst.encoder.loading, vmsst.encoder.translation
 import vmsst.search.device_search, vmsst.encoder.file_embedding
 from vmsst import cli
-from vmsst.io import storage
+from vmsst import storage
 import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
 from vmsst.mining import pair_scoring
 from vmsst.search import sharded_search
-from vmsst.units import engines
+from vmsst.jobs import engines
 from vmsst.search import index_folder
 pair_scoring._WINDOW = 16
 index_folder._SHARD_ROWS = 30

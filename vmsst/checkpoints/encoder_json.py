@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import hugging_face
 from vmsst.data import hugging_face_vocabulary, vocabularies
-from vmsst.io import atomic_files, checksums, input_files, storage
+from vmsst.io import checksums, input_files
+from vmsst.jobs import atomic_files
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 

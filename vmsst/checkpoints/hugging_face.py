@@ -5,9 +5,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import tensors
-from vmsst.io import input_files, storage
+from vmsst.io import input_files
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"

@@ -35,7 +35,7 @@ from etils import epath
 from flax import linen as nn
 from flax import traverse_util
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import (
   encoder_json,
   hub_models,
@@ -47,7 +47,7 @@ from vmsst.checkpoints import (
 )
 from vmsst.checkpoints.importers import encoders, mt5, weight_tables
 from vmsst.data.hugging_face_vocabulary import TOKENIZER_FILE
-from vmsst.io import checksums, storage
+from vmsst.io import checksums
 
 _EXPORT = {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
 _ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, TOKENIZER_FILE}

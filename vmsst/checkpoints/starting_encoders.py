@@ -17,10 +17,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, saved_encoders
 from vmsst.data import vocabularies
-from vmsst.io import storage
 from vmsst.networks import sentence_encoder
 
 

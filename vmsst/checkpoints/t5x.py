@@ -21,9 +21,9 @@ from etils import epath
 from flax import traverse_util
 from orbax.checkpoint._src.path import atomicity
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import tensors
-from vmsst.io import checksums, input_files, storage
+from vmsst.io import checksums, input_files
 
 PARAMETERS = "target"
 COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE

@@ -4,9 +4,9 @@
 instant.
 """
 
-from vmsst.io import interrupts
+from vmsst.jobs import signals
 
-with interrupts.default_interrupt():
+with signals.default_interrupt():
   import argparse
   import logging
   from collections.abc import Sequence
@@ -15,7 +15,8 @@ with interrupts.default_interrupt():
   from vmsst.arrays import compilation_cache
   from vmsst.cli import data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
-  from vmsst.io import commands, watchdog
+  from vmsst.io import watchdog
+  from vmsst.jobs import command_process
 
 
 def gin_dir() -> None:
@@ -68,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
-  with commands.CommandProcess("vmsst", owns_process=argv is None) as process:
+  with command_process.CommandProcess("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"

@@ -19,8 +19,9 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, cast
 
-from vmsst import errors
-from vmsst.io import outputs, storage, text_files, work_folders
+from vmsst import errors, storage
+from vmsst.io import text_files
+from vmsst.jobs import outputs, work_folders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from typing import Annotated, Any, Literal
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -16,7 +16,6 @@ from vmsst.cli.command import (
   Positive,
 )
 from vmsst.cli.shared_options import Workers
-from vmsst.io import storage
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""

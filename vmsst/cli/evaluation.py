@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Literal
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -15,7 +15,6 @@ from vmsst.cli.command import (
   Positive,
 )
 from vmsst.cli.shared_options import Backend, GpuWorkers
-from vmsst.io import storage
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""

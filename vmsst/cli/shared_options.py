@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.cli.command import Argument, Positive
-from vmsst.io import atomic_files, outputs, storage, text_files
+from vmsst.io import text_files
+from vmsst.jobs import atomic_files, outputs
 
 if TYPE_CHECKING:
-  from vmsst.units.engines import Engine
+  from vmsst.jobs.engines import Engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Workers:
     Raises:
       InputError: an option does not apply to the engine.
     """
-    from vmsst.units import engines, ray_cluster
+    from vmsst.jobs import engines, ray_cluster
 
     name = self.engine or ("ray" if self.ray_address else "local")
     if name == "local" and self.ray_address:

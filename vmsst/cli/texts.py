@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -24,7 +24,8 @@ from vmsst.cli.shared_options import (
   read_lines,
   write_lines,
 )
-from vmsst.io import atomic_files, outputs, storage, text_fields
+from vmsst.io import text_fields
+from vmsst.jobs import atomic_files, outputs
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vmsst import errors
-from vmsst.io import input_files, storage
+from vmsst import errors, storage
+from vmsst.io import input_files
 
 FEATURES = ("corpus", "source", "source_language", "target", "target_language")
 """Names of the texts of an example."""

@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import atomic_files, checksums, storage, stored_settings
+from vmsst.io import checksums, stored_settings
+from vmsst.jobs import atomic_files
 
 DESCRIPTION = "description.json"
 Counts = Mapping[str, int]

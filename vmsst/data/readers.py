@@ -22,10 +22,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import input_files, storage
+from vmsst.io import input_files
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}

@@ -19,7 +19,7 @@ from absl import logging
 from vmsst import errors
 from vmsst.data import dataset_shards, readers, teacher_vectors
 from vmsst.data.readers import BitextFile
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files
 from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import derived_files
 from vmsst.data.readers import BitextFile
-from vmsst.io import npy_files, storage
+from vmsst.io import npy_files
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:

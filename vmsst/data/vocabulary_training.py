@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from vmsst import arrays, errors
 from vmsst import languages as languages_lib
 from vmsst.data import vocabularies, word_splitting
-from vmsst.io import atomic_files, text_fields, text_files
+from vmsst.io import text_fields, text_files
+from vmsst.jobs import atomic_files
 from vmsst.languages import Language
 
 MODEL_TYPES = ("unigram", "bpe")

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.downloads import fetch, tables
-from vmsst.io import archives, atomic_files, checksums, input_files, storage, work_folders
+from vmsst.io import archives, checksums, input_files
+from vmsst.jobs import atomic_files, work_folders
 
 ALL = "all"
 

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 import vmsst
 from vmsst import errors
-from vmsst.io import atomic_files, input_files, progress_bar
+from vmsst.io import input_files, progress_bar
+from vmsst.jobs import atomic_files
 
 _T = TypeVar("_T")
 _CHUNK_BYTES = 1 << 18

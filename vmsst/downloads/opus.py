@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.io import input_files, storage, work_folders
+from vmsst.io import input_files
+from vmsst.jobs import work_folders
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from vmsst import errors
-from vmsst.io import atomic_files, input_files
+from vmsst.io import input_files
+from vmsst.jobs import atomic_files
 
 PART = "@part"
 """Stands for a column that contains the name of a row's part."""

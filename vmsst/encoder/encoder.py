@@ -19,13 +19,14 @@ import tokenizers
 from flax import traverse_util
 from scipy.spatial import distance
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, saved_encoders
 from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
 from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
-from vmsst.io import outputs, progress_bar, storage
+from vmsst.io import progress_bar
+from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import batching
-from vmsst.io import atomic_files, input_files, npy_files, progress_bar
-from vmsst.units import base, engines
+from vmsst.io import input_files, npy_files, progress_bar
+from vmsst.jobs import atomic_files, base, engines
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import derived_files, readers, teacher_vectors
 from vmsst.data.readers import BitextFile
 from vmsst.encoder import batching, encoding
-from vmsst.io import line_spans, npy_files, storage, text_fields, work_folders
+from vmsst.io import line_spans, npy_files, text_fields
+from vmsst.jobs import base, engines, work_folders
 from vmsst.search import embedded_text, vector_store
-from vmsst.units import base, engines
 
 # Lines of a shard. An interruption costs at most the shards in work, which are in memory.
 _SHARD_LINES = 1 << 14

@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, hub_models, saved_encoders, sentence_transformers_files
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
-from vmsst.io import checksums, global_state, storage
+from vmsst.io import checksums, global_state
 
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"

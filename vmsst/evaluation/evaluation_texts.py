@@ -4,10 +4,9 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import questions
-from vmsst.io import storage
 
 
 def iter_texts(

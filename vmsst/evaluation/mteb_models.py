@@ -9,7 +9,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import encoding
-from vmsst.units import base
+from vmsst.jobs import base
 
 _ORGANIZATION = "vmsst"
 """First part of the names of models, as that of owners on the Hugging Face Hub."""

@@ -11,16 +11,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vmsst import errors
-from vmsst.io import (
-  atomic_files,
-  checksums,
-  input_files,
-  outputs,
-  storage,
-  stored_settings,
-)
-from vmsst.units import base
+from vmsst import errors, storage
+from vmsst.io import checksums, input_files, stored_settings
+from vmsst.jobs import atomic_files, base, outputs
 
 _DELETE_IT = "delete it to evaluate again"
 _SETTINGS, _CONTENT = "settings", "content"

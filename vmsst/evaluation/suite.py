@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import results_files
-from vmsst.io import storage, work_folders
+from vmsst.jobs import engines, work_folders
 from vmsst.search import exact_search
-from vmsst.units import engines
 
 Numbers = dict[str, float]
 RESULTS_FILE = "results.json"

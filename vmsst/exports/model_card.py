@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Iterable
 
-from vmsst import languages
+from vmsst import languages, storage
 from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints.exporters.sentence_transformers_folder import Exported
 from vmsst.evaluation import report
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 
 FILE = "README.md"
 _TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst"]

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 import tokenizers
 
-from vmsst import arrays, errors
+from vmsst import arrays, errors, storage
 from vmsst.checkpoints import layer_stacks, saved_encoders, transformers_weights
 from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
 from vmsst.checkpoints.importers import weight_tables
 from vmsst.data import hugging_face_vocabulary
 from vmsst.encoder import onnx_encoder
-from vmsst.io import outputs, storage, work_folders
+from vmsst.jobs import outputs, work_folders
 
 _OPENVINO = (
   "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"

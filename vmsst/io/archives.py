@@ -21,8 +21,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from vmsst import errors
-from vmsst.io import input_files, storage, text_files
+from vmsst import errors, storage
+from vmsst.io import input_files, text_files
 
 LINE_BYTES = 1 << 20
 """`lines` yields a `BadLine` for each longer line."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from vmsst import errors
-from vmsst.io import input_files, storage
+from vmsst import errors, storage
+from vmsst.io import input_files
 
 NAME = "SHA256SUMS"
 

@@ -8,8 +8,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from vmsst import errors
-from vmsst.io import storage
+from vmsst import errors, storage
 
 # How JSON spells one half of a surrogate pair.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

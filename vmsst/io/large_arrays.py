@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files
 
 _IN_MEMORY = 1 << 20  # Bytes of the largest array that is in memory.
 _WRITTEN = bytes(1 << 20)

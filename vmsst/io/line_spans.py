@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import IO, Any
 
-from vmsst import errors
-from vmsst.io import atomic_files, input_files, storage, text_files
+from vmsst import errors, storage
+from vmsst.io import input_files, text_files
+from vmsst.jobs import atomic_files
 
 _COPY = "lines-{}.txt"
 

@@ -13,8 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import atomic_files, checksums, input_files, storage
+from vmsst import errors, storage
+from vmsst.io import checksums, input_files
+from vmsst.jobs import atomic_files
 
 _AGAIN = "delete the folder and embed again"
 

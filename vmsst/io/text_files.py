@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
-from vmsst import errors
-from vmsst.io import atomic_files, input_files, storage
+from vmsst import errors, storage
+from vmsst.io import input_files
+from vmsst.jobs import atomic_files
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""

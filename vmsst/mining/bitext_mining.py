@@ -7,17 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import (
-  atomic_files,
-  large_arrays,
-  stored_settings,
-  text_fields,
-  text_files,
-  work_folders,
-)
+from vmsst.io import large_arrays, stored_settings, text_fields, text_files
+from vmsst.jobs import atomic_files, engines, work_folders
 from vmsst.search import exact_search, faiss_index, margins, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
-from vmsst.units import engines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,18 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import batching, encoding, translation
-from vmsst.io import (
-  atomic_files,
-  input_files,
-  progress_bar,
-  storage,
-  text_fields,
-  work_folders,
-)
+from vmsst.io import input_files, progress_bar, text_fields
+from vmsst.jobs import atomic_files, base, work_folders
 from vmsst.search import embedded_text, exact_search
-from vmsst.units import base
 
 # Pairs in memory at once; an interruption costs at most these.
 _WINDOW = 1 << 13

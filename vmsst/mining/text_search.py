@@ -13,10 +13,10 @@ import numpy as np
 from vmsst import errors
 from vmsst.data import input_texts
 from vmsst.encoder import encoding, file_embedding
-from vmsst.io import atomic_files, stored_settings, work_folders
+from vmsst.io import stored_settings
+from vmsst.jobs import atomic_files, base, engines, work_folders
 from vmsst.search import embedded_text, exact_search, faiss_index, sharded_search
 from vmsst.search.embedded_text import EmbeddedText
-from vmsst.units import base, engines
 
 # Queries that `Searcher.stream` searches together, in one pass through the vectors.
 _WINDOW = 1 << 15

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from vmsst import errors
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files
 
 MEMORY_BYTES = 32 << 20
 """Memory of the rows that a writer holds before it writes them."""

@@ -14,12 +14,12 @@ import shutil
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import naming
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import dataset_shards
-from vmsst.io import atomic_files, checksums, storage, work_folders
+from vmsst.io import checksums
+from vmsst.jobs import atomic_files, base, engines, work_folders
 from vmsst.opus import card, decontamination, pipeline, recipes
 from vmsst.opus import releases as releases_lib
-from vmsst.units import base, engines
 
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
@@ -46,7 +46,7 @@ def build(
     output: The `data_dir` of TFDS. In an object store, the dataset is uploaded when it is complete.
     work: Folder on disk for intermediate files, which are kept for other recipes; required if
       `output` is not on disk. None: a folder next to the dataset, which is removed at the end.
-    engine: Where to do the work; see `vmsst.units`. None: one process per core.
+    engine: Where to do the work; see `vmsst.jobs`. None: one process per core.
 
   Folders may be in object stores.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from vmsst import storage
 from vmsst.data import formats
-from vmsst.io import storage
 from vmsst.opus import pipeline, stages
 
 

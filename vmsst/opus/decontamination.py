@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import atomic_files, npy_files
+from vmsst.io import npy_files
+from vmsst.jobs import atomic_files
 from vmsst.opus import cleaning
 
 MAX_SETS = 64

@@ -15,10 +15,9 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.data import formats
-from vmsst.io import atomic_files, work_folders
+from vmsst.jobs import atomic_files, base, engines, work_folders
 from vmsst.opus import decontamination, recipes, stages
 from vmsst.opus import releases as releases_lib
-from vmsst.units import base, engines
 
 BUCKET_BYTES = 64 << 20
 """Approximate bytes of text in a bucket before cleaning, and in memory of a worker at a time."""
@@ -82,7 +81,7 @@ def build(
     held: Sentences to exclude.
     work: Folder for intermediate files. If other recipes use it later, they do not clean the same
       files again.
-    engine: Where to do the units; see `vmsst.units`.
+    engine: Where to do the units; see `vmsst.jobs`.
 
   Raises:
     InputError: no release is in the recipe, no pair is left, another build uses `work`, or a unit

@@ -32,9 +32,9 @@ import msgspec
 import numpy as np
 import yaml
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.data import readers
-from vmsst.io import input_files, storage
+from vmsst.io import input_files
 from vmsst.languages import Language
 from vmsst.opus import cleaning as cleaning_lib
 from vmsst.opus import releases

@@ -21,10 +21,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, checksums, input_files, storage
+from vmsst.io import archives, checksums, input_files
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"

@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 
 from vmsst import errors
 from vmsst.data import dataset_shards, formats
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files, base
 from vmsst.opus import buckets, cleaning, decontamination, releases
-from vmsst.units import base
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import large_arrays, line_spans, storage, text_fields, text_files
+from vmsst import errors, storage
+from vmsst.io import large_arrays, line_spans, text_fields, text_files
 from vmsst.search import faiss_index, index_folder, vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.

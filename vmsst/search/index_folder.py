@@ -14,18 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import (
-  atomic_files,
-  checksums,
-  input_files,
-  progress_bar,
-  storage,
-  stored_settings,
-  work_folders,
-)
+from vmsst import errors, storage
+from vmsst.io import checksums, input_files, progress_bar, stored_settings
+from vmsst.jobs import atomic_files, base, engines, work_folders
 from vmsst.search import exact_search, faiss_index, vector_store
-from vmsst.units import base, engines
 
 _SHARD_ROWS = 1 << 20
 _SEED = 0

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vmsst.io import atomic_files, large_arrays, npy_files, storage
+from vmsst import storage
+from vmsst.io import large_arrays, npy_files
+from vmsst.jobs import atomic_files, base, engines
 from vmsst.search import exact_search
-from vmsst.units import base, engines
 
 # Sources and targets of a block: multiples of those that `exact_search.Compare` reads at once.
 # Sources are in at least 8 blocks if these have 8,192 or more. Blocks grow if they would be too

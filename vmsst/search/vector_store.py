@@ -17,16 +17,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import (
-  atomic_files,
-  checksums,
-  input_files,
-  npy_files,
-  storage,
-  stored_settings,
-  work_folders,
-)
+from vmsst import errors, storage
+from vmsst.io import checksums, input_files, npy_files, stored_settings
+from vmsst.jobs import atomic_files, work_folders
 
 DTYPES = ("float32", "float16")
 _MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.

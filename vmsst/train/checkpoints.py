@@ -21,6 +21,7 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
+from vmsst import storage
 from vmsst.checkpoints import (
   layer_stacks,
   saved_encoders,
@@ -28,7 +29,8 @@ from vmsst.checkpoints import (
   tensors,
 )
 from vmsst.errors import InputError
-from vmsst.io import checksums, storage, work_folders
+from vmsst.io import checksums
+from vmsst.jobs import work_folders
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
 

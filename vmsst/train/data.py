@@ -22,10 +22,10 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from vmsst import storage
 from vmsst.data import datasets
 from vmsst.data.datasets import Batch
 from vmsst.errors import InputError
-from vmsst.io import storage
 from vmsst.train import partitioning
 
 _LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # the lengths to trim batches to

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import seqio
 
+from vmsst import storage
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import storage
 from vmsst.train import (
   checkpoints,
   distributed,

@@ -17,8 +17,10 @@ import gin
 import jax
 import msgspec
 
+from vmsst import storage
 from vmsst.errors import InputError
-from vmsst.io import atomic_files, input_files, storage
+from vmsst.io import input_files
+from vmsst.jobs import atomic_files
 
 # Raised by gin for errors in a file or a binding.
 _UNPARSED = (

@@ -17,14 +17,14 @@ import seqio
 import tensorflow as tf
 from jax.experimental import multihost_utils
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import checksums, progress_bar, storage, work_folders
+from vmsst.io import checksums, progress_bar
+from vmsst.jobs import base, work_folders
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
-from vmsst.units import base
 
 MODES = {
   "predict": "predict_batch",

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from vmsst import storage
 from vmsst.errors import InputError
-from vmsst.io import input_files, locks, storage, work_folders
+from vmsst.io import input_files
+from vmsst.jobs import locks, work_folders
 
 RUN_ID = "run_id"
 """Object in the MODEL_DIR of a store with the id of the process that started last."""

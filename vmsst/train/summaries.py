@@ -18,7 +18,7 @@ import clu.metrics
 import jax
 import numpy as np
 
-from vmsst.io import storage
+from vmsst import storage
 
 
 class LogFolder:

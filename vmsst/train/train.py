@@ -15,11 +15,12 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, t5x
 from vmsst.data import datasets
 from vmsst.errors import InputError
-from vmsst.io import interrupts, storage, stored_settings
+from vmsst.io import stored_settings
+from vmsst.jobs import signals
 from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
 from vmsst.train import data as data_lib
 from vmsst.train import eval as eval_lib
@@ -355,7 +356,7 @@ def stop_on_signal(stop: StopRequest) -> Iterator[None]:
   try:
     yield
   finally:
-    interrupts.restore(previous)
+    signals.restore(previous)
 
 
 @dataclasses.dataclass(frozen=True)

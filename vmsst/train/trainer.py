@@ -23,10 +23,11 @@ import numpy as np
 from absl import logging
 from jax.sharding import PartitionSpec
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
-from vmsst.io import atomic_files, storage, watchdog
+from vmsst.io import watchdog
+from vmsst.jobs import atomic_files
 from vmsst.train import checkpoints, partitioning, progress, summaries
 from vmsst.train import data as data_lib
 

@@ -16,10 +16,11 @@ from etils import epath
 from flax import traverse_util
 from jaxtyping import Float, Int
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data.datasets import get_batches as get_dataset
 from vmsst.errors import InputError
-from vmsst.io import atomic_files, storage, watchdog
+from vmsst.io import watchdog
+from vmsst.jobs import atomic_files
 from vmsst.train import checkpoints, partitioning, train_state
 from vmsst.train import data as data_lib
 from vmsst.train.checkpoints import CheckpointConfig, RestoreCheckpointConfig, SaveCheckpointConfig

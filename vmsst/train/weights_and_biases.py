@@ -8,8 +8,8 @@ from typing import Any
 import gin
 import jax
 
-from vmsst import errors
-from vmsst.io import atomic_files, storage
+from vmsst import errors, storage
+from vmsst.jobs import atomic_files
 
 RUN_ID_FILE = "wandb_run_id.txt"
 """File in MODEL_DIR with the ID of its Weights & Biases run, which a resumed run continues."""

@@ -17,16 +17,16 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, storage
 from vmsst.cli import shared_options
 from vmsst.data import vocabularies, vocabulary_training
 from vmsst.encoder import file_embedding, loading
-from vmsst.io import progress_bar, storage, text_files
+from vmsst.io import progress_bar, text_files
+from vmsst.jobs import engines, ray_cluster
 from vmsst.mining import pair_scoring
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import embedded_text, vector_store
-from vmsst.units import engines, ray_cluster
 
 SENTENCES = [
   f"the {a} {b} sees a {c}"

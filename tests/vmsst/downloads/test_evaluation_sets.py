@@ -13,10 +13,10 @@ import line_files
 import memory_store
 import pytest
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.downloads import evaluation_sets, fetch, tables
 from vmsst.evaluation import benchmarks
-from vmsst.io import archives, storage
+from vmsst.io import archives
 
 
 def blob(content):

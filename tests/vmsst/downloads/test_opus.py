@@ -5,9 +5,8 @@ import killed_commands
 import memory_store
 import pytest
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.downloads import opus
-from vmsst.io import storage
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):

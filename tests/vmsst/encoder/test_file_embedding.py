@@ -11,10 +11,10 @@ import pytest
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, storage
 from vmsst.data import derived_files, readers, tables, teacher_vectors
 from vmsst.encoder import encoding, file_embedding
-from vmsst.io import atomic_files, storage
+from vmsst.jobs import atomic_files
 from vmsst.networks import sentence_encoder
 from vmsst.search import embedded_text, vector_store
 

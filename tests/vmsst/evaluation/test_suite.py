@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import toy_units
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import benchmarks, suite
 from vmsst.evaluation.benchmarks import knowledge_search
-from vmsst.io import input_files, storage
+from vmsst.io import input_files
 from vmsst.languages import language
 
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")

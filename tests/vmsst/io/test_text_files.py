@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import atomic_files, large_arrays, line_spans, npy_files, text_fields, text_files
+from vmsst.io import large_arrays, line_spans, npy_files, text_fields, text_files
+from vmsst.jobs import atomic_files
 
 CONTENT = "\ufeffone\r\n\nzwölf\nlast"
 

@@ -9,8 +9,9 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors
-from vmsst.io import input_files, large_arrays, progress_bar, storage, text_files, work_folders
+from vmsst import errors, storage
+from vmsst.io import input_files, large_arrays, progress_bar, text_files
+from vmsst.jobs import work_folders
 from vmsst.mining import bitext_mining, pair_scoring
 from vmsst.search import device_search, embedded_text, exact_search, index_folder, sharded_search
 

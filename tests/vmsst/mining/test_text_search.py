@@ -8,9 +8,9 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import file_embedding
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 from vmsst.mining import text_search
 from vmsst.search import embedded_text, exact_search, sharded_search
 

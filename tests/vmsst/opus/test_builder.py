@@ -10,9 +10,8 @@ from fsspec.implementations import memory
 
 from vmsst import cli, errors
 from vmsst.data import dataset_shards
-from vmsst.io import work_folders
+from vmsst.jobs import engines, work_folders
 from vmsst.opus import builder, pipeline, releases
-from vmsst.units import engines
 
 pytestmark = pytest.mark.filterwarnings(  # of TFDS, about protobuf
   "ignore:label.. is deprecated:DeprecationWarning"

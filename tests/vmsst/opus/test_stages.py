@@ -8,9 +8,8 @@ import pytest
 
 from vmsst import errors
 from vmsst.data import dataset_shards
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files, engines
 from vmsst.opus import buckets, card, cleaning, decontamination, pipeline, recipes, stages
-from vmsst.units import engines
 
 RECIPE = recipes.Recipe(
   "mine",

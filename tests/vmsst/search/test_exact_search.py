@@ -9,8 +9,8 @@ import pytest
 import threadpoolctl
 
 from vmsst.io import large_arrays
+from vmsst.jobs import engines
 from vmsst.search import device_search, exact_search, sharded_search
-from vmsst.units import engines
 
 SMALL = functools.partial(exact_search.compare, held_rows=10, block_rows=5)
 DEVICES = functools.partial(device_search.compare_on_devices, sources=16, targets=24)

@@ -13,8 +13,8 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors
-from vmsst.io import atomic_files, storage
+from vmsst import errors, storage
+from vmsst.jobs import atomic_files
 from vmsst.search import exact_search, faiss_index, index_folder, vector_store
 
 COUNT, WIDTH = 900, 8

@@ -17,12 +17,12 @@ import optax
 import pytest
 import toy_runs
 
+from vmsst import storage
 from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
-from vmsst.io import storage
+from vmsst.jobs import base
 from vmsst.train import checkpoints, data, infer, partitioning, train_state, trainer
 from vmsst.train import eval as eval_lib
-from vmsst.units import base
 
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):

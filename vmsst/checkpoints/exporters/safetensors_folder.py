@@ -3,8 +3,9 @@
 import os
 import pathlib
 
+from vmsst import storage
 from vmsst.checkpoints import encoder_json, hugging_face, saved_encoders, tensors
-from vmsst.io import outputs, storage, work_folders
+from vmsst.jobs import outputs, work_folders
 
 
 def export_safetensors(

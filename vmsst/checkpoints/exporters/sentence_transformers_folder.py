@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
@@ -30,7 +30,7 @@ from vmsst.checkpoints.exporters.tokenizer_file import ExportedTokenizer
 from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.data import hugging_face_vocabulary
-from vmsst.io import outputs, storage, work_folders
+from vmsst.jobs import outputs, work_folders
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 
 # The classes' original package: all versions of sentence-transformers accept these names.

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
@@ -33,7 +33,7 @@ from vmsst.checkpoints.importers import (
 from vmsst.checkpoints.importers.architectures import ARCHITECTURES
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported
 from vmsst.data import hugging_face_vocabulary
-from vmsst.io import outputs, storage
+from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, hugging_face, tensors
-from vmsst.io import checksums, storage, work_folders
+from vmsst.io import checksums
+from vmsst.jobs import work_folders
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"

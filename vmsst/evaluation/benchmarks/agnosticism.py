@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
 from vmsst.evaluation.metrics import agnosticism
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 WMT2012_SOURCE = (

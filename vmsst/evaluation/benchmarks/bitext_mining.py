@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 from vmsst.search import margins
 
 PAIRS = ("de-en", "fr-en", "ru-en", "zh-en")

@@ -26,10 +26,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files, topics
-from vmsst.io import storage, text_fields, text_files
+from vmsst.io import text_fields, text_files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from vmsst import errors, languages
-from vmsst.io import input_files, storage, text_files
+from vmsst import errors, languages, storage
+from vmsst.io import input_files, text_files
 
 
 def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[storage.Path]:

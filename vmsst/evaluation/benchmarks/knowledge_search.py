@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import atomic_files, line_spans, progress_bar, storage, text_files
+from vmsst.io import line_spans, progress_bar, text_files
+from vmsst.jobs import atomic_files, base, engines
 from vmsst.search import exact_search
-from vmsst.units import base, engines
 
 SHARD = 1 << 16
 """Lines of a unit, whose vectors are in memory at once."""

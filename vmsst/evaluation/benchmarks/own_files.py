@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files, similarity
 from vmsst.evaluation.metrics import retrieval, xsim
-from vmsst.io import storage
 from vmsst.search import exact_search
 
 _UNKNOWN = "und"

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
-from vmsst.io import storage
 
 _CODES = "bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv"
 LANGUAGES = tuple(_CODES.split())

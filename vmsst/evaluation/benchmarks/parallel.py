@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
-from vmsst.io import input_files, storage, text_files
+from vmsst.io import input_files, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim", "hubness")

@@ -14,11 +14,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, knowledge_search
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import storage
 from vmsst.search import exact_search
 
 # fmt: off

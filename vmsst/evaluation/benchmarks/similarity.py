@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 from vmsst.search import exact_search
 
 METRICS = ("pearson", "spearman")

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.io import storage
 
 SETS: dict[str, tuple[str, ...]] = {
   "2012": ("MSRpar", "MSRvid", "SMTeuroparl", "OnWN", "SMTnews"),

@@ -8,10 +8,10 @@ pairs than published says so, as in "de.test (595 of 1379 pairs)"; averages over
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 
 ENGLISH = "eng"
 LANGUAGES = (ENGLISH, "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")

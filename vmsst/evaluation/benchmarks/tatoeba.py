@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vmsst import storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import storage
 
 SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors, languages
+from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.io import storage
 
 _SPLITS = ("train", "dev", "test")
 _COLUMNS = ("split", "index_id", "category", "text")

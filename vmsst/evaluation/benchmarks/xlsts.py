@@ -9,10 +9,9 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files, similarity
-from vmsst.io import storage
 
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")

@@ -6,9 +6,9 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation.report import content, reading
-from vmsst.io import atomic_files, outputs, storage
+from vmsst.jobs import atomic_files, outputs
 
 
 def write_report(

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import results_files, suite
-from vmsst.io import storage, text_files
+from vmsst.io import text_files
 
 _NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
 

@@ -17,11 +17,10 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, storage
 from vmsst.checkpoints import t5x
 from vmsst.checkpoints.importers import encoders, mt5, weight_tables
 from vmsst.data import sample
-from vmsst.io import storage
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 

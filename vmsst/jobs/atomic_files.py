@@ -21,8 +21,8 @@ import uuid
 from collections.abc import Iterator
 from typing import IO, Any, TextIO
 
-from vmsst import errors
-from vmsst.io import locks, storage
+from vmsst import errors, storage
+from vmsst.jobs import locks
 
 _PARTIAL = ".vmsst-part-"
 _cleaned: set[str] = set()

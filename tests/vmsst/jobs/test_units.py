@@ -16,8 +16,7 @@ import pytest
 import toy_units
 
 from vmsst import errors
-from vmsst.io import work_folders
-from vmsst.units import base, engines, ray_cluster
+from vmsst.jobs import base, engines, ray_cluster, work_folders
 
 
 def do(units):

@@ -9,9 +9,10 @@ import memory_store
 import pytest
 from etils import epath
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import readers
-from vmsst.io import atomic_files, checksums, input_files, storage, text_files
+from vmsst.io import checksums, input_files, text_files
+from vmsst.jobs import atomic_files
 from vmsst.train import summaries
 
 

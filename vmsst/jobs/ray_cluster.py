@@ -12,9 +12,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import interrupts
-from vmsst.units import base, engines
-from vmsst.units.base import Unit
+from vmsst.jobs import base, engines, signals
+from vmsst.jobs.base import Unit
 
 ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
@@ -87,7 +86,7 @@ def _connected(address: str | None) -> Any:
       if host and port.isdecimal():
         _check_answer(host.strip("[]"), int(port))
       # Ray warns of forks with threads.
-      with interrupts.preserve_handlers(), warnings.catch_warnings(action="ignore"):
+      with signals.preserve_handlers(), warnings.catch_warnings(action="ignore"):
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit as end:
       if end.code == signal.SIGTERM:  # by Ray's handler, which is replaced again

@@ -14,7 +14,7 @@ from vmsst.io import watchdog
 # Runs a body as a command does; `ready` reports that a signal may come.
 _COMMAND = """
 import sys, time
-from vmsst.io import commands
+from vmsst.jobs import command_process
 def wait():
   for _ in range(600):  # A signal just before a sleep does not shorten it.
     time.sleep(0.1)
@@ -22,7 +22,7 @@ def ready():
   sys.__stdout__.write("ready\\n")
   sys.__stdout__.flush()
   wait()
-with commands.CommandProcess("it", owns_process=True) as process:
+with command_process.CommandProcess("it", owns_process=True) as process:
 {body}
 sys.exit(process.status)
 """
@@ -43,7 +43,7 @@ def run(folder, body, **options):
   return process.returncode, output, messages
 
 
-_OWNED = "from vmsst.io import work_folders\nwith work_folders.owned('out'):"
+_OWNED = "from vmsst.jobs import work_folders\nwith work_folders.owned('out'):"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -221,14 +221,14 @@ def test_text_is_escaped_for_the_encoding_of_a_stream_and_bytes_are_kept(tmp_pat
 
 
 def test_a_caller_gets_its_streams_and_signal_handlers_back():
-  from vmsst.io import commands
+  from vmsst.jobs import command_process
 
   before = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
-  with commands.CommandProcess("it", owns_process=False) as process:
+  with command_process.CommandProcess("it", owns_process=False) as process:
     assert sys.stdout is not before[0]
     raise OSError("no")
   assert process.status == 1
-  with pytest.raises(ZeroDivisionError), commands.CommandProcess("it", owns_process=False):
+  with pytest.raises(ZeroDivisionError), command_process.CommandProcess("it", owns_process=False):
     raise ZeroDivisionError
   after = sys.stdout, sys.stderr, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
   assert after == before

@@ -3,7 +3,7 @@ import os
 import line_files
 import pytest
 
-from vmsst.io import locks
+from vmsst.jobs import locks
 
 
 def test_a_lock_keeps_others_out_and_leaves_nothing(tmp_path):

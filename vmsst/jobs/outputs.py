@@ -6,8 +6,8 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from vmsst import errors
-from vmsst.io import atomic_files, storage, work_folders
+from vmsst import errors, storage
+from vmsst.jobs import atomic_files, work_folders
 
 STANDARD = "-"
 """Stands for standard input or output."""

@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import interrupts
+from vmsst.jobs import signals
 
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 # Control characters, and the bytes of file names that are not UTF-8.
@@ -49,7 +49,7 @@ class CommandProcess:
   def __enter__(self) -> "CommandProcess":
     """Prepares the process."""
     if self._owns_process:
-      interrupts.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
+      signals.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
     # If a standard stream is closed, the next file that is opened must not get its number.
     while (descriptor := os.open(os.devnull, os.O_RDONLY)) < 3:
       os.set_inheritable(descriptor, True)
@@ -57,12 +57,12 @@ class CommandProcess:
     self._streams = sys.stdout, sys.stderr
     self._printed = sys.stdout = _Printed(sys.stdout, 1)
     sys.stderr = _Messages(sys.stderr, 2)
-    self._handlers = interrupts.replace(self._stop, *_ENDS)
+    self._handlers = signals.replace(self._stop, *_ENDS)
     return self
 
   def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
     """Sets `status` and shows the message of an error; others than users can fix are raised."""
-    interrupts.restore(self._handlers)
+    signals.restore(self._handlers)
     try:
       self._printed.flush()
     except OSError as unwritten:

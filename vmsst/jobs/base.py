@@ -30,8 +30,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from vmsst import errors
-from vmsst.io import atomic_files, checksums, storage, work_folders
+from vmsst import errors, storage
+from vmsst.io import checksums
+from vmsst.jobs import atomic_files, work_folders
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
 

@@ -14,15 +14,9 @@ import line_files
 import memory_store
 import pytest
 
-from vmsst import errors
-from vmsst.io import (
-  atomic_files,
-  input_files,
-  outputs,
-  storage,
-  stored_settings,
-  work_folders,
-)
+from vmsst import errors, storage
+from vmsst.io import input_files, stored_settings
+from vmsst.jobs import atomic_files, outputs, work_folders
 
 
 def names_below(folder):
@@ -83,7 +77,7 @@ def test_a_full_disk_or_an_unusable_place_is_named_and_leaves_what_was_there(tmp
 
 DIE = """
 import os, signal, sys
-from vmsst.io import atomic_files
+from vmsst.jobs import atomic_files
 with atomic_files.atomic_file(sys.argv[1]) as stream:
   stream.write(b"half" * 10_000)
   stream.flush()

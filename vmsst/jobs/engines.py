@@ -21,8 +21,8 @@ from typing import Any
 
 from vmsst import errors
 from vmsst.io import progress_bar
-from vmsst.units import base
-from vmsst.units.base import StagedUnit, Unit
+from vmsst.jobs import base
+from vmsst.jobs.base import StagedUnit, Unit
 
 # Most units that a worker gets at once, and least tasks per worker: few enough to balance the load.
 _TASK_UNITS = 8

@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from vmsst import errors
-from vmsst.io import atomic_files, input_files, locks, storage
+from vmsst import errors, storage
+from vmsst.io import input_files
+from vmsst.jobs import atomic_files, locks
 
 _LOCK = "lock"
 _CONTENT = "content"

@@ -1,0 +1,1 @@
+"""Outputs, locks and resumption: the only package that persists."""

@@ -1,1 +1,0 @@
-"""Units of work of large jobs, and the engines that do them: processes or Ray."""
