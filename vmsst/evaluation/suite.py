@@ -54,11 +54,13 @@ class Result:
     name: Unique in the benchmark.
     languages: Codes of all its languages.
     metrics: Values by name, times 100.
+    arrays: Values for reports by name, as nested lists, such as a matrix and its labels.
   """
 
   name: str
   languages: tuple[str, ...]
   metrics: Numbers
+  arrays: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +244,10 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
 
 def collect_results(scored: Mapping[str, Any]) -> list[Result]:
   """Returns the results of one benchmark from what `evaluate` returns."""
-  return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in scored["results"]]
+  return [
+    Result(x["name"], tuple(x["languages"]), x["metrics"], x.get("arrays", {}))
+    for x in scored["results"]
+  ]
 
 
 def evaluate(
@@ -455,7 +460,9 @@ def _run_one(
     "summary": summary,
     "missing": benchmark.missing(results),
     "results": [
-      {"name": x.name, "languages": list(x.languages), "metrics": x.metrics} for x in results
+      {"name": x.name, "languages": list(x.languages), "metrics": x.metrics}
+      | ({"arrays": dict(x.arrays)} if x.arrays else {})
+      for x in results
     ],
     "seconds": {"embedding": embedding, "scoring": total - embedding},
     "data": work.data,

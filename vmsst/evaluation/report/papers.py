@@ -1,7 +1,7 @@
 """Numbers published in the five papers, as far as evaluations here measure them too.
 
-published.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
-its columns, [benchmark, name] or [benchmark, name, of] as in `Published`, and its rows by system;
+papers.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
+its columns, [benchmark, name] or [benchmark, name, of] as in `Number`, and its rows by system;
 `note` documents tables that contradict themselves, `ablations` marks those of a model's variants.
 `main` has the averages to show first, `remarks` when a benchmark or one of its options is
 comparable with the papers. Tables of the soft contrastive paper on STS and BUCC are omitted,
@@ -28,7 +28,7 @@ from vmsst.evaluation.benchmarks import averages, tatoeba
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class Number:
   """A published number.
 
   Attributes:
@@ -63,17 +63,17 @@ class Published:
 
 @functools.cache
 def content() -> dict[str, Any]:
-  """Returns the content of published.json."""
-  path = pathlib.Path(__file__).with_name("published.json")
+  """Returns the content of papers.json."""
+  path = pathlib.Path(__file__).with_name("papers.json")
   record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
   return record
 
 
 @functools.cache
-def load() -> tuple[Published, ...]:
+def load() -> tuple[Number, ...]:
   """Returns all published numbers, in file order."""
   return tuple(
-    Published(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
+    Number(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
     for table in content()["tables"]
     for source in [(table["paper"], table["table"])]
     for remarks in [(table.get("note", ""), table.get("ablations", False))]
@@ -83,7 +83,7 @@ def load() -> tuple[Published, ...]:
   )
 
 
-def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Published]:
+def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Number]:
   """Returns the published numbers of an average, given its name in the benchmark's summary.
 
   Without those of ablations, except of these papers.
@@ -93,7 +93,7 @@ def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list
 
 def for_result(
   benchmark: str, name: str, codes: Sequence[str], metric: str, papers: Collection[str] = ()
-) -> list[Published]:
+) -> list[Number]:
   """Returns the published numbers of one metric of a result, given its name and languages.
 
   Languages match across code standards, and "de-en" matches "en-de". Without ablations, except of
@@ -106,13 +106,13 @@ def for_result(
   return _find((benchmark, metric, _key(f"{domain} {joined}")), papers)
 
 
-def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Published]:
+def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Number]:
   return [x for x in _index().get(key, []) if not x.ablation or x.paper in papers]
 
 
 @functools.cache
-def _index() -> dict[tuple[str, str, Hashable], list[Published]]:
-  index: dict[tuple[str, str, Hashable], list[Published]] = {}
+def _index() -> dict[tuple[str, str, Hashable], list[Number]]:
+  index: dict[tuple[str, str, Hashable], list[Number]] = {}
   for number in load():
     of = None if number.of is None else _key(number.of)
     index.setdefault((number.benchmark, number.name, of), []).append(number)
@@ -137,7 +137,7 @@ def _language(code: str) -> str:
 
 def seen_and_unseen(
   name: str, of_encoder: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[Published]]:
+) -> dict[str, list[Number]]:
   """Returns published averages over the seen and unseen languages of Tatoeba, by average.
 
   Systems without a published number for each of the languages are left out. Names of systems say
@@ -150,7 +150,7 @@ def seen_and_unseen(
   Raises:
     InputError: a language is unknown.
   """
-  numbers: dict[str, list[Published]] = {}
+  numbers: dict[str, list[Number]] = {}
   done = set()
   for encoder, scored in of_encoder.items():
     if name != tatoeba.BENCHMARK.name or scored["seen"] is None:
@@ -163,7 +163,7 @@ def seen_and_unseen(
       if not average or (average, codes) in done:
         continue
       done.add((average, codes))
-      of_system: dict[tuple[str, str], dict[str, Published]] = {}
+      of_system: dict[tuple[str, str], dict[str, Number]] = {}
       for code in codes:
         for number in for_result(name, code, (code, "eng"), "average"):
           of_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
