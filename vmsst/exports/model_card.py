@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 
 from vmsst import languages, storage
-from vmsst.checkpoints import encoder_json
-from vmsst.checkpoints.exporters.sentence_transformers_folder import Exported
 from vmsst.evaluation import report
+from vmsst.formats import encoder_json
+from vmsst.formats.sentence_transformers_folder import Exported
 from vmsst.io import text_files
 
 FILE = "README.md"

@@ -13,11 +13,16 @@ from collections.abc import Mapping
 import tokenizers
 
 from vmsst import arrays, errors, storage
-from vmsst.checkpoints import layer_stacks, saved_encoders, transformers_weights
-from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
-from vmsst.checkpoints.importers import weight_tables
-from vmsst.data import hugging_face_vocabulary
+from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import onnx_encoder
+from vmsst.formats import (
+  hugging_face_vocabulary,
+  layer_stacks,
+  sentence_transformers_folder,
+  tokenizer_file,
+  transformers_weights,
+  weight_tables,
+)
 from vmsst.jobs import outputs, work_folders
 
 _OPENVINO = (

@@ -11,9 +11,9 @@ import tiny_hugging_face
 from tiny_encoders import NETWORKS
 
 import vmsst
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.data import sample, vocabularies
 from vmsst.exports import onnx_folder
+from vmsst.formats import encoders, hugging_face_vocabulary
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")

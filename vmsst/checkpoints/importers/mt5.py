@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import (
+from vmsst.checkpoints import tensors
+from vmsst.data import vocabularies
+from vmsst.formats import (
+  architectures,
   encoder_json,
   hugging_face,
+  hugging_face_vocabulary,
   sentence_transformers_files,
-  tensors,
   transformers_tokenizers,
+  weight_tables,
 )
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.formats.weight_tables import Converted, Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")

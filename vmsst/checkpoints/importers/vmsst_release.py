@@ -8,10 +8,11 @@ are not published.
 import pathlib
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, tensors
-from vmsst.checkpoints.importers import mt5, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row
+from vmsst.checkpoints import tensors
+from vmsst.checkpoints.importers import mt5
 from vmsst.data import vocabularies
+from vmsst.formats import hugging_face, weight_tables
+from vmsst.formats.weight_tables import Converted, Row
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""

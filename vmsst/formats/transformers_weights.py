@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import (
+from vmsst.checkpoints import tensors
+from vmsst.checkpoints.importers import mt5
+from vmsst.formats import (
+  architectures,
   hugging_face,
   layer_stacks,
   sentence_transformers_files,
-  tensors,
+  weight_tables,
 )
-from vmsst.checkpoints.importers import architectures, mt5, weight_tables
 from vmsst.networks import sentence_encoder, t5, transformer
 
 _POSITIONS = "encoder/position_embedding"

@@ -16,23 +16,19 @@ from typing import Any, cast
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import (
+from vmsst.checkpoints import tensors
+from vmsst.checkpoints.importers import laser, mt5, vmsst_release
+from vmsst.formats import (
+  architectures,
   encoder_json,
   hugging_face,
+  hugging_face_vocabulary,
   sentence_transformers_files,
-  tensors,
   transformers_weights,
-)
-from vmsst.checkpoints.importers import (
-  architectures,
-  laser,
-  mt5,
-  vmsst_release,
   weight_tables,
 )
-from vmsst.checkpoints.importers.architectures import ARCHITECTURES
-from vmsst.checkpoints.importers.weight_tables import Converted, Imported
-from vmsst.data import hugging_face_vocabulary
+from vmsst.formats.architectures import ARCHITECTURES
+from vmsst.formats.weight_tables import Converted, Imported
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer
 
