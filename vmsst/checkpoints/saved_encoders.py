@@ -42,11 +42,11 @@ from vmsst.checkpoints import (
   hugging_face,
   layer_stacks,
   sentence_transformers_files,
-  tensors,
   transformers_weights,
 )
-from vmsst.checkpoints.importers import encoders, mt5, weight_tables
+from vmsst.checkpoints.importers import encoders, weight_tables
 from vmsst.data.hugging_face_vocabulary import TOKENIZER_FILE
+from vmsst.formats import mt5, tensors
 from vmsst.io import checksums
 
 _EXPORT = {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE}

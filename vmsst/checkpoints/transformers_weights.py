@@ -16,13 +16,9 @@ from typing import Any
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import (
-  hugging_face,
-  layer_stacks,
-  sentence_transformers_files,
-  tensors,
-)
-from vmsst.checkpoints.importers import architectures, mt5, weight_tables
+from vmsst.checkpoints import hugging_face, layer_stacks, sentence_transformers_files
+from vmsst.checkpoints.importers import architectures, weight_tables
+from vmsst.formats import mt5, tensors
 from vmsst.networks import sentence_encoder, t5, transformer
 
 _POSITIONS = "encoder/position_embedding"

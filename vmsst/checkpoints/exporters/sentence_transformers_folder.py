@@ -22,7 +22,6 @@ from vmsst.checkpoints import (
   hugging_face,
   saved_encoders,
   sentence_transformers_files,
-  tensors,
   transformers_weights,
 )
 from vmsst.checkpoints.exporters import tokenizer_file
@@ -30,6 +29,7 @@ from vmsst.checkpoints.exporters.tokenizer_file import ExportedTokenizer
 from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.data import hugging_face_vocabulary
+from vmsst.formats import tensors
 from vmsst.jobs import outputs, work_folders
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 

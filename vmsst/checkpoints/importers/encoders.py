@@ -20,19 +20,13 @@ from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
   sentence_transformers_files,
-  tensors,
   transformers_weights,
 )
-from vmsst.checkpoints.importers import (
-  architectures,
-  laser,
-  mt5,
-  vmsst_release,
-  weight_tables,
-)
+from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.importers.architectures import ARCHITECTURES
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported
 from vmsst.data import hugging_face_vocabulary
+from vmsst.formats import laser, mt5, tensors, vmsst_release
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, hugging_face, tensors
+from vmsst.checkpoints import encoder_json, hugging_face
+from vmsst.formats import tensors
 from vmsst.io import checksums
 from vmsst.jobs import work_folders
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages, storage
-from vmsst.checkpoints import encoder_json, tensors
+from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Imported, Row, Rule, dense, norm
 from vmsst.data import vocabularies
+from vmsst.formats import tensors
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer
 

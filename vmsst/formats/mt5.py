@@ -22,12 +22,12 @@ from vmsst.checkpoints import (
   encoder_json,
   hugging_face,
   sentence_transformers_files,
-  tensors,
   transformers_tokenizers,
 )
 from vmsst.checkpoints.importers import architectures, weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Row
 from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.formats import tensors
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")

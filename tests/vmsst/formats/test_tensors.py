@@ -13,7 +13,8 @@ import tiny_encoders
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, layer_stacks, saved_encoders, t5x, tensors
+from vmsst.checkpoints import hugging_face, layer_stacks, saved_encoders, t5x
+from vmsst.formats import tensors
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.networks import vmsst as vmsst_networks
 

@@ -14,7 +14,7 @@ from vmsst.checkpoints import hub_models
 from vmsst.checkpoints.exporters import sentence_transformers_folder
 from vmsst.encoder import loading
 from vmsst.evaluation import results_files
-from vmsst.exports import model_card
+from vmsst.formats import model_card
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(

@@ -8,10 +8,11 @@ are not published.
 import pathlib
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, tensors
-from vmsst.checkpoints.importers import mt5, weight_tables
+from vmsst.checkpoints import hugging_face
+from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.importers.weight_tables import Converted, Row
 from vmsst.data import vocabularies
+from vmsst.formats import mt5, tensors
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
