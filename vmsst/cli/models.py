@@ -61,7 +61,8 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.checkpoints.importers import ems, weight_tables
+  from vmsst.checkpoints.importers import weight_tables
+  from vmsst.formats import ems
 
   imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
   print(weight_tables.describe(imported))
