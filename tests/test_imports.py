@@ -25,7 +25,7 @@ LAYERS = [
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
   {"vmsst.mining", "vmsst.evaluation", "vmsst.launch", "vmsst.plots"},
-  {"vmsst.exports", "vmsst.opus"},
+  {"vmsst.opus"},
   {"vmsst.tasks", "vmsst.cli"},
 ]
 # Modules move here from several layers, below `vmsst.checkpoints` in the end.

@@ -24,12 +24,13 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.checkpoints.importers import ems, mt5
 from vmsst.data import vocabularies
 from vmsst.encoder import file_embedding, loading
 from vmsst.formats import (
+  ems,
   encoders,
   hugging_face_vocabulary,
+  mt5,
   safetensors_folder,
   sentence_transformers_folder,
 )

@@ -36,15 +36,15 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors, storage
-from vmsst.checkpoints import tensors
-from vmsst.checkpoints.importers import mt5
 from vmsst.formats import (
   encoder_json,
   encoders,
   hub_models,
   hugging_face,
   layer_stacks,
+  mt5,
   sentence_transformers_files,
+  tensors,
   transformers_weights,
   weight_tables,
 )

@@ -61,8 +61,7 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.checkpoints.importers import ems
-  from vmsst.formats import weight_tables
+  from vmsst.formats import ems, weight_tables
 
   imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
   print(weight_tables.describe(imported))
@@ -102,7 +101,7 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer)
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import onnx_folder as export
+  from vmsst.formats import onnx as export
 
   exported = export.export_onnx(encoder, output, pretokenized=tokenizer.pretokenized)
   print(export.describe(exported))
@@ -127,7 +126,7 @@ def push(
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`; the model card shows its averages.
   """
-  from vmsst.exports import hub_upload
+  from vmsst.formats import hub_upload
 
   uploaded = hub_upload.push(
     encoder,

@@ -16,15 +16,17 @@ from typing import Any, cast
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import tensors
-from vmsst.checkpoints.importers import laser, mt5, vmsst_release
 from vmsst.formats import (
   architectures,
   encoder_json,
   hugging_face,
   hugging_face_vocabulary,
+  laser,
+  mt5,
   sentence_transformers_files,
+  tensors,
   transformers_weights,
+  vmsst_release,
   weight_tables,
 )
 from vmsst.formats.architectures import ARCHITECTURES

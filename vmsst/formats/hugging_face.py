@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.checkpoints import tensors
+from vmsst.formats import tensors
 from vmsst.io import input_files
 
 CONFIG_FILE = "config.json"

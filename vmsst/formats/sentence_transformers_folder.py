@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders, tensors
+from vmsst.checkpoints import saved_encoders
 from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.formats import (
   architectures,
@@ -25,6 +25,7 @@ from vmsst.formats import (
   hugging_face,
   hugging_face_vocabulary,
   sentence_transformers_files,
+  tensors,
   tokenizer_file,
   transformers_weights,
   weight_tables,

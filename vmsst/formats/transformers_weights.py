@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import tensors
-from vmsst.checkpoints.importers import mt5
 from vmsst.formats import (
   architectures,
   hugging_face,
   layer_stacks,
+  mt5,
   sentence_transformers_files,
+  tensors,
   weight_tables,
 )
 from vmsst.networks import sentence_encoder, t5, transformer

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
 
-from vmsst.checkpoints import tensors
 from vmsst.errors import InputError
+from vmsst.formats import tensors
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages, storage
-from vmsst.checkpoints import tensors
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, weight_tables
+from vmsst.formats import architectures, encoder_json, tensors, weight_tables
 from vmsst.formats.weight_tables import Converted, Imported, Row, Rule, dense, norm
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer

@@ -12,8 +12,8 @@ from tiny_encoders import NETWORKS
 
 import vmsst
 from vmsst.data import sample, vocabularies
-from vmsst.exports import onnx_folder
 from vmsst.formats import encoders, hugging_face_vocabulary
+from vmsst.formats import onnx as onnx_format
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
@@ -74,7 +74,7 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
 
 def test_the_models_are_named_as_in_optimum_and_read_the_mask(tmp_path):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
-  onnx_folder.export_onnx(run, tmp_path / "out")
+  onnx_format.export_onnx(run, tmp_path / "out")
   assert (tmp_path / "out/model.onnx_data").stat().st_size >= 3700 * 16 * 4
   axes = ["batch_size", "sequence_length"]
   sessions = [

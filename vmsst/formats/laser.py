@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, hugging_face, weight_tables
+from vmsst.formats import architectures, encoder_json, hugging_face, tensors, weight_tables
 from vmsst.formats.architectures import ConfigFile
 from vmsst.formats.weight_tables import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files

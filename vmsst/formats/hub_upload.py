@@ -12,8 +12,7 @@ import tempfile
 from vmsst import errors, storage
 from vmsst.encoder import loading
 from vmsst.evaluation import results_files
-from vmsst.exports import model_card
-from vmsst.formats import hub_models, sentence_transformers_folder
+from vmsst.formats import model_card
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(

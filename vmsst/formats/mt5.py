@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
 from vmsst.data import vocabularies
 from vmsst.formats import (
   architectures,
@@ -26,6 +25,7 @@ from vmsst.formats import (
   hugging_face,
   hugging_face_vocabulary,
   sentence_transformers_files,
+  tensors,
   transformers_tokenizers,
   weight_tables,
 )

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import vmsst
 from ems_jax.networks import ems as networks
 from vmsst import cli, errors, languages
-from vmsst.checkpoints.importers import ems
+from vmsst.formats import ems
 from vmsst.networks import transformer
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")

@@ -8,10 +8,8 @@ are not published.
 import pathlib
 
 from vmsst import errors
-from vmsst.checkpoints import tensors
-from vmsst.checkpoints.importers import mt5
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face, weight_tables
+from vmsst.formats import hugging_face, mt5, tensors, weight_tables
 from vmsst.formats.weight_tables import Converted, Row
 
 ENCODER = "mt5_encoder."

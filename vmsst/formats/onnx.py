@@ -14,10 +14,10 @@ import tokenizers
 
 from vmsst import arrays, errors, storage
 from vmsst.checkpoints import saved_encoders
-from vmsst.encoder import onnx_encoder
 from vmsst.formats import (
   hugging_face_vocabulary,
   layer_stacks,
+  onnx_graph,
   sentence_transformers_folder,
   tokenizer_file,
   transformers_weights,
@@ -86,7 +86,7 @@ def export_onnx(
       is written then.
   """
   target = outputs.new_folder(output)
-  onnx_encoder.library()
+  onnx_graph.library()
   saved = saved_encoders.read(path)
   vocabulary, max_length = saved.assets.vocabulary, saved.assets.max_length
   tokenizer, problem = None, ""
@@ -99,11 +99,11 @@ def export_onnx(
   # The rows of the token table are by the tokenizer's ids.
   table_VD = params[weight_tables.TOKEN_TABLE]
   params[weight_tables.TOKEN_TABLE] = transformers_weights.swapped(table_VD, padding_id)
-  graph = onnx_encoder.build(params, saved.network)
+  graph = onnx_graph.build(params, saved.network)
   with work_folders.atomic_folder(target) as partial:
     graph.write(partial)
     if tokenizer is not None:
-      states = {"file_name": onnx_encoder.STATES_FILE}
+      states = {"file_name": onnx_graph.STATES_FILE}
       with contextlib.suppress(errors.InputError):  # transformers has no such encoder
         sentence_transformers_folder.write_modules(saved, tokenizer, partial, model_args=states)
       tokenizer_path = partial / hugging_face_vocabulary.TOKENIZER_FILE
@@ -128,7 +128,7 @@ def describe(exported: Exported) -> str:
     f"{folder}: {exported.dimension}-dimensional vectors of at most {exported.max_length} tokens",
     *outputs.local_only(folder),
   ]
-  session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_encoder.MODEL_FILE}'!r})"
+  session = f"  session = onnxruntime.InferenceSession({f'{folder}/{onnx_graph.MODEL_FILE}'!r})"
   run = "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})"
   if tokenizer is None:
     lines += ["  import onnxruntime", session, run, _OPENVINO]
