@@ -23,8 +23,8 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.data import datasets
-from vmsst.data.datasets import Batch
+from vmsst.data import loader
+from vmsst.data.loader import Batch
 from vmsst.errors import InputError
 from vmsst.train import partitioning
 
@@ -74,7 +74,7 @@ class DatasetConfig:
 def check_split(cfg: DatasetConfig) -> None:
   """Raises InputError if the task of `cfg` lacks its split."""
   split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
-  splits = sorted(datasets.get_mixture_or_task(cfg).splits)
+  splits = sorted(loader.get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise InputError(
       f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
@@ -96,14 +96,14 @@ def get_training_eval_datasets(
   """
   import seqio
 
-  provider = datasets.get_mixture_or_task(cfg)
+  provider = loader.get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
   share = cfg.batch_size // num_shards
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
   def load(provider: Any) -> _EvalBatches:
-    batches = datasets.get_batches(
+    batches = loader.get_batches(
       dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
       num_shards=1,
@@ -119,7 +119,7 @@ def get_training_eval_datasets(
 class _EvalBatches:
   """The first batches of a dataset; or some rows of each, trimmed to the length of the batch."""
 
-  batches: datasets.BatchIterator
+  batches: loader.BatchIterator
   count: int
   rows: slice | None
   keep: bool
@@ -261,9 +261,9 @@ class TrainIterator:
     save_state: bool = True,
   ):
     if hasattr(batches, "as_numpy_iterator"):
-      batches = datasets.from_tensorflow(batches)
+      batches = loader.from_tensorflow(batches)
     self.element_spec = batches.element_spec
-    self._batches: datasets.BatchIterator = batches
+    self._batches: loader.BatchIterator = batches
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors, storage
 from vmsst.checkpoints import encoder_json, t5x
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.errors import InputError
 from vmsst.io import stored_settings
 from vmsst.jobs import signals
@@ -51,7 +51,7 @@ def train(
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
-  get_dataset_fn: Callable[..., Any] = datasets.get_batches,
+  get_dataset_fn: Callable[..., Any] = loader.get_batches,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
@@ -109,7 +109,7 @@ def train(
     raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
-  seed = datasets.time_seed() if random_seed is None else random_seed
+  seed = loader.time_seed() if random_seed is None else random_seed
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   every_action = [action for each in actions.values() for action in each]

@@ -17,7 +17,7 @@ from flax import traverse_util
 from jaxtyping import Float, Int
 
 from vmsst import errors, storage
-from vmsst.data.datasets import get_batches as get_dataset
+from vmsst.data.loader import get_batches as get_dataset
 from vmsst.errors import InputError
 from vmsst.io import watchdog
 from vmsst.jobs import atomic_files
