@@ -15,8 +15,9 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, t5x
+from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
+from vmsst.formats import encoder_json
 from vmsst.io import stored_settings
 from vmsst.jobs import signals
 from vmsst.train import checkpoints, partitioning, progress

@@ -19,8 +19,8 @@ from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
 
 from vmsst import storage
-from vmsst.checkpoints import tensors
 from vmsst.errors import InputError
+from vmsst.formats import tensors
 from vmsst.jobs import atomic_files
 from vmsst.train import checkpoints, partitioning
 from vmsst.train.optimizers import OptimizerDef
