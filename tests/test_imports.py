@@ -45,7 +45,7 @@ WITHOUT_JAX = "vmsst.evaluation"
 TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
-  "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.datasets",
+  "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
   "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.sources",
 )  # fmt: skip
 

@@ -85,16 +85,16 @@ def get_training_eval_datasets(
   """
   import seqio
 
-  from vmsst.data import datasets
+  from vmsst.data import loader
 
-  provider = datasets.get_mixture_or_task(cfg)
+  provider = loader.get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
   share = cfg.batch_size // num_shards
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
   def load(provider: Any) -> _EvalBatches:
-    batches = datasets.get_batches(
+    batches = loader.get_batches(
       dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
       num_shards=1,
@@ -235,7 +235,7 @@ class TrainIterator:
 
   Args:
     batches: This process's rows of batches, starting with the batch of step 0: an iterator with the
-      methods of `vmsst.data.datasets.BatchIterator`, or a tf.data dataset.
+      methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
     partitioner: The mesh.
     save_state: Whether `state` returns the state of the iterator; otherwise it is the one that the
       run started with, so that a restart rereads the data, without training on it.
@@ -252,9 +252,9 @@ class TrainIterator:
     save_state: bool = True,
   ):
     if hasattr(batches, "as_numpy_iterator"):
-      from vmsst.data import datasets
+      from vmsst.data import loader
 
-      batches = datasets.from_tensorflow(batches)
+      batches = loader.from_tensorflow(batches)
     self.element_spec = batches.element_spec
     self._batches = batches
     self._partitioner = partitioner

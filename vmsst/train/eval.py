@@ -9,7 +9,7 @@ import jax
 import seqio
 
 from vmsst import storage
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.errors import InputError
 from vmsst.train import (
   checkpoints,
@@ -47,7 +47,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    datasets.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner

@@ -18,7 +18,7 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors, storage
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.errors import InputError
 from vmsst.io import checksums, progress_bar
 from vmsst.jobs import base, work_folders
@@ -72,8 +72,8 @@ def infer(
   """
   wanted = f"a number below num_shards={num_shards}"
   errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
-  provider = datasets.get_mixture_or_task(dataset_cfg)
-  datasets.check_split(dataset_cfg)
+  provider = loader.get_mixture_or_task(dataset_cfg)
+  loader.check_split(dataset_cfg)
   for task in seqio.get_subtasks(provider) if mode != "score" else ():
     features = task.output_features
     wanted = f"a feature of {task.name}: {', '.join(features)}"

@@ -84,7 +84,7 @@ def train(
     use_hardware_rng: Whether to use the hardware generator with a given seed too.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
     inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
-    get_dataset_fn: Returns the training data (default: `datasets.get_batches`). Called with
+    get_dataset_fn: Returns the training data (default: `loader.get_batches`). Called with
       `train_dataset_cfg`, the shard, the number of shards and a constructor of the model's feature
       converter.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"), which see the metrics and may
@@ -131,9 +131,9 @@ def train(
     return model.FEATURE_CONVERTER_CLS(**options)
 
   if get_dataset_fn is None:
-    from vmsst.data import datasets
+    from vmsst.data import loader
 
-    get_dataset_fn = datasets.get_batches
+    get_dataset_fn = loader.get_batches
 
   with contextlib.ExitStack() as cleanup:
 

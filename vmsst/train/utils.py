@@ -1,6 +1,6 @@
 """`t5x.utils` of the bundled runtime: names that gin files and programs import."""
 
-from vmsst.data.datasets import get_batches as get_dataset
+from vmsst.data.loader import get_batches as get_dataset
 from vmsst.train.checkpoints import CheckpointConfig, RestoreCheckpointConfig, SaveCheckpointConfig
 from vmsst.train.data import DatasetConfig, get_training_eval_datasets
 from vmsst.train.inference import get_infer_fn

@@ -351,7 +351,7 @@ def check_split(cfg: Any) -> None:
 def epoch_steps(
   mixture_or_task_name: str, *, epochs: float, batch_size: int, split: str = "train"
 ) -> int:
-  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @datasets.epoch_steps()`.
+  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
   An epoch is as many pairs as the mixture has, before those that are too long are dropped.
 
