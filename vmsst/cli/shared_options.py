@@ -104,8 +104,8 @@ class Backend:
       **how: Further options of `loading.open_encoder`.
     """
     from vmsst.checkpoints import saved_encoders
-    from vmsst.data import hugging_face_vocabulary
     from vmsst.encoder import loading
+    from vmsst.formats import hugging_face_vocabulary
 
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
@@ -184,7 +184,7 @@ def local_file(path: str) -> Iterator[str]:
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
     kept = pathlib.Path(folder, "standard input")
-    with atomic_files.temporary_space(), kept.open("wb") as stream:
+    with kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
     with storage.naming(str(kept), kept.name):
       yield str(kept)

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,7 @@ import jax
 from vmsst import storage
 from vmsst.errors import InputError
 from vmsst.io import input_files
-from vmsst.jobs import locks, work_folders
+from vmsst.jobs import work_folders
 
 RUN_ID = "run_id"
 """Object in the MODEL_DIR of a store with the id of the process that started last."""
@@ -59,16 +60,11 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
             stack.callback(work_folders.remove_if_empty, os.fspath(folder))
           path.mkdir(parents=True, exist_ok=True)
           if claim:
-            stack.enter_context(locks.held(os.fspath(path / ".lock")))
+            stack.enter_context(work_folders.owned(path, is_folder=True))
         elif claim:
           check = _store_run_id(path)
         else:
           storage.check_writable(model_dir)
-    except locks.InUseError as error:
-      raise InputError(
-        f"{name} {path} is in use by another run ({error}); wait for it, stop it, or set another "
-        f"{name}"
-      ) from error
     except OSError as error:
       raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
     yield check
@@ -116,13 +112,12 @@ def disk_fault(error: BaseException) -> str | None:
 
 
 def _explanation(error: BaseException | None, model_dir: str) -> str | None:
-  import tensorflow as tf
-
+  tf = sys.modules.get("tensorflow")  # if it reads the data
   while error is not None:
     if fault := disk_fault(error):
       where = os.fspath(getattr(error, "filename", None) or model_dir)
       return f"{where} cannot be written: {fault}. {_RERUN}"
-    if isinstance(error, tf.errors.OpError):
+    if tf is not None and isinstance(error, tf.errors.OpError):
       line = re.sub(r"\{\{.*?\}\}", "", error.message).strip().splitlines()[0]  # names of nodes
       line = re.sub(r" \[Op:.*", "", line).strip().rstrip(".")
       with contextlib.suppress(OSError):  # TensorFlow does not always report a full disk
