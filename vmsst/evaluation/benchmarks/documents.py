@@ -20,8 +20,9 @@ no such marks, are split at line ends only.
 import ast
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from xml.etree import ElementTree
 
 import numpy as np
@@ -47,6 +48,11 @@ class Splits:
   train: Documents
   dev: Documents
   test: Documents
+
+  @property
+  def parts(self) -> list[Documents]:
+    """The distinct parts, training first."""
+    return [self.train, self.dev, *([] if self.test is self.dev else [self.test])]
 
 
 # --------------------------------------------------------------------------------------------
@@ -94,7 +100,7 @@ def _decoded(text: str, location: str) -> str:
     raise errors.InputError(f"{location}: not a valid Python bytes literal: {error}") from None
 
 
-def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
+def _read_mldoc(root: storage.Path) -> list[suite.Task]:
   folder = root / "mldoc"
   parts = ("train.1000", "dev", "test")
   splits = {
@@ -159,7 +165,7 @@ def cls(path: storage.Path) -> Documents:
   return _not_empty(documents, path)
 
 
-def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
+def _read_cls(root: storage.Path) -> list[suite.Task]:
   folder = root / "cls-acl10-unprocessed"
   tasks = []
   for domain in _CLS_DOMAINS:
@@ -178,60 +184,46 @@ def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
 # Common to all
 
 
-def transfer_results(
-  tools: suite.Tools, *, splits: Mapping[str, Splits], prefix: str = ""
-) -> list[suite.Result]:
-  """Returns accuracies of classifiers from English into each language and back.
-
-  Only the mean sentence vectors of each document are kept.
-
-  Args:
-    tools: Embed the sentences of documents.
-    splits: Documents by language code, including `en`.
-    prefix: Prefix of the results' names.
-  """
+def _score(splits: Mapping[str, Splits], prefix: str, *vectors: np.ndarray) -> list[suite.Result]:
+  """Returns accuracies of classifiers from English into each language and back."""
   from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
   classes = sorted({label for split in splits.values() for label in split.train.labels})
-
-  def embedded(code: str, part: Documents) -> classification.LabeledVectors:
-    unknown = set(part.labels) - set(classes)
-    if unknown:
-      raise errors.InputError(f"{prefix}{code}: no training document of class {unknown}")
-    vectors_ND = mean_vectors(tools.embed, code, part.texts)
-    return classification.LabeledVectors(
-      vectors_ND, np.array([classes.index(x) for x in part.labels])
-    )
-
+  parts = [part for split in splits.values() for part in split.parts]
+  labels = [np.array([classes.index(x) for x in part.labels]) for part in parts]
+  labeled = map(classification.LabeledVectors, vectors, labels)
   learned, tests = {}, {}
-  for code, of_code in splits.items():
-    dev = embedded(code, of_code.dev)
-    learned[code] = classification.Split(embedded(code, of_code.train), dev)
-    tests[code] = dev if of_code.test is of_code.dev else embedded(code, of_code.test)
+  for code, split in splits.items():
+    train, dev = next(labeled), next(labeled)
+    learned[code] = classification.Split(train, dev)
+    tests[code] = dev if split.test is split.dev else next(labeled)
   accuracies = classification.transfer_accuracies(learned, tests, num_classes=len(classes))
   others = [code for code in splits if code != "en"]
   pairs = [pair for code in others for pair in (("en", code), (code, "en"))]
   return [topics.result(pair, accuracies[pair[0]][pair[1]], prefix) for pair in pairs]
 
 
-def _task(
-  name: str, prefix: str, splits: Mapping[str, Splits], folder: storage.Path
-) -> suite.LargeTask:
+def _task(name: str, prefix: str, splits: Mapping[str, Splits], folder: storage.Path) -> suite.Task:
   if "en" not in splits or len(splits) < 2:
     raise errors.InputError(
       f"{folder}: {prefix}{name} needs English and another language, but has "
       f"{', '.join(splits) or 'none'}"
     )
-  measure = functools.partial(transfer_results, splits=splits, prefix=prefix)
-  return suite.LargeTask(f"{prefix.strip() or name}", measure, functools.partial(_held_out, splits))
-
-
-def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
-  """Yields the sentences of all documents except training documents."""
-  for split in splits.values():
-    for part in (split.test,) if split.test is split.dev else (split.dev, split.test):
-      for document in part.texts:
-        yield from sentences(document)
+  classes = {label for split in splits.values() for label in split.train.labels}
+  for code, split in splits.items():
+    if unknown := {label for part in split.parts for label in part.labels} - classes:
+      raise errors.InputError(f"{folder}: {prefix}{code}: no training document of class {unknown}")
+  sides = {
+    code: [suite.Side(code, part.texts, split=sentences) for part in split.parts]
+    for code, split in splits.items()
+  }
+  return suite.Task(
+    prefix.strip() or name,
+    tuple(itertools.chain(*sides.values())),
+    functools.partial(_score, splits, prefix),
+    held_out=tuple(side for sides_of_language in sides.values() for side in sides_of_language[1:]),
+    large=True,
+  )
 
 
 def _not_empty(documents: Documents, path: storage.Path) -> Documents:
@@ -249,11 +241,11 @@ def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
 MLDOC = suite.Benchmark(
   name="mldoc",
   title="MLDoc, topics of news",
-  folders=("mldoc",),
-  layout="LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-  source=(
+  files=suite.Files(
+    ("mldoc",),
+    "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
     "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts "
-    "them to these files"
+    "them to these files",
   ),
   read=_read_mldoc,
   averages=topics.means,
@@ -262,38 +254,15 @@ MLDOC = suite.Benchmark(
 CLS = suite.Benchmark(
   name="cls",
   title="CLS, sentiments of Amazon reviews",
-  folders=("cls-acl10-unprocessed",),
-  layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-  source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  files=suite.Files(
+    ("cls-acl10-unprocessed",),
+    "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
+    "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  ),
   read=_read_cls,
   averages=topics.means,
   sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_LANGUAGES, f"{domain} ")],
 )
-
-BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
-
-
-def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
-  """Returns the vector of every document, float32 [N, D]: the mean of its sentence vectors.
-
-  Sentence vectors are averaged without normalization. Those of `BLOCK_DOCUMENTS` documents are in
-  memory at once.
-
-  Args:
-    embed: Embeds sentences.
-    language: Language code of the documents.
-    texts: The documents, at least one.
-  """
-  means = []
-  for start in range(0, len(texts), BLOCK_DOCUMENTS):
-    block = texts[start : start + BLOCK_DOCUMENTS]
-    split = [sentences(text) for text in block]
-    count_N = np.array([len(pieces) for pieces in split])
-    vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
-    sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
-    means.append(sum_ND / count_N[:, None].astype(np.float32))
-  return np.concatenate(means)
-
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"

@@ -128,9 +128,11 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 BENCHMARK = suite.Benchmark(
   name="sts",
   title="STS 2012-2016 (English)",
-  folders=("sts",),
-  layout="YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
-  source=_SOURCE,
+  files=suite.Files(
+    ("sts",),
+    "YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
+    _SOURCE,
+  ),
   read=read,
   averages=summarize,
   sets=tuple(itertools.chain.from_iterable(_NAMES.values())),

@@ -99,13 +99,13 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 BENCHMARK = suite.Benchmark(
   name="stsb",
   title="STS Benchmark in 12 languages, and JSTS",
-  folders=("stsb",),
-  more_files=(f"sts/{_JSTS}.tsv",),
-  layout=(
+  files=suite.Files(
+    ("stsb",),
     "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
-    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv"
+    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv",
+    _SOURCE,
+    more=(f"sts/{_JSTS}.tsv",),
   ),
-  source=_SOURCE,
   read=read,
   averages=summarize,
   sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),

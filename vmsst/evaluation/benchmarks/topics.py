@@ -128,12 +128,14 @@ def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 SIB200 = suite.Benchmark(
   name="sib200",
   title="SIB-200, topics learned in English",
-  folders=("sib200",),
-  layout="CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  source="download dadelani/sib-200; its sentences are those of FLORES-200",
+  files=suite.Files(
+    ("sib200",),
+    "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
+    "download dadelani/sib-200; its sentences are those of FLORES-200",
+  ),
   read=lambda root: [transfer_task(sib200(root / "sib200"))],
   averages=_averages,
-  codes=[each.flores[0] for each in languages.LANGUAGES if each.flores],
+  sets=[each for each in languages.LANGUAGES if each.flores],
 )
 
 

@@ -79,12 +79,12 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 BENCHMARK = suite.Benchmark(
   name="xlsts",
   title="STS 2017, within and across languages",
-  folders=("xlsts",),
-  layout=(
+  files=suite.Files(
+    ("xlsts",),
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, at any depth, or "
-    "STS17.trackN.xx-yy.tsv (score, sentences)"
+    "STS17.trackN.xx-yy.tsv (score, sentences)",
+    _SOURCE,
   ),
-  source=_SOURCE,
   read=read,
   averages=summarize,
   sets=_ALL,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.evaluation import results_files, suite
+from vmsst.evaluation import results_files
 from vmsst.io import text_files
 
 _NEITHER = "give output folders of `vmsst eval`, or MODEL_DIRs of training runs"
@@ -53,7 +53,7 @@ def _run(folder: storage.Path) -> Run:
     if not folder.is_dir():
       problem = "not a folder" if folder.exists() else "no such folder"
       raise errors.InputError(f"{folder}: {problem}: {_NEITHER}")
-  path = folder / suite.RESULTS_FILE
+  path = folder / results_files.NAME
   results = results_files.read_results(path) if storage.is_file(path) else None
   metrics = {"": folder / "train" / "metrics.jsonl"}
   for file in storage.find(folder / "inference_eval", "*-metrics.jsonl"):

@@ -69,7 +69,7 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert summary["spread over versions"] == pytest.approx((12.5 + 25) / 2)
   assert summary["largest spread over versions"] == 25
   assert not [name for name in summary if "branches" in name]  # West Germanic and Romance only
-  assert "fra" in found["missing"]
+  assert "French" in found["missing"]
   assert not {"eng", "deu", "spa"} & set(found["missing"])
 
 

@@ -6,24 +6,10 @@ import numpy as np
 import pytest
 
 from vmsst import languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import documents, topics
 from vmsst.evaluation.benchmarks import documents as benchmarks
 from vmsst.evaluation.metrics import classification
-
-
-def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
-  monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 2)
-  calls = []
-
-  def embed(side):
-    calls.append((side.language, len(side.texts)))
-    return np.array([[len(x), x.count("e")] for x in side.texts], np.float32)
-
-  texts = ["One. Three, Four!", "Zero", "", "Ten. Eleven. Sixteen."]
-  expected = [[(4 + 12) / 2, 1.5], [4, 1], [0, 0], [(4 + 7 + 8) / 3, 5 / 3]]
-  np.testing.assert_allclose(documents.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
-  assert calls == [("en", 3), ("en", 4)]
 
 
 def share_of_axes(splits, tests, *, num_classes):
@@ -48,7 +34,7 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
       line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{part}", rows)
   (task,) = benchmarks.MLDOC.read(tmp_path)
   encoder = fake_encoders.FakeEncoder(lambda text: [2 * (text[0] == x) for x in "CEGM"])
-  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work"))
+  results = task.results(embedder.Embedder(encoder), [None])[None]
   assert [(x.name, x.languages, x.metrics) for x in results] == [
     ("en->de", ("en", "de"), {"accuracy": 50, "deviation": 0}),
     ("de->en", ("de", "en"), {"accuracy": 100, "deviation": 0}),
@@ -82,8 +68,8 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
       path = folder / code / "dvd" / f"{part}.review.gz"
       line_files.write_text(path, f"{head}<items>{reviews}</items>")
   (task,) = benchmarks.CLS.read(tmp_path)
-  assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
-  splits = task.measure.keywords["splits"]
+  splits, prefix = task.score.args
+  assert (task.name, prefix) == ("dvd", "dvd ")
   assert list(splits) == ["en", "ja"]
   assert splits["ja"].train.labels == ["positive", "negative", "positive", "negative"]
   assert splits["ja"].train.texts == ["Sum & é\nText.\nMore"] * 4
@@ -119,7 +105,7 @@ def write_sib200(folder):
 
 
 def score(task):
-  embed = suite.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
+  embed = embedder.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
   return {x.name: x for x in task.score(*map(embed, task.sides))}
 
 
