@@ -53,8 +53,6 @@ class BenchmarkResults(TypedDict):
     summary: Averages by name.
     missing: Names of the results and languages that are missing.
     results: All results.
-    seconds: Time of `embedding` and `scoring`; the search in a knowledge base counts as scoring,
-      with its embedding.
     options: Choices in its protocol.
     data: Its files; `vmsst eval` adds it.
     dimensions: Averages for each number of dimensions, if several were requested.
@@ -64,7 +62,6 @@ class BenchmarkResults(TypedDict):
   summary: Numbers
   missing: list[str]
   results: list[ResultRecord]
-  seconds: Numbers
   options: dict[str, str]
   data: NotRequired[Data]
   dimensions: NotRequired[list[Cut]]

@@ -311,10 +311,9 @@ def scores(
       report(f"{benchmark.name}: failed: {reason}")
       yield benchmark, reason
       continue
-    embedding = vectors.seconds - before
-    total = time.perf_counter() - start
     summary = summaries.pop(None)
     headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
+    embedding, total = vectors.seconds - before, time.perf_counter() - start
     report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embedding:.0f} s)")
     record: BenchmarkResults = {
       "title": benchmark.title,
@@ -324,7 +323,6 @@ def scores(
         {"name": x.name, "languages": list(x.languages), "metrics": x.metrics}
         for x in by_size[None]
       ],
-      "seconds": {"embedding": embedding, "scoring": total - embedding},
       "options": dict(benchmark.options),
     }
     if summaries:
