@@ -130,7 +130,7 @@ def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
   """Returns topic classification in languages of training, from English to others and back."""
   data = documents.sib200(root / "sib200")
   chosen = {code: data[code] for code in data if code == "eng_Latn" or seen([code])}
-  return [documents.sentences_task("sib200", chosen, into_english=True)]
+  return [documents.transfer_task("sib200", chosen, into_english=True)]
 
 
 def scores(

@@ -244,34 +244,36 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 BENCHMARK = suite.Benchmark(
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  folders=("ntrex",),
-  layout=(
+  files=suite.Files(
+    ("ntrex",),
     "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text per line, "
-    "plain or .gz"
+    "plain or .gz",
+    parallel.NTREX_SOURCE,
   ),
-  source=parallel.NTREX_SOURCE,
   read=read_ntrex,
   averages=summarize,
-  codes=parallel.NTREX_CODES,
+  sets=parallel.NTREX_LANGUAGES,
 )
 
 FLORES = suite.Benchmark(
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  folders=("flores200/devtest",),
-  layout="CODE.devtest, one text per line, plain or .gz",
-  source=parallel.FLORES_SOURCE,
+  files=suite.Files(
+    ("flores200/devtest",), "CODE.devtest, one text per line, plain or .gz", parallel.FLORES_SOURCE
+  ),
   read=read_flores,
   averages=summarize,
-  codes=parallel.FLORES_CODES,
+  sets=parallel.FLORES_LANGUAGES,
 )
 
 WMT2012 = suite.Benchmark(
   name="wmt2012",
   title="Language-agnosticism (WMT 2012, every ordered pair)",
-  folders=("wmt2012",),
-  layout=f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
-  source=WMT2012_SOURCE,
+  files=suite.Files(
+    ("wmt2012",),
+    f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
+    WMT2012_SOURCE,
+  ),
   read=read_wmt2012,
   averages=summarize,
 )
@@ -279,9 +281,9 @@ WMT2012 = suite.Benchmark(
 TED = suite.Benchmark(
   name="agnosticism_ted",
   title="Language-agnosticism (TED talks, every ordered pair)",
-  folders=("ted",),
-  layout="all_talks_train.tsv with a column per language, plain or .gz",
-  source=TED_SOURCE,
+  files=suite.Files(
+    ("ted",), "all_talks_train.tsv with a column per language, plain or .gz", TED_SOURCE
+  ),
   read=read_ted,
   averages=summarize,
 )
@@ -289,12 +291,12 @@ TED = suite.Benchmark(
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
-  folders=("translations",),
-  layout=(
+  files=suite.Files(
+    ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
-    "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz"
+    "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz",
+    TRANSLATIONS_SOURCE,
   ),
-  source=TRANSLATIONS_SOURCE,
   read=read_translations,
   averages=summarize,
 )

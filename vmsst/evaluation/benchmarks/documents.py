@@ -20,10 +20,9 @@ no such marks, are split at line ends only.
 
 import ast
 import dataclasses
-import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 import numpy as np
@@ -118,7 +117,7 @@ def sib200(folder: storage.Path) -> dict[str, Splits]:
   return splits
 
 
-def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
+def _read_mldoc(root: storage.Path) -> list[suite.Task]:
   def part(name: str, end: str) -> LabeledTexts:
     path = files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")
     return _labeled(mldoc_rows(path), path)
@@ -128,10 +127,10 @@ def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
     for code, name in _MLDOC_NAMES.items()
     if (root / "mldoc" / name).is_dir()
   }
-  return [documents_task("mldoc", splits)]
+  return [transfer_task("mldoc", splits, documents=True, into_english=True)]
 
 
-def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
+def _read_cls(root: storage.Path) -> list[suite.Task]:
   tasks = []
   for domain in _CLS_DOMAINS:
     splits = {}
@@ -143,113 +142,74 @@ def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
         # The test set also chooses the epoch of its own language's classifier.
         splits[code] = Splits(train, test, test)
     if splits:
-      tasks.append(documents_task(domain, splits, f"{domain} "))
+      prefix = f"{domain} "
+      tasks.append(transfer_task(domain, splits, prefix=prefix, documents=True, into_english=True))
   return tasks
 
 
-def documents_task(name: str, splits: SplitsByCode, prefix: str = "") -> suite.LargeTask:
-  """Returns the task of classifying documents from English into each language and back.
-
-  Only the mean sentence vectors of each document are kept.
+def transfer_task(
+  name: str,
+  splits: SplitsByCode,
+  *,
+  prefix: str = "",
+  documents: bool = False,
+  into_english: bool = False,
+) -> suite.Task:
+  """Returns the task of classifying texts after training in English, `en->xx`.
 
   Args:
     name: Name of the task.
-    splits: The documents.
+    splits: The texts.
     prefix: Prefix of the results' names.
-  """
-  english = _english(name, splits)
-  pairs = [pair for x in splits if x != english for pair in ((english, x), (x, english))]
-
-  def measure(tools: suite.Tools) -> list[suite.Result]:
-    def vectors(code: str, part: LabeledTexts) -> np.ndarray:
-      return mean_vectors(tools.embed, code, part.texts)
-
-    return _transfer(splits, functools.cache(vectors), pairs, prefix)
-
-  def held_out() -> Iterator[str]:
-    for split in splits.values():
-      for part in dict.fromkeys((split.dev, split.test)):
-        yield from itertools.chain.from_iterable(map(sentences, part.texts))
-
-  return suite.LargeTask(name, measure, held_out)
-
-
-def sentences_task(name: str, splits: SplitsByCode, *, into_english: bool = False) -> suite.Task:
-  """Returns the task of classifying sentences after training in English, also within English.
-
-  Args:
-    name: Name of the task.
-    splits: The sentences.
+    documents: Whether the vector of a text is the mean over its sentences, which are not in memory
+      together. There is no result within English: the test set of CLS also chooses the epoch.
     into_english: Whether to add `xx->en` for every language, at the cost of a training for each.
+
+  Raises:
+    InputError: English or another language is missing, or a class has no training texts.
   """
-  english = _english(name, splits)
-  others = [code for code in splits if code != english]
-  pairs = [(english, code) for code in (english, *others)]
-  pairs += [(code, english) for code in others if into_english]
-  parts = [(code, part) for code, x in splits.items() for part in (x.train, x.dev, x.test)]
-  sides = tuple(suite.Side(code, part.texts) for code, part in parts)
-  held_out = tuple(side for number, side in enumerate(sides) if number % 3)
+  english = next((code for code in splits if _is_english(code)), None)
+  if english is None or len(splits) < 2:
+    raise errors.InputError(
+      f"{name} needs English and another language, but has only {', '.join(splits)}; add the files"
+    )
+  classes = sorted({label for split in splits.values() for label in split.train.labels})
+  sides = {}
+  for code, split in splits.items():
+    for part in (split.train, split.dev, split.test):
+      sides[part] = suite.Side(code, part.texts, split=sentences if documents else None)
+      if unknown := {*part.labels} - {*classes}:
+        raise errors.InputError(f"{name}, {code}: no training text of class {', '.join(unknown)}")
+  training = {split.train for split in splits.values()}
+  held_out = tuple(side for part, side in sides.items() if part not in training)
+  pairs = [(english, code) for code in splits if not (documents and code == english)]
+  pairs += [(code, english) for code in splits if into_english and code != english]
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
-    by_part = {part: vectors_ND for (_, part), vectors_ND in zip(parts, vectors, strict=True)}
-    return _transfer(splits, lambda code, part: by_part[part], pairs, "")
+    from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
 
-  return suite.Task(name, sides, score, held_out)
+    labeled = {}
+    for part, vectors_ND in zip(sides, vectors, strict=True):
+      label_N = np.array([classes.index(label) for label in part.labels])
+      labeled[part] = classification.LabeledVectors(vectors_ND, label_N)
+    sources, targets = map(dict.fromkeys, zip(*pairs, strict=True))
+    accuracies = classification.transfer_accuracies(
+      {x: classification.Split(labeled[splits[x].train], labeled[splits[x].dev]) for x in sources},
+      {x: labeled[splits[x].test] for x in targets},
+      num_classes=len(classes),
+    )
+    results = []
+    for source, target in pairs:
+      accuracy_S = 100 * accuracies[source][target]
+      metrics = {"accuracy": float(accuracy_S.mean()), "deviation": float(accuracy_S.std())}
+      results.append(suite.Result(f"{prefix}{source}->{target}", (source, target), metrics))
+    return results
 
-
-def _english(name: str, splits: SplitsByCode) -> str:
-  """Returns the code of English."""
-  for code in splits:
-    if _is_english(code) and len(splits) > 1:
-      return code
-  raise errors.InputError(
-    f"{name} needs English and another language, but has only {', '.join(splits)}; add the files"
-  )
+  return suite.Task(name, tuple(sides.values()), score, held_out, large=documents)
 
 
 def _is_english(code: str) -> bool:
   return languages.language(code) == languages.language("en")
-
-
-def _transfer(
-  splits: SplitsByCode,
-  vectors: Callable[[str, LabeledTexts], np.ndarray],
-  pairs: Sequence[tuple[str, str]],
-  prefix: str,
-) -> list[suite.Result]:
-  """Returns a result for each pair of training and test language.
-
-  Args:
-    splits: The data.
-    vectors: Maps texts of a language to their vectors, [N, D].
-    pairs: Codes.
-    prefix: Prefix of the results' names.
-  """
-  from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
-
-  classes = sorted({label for split in splits.values() for label in split.train.labels})
-
-  def labeled(code: str, part: LabeledTexts) -> classification.LabeledVectors:
-    if unknown := {*part.labels} - {*classes}:
-      raise errors.InputError(f"{prefix}{code}: no training text of class {', '.join(unknown)}")
-    label_N = np.array([classes.index(label) for label in part.labels])
-    return classification.LabeledVectors(vectors(code, part), label_N)
-
-  sources, targets = (dict.fromkeys(codes) for codes in zip(*pairs, strict=True))
-  accuracies = classification.transfer_accuracies(
-    {
-      code: classification.Split(labeled(code, splits[code].train), labeled(code, splits[code].dev))
-      for code in sources
-    },
-    {code: labeled(code, splits[code].test) for code in targets},
-    num_classes=len(classes),
-  )
-  results = []
-  for source, target in pairs:
-    accuracy_S = 100 * accuracies[source][target]
-    metrics = {"accuracy": float(accuracy_S.mean()), "deviation": float(accuracy_S.std())}
-    results.append(suite.Result(f"{prefix}{source}->{target}", (source, target), metrics))
-  return results
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
@@ -281,11 +241,11 @@ def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
 MLDOC = suite.Benchmark(
   name="mldoc",
   title="MLDoc, topics of news",
-  folders=("mldoc",),
-  layout="LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-  source=(
+  files=suite.Files(
+    ("mldoc",),
+    "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
     "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts "
-    "them to these files"
+    "them to these files",
   ),
   read=_read_mldoc,
   averages=summarize,
@@ -294,9 +254,11 @@ MLDOC = suite.Benchmark(
 CLS = suite.Benchmark(
   name="cls",
   title="CLS, sentiments of Amazon reviews",
-  folders=("cls-acl10-unprocessed",),
-  layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-  source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  files=suite.Files(
+    ("cls-acl10-unprocessed",),
+    "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
+    "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  ),
   read=_read_cls,
   averages=summarize,
   sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_NAMES, f"{domain} ")],
@@ -304,38 +266,15 @@ CLS = suite.Benchmark(
 SIB200 = suite.Benchmark(
   name="sib200",
   title="SIB-200, topics learned in English",
-  folders=("sib200",),
-  layout="CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-  source="download dadelani/sib-200; its sentences are those of FLORES-200",
-  read=lambda root: [sentences_task("sib200", sib200(root / "sib200"))],
+  files=suite.Files(
+    ("sib200",),
+    "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
+    "download dadelani/sib-200; its sentences are those of FLORES-200",
+  ),
+  read=lambda root: [transfer_task("sib200", sib200(root / "sib200"))],
   averages=summarize,
-  codes=[each.flores[0] for each in languages.LANGUAGES if each.flores],
+  sets=[each for each in languages.LANGUAGES if each.flores],
 )
-
-BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
-
-
-def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
-  """Returns the vector of every document, float32 [N, D]: the mean of its sentence vectors.
-
-  Sentence vectors are averaged without normalization. Those of `BLOCK_DOCUMENTS` documents are in
-  memory at once.
-
-  Args:
-    embed: Embeds sentences.
-    language: Language code of the documents.
-    texts: The documents, at least one.
-  """
-  means = []
-  for start in range(0, len(texts), BLOCK_DOCUMENTS):
-    block = texts[start : start + BLOCK_DOCUMENTS]
-    split = [sentences(text) for text in block]
-    count_N = np.array([len(pieces) for pieces in split])
-    vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
-    sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
-    means.append(sum_ND / count_N[:, None].astype(np.float32))
-  return np.concatenate(means)
-
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"

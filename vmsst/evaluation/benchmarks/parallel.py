@@ -30,11 +30,9 @@ from vmsst.io import input_files, text_files
 from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim", "hubness")
-NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
-FLORES_CODES = tuple(
-  each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
-)
-"""Codes of the languages of FLORES-200; FLORES+ added N'Ko."""
+NTREX_LANGUAGES = [each for each in languages.LANGUAGES if each.ntrex]
+FLORES_LANGUAGES = [each for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"]
+"""The languages of FLORES-200; FLORES+ added N'Ko."""
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": averages.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
@@ -227,16 +225,16 @@ def _flores(name: str, split: str) -> suite.Benchmark:
   return suite.Benchmark(
     name=name,
     title=f"FLORES-200 ({split})",
-    folders=(f"flores200/{split}",),
-    more_files=(f"flores200/{split}_augmented/*",),
-    layout=(
+    files=suite.Files(
+      (f"flores200/{split}",),
       f"xxx_Xxxx.{split}, plain or .gz; for xSIM++ ../{split}_augmented with "
-      f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json"
+      f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json",
+      FLORES_SOURCE,
+      more=(f"flores200/{split}_augmented/*",),
     ),
-    source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
     averages=functools.partial(summarize, GROUPS),
-    codes=FLORES_CODES,
+    sets=FLORES_LANGUAGES,
   )
 
 
@@ -245,10 +243,12 @@ FLORES_DEV = _flores("flores_dev", "dev")
 NTREX = suite.Benchmark(
   name="ntrex",
   title="NTREX-128",
-  folders=("ntrex",),
-  layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
-  source=NTREX_SOURCE,
+  files=suite.Files(
+    ("ntrex",),
+    "newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
+    NTREX_SOURCE,
+  ),
   read=read_ntrex,
   averages=functools.partial(summarize, {}),
-  codes=NTREX_CODES,
+  sets=NTREX_LANGUAGES,
 )

@@ -42,10 +42,6 @@ SETS: dict[str, tuple[str, ...]] = {
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
 _NOT_IN_SPEARMAN = "STS13.SMT"
-_STS_SOURCE = (
-  "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS of "
-  "https://github.com/facebookresearch/SentEval"
-)
 
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
@@ -58,20 +54,11 @@ _TRACKS = {  # Languages of the first and second sentences; names do not have th
   "track5.en-en": ("en", "en"),
   "track6.tr-en": ("en", "tr"),
 }
-_XLSTS_SOURCE = (
-  "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
-  "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval"
-)
 
 LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
 SPLITS = {"test": 1379, "dev": 1500}
 """Published numbers of pairs of the STS Benchmark."""
 _JSTS = "JSTS.ja.valid"
-_STSB_SOURCE = (
-  "English is http://ixa2.si.ehu.es/stswiki/images/4/48/Stsbenchmark.tar.gz, Korean is KorSTS of "
-  "https://github.com/kakaobrain/kor-nlu-datasets, other languages are "
-  "https://github.com/PhilipMay/stsb-multi-mt, JSTS is https://github.com/yahoojapan/JGLUE"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +295,7 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
 
 def _stsb_sets(folder: storage.Path) -> Iterator[ScoredPairs]:
   patterns = ("stsb.*.tsv", "sts-dev.csv", "sts-test.csv")
-  for path in files.files_in(folder, *patterns, source=_STSB_SOURCE):
+  for path in files.files_in(folder, *patterns):
     start, code, *_ = files.plain_name(path).split(".")
     english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
     code = "eng" if english else files.known_code(code, path)
@@ -358,9 +345,12 @@ def _summarize_stsb(
 STS = suite.Benchmark(
   name="sts",
   title="STS 2012-2016 (English)",
-  folders=("sts",),
-  layout="YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
-  source=_STS_SOURCE,
+  files=suite.Files(
+    ("sts",),
+    "YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
+    "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS "
+    "of https://github.com/facebookresearch/SentEval",
+  ),
   read=_read_sts,
   averages=_summarize_sts,
   sets=tuple(itertools.chain.from_iterable(_NAMES.values())),
@@ -368,12 +358,13 @@ STS = suite.Benchmark(
 XLSTS = suite.Benchmark(
   name="xlsts",
   title="STS 2017, within and across languages",
-  folders=("xlsts",),
-  layout=(
+  files=suite.Files(
+    ("xlsts",),
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, at any depth, or "
-    "STS17.trackN.xx-yy.tsv (score, sentences)"
+    "STS17.trackN.xx-yy.tsv (score, sentences)",
+    "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
+    "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval",
   ),
-  source=_XLSTS_SOURCE,
   read=_read_xlsts,
   averages=_summarize_xlsts,
   sets=(*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
@@ -381,13 +372,15 @@ XLSTS = suite.Benchmark(
 STSB = suite.Benchmark(
   name="stsb",
   title="STS Benchmark in 12 languages, and JSTS",
-  folders=("stsb",),
-  more_files=(f"sts/{_JSTS}.tsv",),
-  layout=(
+  files=suite.Files(
+    ("stsb",),
     "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
-    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv"
+    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv",
+    "English is http://ixa2.si.ehu.es/stswiki/images/4/48/Stsbenchmark.tar.gz, Korean is KorSTS of "
+    "https://github.com/kakaobrain/kor-nlu-datasets, other languages are "
+    "https://github.com/PhilipMay/stsb-multi-mt, JSTS is https://github.com/yahoojapan/JGLUE",
+    more=(f"sts/{_JSTS}.tsv",),
   ),
-  source=_STSB_SOURCE,
   read=_read_stsb,
   averages=_summarize_stsb,
   sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),

@@ -4,7 +4,7 @@ import os
 import re
 
 from vmsst import storage
-from vmsst.evaluation import results_files, suite
+from vmsst.evaluation import results_files
 
 
 def averages(folder: str | os.PathLike[str]) -> str:
@@ -16,7 +16,7 @@ def averages(folder: str | os.PathLike[str]) -> str:
   Raises:
     InputError: the folder has no results, or they are invalid.
   """
-  results = results_files.read_results(storage.path(folder) / suite.RESULTS_FILE)
+  results = results_files.read_results(storage.path(folder) / results_files.NAME)
   return "\n".join(
     f"- {_escaped(scored['title'])}, {_escaped(name)}: {value:.2f}"
     for scored in results["benchmarks"].values()

@@ -7,18 +7,17 @@ import pathlib
 import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import results_files, suite
-from vmsst.evaluation.benchmarks import agnosticism, averages, own_files
+from vmsst.evaluation.benchmarks import agnosticism, averages, own_files, tatoeba
 from vmsst.evaluation.metrics import agnosticism as error_metrics
 from vmsst.evaluation.report import papers, plots
 from vmsst.io import input_files, text_files
 
-ResultsByEncoder = Mapping[str, Mapping[str, Any]]
+ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 """Results of one benchmark by encoder."""
 
 Curve = dict[int, float]
@@ -79,11 +78,11 @@ def page(folders: Iterable[str | os.PathLike[str]]) -> str:
     import jinja2
 
     importlib.import_module("matplotlib")
-  evaluated: dict[str, dict[str, Any]] = {}
+  evaluated: dict[str, results_files.Results] = {}
   training: dict[str, dict[str, Curve]] = {}
   runs = []
   for folder in dict.fromkeys(map(storage.path, folders)):
-    path = folder / suite.RESULTS_FILE
+    path = folder / results_files.NAME
     results = results_files.read_results(path) if storage.is_file(path) else None
     curves = _curves(folder)
     if results is None and not curves:
@@ -127,26 +126,32 @@ def _curves(folder: storage.Path) -> dict[str, Curve]:
 
 
 def _sections(
-  evaluated: Mapping[str, Mapping[str, Any]], training: Mapping[str, Mapping[str, Curve]]
+  evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
-  by_benchmark: dict[str, dict[str, Mapping[str, Any]]] = {}
+  by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
   for encoder, results in evaluated.items():
-    scored = results["benchmarks"]
     if score := averages.overall_score(results):
       title = "Overall Score of the VMSST paper"
-      whole = {"title": title, "summary": score, "missing": [], "options": {}, "results": []}
-      scored = {"score": whole, **scored}
-    for name, section in scored.items():
-      by_benchmark.setdefault(name, {})[encoder] = {"seen": results.get("seen"), **section}
+      by_benchmark.setdefault("score", {})[encoder] = {
+        "title": title,
+        "summary": score,
+        "missing": [],
+        "options": {},
+        "results": [],
+      }
+  for encoder, results in evaluated.items():
+    for name, scored in results["benchmarks"].items():
+      by_benchmark.setdefault(name, {})[encoder] = scored
   own = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
   own_tables = [_table(next(iter(x.values()))["title"], "System", _averages(x)) for x in own]
   names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
   keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
+  by_seen = papers.seen_and_unseen(evaluated)
   sections = [
     Section("Your files", tables=own_tables),
     _overview(by_benchmark),
-    *(_benchmark(name, scored, keys) for name, scored in by_benchmark.items()),
+    *(_benchmark(name, scored, keys, by_seen) for name, scored in by_benchmark.items()),
     Section("Training", figures=_training(training)),
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in sections])
@@ -177,15 +182,27 @@ def _averages(of_encoder: ResultsByEncoder) -> Cells:
   cells: Cells = {}
   for encoder, scored in of_encoder.items():
     summaries = {encoder: scored["summary"]}
-    for cut in (scored.get("dimensions") or [])[:-1]:  # The last has whole vectors.
+    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
   return cells
 
 
-def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -> Section:
-  """Returns the section of a benchmark, with the ablations of the papers with these keys."""
+def _benchmark(
+  name: str,
+  of_encoder: ResultsByEncoder,
+  keys: Collection[str],
+  by_seen: Mapping[str, list[papers.Number]],
+) -> Section:
+  """Returns the section of a benchmark.
+
+  Args:
+    name: Name of the benchmark.
+    of_encoder: Its results.
+    keys: Keys of the papers to show ablations of.
+    by_seen: Published averages of Tatoeba over seen and unseen languages.
+  """
   section = Section(next(iter(of_encoder.values()))["title"], [*_notes(name, of_encoder)])
   results = {}
   for encoder, scored in of_encoder.items():
@@ -197,7 +214,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
     results[encoder] = [*_error_rows(results[encoder])]
   cells = _averages(of_encoder)
   numbers = {key: papers.for_average(name, key, keys) for _, key in cells}
-  numbers |= papers.seen_and_unseen(name, of_encoder)
+  numbers |= by_seen if name == tatoeba.BENCHMARK.name else {}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for scored in numbers.values() for x in scored if x.note)
@@ -285,7 +302,7 @@ def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Fi
   return [plots.curves("Metrics over training steps", panels)] if panels else []
 
 
-def _missing(evaluated: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:
   """Yields what each evaluation lacks: benchmarks, sets, training languages."""
   for encoder, results in evaluated.items():
     for what, of in (("failed", results["failed"]), ("was not run", results["absent"])):
@@ -293,7 +310,7 @@ def _missing(evaluated: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for scored in results["benchmarks"].values():
       if scored["missing"]:
         yield f"{encoder}: {scored['title']} lacks {suite.shortened(scored['missing'])}"
-    if results.get("seen") is None and not all(map(own_files.is_own, results["benchmarks"])):
+    if results["seen"] is None and not all(map(own_files.is_own, results["benchmarks"])):
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
 
 

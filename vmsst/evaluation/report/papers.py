@@ -23,7 +23,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import results_files, suite
 from vmsst.evaluation.benchmarks import averages, tatoeba
 
 
@@ -135,48 +135,42 @@ def _language(code: str) -> str:
     return code
 
 
-def seen_and_unseen(
-  name: str, of_encoder: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[Number]]:
+def seen_and_unseen(evaluated: Mapping[str, results_files.Results]) -> dict[str, list[Number]]:
   """Returns published averages over the seen and unseen languages of Tatoeba, by average.
 
   Systems without a published number for each of the languages are left out. Names of systems say
   whose languages they are: those of the first encoder with the same ones.
 
   Args:
-    name: Name of the benchmark; others than Tatoeba have no such averages.
-    of_encoder: What `suite.evaluate` returns of it, by encoder, with `seen`.
+    evaluated: Results by encoder.
 
   Raises:
     InputError: a language is unknown.
   """
   numbers: dict[str, list[Number]] = {}
   done = set()
-  for encoder, scored in of_encoder.items():
-    if name != tatoeba.BENCHMARK.name or scored["seen"] is None:
+  name = tatoeba.BENCHMARK.name
+  for encoder, results in evaluated.items():
+    if name not in results["benchmarks"] or results["seen"] is None:
       continue
-    seen = suite.seen_test(map(languages.language, scored["seen"]))
+    scored = results["benchmarks"][name]
+    seen = suite.seen_test(map(languages.language, results["seen"]))
     split = averages.split_by_seen(tatoeba.without_english(suite.collect_results(scored)), seen)
-    for part, results in (("seen", split[True]), ("unseen", split[False])):
-      codes = frozenset(x.name for x in results)
+    for part, results_of_part in (("seen", split[True]), ("unseen", split[False])):
+      codes = frozenset(x.name for x in results_of_part)
       average = next((x for x in scored["summary"] if x.startswith(f"average {part}")), "")
       if not average or (average, codes) in done:
         continue
       done.add((average, codes))
-      of_system: dict[tuple[str, str], dict[str, Number]] = {}
+      by_system: dict[tuple[str, str], dict[str, Number]] = {}
       for code in codes:
         for number in for_result(name, code, (code, "eng"), "average"):
-          of_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
-      numbers.setdefault(average, []).extend(
-        dataclasses.replace(
-          next(iter(values.values())),
-          system=f"{system} on the {part} languages of {encoder}",
-          table=", ".join(dict.fromkeys(number.table for number in values.values())),
-          of=None,
-          value=statistics.fmean(number.value for number in values.values()),
-          note="",
-        )
-        for (_, system), values in of_system.items()
-        if len(values) == len(codes)
-      )
+          by_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
+      for (paper, system), by_code in by_system.items():
+        if len(by_code) == len(codes):
+          tables = ", ".join(dict.fromkeys(number.table for number in by_code.values()))
+          title = f"{system} on the {part} languages of {encoder}"
+          value = statistics.fmean(number.value for number in by_code.values())
+          mean = Number(paper, tables, title, name, average, None, value, "", False)
+          numbers.setdefault(average, []).append(mean)
   return numbers

@@ -65,8 +65,8 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   assert summary["largest spread over versions"] == 25
   assert not [name for name in summary if "branches" in name]  # West Germanic and Romance only
   assert result["metrics"].keys() == summary.keys() - {"error seen", "error unseen"}
-  assert "fra" in found["missing"]
-  assert not {"eng", "deu", "spa"} & set(found["missing"])
+  assert "French" in found["missing"]
+  assert not {"English", "German", "Spanish"} & set(found["missing"])
 
 
 def test_ted_talks_are_searched_where_every_language_has_a_text(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vmsst import languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import documents
 from vmsst.evaluation.metrics import classification
 
@@ -27,20 +27,6 @@ def test_documents_are_split_into_sentences(text, expected):
   assert "".join("".join(sentences).split()) == "".join(text.split())  # nothing is lost
   assert all(x == x.strip() for x in sentences)
   assert expected == 1 or all(sentences)
-
-
-def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
-  monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 2)
-  calls = []
-
-  def embed(side):
-    calls.append((side.language, len(side.texts)))
-    return np.array([[len(x), x.count("e")] for x in side.texts], np.float32)
-
-  texts = ["One. Three, Four!", "Zero", "", "Ten. Eleven. Sixteen."]
-  expected = [[(4 + 12) / 2, 1.5], [4, 1], [0, 0], [(4 + 7 + 8) / 3, 5 / 3]]
-  np.testing.assert_allclose(documents.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
-  assert calls == [("en", 3), ("en", 4)]
 
 
 def share_of_axes(splits, tests, *, num_classes):
@@ -65,7 +51,7 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
       line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{part}", rows)
   (task,) = documents.MLDOC.read(tmp_path)
   encoder = fake_encoders.FakeEncoder(lambda text: [2 * (text[0] == x) for x in "CEGM"])
-  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work"))
+  results = task.results(embedder.Embedder(encoder), [None])[None]
   assert [(x.name, x.languages, x.metrics) for x in results] == [
     ("en->de", ("en", "de"), {"accuracy": 50, "deviation": 0}),
     ("de->en", ("de", "en"), {"accuracy": 100, "deviation": 0}),
@@ -109,8 +95,8 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path, monk
     return {x: dict.fromkeys(tests, np.ones(1)) for x in splits}
 
   monkeypatch.setattr(classification, "transfer_accuracies", accuracies)
-  embedder = suite.Embedder(fake_encoders.FakeEncoder(lambda text: [len(text)]))
-  results = task.measure(suite.Tools(embedder, tmp_path / "work"))
+  encoder = fake_encoders.FakeEncoder(lambda text: [len(text)])
+  results = task.results(embedder.Embedder(encoder), [None])[None]
   assert [result.name for result in results] == ["dvd en->ja", "dvd ja->en"]
   assert len(documents.CLS.missing(results)) == 16
 
@@ -144,8 +130,8 @@ def test_accuracies_equal_scikit_learn(tmp_path):
   neural_network = pytest.importorskip("sklearn.neural_network")
   exceptions = pytest.importorskip("sklearn.exceptions")
   arrays = write_sib200(tmp_path)
-  task = documents.sentences_task("sib200", documents.sib200(tmp_path), into_english=True)
-  embed = suite.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
+  task = documents.transfer_task("sib200", documents.sib200(tmp_path), into_english=True)
+  embed = embedder.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
   results = task.score(*map(embed, task.sides))
   pairs = ["eng_Latn->eng_Latn", "eng_Latn->jav_Latn", "jav_Latn->eng_Latn"]
   assert [result.name for result in results] == pairs

@@ -8,9 +8,8 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation import evaluation_texts, suite
+from vmsst.evaluation import evaluation_texts
 from vmsst.evaluation.benchmarks import BENCHMARKS
-from vmsst.evaluation.results_files import data_identity
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def roots(tmp_path_factory):
 
 
 def described(task):
-  return task.name, getattr(task, "sides", ()), list(task.texts())
+  return task.name, task.sides, list(task.texts())
 
 
 def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(roots):
@@ -32,31 +31,12 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
     assert local == remote
     assert local
     assert all(texts for _, _, texts in local)
-    own, other = (
-      data_identity(
-        root,
-        benchmark.folders,
-        (*benchmark.files, *benchmark.more_files),
-        leave_out=root / "results",
-      )
-      for root in roots
-    )
-    assert own["digest"] == other["digest"]
-    assert (own["name"], other["name"]) == tuple(map(str, roots))
+    local, remote = (benchmark.files.digest(root) for root in roots)
+    assert local == remote
   local, remote = (list(evaluation_texts.iter_texts(BENCHMARKS.values(), root)) for root in roots)
   assert local == remote
   # "bucc" and "bucc_test" share a folder, as do others; all benchmarks have texts.
   assert {name for name, _ in local} == {*BENCHMARKS}
-
-
-@pytest.mark.parametrize("left_out", ["", "xlsts", "xlsts/gold", "xlsts/gold/x", "xlsts/gol"])
-def test_results_inside_the_data_count_as_in_a_local_folder(roots, left_out):
-  local, remote = (
-    data_identity(root, ["xlsts"], leave_out=root / left_out)["digest"] for root in roots
-  )
-  assert local == remote
-  whole = data_identity(roots[0], ["xlsts"], leave_out="elsewhere")["digest"]
-  assert (local == whole) == (left_out not in ("xlsts/gold", "xlsts/gold/x"))
 
 
 _SIB200 = "split\tindex_id\tcategory\ttext\ntrain\t1\tx\tt\ndev\t2\tx\tt\ntest\t3\tx\tt\n"
@@ -117,10 +97,10 @@ def test_each_fault_is_one_line_with_its_file(tmp_path):
 
 def test_an_absent_benchmark_names_its_folders_and_files(tmp_path):
   for benchmark in BENCHMARKS.values():
-    assert benchmark.folders[0] in (suite.absence(benchmark, tmp_path) or "")
+    assert benchmark.files.folders[0] in (benchmark.files.absence(tmp_path) or "")
   for name in ("mkqa", "nq"):
     (tmp_path / name).mkdir()
-  reason = suite.absence(BENCHMARKS["mkqa_small"], tmp_path)
+  reason = BENCHMARKS["mkqa_small"].files.absence(tmp_path)
   assert reason.startswith(f"no file {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")
 
 

@@ -119,7 +119,7 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     expected[name] = naive_scores(german, english, gold, own)
   encoder = fake_encoders.table_encoder(vectors)
   both = [bitext_mining.BUCC, bitext_mining.BUCC_TEST]
-  results = suite.evaluate(encoder, both, tmp_path, tmp_path / "out", name="x")
+  results = suite.evaluate(encoder, both, tmp_path)
   found = results["benchmarks"]
   texts = [text for call in encoder.calls for text in call]
   assert len(texts) == len(set(texts)) == 4 * 60  # each sentence once
