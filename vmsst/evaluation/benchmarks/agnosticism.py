@@ -10,11 +10,9 @@ more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`), 
 A label defines a version of a text: codes of languages from the original to the version, joined by
 "+", with or without "_" and a suffix that distinguishes versions in one language. Each text gives
 
-* a result with its name, or `ALL`, and the metrics of `summary_of_matrix`. Its arrays are `labels`;
-  `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
-  column's; and the first scored sentence in all versions: its `line` in the files, `points` in
-  their principal plane, `shares` of the variance along its axes, and `edges`: rows of a version's
-  source and of the version, and the distance of their vectors;
+* a result with its name, or `ALL`, the metrics of `summary_of_matrix`, and two arrays: `labels`
+  and `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
+  column's;
 * a result "path eng+deu+zho" for each translation of known source: mean distances of its vectors
   x 100.
 """
@@ -131,8 +129,7 @@ def _task(
   sides = tuple(
     suite.Side(_code(label), [lines[row] for row in row_K]) for label, lines in columns.items()
   )
-  score = functools.partial(_score, text, tuple(columns), int(row_K[0]) + 1)
-  return suite.Task(text, sides, score)
+  return suite.Task(text, sides, functools.partial(_score, text, tuple(columns)))
 
 
 def _code(label: str) -> str:
@@ -145,40 +142,25 @@ def _code(label: str) -> str:
   return step
 
 
-def _score(text: str, labels: Sequence[str], line: int, *vectors: np.ndarray) -> list[suite.Result]:
+def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite.Result]:
   codes = tuple(map(_code, labels))
   error_LL = 100 * agnosticism.error_matrix(vectors)
-  sentence_VD = np.stack([vectors_ND[0] for vectors_ND in vectors])
-  paths, edges = [], []
-  for row, label in enumerate(labels):
+  arrays = {"labels": list(labels), "error": error_LL.tolist()}
+  results = [suite.Result(text, codes, summary_of_matrix(error_LL, codes), arrays)]
+  for label in labels:
     steps = label.split("+")
-    if len(steps) == 1:
-      continue
-    place_S = [labels.index("+".join(steps[:count])) for count in range(1, len(steps) + 1)]
-    distances = [
-      agnosticism.mean_distance(vectors[i], vectors[j]) for i, j in itertools.pairwise(place_S)
-    ]
-    metrics = {
-      "distance to its source": 100 * distances[-1],
-      "distance to the original": 100
-      * agnosticism.mean_distance(vectors[place_S[0]], vectors[row]),
-      "distance along the path": 100 * sum(distances),
-    }
-    name = named(text, f"path {label}")
-    paths.append(suite.Result(name, tuple(codes[place] for place in place_S), metrics))
-    source = place_S[-2]
-    edge = agnosticism.mean_distance(sentence_VD[[source]], sentence_VD[[row]])
-    edges.append([source, row, edge])
-  point_V2, share_2 = agnosticism.principal_plane(sentence_VD)
-  arrays = {
-    "labels": list(labels),
-    "error": error_LL.tolist(),
-    "line": line,
-    "points": point_V2.tolist(),
-    "shares": share_2.tolist(),
-    "edges": edges,
-  }
-  return [suite.Result(text, codes, summary_of_matrix(error_LL, codes), arrays), *paths]
+    rows = [labels.index("+".join(steps[:count])) for count in range(1, len(steps) + 1)]
+    if len(rows) > 1:
+      path = [vectors[row] for row in rows]
+      distances = [agnosticism.mean_distance(*pair) for pair in itertools.pairwise(path)]
+      metrics = {
+        "distance to its source": 100 * distances[-1],
+        "distance to the original": 100 * agnosticism.mean_distance(path[0], path[-1]),
+        "distance along the path": 100 * sum(distances),
+      }
+      name = named(text, f"path {label}")
+      results.append(suite.Result(name, tuple(codes[row] for row in rows), metrics))
+  return results
 
 
 def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbers:
@@ -196,9 +178,9 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
     "lowest error": float(error_P.min()),
     "highest error": float(error_P.max()),
   }
-  of_language = agnosticism.within_and_between(error_LL, known)
-  if "within" in of_language:
-    numbers["error within a language"] = of_language["within"]
+  within = agnosticism.within_and_between(error_LL, known).get("within")
+  if within is not None:
+    numbers["error within a language"] = within
   if spreads := agnosticism.version_spreads(error_LL, known):
     numbers["spread over versions"] = statistics.fmean(spreads)
     numbers["largest spread over versions"] = max(spreads)
@@ -206,8 +188,8 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   if len(set(kinds["branches"])) == len(set(kinds["families"])):
     del kinds["branches"]
   for kind, group_L in kinds.items():
-    of_group = agnosticism.within_and_between(error_LL, group_L)
-    numbers |= {f"error {way} {kind}": value for way, value in of_group.items()}
+    for way, value in agnosticism.within_and_between(error_LL, group_L).items():
+      numbers[f"error {way} {kind}"] = value
   return numbers
 
 

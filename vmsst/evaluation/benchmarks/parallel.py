@@ -61,20 +61,6 @@ class Changed:
   changes: Mapping[str, tuple[str, str]]
 
 
-def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
-  """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
-  content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
-  try:
-    changes = {
-      text: (str(change["src"]), str(change["errtype"])) for text, change in content.items()
-    }
-  except (AttributeError, KeyError, TypeError) as error:
-    raise errors.InputError(
-      f"{types}: not a JSON object of objects with src and errtype ({error}); copy it again"
-    ) from None
-  return Changed([text.strip() for text in files.column(texts)], changes)
-
-
 def flores_files(root: storage.Path, split: str) -> dict[str, storage.Path]:
   """Returns the files of a split of FLORES-200 under the data root, by language code."""
   paths = files.files_in(root / "flores200" / split, f"*.{split}", source=FLORES_SOURCE)
@@ -87,10 +73,11 @@ def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   augmented = folder / f"{split}_augmented"
   changed = None
   if augmented.is_dir() and _CHANGED in paths:
-    names = f"{_CHANGED}_augmented.{split}", f"{_CHANGED}_errtype.{split}.json"
-    changed = read_changed(
-      *(files.plain_or_gzipped(augmented / name, source=FLORES_SOURCE) for name in names)
-    )
+    texts = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.{split}")
+    types = files.plain_or_gzipped(augmented / f"{_CHANGED}_errtype.{split}.json")
+    content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
+    changes = {text: (change["src"], change["errtype"]) for text, change in content.items()}
+    changed = Changed([text.strip() for text in files.column(texts)], changes)
   return [_task(paths, changed)]
 
 

@@ -55,7 +55,6 @@ def _sts(folder, name, pairs, scores):
 # Benchmark, content of its files, and the message.
 _CASES = [
   ("sts", _sts("2012/STS", "MSRpar", "a\tb\nc\td\n", "1\nx\n"), "gs.MSRpar.txt:2: 'x' is not a"),
-  ("sts", _sts("2015/STS", "belief", "a\tb\n", "\n"), "belief.txt: no pair with a score"),
   ("sts", _sts("2014/STS", "images", "a\tb\nc\td\n", "1\n"), "images.txt has 2 lines and .* has 1"),
   ("sts", _sts("gold/STS", "MSRpar", "a\tb\n", "1\n"), "unknown year: move the file"),
   ("sts", {"sts/2012/STS.input.MSRpar.txt": "a\tb\n"}, "neither .*STS.gs.MSRpar.txt"),

@@ -63,7 +63,7 @@ class Page:
   """The content of a page, with tables by section and caption, and texts of figures by title."""
 
   def __init__(self, folders):
-    self.source = page_lib.page(folders)
+    self.source = page_lib.html(folders)
     self.headings, self.notes = ([*map(html.unescape, inner(x, self.source))] for x in ("h2", "li"))
     self.tables, self.figures = {}, {}
     for title, section in zip(self.headings, inner("section", self.source), strict=True):
@@ -168,14 +168,11 @@ def test_the_score_is_next_to_published_ones_if_no_part_is_missing(page):
 
 def matrix(name, labels, error):
   """Returns a result of `benchmarks.agnosticism`; labels are codes, or "pl_1"."""
-  count = len(labels)
-  points = [[i, -i] for i in range(count)]
-  sentence = {"line": 3, "points": points, "shares": [0.6, 0.4], "edges": [[0, 1, 0.7]]}
   return {
     "name": name,
     "languages": [label.split("_")[0] for label in labels],
     "metrics": {"error": 1.0},
-    "arrays": {"labels": labels, "error": error, **sentence},
+    "arrays": {"labels": labels, "error": error},
   }
 
 
@@ -210,8 +207,6 @@ def test_figures_show_errors_trees_sentences_and_curves_and_names_stay_text(tmp_
   assert all(texts.count(x) == 2 for x in [*codes, "average"])
   families = {"deu, West Germanic", "eng, West Germanic", "rus, East Slavic", "ukr, East Slavic"}
   assert families < set(shown.figures[f"Languages by error: {NASTY}, {NASTY}"])
-  sentence = shown.figures[f"One sentence in all versions: {NASTY}, {NASTY}, line 3"]
-  assert {*codes, "0.70", "first principal component (60 % of variance)"} < set(sentence)
   curves = shown.figures["Metrics over training steps"]
   assert {"loss", "tatoeba: average", NASTY} < set(curves)
   assert "timing/x" not in curves
@@ -244,7 +239,7 @@ def test_runs_in_a_store_give_the_same_page(tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
   folder = write(train(tmp_path / "a"), "same", {"tatoeba": of_tatoeba(75)})
   benchmark_trees.upload(folder, "gs://bucket/a")
-  assert page_lib.page([folder]) == page_lib.page(["gs://bucket/a"])
+  assert page_lib.html([folder]) == page_lib.html(["gs://bucket/a"])
   both = Page([folder, "gs://bucket/a", f"{folder}/"])
   names = [name for name in both.tables["Title", "Averages"] if name.startswith("same")]
   assert names == [f"same ({folder})", "same (gs://bucket/a)"]
@@ -255,10 +250,10 @@ def test_broken_files_are_named_with_key_or_line(tmp_path):
   content = path.read_text(encoding="utf-8")
   path.write_text(content.replace('{"average": 75}', '{"average": NaN}', 1), encoding="utf-8")
   with pytest.raises(errors.InputError, match=r"results\.json: .*; give a file of"):
-    page_lib.page([tmp_path])
+    page_lib.html([tmp_path])
   path.unlink()
   (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"st')
   with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2"):
-    page_lib.page([tmp_path])
+    page_lib.html([tmp_path])
   with pytest.raises(errors.InputError, match=r": neither results.json nor train/metrics.jsonl"):
-    page_lib.page([tmp_path / "none"])
+    page_lib.html([tmp_path / "none"])
