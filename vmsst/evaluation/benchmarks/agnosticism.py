@@ -17,6 +17,7 @@ A label defines a version of a text: codes of languages from the original to the
   x 100.
 """
 
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -33,37 +34,19 @@ from vmsst.io import text_files
 ALL = "all languages"
 """Name of the result of the only text of a benchmark."""
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
-WMT2012_SOURCE = (
-  "`vmsst data download evaluation wmt2012`: part of "
-  "https://data.statmt.org/wmt19/translation-task/dev.tgz"
-)
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
   *("ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"),
 )
+  ["bg", "cs", "de", "en", "es", "fr", "hr", "it", "ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"]
+)
 TED_SENTENCES = 10_000
-TED_SOURCE = "`vmsst data download evaluation ted`"
-TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
-
-
-def read_ntrex(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  return [_task(ALL, _columns(parallel.ntrex_files(root)))]
-
-
-def read_flores(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  return [_task(ALL, _columns(parallel.flores_files(root, "devtest")))]
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
-  stem = root / "wmt2012" / "newstest2012"
-  paths = {
-    code: files.plain_or_gzipped(stem.with_name(f"{stem.name}.{code}"), source=WMT2012_SOURCE)
-    for code in WMT2012_CODES
-  }
-  columns = _columns(paths)
+  paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
+  columns = _columns(dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True)))
   return [_task(ALL, columns, np.arange(len(columns["en"])))]
 
 
@@ -73,12 +56,12 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
   Its sentences are the first 10,000 of the training file with a usable text in each language. Lines
   that lack a column, and those marked as not translated ("__NULL__"), are skipped.
   """
-  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv", source=TED_SOURCE)
+  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
   header = next(lines, [])
   names = ["zh-cn" if code == "zh" else code for code in TED_CODES]
   if lacking := [name for name in names if name not in header]:
-    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; {TED_SOURCE}")
+    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; download it again")
   places = [header.index(name) for name in names]
   rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
   complete = [row for row in rows if not any("NULL" in text for text in row)]
@@ -89,7 +72,7 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
 def read_translations(root: storage.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
   texts: dict[str, dict[str, storage.Path]] = {}
-  for path in files.files_in(root / "translations", "*.txt", source=TRANSLATIONS_SOURCE):
+  for path in files.files_in(root / "translations", "*.txt"):
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
     label = label.replace(".", "_")
     files.known_code(_code(label), path)
@@ -223,53 +206,43 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
   return summary
 
 
-BENCHMARK = suite.Benchmark(
+BENCHMARK = dataclasses.replace(
+  parallel.NTREX,
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  files=suite.Files(
-    ("ntrex",),
-    "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text per line, "
-    "plain or .gz",
-    parallel.NTREX_SOURCE,
-  ),
-  read=read_ntrex,
+  read=lambda root: [_task(ALL, _columns(parallel.ntrex_files(root)))],
   averages=summarize,
-  sets=parallel.NTREX_LANGUAGES,
 )
-
-FLORES = suite.Benchmark(
+FLORES = dataclasses.replace(
+  parallel.FLORES,
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  files=suite.Files(
-    ("flores200/devtest",), "CODE.devtest, one text per line, plain or .gz", parallel.FLORES_SOURCE
-  ),
-  read=read_flores,
+  read=lambda root: [_task(ALL, _columns(parallel.flores_files(root, "devtest")))],
   averages=summarize,
-  sets=parallel.FLORES_LANGUAGES,
 )
-
 WMT2012 = suite.Benchmark(
   name="wmt2012",
   title="Language-agnosticism (WMT 2012, every ordered pair)",
   files=suite.Files(
     ("wmt2012",),
     f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
-    WMT2012_SOURCE,
+    "`vmsst data download evaluation wmt2012`: part of "
+    "https://data.statmt.org/wmt19/translation-task/dev.tgz",
   ),
   read=read_wmt2012,
   averages=summarize,
 )
-
 TED = suite.Benchmark(
   name="agnosticism_ted",
   title="Language-agnosticism (TED talks, every ordered pair)",
   files=suite.Files(
-    ("ted",), "all_talks_train.tsv with a column per language, plain or .gz", TED_SOURCE
+    ("ted",),
+    "all_talks_train.tsv with a column per language, plain or .gz",
+    "`vmsst data download evaluation ted`",
   ),
   read=read_ted,
   averages=summarize,
 )
-
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
@@ -277,7 +250,7 @@ TRANSLATIONS = suite.Benchmark(
     ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
     "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz",
-    TRANSLATIONS_SOURCE,
+    "the paper's texts are not public: use your own translations",
   ),
   read=read_translations,
   averages=summarize,

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -269,16 +269,8 @@ def _summarize_xlsts(
 
 def _read_stsb(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language and split."""
-  sets = [*_stsb_sets(root / "stsb")]
-  jsts = root / "sts" / f"{_JSTS}.tsv"
-  if storage.is_file(jsts):
-    sets.append(scored_table(jsts, _JSTS, ("ja", "ja")))
-  return [pairs.task() for pairs in sets]
-
-
-def _stsb_sets(folder: storage.Path) -> Iterator[ScoredPairs]:
-  patterns = ("stsb.*.tsv", "sts-dev.csv", "sts-test.csv")
-  for path in files.files_in(folder, *patterns):
+  tasks = []
+  for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
     english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
     code = "eng" if english else files.known_code(code, path)
@@ -295,7 +287,11 @@ def _stsb_sets(folder: storage.Path) -> Iterator[ScoredPairs]:
     for split, count in SPLITS.items():
       if pairs := rows.get(split, []):
         part = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
-        yield ScoredPairs(f"{code}.{split}{part}", (code, code), pairs)
+        tasks.append(ScoredPairs(f"{code}.{split}{part}", (code, code), pairs).task())
+  jsts = root / "sts" / f"{_JSTS}.tsv"
+  if storage.is_file(jsts):
+    tasks.append(scored_table(jsts, _JSTS, ("ja", "ja")).task())
+  return tasks
 
 
 def _summarize_stsb(
