@@ -38,8 +38,6 @@ TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
   *("ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"),
 )
-  ["bg", "cs", "de", "en", "es", "fr", "hr", "it", "ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"]
-)
 TED_SENTENCES = 10_000
 
 

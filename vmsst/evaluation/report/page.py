@@ -104,8 +104,8 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
     trim_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  sections = _sections(evaluated, training)
-  return environment.get_template("page.html.j2").render(encoders=evaluated, sections=sections)
+  template = environment.get_template("page.html.j2")
+  return template.render(encoders=evaluated, sections=sections(evaluated, training))
 
 
 def _curves(folder: storage.Path) -> dict[str, Curve]:
@@ -125,7 +125,7 @@ def _curves(folder: storage.Path) -> dict[str, Curve]:
   return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
-def _sections(
+def sections(
   evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
@@ -153,18 +153,18 @@ def _sections(
   names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
   keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
   by_seen = {tatoeba.BENCHMARK.name: papers.seen_and_unseen(evaluated)}
-  sections = [
+  listed = [
     Section("Your files", tables=own_tables),
     Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
     *(_benchmark(name, x, keys, by_seen.get(name, {})) for name, x in by_benchmark.items()),
     Section("Training", figures=_training(training)),
   ]
-  titles, text = papers.content()["papers"], str([section.tables for section in sections])
+  titles, text = papers.content()["papers"], str([section.tables for section in listed])
   cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
-  sections += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
+  listed += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
   return [
     section
-    for section in sections
+    for section in listed
     if section.notes or section.figures or any(x.rows for x in section.tables)
   ]
 
