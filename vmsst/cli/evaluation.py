@@ -119,7 +119,7 @@ def evaluate(
       name=label,
       seen=None if codes is None else {languages.language(code) for code in codes},
       report=progress_bar.note,
-      compare=device_search.compare,
+      search=device_search.search,
       engine=workers,
       load=load,
       dimensions=dimensions or [],

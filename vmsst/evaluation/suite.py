@@ -99,14 +99,14 @@ class Tools:
     embedder: Maps texts to whole vectors; has the encoder and the engine for other units of work.
     folder: For unfinished work, local or in an object store; may not exist yet.
     report: Receives progress lines.
-    compare: Compares vectors.
+    search: Finds the nearest vectors.
     dimensions: How many of the first dimensions to measure; None: all.
   """
 
   embedder: "Embedder"
   folder: storage.Path
   report: Callable[[str], None] = lambda line: None
-  compare: exact_search.Compare = exact_search.compare
+  search: exact_search.Search = exact_search.search
   dimensions: int | None = None
 
   def embed(self, side: Side) -> np.ndarray:
@@ -254,7 +254,7 @@ def evaluate(
   name: str,
   seen: Iterable[languages.Language] | None = None,
   report: Callable[[str], None] = lambda line: None,
-  compare: exact_search.Compare = exact_search.compare,
+  search: exact_search.Search = exact_search.search,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
   dimensions: Iterable[int] = (),
@@ -281,7 +281,7 @@ def evaluate(
     name: Name of the encoder; `output` must not have results of another one.
     seen: Languages of the training data, if known.
     report: Receives progress lines.
-    compare: Compares the vectors of large benchmarks; must be picklable if the engine has other
+    search: Searches the vectors of large benchmarks; must be picklable if the engine has other
       processes.
     engine: Where to embed texts and to search knowledge bases; None: in this process. The results
       are the same.
@@ -383,7 +383,7 @@ def evaluate(
   for key, work in waiting.items():
     inputs = [made_by.get("digest", name), work.data["digest"], work.benchmark.options]
     digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
-    tools = Tools(embed, unfinished / key / digest, report, compare)
+    tools = Tools(embed, unfinished / key / digest, report, search)
     try:
       record = _run_one(tools, embed, vectors, work, known)
     except UnusableEncoderError:

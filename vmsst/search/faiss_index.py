@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import input_files, progress_bar
+from vmsst.io import input_files, large_arrays, progress_bar
 from vmsst.search import exact_search
-from vmsst.search.sharded_search import StoredRows
 
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
@@ -258,33 +257,35 @@ class Index:
     neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
-def compare(source: Index, target: Index) -> exact_search.Compare:
-  """Returns a `Compare` that searches for the neighbors of both sides in indexes.
-
-  Args:
-    source: The index of the sources' vectors.
-    target: That of the targets' vectors.
-  """
+def search_in(source_index: Index, target_index: Index) -> exact_search.Search:
+  """Returns a `Search` among rows of the vectors of two indexes."""
 
   def search(
-    source_side: Any,
-    target_side: Any,
-    forward: exact_search.Neighbors,
-    backward: exact_search.Neighbors | None,
+    source: exact_search.Selection,
+    target: exact_search.Selection,
+    k_source: int,
+    k_target: int | None,
     /,
-  ) -> None:
-    ways = [(source_side, target, target_side, forward)]
-    if backward is not None:
-      ways.append((target_side, source, source_side, backward))
-    with progress_bar.Bar(total=sum(len(way[0]) for way in ways), unit=" searches") as bar:
-      for queries, index, base, best in ways:
-        for number, query_BD in queries.unit_blocks(_QUERIES):
-          near = index.nearest(query_BD, best.index_NK.shape[1], base.kept_N)
-          part = best[number : number + len(query_BD)]
-          part.index_NK[:], part.score_NK[:] = base.number_N[near.index_NK], near.score_NK
+  ) -> exact_search.Both:
+    ways = [(source, target_index, target, k_source)]
+    if k_target is not None:
+      ways.append((target, source_index, source, k_target))
+    results = []
+    with progress_bar.Bar(total=sum(len(way[0].row_N) for way in ways), unit=" searches") as bar:
+      for queries, index, base, k in ways:
+        wanted_N = large_arrays.full(index.shape[0], False, bool)
+        wanted_N[base.row_N] = True
+        near = exact_search.no_neighbors(len(queries.row_N), k)
+        for first, query_BD in exact_search.unit_blocks(queries, _QUERIES):
+          found = index.nearest(query_BD, k, wanted_N)
+          rows = slice(first, first + len(query_BD))
+          near.index_NK[rows] = np.searchsorted(base.row_N, found.index_NK)
+          near.score_NK[rows] = found.score_NK
           bar.update(len(query_BD))
+        results.append(near)
+    return results[0], results[1] if k_target is not None else None
 
-  return search
+  return search  # type: ignore[return-value]  # only of selections
 
 
 def _inverted(index: Any) -> Any:

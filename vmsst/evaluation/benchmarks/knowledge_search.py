@@ -55,12 +55,12 @@ class Queries:
 
 
 @functools.lru_cache(1)
-def _opened(queries: Queries) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
+def _opened(queries: Queries) -> tuple[list[np.ndarray], list[frozenset[str]]]:
   """Returns the vectors of each size, and each query's right answers; a process keeps them."""
   with storage.open_binary(queries.path) as stream:
     arrays = np.load(stream, allow_pickle=False)
     vectors_QD, gold = arrays["vectors"], json.loads(arrays["gold"].tobytes())
-  cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in queries.sizes]
+  cut = [vectors_QD[:, :size] for size in queries.sizes]
   return cut, [frozenset(answers) for answers in gold]
 
 
@@ -72,14 +72,14 @@ class SearchSpan(base.StagedUnit):
     encoder: The encoder.
     queries: The queries.
     span: The lines, in one of the formats of `parse`.
-    compare: Compares vectors.
+    search: Finds the nearest vectors.
     path: Output file.
   """
 
   encoder: encoding.EncoderSource
   queries: Queries
   span: line_spans.Span
-  compare: exact_search.Compare
+  search: exact_search.Search
   path: str
 
   @functools.cached_property
@@ -109,7 +109,7 @@ class SearchSpan(base.StagedUnit):
     right_WQ = np.empty(score_WQ.shape, bool)
     for number, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
       unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-      near = exact_search.top_k(query, unit_MD, compare=self.compare)
+      near = exact_search.top_k(query, unit_MD, search=self.search)
       index_Q = near.index_NK[:, 0]
       right_WQ[number] = are_right(index_Q, found_answers, gold)
       # Not the scores of the search: their rounding differs slightly from span to span.
@@ -136,7 +136,7 @@ def search(
   dimensions that are evaluated; the others read its results.
 
   Args:
-    tools: Embed texts and compare vectors.
+    tools: Embed texts and search vectors.
     queries: The queries, Q in all.
     gold: The right answers of each query.
     paths: Files of the knowledge base.
@@ -156,7 +156,7 @@ def search(
       tools.embedder.source,
       stored,
       span,
-      tools.compare,
+      tools.search,
       os.path.join(folder, f"best-{number:05d}.npz"),
     )
     for number, span in enumerate(cut.spans)
@@ -279,14 +279,14 @@ def _store(
   return stored
 
 
-def _cosines(
-  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_Q: np.ndarray
-) -> np.ndarray:
+def _cosines(query_QD: np.ndarray, vectors_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
   """Returns the cosine of every query with the vector found for it, float32 [Q]."""
   parts = []
   for start in range(0, len(index_Q), SHARD):
     rows = slice(start, start + SHARD)
-    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
+    parts.append(
+      np.einsum("bd,bd->b", exact_search.unit_rows(query_QD[rows]), vectors_MD[index_Q[rows]])
+    )
   return np.concatenate(parts)
 
 

@@ -118,7 +118,7 @@ def knowledge_retrieval(
   first counts. A second call resumes from the folder of the tools.
 
   Args:
-    tools: Embed texts and compare vectors.
+    tools: Embed texts and search vectors.
     sets: The questions to search for.
     paths: Files of the knowledge base; see `knowledge_search.parse`.
 
@@ -196,8 +196,7 @@ def _sampled_task(
   texts, answers = zip(*pairs, strict=True)
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
-    knowledge = exact_search.DistinctVectors(knowledge_MD)
-    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
+    nearest = (exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0] for query_ND in queries)
     golds = (questions.gold for questions in sets)
     right = map(knowledge_search.are_right, nearest, itertools.repeat(answers), golds)
     return list(map(_accuracy, sets, right))
