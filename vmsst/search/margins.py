@@ -5,6 +5,7 @@ finds a threshold from known translations. Vectors are read in blocks, as in `ex
 stored per sentence is in temporary files if it is large. Row numbers break ties.
 """
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,10 +44,11 @@ class Pairs:
     return len(self.score_P)
 
   def at_least(self, threshold: float) -> "Pairs":
-    """Returns the pairs with a score of at least `threshold`."""
-    return self._of(self.score_P >= threshold)
+    """Returns the pairs with a score of at least `threshold`, a view."""
+    count = bisect.bisect_right(self.score_P, -threshold, key=lambda score: -score)
+    return self._of(slice(count))
 
-  def _of(self, places: np.ndarray | list[int]) -> "Pairs":
+  def _of(self, places: np.ndarray | list[int] | slice) -> "Pairs":
     return Pairs(self.source_P[places], self.target_P[places], self.score_P[places])
 
 

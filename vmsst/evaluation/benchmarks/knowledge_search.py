@@ -149,7 +149,14 @@ def search(
     NotFiniteError: a vector is not finite.
   """
   folder = os.fspath(tools.folder)
-  cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
+  cut = line_spans.cut([*map(str, paths)], SHARD)
+  copies = {}
+  for number, path in enumerate(map(str, paths)):
+    if path.endswith(".gz"):
+      copies[path] = os.path.join(folder, f"lines-{number:05d}.txt")
+      with atomic_files.atomic_file(copies[path]) as stream:
+        stream.writelines(text_files.read_chunks(path))
+  spans = [dataclasses.replace(x, path=copies.get(x.name, x.path)) for x in cut.spans]
   stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
   units = [
     SearchSpan(
@@ -159,7 +166,7 @@ def search(
       tools.search,
       os.path.join(folder, f"best-{number:05d}.npz"),
     )
-    for number, span in enumerate(cut.spans)
+    for number, span in enumerate(spans)
   ]
   try:
     with tools.embedder.opened():
