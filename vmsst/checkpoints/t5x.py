@@ -22,7 +22,7 @@ from flax import traverse_util
 from orbax.checkpoint._src.path import atomicity
 
 from vmsst import errors, storage
-from vmsst.checkpoints import tensors
+from vmsst.formats import tensors
 from vmsst.io import checksums, input_files
 
 PARAMETERS = "target"

@@ -1,0 +1,251 @@
+import collections
+import itertools
+import types
+
+import numpy as np
+import opus_tree
+import pytest
+import seqio
+import toy_runs
+
+from vmsst import errors
+from vmsst.data import loader, vocabularies
+from vmsst.data.features import BitextFeatureConverter
+from vmsst.tasks import bitext, mixtures
+
+BYTES = vocabularies.ByteVocabulary()
+LENGTHS = {"inputs": 24, "targets": 24, "input_language": 1, "target_language": 1}
+BOUNDARIES = (8, 12, 16)
+
+
+@pytest.fixture(scope="module")
+def patterns(tmp_path_factory):
+  """Three times as many rows of German and English, in either direction, as of French."""
+  folder = tmp_path_factory.mktemp("bitext")
+  rng = np.random.default_rng(0)
+  for pair, count in {"de-en": 170, "en-de": 100, "fr-en": 90}.items():
+    sizes = rng.integers(1, 20, [count, 2])
+    lines = [f"{'s' * a}\t{'t' * b}\n" for a, b in sizes]
+    (folder / f"x.{pair}.tsv").write_text("".join(lines), encoding="utf-8")
+  return str(folder / "*.tsv")
+
+
+@pytest.fixture(scope="module")
+def mixture(patterns):
+  return bitext.files(patterns, BYTES)
+
+
+def _config(mixture, **changes):
+  fields = {
+    "mixture_or_task_name": mixture, "task_feature_lengths": LENGTHS, "split": "train",
+    "batch_size": 8, "shuffle": True, "seed": 5, "use_cached": False, "pack": False,
+    "use_custom_packing_ops": False, "module": None, "trim_output_features": True,
+  }  # fmt: skip
+  return types.SimpleNamespace(**{**fields, **changes})
+
+
+def _dataset(mixture, shard=0, shards=1, num_epochs=None, *, changes=None, **options):
+  return loader.get_batches(
+    _config(mixture, **(changes or {})),
+    shard,
+    shards,
+    BitextFeatureConverter,
+    num_epochs,
+    boundaries=BOUNDARIES,
+    **{"group_by_length": True, **options},
+  )
+
+
+def _batches(dataset, count):
+  return list(itertools.islice(dataset, count))
+
+
+def _classes(batch):
+  lengths = np.maximum(*((batch[side] != 0).sum(axis=1) for side in ("inputs", "targets")))
+  return np.searchsorted(BOUNDARIES, lengths)
+
+
+def test_batches_are_of_one_length_class_and_of_static_shape(mixture):
+  dataset = _dataset(mixture)
+  assert {name: tuple(spec.shape) for name, spec in dataset.element_spec.items()} == {
+    name: (8, length) for name, length in LENGTHS.items()
+  }
+  batches = _batches(dataset, 160)
+  mixed = sum(len(set(_classes(batch))) > 1 for batch in batches)
+  # At most one batch of a group of 16 lies across each of the three boundaries.
+  assert mixed <= 3 * 10
+  plain = _batches(_dataset(mixture, group_by_length=False), 20)
+  assert np.mean([len(set(_classes(b))) > 1 for b in plain]) > 0.9
+
+
+def test_the_longest_hard_negative_counts(tmp_path):
+  sizes = np.random.default_rng(0).integers(1, 20, [200, 2])
+  lines = [f"s\tt\t{'n' * a}\t{'n' * b}\n" for a, b in sizes]
+  (tmp_path / "x.de-en.tsv").write_text("".join(lines), encoding="utf-8")
+  name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=2)
+  lengths = {**LENGTHS, "negatives": (2, 24)}
+  batches = _batches(_dataset(name, changes={"task_feature_lengths": lengths}), 48)
+  longest = [(batch["negatives"] != 0).sum(axis=2).max(axis=1) for batch in batches]
+  mixed = sum(len(set(np.searchsorted(BOUNDARIES, length_B))) > 1 for length_B in longest)
+  assert mixed <= 3 * 3
+
+
+def _assert_equal(batches, others):
+  for batch, other in zip(batches, others, strict=True):
+    assert batch.keys() == other.keys()
+    for name in batch:
+      np.testing.assert_array_equal(batch[name], other[name])
+
+
+def _rows(batches):
+  return [tuple(np.hstack([b[name][i] for name in LENGTHS]).tolist())
+          for b in batches for i in range(len(b["inputs"]))]  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
+def test_seqio_gives_the_rows_of_a_task_in_the_same_order(mixture, shard):
+  task = f"{mixture}_deu_eng"
+  ours = _rows(_batches(_dataset(task, *shard, group_by_length=False), 40))
+  theirs = seqio.get_dataset(
+    task, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=5, num_epochs=None,
+    shard_info=seqio.ShardInfo(*shard), batch_size=1,
+  ).take(len(ours))  # fmt: skip
+  assert _rows(theirs.as_numpy_iterator()) == ours
+  other = _dataset(task, *shard, group_by_length=False, changes={"seed": 6})
+  assert _rows(_batches(other, 40)) != ours
+
+
+def test_groups_hold_the_same_rows_as_the_stream(mixture):
+  """Within a group of batches nothing is lost and nothing added: it is only sorted."""
+  grouped = _batches(_dataset(mixture), 32)
+  plain = _batches(_dataset(mixture, group_by_length=False), 32)
+  assert _rows(grouped) != _rows(plain)
+  for start in (0, 16):
+    part = slice(start, start + 16)
+    assert sorted(_rows(grouped[part])) == sorted(_rows(plain[part]))
+
+
+def test_shuffled_batches_come_in_mixed_order_and_unshuffled_ones_sorted(mixture):
+  longest = [_classes(batch).max() for batch in _batches(_dataset(mixture), 16)]
+  assert longest != sorted(longest)
+  ordered = _batches(_dataset(mixture, changes={"shuffle": False}), 16)
+  longest = [_classes(batch).max() for batch in ordered]
+  assert longest == sorted(longest)
+
+
+def test_hosts_read_every_row_of_an_epoch_once(mixture):
+  task = seqio.MixtureRegistry.get(mixture).tasks[0]
+
+  def rows(shard=0, shards=1, epochs=1):
+    changes = {"batch_size": shards}
+    dataset = _dataset(task, shard, shards, epochs, changes=changes, group_by_length=False)
+    return _rows(dataset)
+
+  shares = [rows(shard, 4) for shard in range(4)]
+  assert [len(share) for share in shares] == [43, 43, 42, 42]
+  assert sum(map(collections.Counter, shares), collections.Counter()) == collections.Counter(rows())
+
+
+def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path):
+  (tmp_path / "x.de-en.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
+  name = bitext.files(str(tmp_path / "*.tsv"), BYTES)
+  last = _dataset(name, 2, 3, changes={"batch_size": 3}, group_by_length=False)
+  assert {len(batch["inputs"]) for batch in _batches(last, 9)} == {1}
+
+
+def test_hosts_batch_similar_lengths_and_one_language_pair_together(mixture):
+  def halves(**options):
+    return zip(*(_batches(_dataset(mixture, shard, 2, **options), 160) for shard in (0, 1)),
+               strict=True)  # fmt: skip
+
+  far = [abs(_classes(first).mean() - _classes(second).mean()) for first, second in halves()]
+  assert np.mean(far) < 0.3
+  plain = halves(group_by_length=False)
+  assert np.mean([abs(_classes(a).mean() - _classes(b).mean()) for a, b in plain]) > 0.4
+  pairs = [
+    {tuple(row) for half in both for row in _languages(half)}
+    for both in halves(group_by_length=False, one_language_pair=True)
+  ]
+  assert {len(both) for both in pairs} == {1}
+  assert len(set.union(*pairs)) == 3
+
+
+def _languages(batch):
+  return np.hstack([batch["input_language"], batch["target_language"]]).tolist()
+
+
+def test_an_epoch_ends_with_the_last_full_batch(mixture):
+  task = f"{mixture}_deu_eng"
+  batches = _batches(_dataset(task, num_epochs=1), 1000)
+  assert len(batches) == 170 // 8
+
+
+TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
+
+
+@pytest.mark.parametrize("taken", [0, 1, 37])
+@pytest.mark.parametrize(
+  "options",
+  [
+    {},
+    {"one_language_pair": True, "group_by_length": False},
+    {"one_language_pair": True},
+    {"group_by_length": False},
+    {"mixture": "toy", "group_by_length": False, "changes": TOY_LENGTHS},
+  ],
+)
+def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, taken, tmp_path):
+  """The last task is not of this library."""
+  toy_runs.add_task("toy")
+  options = {"mixture": mixture, "shard": 1, "shards": 2, **options}
+  iterator = iter(_dataset(**options))
+  for _ in range(taken):
+    next(iterator)
+  iterator.save(tmp_path / "state")
+  expected = [next(iterator) for _ in range(60)]
+  restored = iter(_dataset(**options))
+  if options["mixture"] == mixture:
+    next(restored)
+  restored.restore(tmp_path / "state")
+  _assert_equal([next(restored) for _ in expected], expected)
+
+
+def test_wrong_values_are_refused(mixture):
+  with pytest.raises(errors.InputError, match="BATCH_SIZE=8 is not divisible by 3 data shards"):
+    _dataset(mixture, 0, 3)
+  with pytest.raises(errors.InputError, match="ascending"):
+    loader.get_batches(
+      _config(mixture), 0, 1, BitextFeatureConverter, group_by_length=True, boundaries=(8, 4)
+    )
+  with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
+    _dataset("no_such_task")
+  with pytest.raises(errors.InputError, match="a task for each language pair, but toy is a single"):
+    _dataset(toy_runs.add_task("toy"), one_language_pair=True)
+
+
+def test_batches_of_one_language_pair_come_in_proportion(mixture):
+  pairs, mixed = [], 0
+  for batch in _batches(_dataset(mixture, one_language_pair=True), 216):
+    (pair,) = {tuple(row) for row in _languages(batch)}
+    pairs.append(pair)
+    mixed += len(set(_classes(batch))) > 1
+  assert mixed <= 3 * 216 / 16 + 3
+  assert sorted(collections.Counter(pairs).values()) == pytest.approx([54, 60, 102], abs=2)
+  # They take turns.
+  assert sum(a != b for a, b in itertools.pairwise(pairs)) > 100
+
+
+def test_steps_of_epochs(tmp_path):
+  pairs = [(f"s{i}", f"t{i}") for i in range(25)]
+  opus_tree.write_dataset(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
+  built = mixtures.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
+  assert loader.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
+  assert loader.epoch_steps(built, epochs=0.5, batch_size=7) == 3
+  assert loader.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
+  for change, message in (
+    ({"epochs": 0}, "epochs is 0"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"split": "test"}, "unknown.*set TRAIN_STEPS"),
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      loader.epoch_steps(built, **{"epochs": 1, "batch_size": 1, **change})

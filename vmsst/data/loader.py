@@ -1,0 +1,389 @@
+"""Batches of SeqIO tasks and mixtures, of which each host reads its share of the rows."""
+
+import importlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import seqio
+import tensorflow as tf
+from clu.data import dataset_iterator
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vmsst import errors
+from vmsst.data import features, seqio_tasks
+from vmsst.data.tables import SIDES
+
+Batch = Mapping[str, np.ndarray]
+
+
+class BatchIterator(dataset_iterator.DatasetIterator):
+  """Iterates over the batches of a Grain dataset; upstream T5X takes it too.
+
+  Args:
+    dataset: The dataset.
+    element_spec: Shape and dtype of the columns of a batch.
+    shard: Number of the share of the rows that it reads, and number of shares.
+  """
+
+  def __init__(
+    self,
+    dataset: grain.IterDataset,
+    element_spec: Mapping[str, jax.ShapeDtypeStruct],
+    shard: tuple[int, int] = (0, 1),
+  ):
+    self._dataset = dataset
+    self._element_spec = element_spec
+    self._shard = [*shard]
+    self.reset()
+
+  @property
+  def element_spec(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of the columns of a batch."""
+    return self._element_spec
+
+  def __next__(self) -> Batch:
+    batch = next(self._iterator)
+    self._count += 1
+    return batch
+
+  def reset(self) -> None:
+    """Starts over."""
+    self._iterator = iter(self._dataset)
+    self._count = 0
+
+  def state(self) -> dict[str, Any]:
+    """Returns the number of batches so far, and the state of the dataset, for JSON."""
+    dataset = {"shard": self._shard, "iterator": self._iterator.get_state()}
+    return {"batches": self._count, "dataset": dataset}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Continues after the batches of a state; only before the first batch.
+
+    Raises:
+      ValueError: the state is of another share of the rows.
+    """
+    if (shard := state["dataset"]["shard"]) != self._shard:
+      raise ValueError(f"it is of shard {shard} of the data, not {self._shard}")
+    self._count = int(state["batches"])
+    self._iterator.set_state(state["dataset"]["iterator"])
+
+  def save(self, filename: Any) -> None:
+    """Writes the state, for upstream T5X."""
+    epath.Path(filename).write_text(json.dumps(self.state()))
+
+  def restore(self, filename: Any) -> None:
+    """Reads the state, for upstream T5X."""
+    self.set_state(json.loads(epath.Path(filename).read_text()))
+
+
+def get_batches(
+  cfg: Any,
+  shard_id: int,
+  num_shards: int,
+  feature_converter_cls: Callable[..., seqio.FeatureConverter],
+  num_epochs: int | None = None,
+  *,
+  group_by_length: bool = False,
+  one_language_pair: bool = False,
+  boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
+  group_batches: int = 16,
+) -> BatchIterator:
+  """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
+
+  Each host reads its share of every task, and the hosts' rows together are a batch. So the order of
+  the rows depends on the seed and on the number of hosts. Rows of tasks other than
+  `seqio_tasks.TextTask` are read by SeqIO and TensorFlow; a run that resumes skips those that it
+  has seen.
+
+  Batches of sentences of similar length have less padding. With in-batch negatives, they change the
+  loss: the negatives have the length of the translation.
+
+  Args:
+    cfg: A `DatasetConfig` of T5X, or an object with its fields.
+    shard_id: Number of this host's share.
+    num_shards: Number of shares.
+    feature_converter_cls: The model's feature converter.
+    num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
+    group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
+      `group_batches` batches by the length class of the longest sentence (see `boundaries`) and
+      cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
+    one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
+      package has one language pair. Batches then have the rates of the tasks.
+    boundaries: Maximum length of each length class, ascending; the longest feature length is added.
+    group_batches: Number of batches that are sorted together.
+
+  Raises:
+    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, all pairs of
+      a task are dropped, or another value is wrong.
+  """
+  provider = get_mixture_or_task(cfg)
+  check_split(cfg)
+  if cfg.batch_size % num_shards:
+    raise errors.InputError(
+      f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
+    )
+  is_mixture = isinstance(provider, seqio.Mixture)
+  if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
+    raise errors.InputError(
+      f"ONE_LANGUAGE_PAIR needs a task for each language pair, but {provider.name} is a single "
+      "task; make a mixture of tasks, or set it to False"
+    )
+  texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
+  texts = [task for task in texts if cfg.split in task.splits]
+  counted = seqio_tasks.COUNTED if cfg.shuffle else 0  # An evaluation has a dataset for every task.
+  seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split, counted)
+  seed = time_seed() if cfg.seed is None else int(cfg.seed)
+  size = cfg.batch_size // num_shards
+  bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []
+
+  def batches(
+    part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
+  ) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
+    rows, spec = _rows(
+      cfg,
+      part,
+      feature_converter_cls,
+      seed=seed,
+      shard=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+      num_epochs=num_epochs,
+      reading=reading,
+    )
+    if not group_by_length:
+      return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
+    order_seed = seed % 2**63 if cfg.shuffle else None
+    return _sorted_by_length(rows, size, bounds, group_batches, order_seed), spec
+
+  if one_language_pair and is_mixture:
+    tasks = [task for task in provider.tasks if cfg.split in task.splits]
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    parts = [batches(task, seed + number, few) for number, task in enumerate(tasks)]
+    rates = [provider.get_rate(task) for task in tasks]
+    dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
+  else:
+    dataset, spec = batches(provider, seed, seqio_tasks.READING)
+  return BatchIterator(
+    dataset,
+    {
+      name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype.as_numpy_dtype)
+      for name, x in spec.items()
+    },
+    (shard_id, num_shards),
+  )
+
+
+def _rows(
+  cfg: Any,
+  provider: seqio.Task | seqio.Mixture,
+  feature_converter_cls: Callable[..., seqio.FeatureConverter],
+  *,
+  seed: int,
+  shard: seqio.ShardInfo,
+  num_epochs: int | None,
+  reading: grain.ReadOptions,
+) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
+  """Returns some rows at a time, as columns [N, ...], and the shape and dtype of a row."""
+  converter = feature_converter_cls(
+    pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
+  )
+  lengths = cfg.task_feature_lengths
+  tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
+  are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
+  if (
+    are_texts
+    and isinstance(converter, features.BitextFeatureConverter)
+    and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
+  ):
+    seqio_tasks.check_uncached(tasks[0], cfg.use_cached)
+    features.check_lengths(
+      {name: x.shape for name, x in tasks[0].spec(cfg.split, {}).items()}, lengths
+    )
+    rates = [1.0]
+    if isinstance(provider, seqio.Mixture):
+      rates = [provider.get_rate(task) for task in tasks]
+    rows = seqio_tasks.read_rows(
+      tasks,
+      rates,
+      lengths,
+      split=cfg.split,
+      shuffle=cfg.shuffle,
+      seed=seed,
+      shard=shard,
+      num_epochs=num_epochs,
+      reading=reading,
+    )
+    spec = tasks[0].spec(cfg.split, lengths)
+    return rows, {name: spec[name] for name in lengths}
+  dataset = provider.get_dataset(
+    lengths,
+    split=cfg.split,
+    use_cached=cfg.use_cached,
+    shuffle=cfg.shuffle,
+    seed=seed,
+    shard_info=shard,
+    num_epochs=num_epochs,
+    trim_output_features=cfg.trim_output_features,
+  )
+  dataset = converter(dataset, lengths)
+  return _TensorFlowDataset(dataset.batch(seqio_tasks.CHUNK)), dataset.element_spec
+
+
+def from_tensorflow(dataset: tf.data.Dataset) -> BatchIterator:
+  """Returns the batches of a tf.data dataset, whose first iteration always has the same order."""
+  spec = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype.as_numpy_dtype)
+    for name, x in dataset.element_spec.items()
+  }
+  return BatchIterator(_TensorFlowDataset(dataset), spec)
+
+
+class _TensorFlowDataset(grain.IterDataset):
+  """The elements of a tf.data dataset; an iterator's state is their number.
+
+  A state can be set only before the first element, since tf.data shuffles anew in each iteration.
+  """
+
+  def __init__(self, dataset: tf.data.Dataset):
+    super().__init__()
+    self._dataset = dataset
+
+  def __iter__(self) -> grain.DatasetIterator:
+    return _TensorFlowIterator(self._dataset)
+
+
+class _TensorFlowIterator(grain.DatasetIterator):
+  def __init__(self, dataset: tf.data.Dataset):
+    super().__init__()
+    self._dataset = dataset
+    self._count = 0
+    self._iterator: Iterator[Batch] | None = None
+
+  def __next__(self) -> Batch:
+    if self._iterator is None:
+      self._iterator = self._dataset.skip(self._count).as_numpy_iterator()
+    element = next(self._iterator)
+    self._count += 1
+    return element
+
+  def get_state(self) -> dict[str, Any]:
+    return {"elements": self._count}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    self._count, self._iterator = int(state["elements"]), None
+
+
+def _sorted_by_length(
+  rows: grain.IterDataset, size: int, boundaries: Sequence[int], group: int, seed: int | None
+) -> grain.IterDataset:
+  """Returns batches of rows of similar length; drops an incomplete last batch.
+
+  Args:
+    rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
+      `targets` and `negatives`; 0 is padding.
+    size: Rows per batch.
+    boundaries: Maximum length of each length class, ascending.
+    group: Number of batches that are sorted together.
+    seed: Seed of the order of a group's batches; None: short batches first.
+  """
+
+  def cut(number: int, rows: Batch) -> list[Batch]:
+    texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
+    # Of each row, the longest one: hard negatives are [N, K, T].
+    lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
+    class_N = np.searchsorted(boundaries, np.max(lengths, axis=0))
+    count = len(class_N) // size
+    order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)
+    if seed is not None:
+      order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
+    return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
+
+  groups = grain.experimental.RebatchIterDataset(rows, size * group)
+  return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
+
+
+class _Flatten(grain.experimental.FlatMapTransform):
+  max_fan_out = 1 << 20
+
+  def flat_map(self, element: list[Batch]) -> list[Batch]:
+    return element
+
+
+def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
+  """Returns the mixture or task of a `DatasetConfig`, after importing the module of its tasks.
+
+  Raises:
+    InputError: no such task or mixture is registered.
+  """
+  if cfg.module:
+    importlib.import_module(cfg.module)
+  provider = cfg.mixture_or_task_name
+  if isinstance(provider, seqio.DatasetProviderBase):
+    return provider
+  label = "utils.DatasetConfig.mixture_or_task_name"
+  errors.check(isinstance(provider, str), label, provider, "the name of a task or mixture")
+  try:
+    return seqio.get_mixture_or_task(provider)
+  except ValueError as error:
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    raise errors.InputError(
+      f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
+      "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
+    ) from error
+
+
+def check_split(cfg: Any) -> None:
+  """Raises InputError if the task of a `DatasetConfig` lacks its split."""
+  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
+  splits = sorted(get_mixture_or_task(cfg).splits)
+  if split and split[0] not in splits:
+    raise errors.InputError(
+      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
+    )
+
+
+def epoch_steps(
+  mixture_or_task_name: str, *, epochs: float, batch_size: int, split: str = "train"
+) -> int:
+  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @loader.epoch_steps()`.
+
+  An epoch is as many pairs as the mixture has, before those that are too long are dropped.
+
+  Args:
+    mixture_or_task_name: A SeqIO mixture or task.
+    epochs: Number of epochs.
+    batch_size: Pairs of a batch.
+    split: The training split.
+
+  Raises:
+    InputError: an argument is invalid, or the data does not count its pairs.
+  """
+  errors.check_positive("epochs", epochs)
+  errors.as_integer("batch_size", batch_size)
+  pairs = seqio.get_mixture_or_task(mixture_or_task_name).num_input_examples(split)
+  if not pairs:
+    raise errors.InputError(
+      f"the number of pairs of {mixture_or_task_name} ({split}) is unknown, so epochs have no "
+      "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
+    )
+  return math.ceil(epochs * pairs / batch_size)
+
+
+def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:
+  if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
+    raise errors.InputError(
+      f"boundaries are {tuple(boundaries)}; use positive numbers in ascending order"
+    )
+  longest = max(lengths[name] for name in SIDES if name in lengths)
+  return [*(bound for bound in boundaries if bound < longest), longest]
+
+
+def time_seed() -> int:
+  """Returns the time as a seed, the same one in all processes."""
+  return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
