@@ -56,7 +56,7 @@ def embed(
     dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
-  from vmsst.cli import vector_jobs
+  from vmsst.cli import embedding
 
   chosen = engine.chosen()
   if outputs.STANDARD in file and (len(file) > 1 or not chosen.this_machine):
@@ -78,7 +78,7 @@ def embed(
   }
   with local_file(file[0]) as first:
     paths = [first, *file[1:]]
-    count, width = vector_jobs.embed(
+    count, width = embedding.embed(
       model, paths, out, name=name, engine=chosen, load=load, **options
     )
   print(f"{out}: {count:,} vectors of width {width}")
@@ -109,7 +109,7 @@ def score(
       source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
-  from vmsst.cli import vector_jobs
+  from vmsst.cli import searches
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
@@ -143,7 +143,7 @@ def score(
       blocks = pair_scoring.pair_scores(scorer, left, right)
       write_lines((pair_scoring.as_line(row) for score_BC in blocks for row in score_BC), output)
     else:
-      count = vector_jobs.score(scorer, left, right, output)
+      count = searches.score(scorer, left, right, output)
       print(f"{output}: scores of {count:,} pairs by {by}")
 
 
@@ -164,9 +164,9 @@ def index(
       OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
       vectors).
   """
-  from vmsst.cli import vector_jobs
+  from vmsst.cli import searches
 
-  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.chosen())
+  built = searches.build_index(vectors, index, factory=factory, engine=engine.chosen())
   print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
 
 
@@ -227,7 +227,7 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.cli import vector_jobs
+  from vmsst.cli import embedding, searches
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
   from vmsst.search import device_search, embedded_text, faiss_index
@@ -249,7 +249,7 @@ def mine(
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       if storage.is_file(folder):
         raise errors.InputError(f"{folder} has vectors already; omit --encoder")
-      vector_jobs.embed(
+      embedding.embed(
         model,
         [path],
         folder,
@@ -269,12 +269,12 @@ def mine(
     faiss_index.open_index(folder, text.vectors)
     for folder, text in zip(index or (), texts, strict=False)
   ]
-  inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
+  inputs = dict(zip(("source", "target"), map(searches.describe, texts), strict=True))
   # Finished blocks do not depend on other options.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
     search = (
-      vector_jobs.in_parts(work, device_search.search, chosen)
+      searches.in_parts(work, device_search.search, chosen)
       if all(index.exact for index in opened)
       else faiss_index.search_in(opened[0], opened[1])
     )
@@ -316,7 +316,7 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
-  from vmsst.cli import vector_jobs
+  from vmsst.cli import searches
   from vmsst.mining import text_search
   from vmsst.search import device_search, embedded_text, faiss_index
 
@@ -344,9 +344,7 @@ def search(
   }
   if not is_streamed(output) and (opened is None or opened.exact):
     with local_file(queries) as path:
-      vector_jobs.search(
-        model, path, searched, output, count, engine=chosen, load=load, **options
-      )
+      searches.search(model, path, searched, output, count, engine=chosen, load=load, **options)
     return
   searcher = text_search.Searcher(model, searched, index=opened, **options)
   lines = (

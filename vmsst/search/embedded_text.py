@@ -57,8 +57,8 @@ class EmbeddedText:
       InputError: no text has one.
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
-    blocks = iter(lambda: np.fromiter(itertools.islice(rows, _LINES), np.int64), None)
-    row_M = large_arrays.concatenated(itertools.takewhile(len, blocks), np.int64)
+    windows = iter(lambda: [*itertools.islice(rows, _LINES)], [])
+    row_M = large_arrays.concatenated(map(np.array, windows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
     return row_M

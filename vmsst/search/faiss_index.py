@@ -171,7 +171,7 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
 
 
 def check(rows: vector_store.Vectors, factory: str | None) -> str:
-  """Returns the factory string of an index, or the default; raises InputError as `build_index` does."""
+  """Returns the factory string of an index, or the default; errors are as in `build_index`."""
   if not len(rows):
     raise errors.InputError(f"{rows.folder} has no vectors: embed a text with lines")
   factory = factory or default_factory(*rows.shape)
@@ -223,9 +223,8 @@ def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
   """
   rows = vector_store.open_vectors(vectors)
   record = manifest.read(folder, "give a folder that `vmsst index` wrote, or build it again")
-  if FILE not in record.parts:
-    raise errors.InputError(f"{os.fspath(folder)}: no {FILE}; give a folder that `vmsst index` wrote")
-  if manifest.differences(record.inputs, {"vectors": {"name": rows.folder, "digest": rows.digest}}):
+  described = {"vectors": {"name": rows.folder, "digest": rows.digest}}
+  if FILE not in record.parts or manifest.differences(record.inputs, described):
     raise errors.InputError(
       f"{os.fspath(folder)} is an index of other vectors than {rows.folder}, or of an earlier "
       "version: build it again (`vmsst index`)"

@@ -39,7 +39,9 @@ class Vectors:
     self.folder = os.fspath(folder)
     record = manifest.read(folder, "give a folder that `vmsst embed` wrote, or embed again")
     self.settings = record.settings
-    parts = [record.parts[name] for name in sorted(record.parts, key=lambda name: (len(name), name))]
+    parts = [
+      record.parts[name] for name in sorted(record.parts, key=lambda name: (len(name), name))
+    ]
     try:
       width, self.dtype = int(record.facts["dimension"]), np.dtype(record.facts["dtype"])
       rows = [int(part.facts["rows"]) for part in parts]

@@ -1,4 +1,3 @@
-import functools
 import tracemalloc
 from concurrent import futures
 
