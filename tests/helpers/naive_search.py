@@ -3,6 +3,7 @@
 import numpy as np
 
 from vmsst.io import npy_files
+from vmsst.jobs import job
 from vmsst.search import exact_search, vector_store
 
 MARGINS = {
@@ -78,17 +79,14 @@ def check_searches(search, n, m, k, width):
   assert_best(backward, score[row_N][:, row_M].T, k)
 
 
-def write_vectors(folder, vectors_ND, *, dtype="float32", settings=None, shard_rows=1 << 14):
+def write_vectors(folder, vectors_ND, *, dtype="float32", inputs=None, shard_rows=1 << 14):
   """Writes vectors to a new folder as `vmsst embed` does, and opens it."""
   count, width = vectors_ND.shape
-  starts = range(0, count, shard_rows)
-  rows = [min(shard_rows, count - start) for start in starts]
-  vector_store.start(folder, vector_store.State(width, dtype, rows, settings or {}))
-  sha256 = [
-    npy_files.write_shard(
-      vector_store.shard_path(folder, number), vectors_ND[start : start + shard_rows], width, dtype
-    )
-    for number, start in enumerate(starts)
-  ]
-  vector_store.finish(folder, sha256)
+  with job.Job(folder, inputs=inputs or {}) as work:
+    for number, rows in enumerate(exact_search.blocks(count, shard_rows)):
+      with work.part(vector_store.shard_name(number)) as (path, facts):
+        shard_ND = vectors_ND[rows]
+        npy_files.write(path, shard_ND.shape, [shard_ND], dtype)
+        facts["rows"] = len(shard_ND)
+    work.finish(dimension=width, dtype=dtype)
   return vector_store.open_vectors(folder)
