@@ -153,8 +153,8 @@ def read(path: str | os.PathLike[str], names: Sequence[str]) -> list[np.ndarray]
 
 def read_array(path: str | os.PathLike[str]) -> np.ndarray:
   """Returns the array of a .npy file; raises InputError if the file is missing or broken."""
-  with _opened(path) as stream:
-    return np.load(stream, allow_pickle=False)
+  with _opened(path) as stream:  # of a store, which np.load cannot map
+    return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
 
 @contextlib.contextmanager
