@@ -24,8 +24,9 @@ import trials
 from trials import Reader
 
 import vmsst
+from vmsst.cli import embedding
 from vmsst.data import vocabularies
-from vmsst.encoder import file_embedding, loading
+from vmsst.encoder import loading
 from vmsst.formats import (
   ems,
   encoders,
@@ -173,7 +174,7 @@ def _uses(kind: Callable[[str], Any], name: str) -> Any:
 
 def _embed(folder: pathlib.Path, name: str = "out") -> None:
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  file_embedding.embed_file(encoder, str(folder / "text"), folder / name, name="x")
+  embedding.embed(encoder, [str(folder / "text")], folder / name, name="x")
 
 
 def _vectors(folder: pathlib.Path) -> None:
@@ -305,6 +306,6 @@ def write_inputs(folder, encoder=None):
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
   encoder = encoder or loading.load(folder / "run")
-  file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
+  embedding.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
   vmsst.evaluate(encoder, chosen, folder / "data", folder / "results", name="x")

@@ -18,9 +18,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, storage
-from vmsst.cli import shared_options
+from vmsst.cli import embedding, shared_options
 from vmsst.data import vocabularies, vocabulary_training
-from vmsst.encoder import file_embedding, loading
+from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
 from vmsst.jobs import engines, ray_cluster
 from vmsst.mining import pair_scoring
@@ -201,7 +201,7 @@ def encoder(monkeypatch):
   monkeypatch.setattr(
     loading, "open_encoder", lambda path, dtype=None, backend="jax": (f"/runs/{path[-1]}", encoder)
   )
-  monkeypatch.setattr(file_embedding, "_SHARD_LINES", 5)
+  monkeypatch.setattr(embedding, "_SPAN_LINES", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
   return encoder
 
@@ -462,7 +462,7 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
   pipe, _ = os.pipe()
   for command, message in (
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
-    ("mine x.txt y.txt o --vectors . v", "no vectors.json: give a folder that"),
+    ("mine x.txt y.txt o --vectors . v", "no job.json; give a folder that"),
     ("mine x.txt y.txt o --vectors v v", "y.txt has 28 lines and"),
     ("mine x.txt y.txt o --threshold 1 --gold x.txt", "--gold chooses the threshold"),
     ("search - y.txt v", "has 24 vectors, not one per line"),
@@ -545,7 +545,7 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
       refused += 1
       assert not (tmp_path / "out").is_file()
       continue
-    found = tmp_path / "out" if (tmp_path / "out").is_file() else tmp_path / "out" / "vectors.json"
+    found = tmp_path / "out" if (tmp_path / "out").is_file() else tmp_path / "out" / "job.json"
     expected = expected or found.read_bytes()
     if arguments[0] == "mine":  # The last digit of a score depends on the order of the lines.
       scores, others = (_scores(content) for content in (found.read_bytes(), expected))
