@@ -7,8 +7,8 @@ import pytest
 
 from vmsst import languages
 from vmsst.evaluation import embedder, suite
-from vmsst.evaluation.benchmarks import documents, topics
 from vmsst.evaluation.benchmarks import documents as benchmarks
+from vmsst.evaluation.benchmarks import topics
 from vmsst.evaluation.metrics import classification
 
 
