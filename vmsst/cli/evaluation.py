@@ -170,9 +170,13 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
     folders: Output folder of `vmsst eval`, or a run's MODEL_DIR.
     out: Output folder for report.html.
   """
-  from vmsst.evaluation import report
+  from vmsst.evaluation.report import page
+  from vmsst.jobs import atomic_files, outputs
 
-  print(report.write_report(folders, out))
+  path = storage.path(out) / "report.html"
+  outputs.check(folders, folder=out, files=[path.name])
+  atomic_files.write_text(path, page.page(folders))
+  print(path)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -1,6 +1,6 @@
 """The content of results.json, the results of one encoder, as types that msgspec checks."""
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -36,6 +36,7 @@ class ResultRecord(TypedDict):
   name: str
   languages: list[str]
   metrics: Numbers
+  arrays: NotRequired[dict[str, Any]]
 
 
 class Cut(TypedDict):

@@ -33,11 +33,13 @@ class Result:
     name: Unique in the benchmark.
     languages: Codes of all its languages.
     metrics: Values by name, times 100.
+    arrays: Values for reports by name, as nested lists, such as a matrix and its labels.
   """
 
   name: str
   languages: tuple[str, ...]
   metrics: Numbers
+  arrays: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +189,10 @@ def shortened(names: Sequence[str]) -> str:
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
   """Returns the results of one benchmark from what `evaluate` returns."""
-  return [Result(x["name"], tuple(x["languages"]), x["metrics"]) for x in scored["results"]]
+  return [
+    Result(x["name"], tuple(x["languages"]), x["metrics"], x.get("arrays", {}))
+    for x in scored["results"]
+  ]
 
 
 def evaluate(
@@ -320,7 +325,7 @@ def scores(
       "summary": summary,
       "missing": benchmark.missing(by_size[None]),
       "results": [
-        {"name": x.name, "languages": list(x.languages), "metrics": x.metrics}
+        {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
         for x in by_size[None]
       ],
       "options": dict(benchmark.options),

@@ -63,7 +63,7 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   for options, message in (
     (
       ["--suite", "sts", "bucc"],
-      "no benchmark has data (see `vmsst eval --list`): sts is absent: no folder",
+      "no benchmark has data (see `vmsst eval --list`): sts is absent",
     ),
     (["--suite", "tatoebas"], "unknown benchmark tatoebas; choose from sts,"),
     (["--data", str(tmp_path / "none")], "none: not a folder"),
@@ -92,7 +92,7 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
     name = "average (incomplete)" + (f", first {size}" if size < 6 else "")
     assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
   status, table, _ = evaluate(fake_encoders.random_vector, *options, "7")
-  assert (status, "failed: dimensions is 7" in table[-1]) == (1, True)
+  assert (status, any("failed: dimensions is 7" in line for line in table)) == (1, True)
   assert cli.main(["eval", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
   assert "give one of --data with --suite, --mteb" in capsys.readouterr().err
 

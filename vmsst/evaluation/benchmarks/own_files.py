@@ -22,7 +22,8 @@ import numpy as np
 from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, similarity
+from vmsst.evaluation.benchmarks import files
+from vmsst.evaluation.benchmarks import sts as sts_lib
 from vmsst.evaluation.metrics import retrieval, xsim
 from vmsst.search import exact_search
 
@@ -98,7 +99,7 @@ def _languages(path: str) -> tuple[str, str]:
 
 
 def _sts(path: str) -> suite.Task:
-  return similarity.task(similarity.scored_table(storage.path(path), path), _languages(path))
+  return sts_lib.scored_table(storage.path(path), path, _languages(path)).task()
 
 
 def _bitext(pairs: readers.BitextFile) -> suite.Task:

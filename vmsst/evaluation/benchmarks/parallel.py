@@ -94,25 +94,27 @@ def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   return [_task(paths, changed)]
 
 
-def ntrex_folder(root: storage.Path) -> storage.Path:
-  """Returns the folder of NTREX's files under the data root, with or without `NTREX-128`."""
+def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
+  """Returns NTREX's files under the data root, by language code; a second reference is CODE_2."""
   inner = root / "ntrex" / "NTREX-128"
-  return inner if inner.is_dir() else inner.parent
+  patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
+  paths: dict[str, storage.Path] = {}
+  folder = inner if inner.is_dir() else inner.parent
+  for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
+    start, code = files.plain_name(path).removesuffix(".txt").split(".", 1)
+    number = start.removeprefix("newstest2019-ref-")
+    label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
+    if paths.setdefault(label, path) is not path:
+      raise errors.InputError(f"{paths[label]} and {path} both have language {label}: remove one")
+  return paths
 
 
 def read_ntrex(
   root: storage.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
   """Returns one task of all languages, or of those whose codes `keep` accepts."""
-  folder = ntrex_folder(root)
-  patterns = ("newstest2019-src.*.txt", "newstest2019-ref.*.txt", "ntrex.*.txt")
-  paths: dict[str, storage.Path] = {}
-  for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
-    code = files.plain_name(path).split(".")[1]
-    if paths.setdefault(code, path) is not path:
-      raise errors.InputError(f"{paths[code]} and {path} both have language {code}: remove one")
-  kept = {files.known_code(code, path): path for code, path in paths.items()}
-  return [_task({code: path for code, path in kept.items() if keep(code)}, None)]
+  paths = {code: path for code, path in ntrex_files(root).items() if "_" not in code}
+  return [_task({code: path for code, path in paths.items() if keep(code)}, None)]
 
 
 def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.Task:
