@@ -298,4 +298,5 @@ def write_inputs(folder, encoder=None):
   encoder = encoder or loading.load(folder / "run")
   file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
-  vmsst.evaluate(encoder, chosen, folder / "data", folder / "results", name="x")
+  results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
+  trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

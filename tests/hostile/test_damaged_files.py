@@ -64,8 +64,7 @@ def opus_releases(folder):
 def all_benchmarks(folder):
   for benchmark in benchmarks.BENCHMARKS.values():
     for task in benchmark.read(folder):
-      texts = task.texts() if hasattr(task, "texts") else (x for s in task.sides for x in s.texts)
-      assert all(isinstance(text, str) for text in texts)
+      assert all(isinstance(text, str) for text in task.texts())
 
 
 def questions(folder):
