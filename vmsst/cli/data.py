@@ -138,8 +138,8 @@ def build(
     input: Folder of OPUS releases.
     held_out: Folder of evaluation sets, whose sentences are excluded.
     output: TFDS data folder for the dataset opus_bitext/NAME.
-    work: Local folder for intermediate files, kept for other recipes (default: a folder in
-      --output, removed at the end; required if --output is not local).
+    work: Local folder to build the dataset in before it is copied to --output; required if
+      --output is not local (default: --output).
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.opus import builder
