@@ -20,14 +20,17 @@ import vmsst.tasks
 LAYERS = [
   {"vmsst.errors", "vmsst.paths", "vmsst.arrays"},
   {"vmsst.storage"},
-  {"vmsst.languages", "vmsst.io", "vmsst.jobs", "vmsst.losses"},
+  {"vmsst.languages", "vmsst.io", "vmsst.losses"},
+  {"vmsst.jobs"},
   {"vmsst.data", "vmsst.downloads", "vmsst.networks"},
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
   {"vmsst.mining", "vmsst.evaluation", "vmsst.launch", "vmsst.plots"},
-  {"vmsst.exports", "vmsst.opus"},
+  {"vmsst.opus"},
   {"vmsst.tasks", "vmsst.cli"},
 ]
+# Modules move here from several layers, below `vmsst.checkpoints` in the end.
+UNSETTLED = "vmsst.formats"
 # What nothing in a package reaches, although the layers allow it.
 FORBIDDEN = {
   "vmsst": {"ems_jax"},
@@ -110,19 +113,21 @@ def below(package):
 
 def package_of(module):
   """The package of LAYERS that has a module; None for `vmsst` itself and other packages."""
-  packages = set().union(*LAYERS)
+  packages = {UNSETTLED}.union(*LAYERS)
   return next((x for x in packages if module == x or module.startswith(f"{x}.")), None)
 
 
 def test_a_package_imports_only_lower_layers():
   height = {package: place for place, layer in enumerate(LAYERS) for package in layer}
-  assert set(map(package_of, MODULES)) - {None} == set(height)
+  assert set(map(package_of, MODULES)) - {None, UNSETTLED} == set(height)
   assert [name for name in MODULES if package_of(name) is None] == ["vmsst"]
   for module in MODULES:
     package = package_of(module)
-    for name in edges(module) if package else ():
+    for name in edges(module) if package not in (None, UNSETTLED) else ():
       other = package_of(name)
-      assert other in (None, package) or height[other] < height[package], f"{module}: {name}"
+      assert other in (None, package, UNSETTLED) or height[other] < height[package], (
+        f"{module}: {name}"
+      )
 
 
 def test_what_a_package_never_reaches():

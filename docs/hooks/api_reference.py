@@ -17,7 +17,7 @@ PACKAGES = {
   "vmsst.search": "Search",
   "vmsst.mining": "Mining",
   "vmsst.evaluation": "Evaluation",
-  "vmsst.exports": "Exports",
+  "vmsst.formats": "Formats of other libraries",
   "vmsst.models": "Models",
   "vmsst.losses": "Losses",
   "vmsst.networks": "Networks",

@@ -6,8 +6,8 @@ import numpy as np
 import released_folders
 from safetensors.numpy import save_file
 
-from vmsst.checkpoints.importers import mt5
 from vmsst.data import sample
+from vmsst.formats import mt5
 
 SIZES = {
   **released_folders.SIZES, "num_layers": 1, "position_offset": 2, "num_token_types": 1,

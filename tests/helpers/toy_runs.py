@@ -28,7 +28,7 @@ from flax.linen import partitioning as flax_partitioning
 from vmsst import storage
 from vmsst.data import loader
 from vmsst.io import checksums
-from vmsst.train import adafactor, checkpoints, data, partitioning, train, trainer, utils
+from vmsst.train import adafactor, checkpoints, data, partitioning, schedules, train, trainer
 from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
@@ -197,7 +197,7 @@ def make_trainer(**overrides):
     return trainer.Trainer(
       **arguments,
       **{
-        "learning_rate_fn": utils.create_learning_rate_scheduler(
+        "learning_rate_fn": schedules.create_learning_rate_scheduler(
           factors="constant", base_learning_rate=0.1
         ),
         "num_microbatches": None,

@@ -44,7 +44,7 @@ def import_encoder(
       without).
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
-  from vmsst.checkpoints.importers import encoders, weight_tables
+  from vmsst.formats import encoders, weight_tables
 
   imported = encoders.import_encoder(folder, output, prefix=prefix, vocabulary=vocabulary)
   print(weight_tables.describe(imported))
@@ -61,7 +61,7 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.checkpoints.importers import ems, weight_tables
+  from vmsst.formats import ems, weight_tables
 
   imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
   print(weight_tables.describe(imported))
@@ -75,7 +75,7 @@ def export_sentence_transformers(
   Args:
     output: Folder to make.
   """
-  from vmsst.checkpoints.exporters import sentence_transformers_folder as export
+  from vmsst.formats import sentence_transformers_folder as export
 
   exported = export.export_sentence_transformers(
     encoder, output, pretokenized=tokenizer.pretokenized
@@ -89,7 +89,7 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.checkpoints.exporters import safetensors_folder
+  from vmsst.formats import safetensors_folder
 
   folder = safetensors_folder.export_safetensors(encoder, output)
   print(f"vmsst.load({str(folder)!r}) opens it")
@@ -101,7 +101,7 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer)
   Args:
     output: Folder to make.
   """
-  from vmsst.exports import onnx_folder as export
+  from vmsst.formats import onnx as export
 
   exported = export.export_onnx(encoder, output, pretokenized=tokenizer.pretokenized)
   print(export.describe(exported))
@@ -126,7 +126,7 @@ def push(
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`; the model card shows its averages.
   """
-  from vmsst.exports import hub_upload
+  from vmsst.formats import hub_upload
 
   uploaded = hub_upload.push(
     encoder,

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -124,6 +125,7 @@ def get_batches(
       a task are dropped, or another value is wrong.
   """
   provider = get_mixture_or_task(cfg)
+  check_split(cfg)
   if cfg.batch_size % num_shards:
     raise errors.InputError(
       f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
@@ -334,6 +336,16 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
       f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
       "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
     ) from error
+
+
+def check_split(cfg: Any) -> None:
+  """Raises InputError if the task of a `DatasetConfig` lacks its split."""
+  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
+  splits = sorted(get_mixture_or_task(cfg).splits)
+  if split and split[0] not in splits:
+    raise errors.InputError(
+      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
+    )
 
 
 def epoch_steps(

@@ -15,9 +15,8 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import layer_stacks
-from vmsst.checkpoints.importers import weight_tables
-from vmsst.encoder import batching, onnx_encoder
+from vmsst.encoder import batching
+from vmsst.formats import layer_stacks, onnx_graph, weight_tables
 from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
@@ -41,7 +40,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """
   if jax.default_backend() != "cpu" or network.config.dtype != "float32":
     return JAX
-  if not onnx_encoder.has_graph(network):
+  if not onnx_graph.has_graph(network):
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):
     return ONNX
@@ -133,7 +132,7 @@ class JaxBackend:
 
 
 class CpuBackend:
-  """Computes vectors in float32 by ONNX Runtime, from the graph of `onnx_encoder`.
+  """Computes vectors in float32 by ONNX Runtime, from the graph of `onnx_graph`.
 
   Nothing is written to disk: the graph is built in memory, and the runtime gets the arrays of the
   parameters. Each core computes a batch of its own. Small batches stay in its cache, and cores do
@@ -157,9 +156,9 @@ class CpuBackend:
     """
     self._network, self.params, self.process = network, params, os.getpid()
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
-    graph = onnx_encoder.build(layer_stacks.separate(arrays), network)
+    graph = onnx_graph.build(layer_stacks.separate(arrays), network)
     # The runtime uses the arrays of the weights, so that these must live as long.
-    model, self._weights = graph.without_weights(onnx_encoder.OUTPUT)
+    model, self._weights = graph.without_weights(onnx_graph.OUTPUT)
     # This process's own cores, or fewer for one of many workers.
     available = hasattr(os, "sched_getaffinity")
     threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
@@ -188,7 +187,7 @@ class CpuBackend:
       alone: Whether no other batch is computed at the same time.
     """
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
-    feeds = {onnx_encoder.TOKENS: tokens_BT.astype(np.int64), onnx_encoder.MASK: mask_BT}
+    feeds = {onnx_graph.TOKENS: tokens_BT.astype(np.int64), onnx_graph.MASK: mask_BT}
     return self._pool.submit(self._compiled(alone), feeds).result
 
 
@@ -202,12 +201,12 @@ def _onnx_runtime(
   # ONNX Runtime copies weights for every session, but not inputs.
   inputs = {name: array for name, array in weights.items() if name == weight_tables.TOKEN_TABLE}
   others = {name: array for name, array in weights.items() if name not in inputs}
-  helper = onnx_encoder.library().helper
+  helper = onnx_graph.library().helper
   for name, array in inputs.items():
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
   for name, array in others.items():
-    onnx_encoder.add_weights(model, name, array, location="given")
+    onnx_graph.add_weights(model, name, array, location="given")
   values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in others.values()]
   content = model.SerializeToString()
 
@@ -216,6 +215,6 @@ def _onnx_runtime(
     options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
     options.add_external_initializers(list(others), values)
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda feeds: session.run([onnx_encoder.OUTPUT], {**feeds, **inputs})[0]
+    return lambda feeds: session.run([onnx_graph.OUTPUT], {**feeds, **inputs})[0]
 
   return compiled

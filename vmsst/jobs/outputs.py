@@ -24,10 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TextIO
 
-import filelock
-
 from vmsst import errors, storage
-from vmsst.io import manifest
 
 STANDARD = "-"
 """Stands for standard input or output."""
@@ -162,11 +159,11 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
   """
   target = storage.absolute(output).rstrip("/")
   if is_folder:
-    return f"{target}/{manifest.WORK}"
+    return f"{target}/{storage.UNFINISHED}"
   if not storage.is_url(target):
     target = os.path.realpath(target)
   folder, _, name = target.rpartition("/")
-  return f"{folder}/.{name}{manifest.WORK}"
+  return f"{folder}/.{name}{storage.UNFINISHED}"
 
 
 @contextlib.contextmanager
@@ -188,6 +185,8 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
   if storage.is_url(output) or (not is_folder and is_stream(output)) or key in _owned:
     yield
     return
+  import filelock
+
   os.makedirs(work, exist_ok=True)
   lock = filelock.FileLock(f"{work}/{_LOCK}", timeout=0)
   try:
@@ -228,8 +227,8 @@ def clear(work: str) -> None:
 def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
   """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
 
-  A killed process leaves a work folder, which the next one replaces. In an object store it may
-  leave objects, but no JSON file at the top.
+  A killed process leaves a work folder, which the next one replaces. In an object store it leaves
+  objects, without the last JSON file at the top, which the user deletes.
 
   Raises:
     InputError: the folder cannot be written, exists and is not empty, or another process writes it.
@@ -262,8 +261,13 @@ def upload(folder: pathlib.Path, url: str) -> None:
   """Writes the files below a local folder to an object store, the JSON files at the top last."""
   inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
   inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
-  for path in inside:
-    storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
+  try:
+    for path in inside:
+      storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
+  except BaseException:
+    with contextlib.suppress(Exception):  # The first error is the reason.
+      storage.remove_files(url, {path.as_posix() for path in inside} & {*storage.files_below(url)})
+    raise
 
 
 def check_new(target: storage.Path) -> None:
@@ -273,10 +277,8 @@ def check_new(target: storage.Path) -> None:
 
 
 def is_new(target: storage.Path) -> bool:
-  """Returns whether `atomic_folder` may write a folder: it is absent, empty or unfinished."""
-  if storage.is_url(target):
-    return not any(name.endswith(".json") for name in storage.names(target))
-  return not target.exists() or (target.is_dir() and not any(target.iterdir()))
+  """Returns whether `atomic_folder` may write a folder: it is absent or empty."""
+  return not storage.names(target) and not (target.exists() and not target.is_dir())
 
 
 def new_folder(output: str | os.PathLike[str]) -> storage.Path:
@@ -330,20 +332,20 @@ def check(
       continue
     if output in ("", STANDARD):
       raise errors.InputError(f"the path of the output is {output!r}; give a {kind}")
+    is_file = kind == "file"
     if storage.is_url(output):
-      if kind == "file":
-        if output.endswith("/") or "/" not in output.partition("://")[2]:
-          raise errors.InputError(f"{output} is a folder; give a file as output")
-        storage.check_writable(output.rpartition("/")[0])
+      if is_file and (output.endswith("/") or "/" not in output.partition("://")[2]):
+        raise errors.InputError(f"{output} is a folder; give a file as output")
     else:
-      if os.path.lexists(output) and os.path.isdir(output) != (kind == "folder"):
-        fault = "a folder" if kind == "file" else "not a folder"
+      if os.path.lexists(output) and os.path.isdir(output) == is_file:
+        fault = "a folder" if is_file else "not a folder"
         raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
       _check_parents(output)
-    if kind == "file" and not storage.is_url(output) and is_stream(output):
-      continue
-    for path in _expanded(inputs):
-      _check_no_input(output, path, is_file=kind == "file")
+    if storage.is_url(output) or not (is_file and is_stream(output)):
+      for path in _expanded(inputs):
+        _check_no_input(output, path, is_file=is_file)
+    if storage.is_url(output) and is_file:
+      storage.check_writable(output.rpartition("/")[0])
   for name in files:
     if folder and os.path.isdir(path := os.path.join(folder, name)):
       raise errors.InputError(f"{path} is a folder, not a file; delete it")

@@ -1,0 +1,347 @@
+"""Imports of mT5 as the start of training, and of the released VMSST."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import memory_store
+import ml_dtypes
+import numpy as np
+import pytest
+import sentencepiece
+import tiny_encoders
+import tiny_hugging_face
+import tiny_models
+from flax import traverse_util
+from safetensors.numpy import save_file
+
+import vmsst
+from vmsst import cli, errors, storage
+from vmsst.checkpoints import t5x
+from vmsst.data import sample
+from vmsst.formats import encoders, mt5, weight_tables
+from vmsst.networks import t5
+from vmsst.networks import vmsst as vmsst_networks
+
+VOCAB_SIZE = 3600  # rows for the sample corpus's vocabulary
+SIZES = {
+  "vocab_size": VOCAB_SIZE,
+  "emb_dim": 12,
+  "num_heads": 3,
+  "head_dim": 2,
+  "mlp_dim": 10,
+  "num_encoder_layers": 2,
+  "num_decoder_layers": 2,
+  "relpos_buckets": 8,
+  "relpos_max_distance": 20,
+}
+CONFIG = tiny_hugging_face.mt5_config(SIZES)
+NETWORK = vmsst_networks.VmsstNetwork(
+  t5.T5Config(**{key: x for key, x in SIZES.items() if key != "num_decoder_layers"}),
+  latent_dim=4,
+  num_languages=2,
+)
+VOCABULARY = pathlib.Path(sample.vocabulary_path())
+SENTENCES = ["Hello, world!", "Wie geht es dir heute?", "", "the weather " * 400]
+# Parameters that mT5 does not have.
+FRESH = (
+  "mean/",
+  "log_variance/",
+  "language_mean/",
+  "language_log_variance/",
+  "encoder_language_embedder/",
+  "decoder/language_embedder/",
+  "decoder/layers_0/injection/",
+  "decoder/layers_1/injection/",
+  "logits_latent/",
+)
+RNG = np.random.default_rng(0)
+WEIGHTS = {row.source: RNG.normal(size=row.shape).astype(np.float32) for row in mt5.rows(SIZES)}
+ENCODER = {name: x for name, x in WEIGHTS.items() if name.startswith(("encoder.", "shared."))}
+PROJECTION = np.random.default_rng(1).normal(size=(5, 12)).astype(np.float32)
+RELEASE = {f"mt5_encoder.{name}": x for name, x in ENCODER.items()} | {
+  "projection.weight": PROJECTION
+}
+
+
+def save_hugging_face(folder, tensors, *, vocabulary=None, **config):
+  folder.mkdir(parents=True, exist_ok=True)
+  save_file(tensors, folder / "model.safetensors")
+  (folder / "config.json").write_text(json.dumps(CONFIG | config))
+  if vocabulary is not None:
+    (folder / "spiece.model").write_bytes(vocabulary)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("mt5")
+  save_hugging_face(folder / "hf", WEIGHTS)
+  return encoders.import_encoder(folder / "hf", folder / "out")
+
+
+def test_with_what_starts_fresh_it_is_the_whole_network(imported):
+  shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  wanted = {n: x.shape for n, x in traverse_util.flatten_dict(shapes, sep="/").items()}
+  arrays = tiny_encoders.read_arrays(imported.checkpoint)
+  fresh = {name for name in wanted if name.startswith(FRESH)}
+  assert len({name.split("/kernel")[0] for name in fresh}) >= len(FRESH)
+  shapes = {name: array.shape for name, array in arrays.items()}
+  assert shapes == {name: shape for name, shape in wanted.items() if name not in fresh}
+  assert imported.converted.sizes == SIZES
+  # The sentence injection, which replaces cross-attention, takes its norm.
+  for i in range(2):
+    found_D = arrays[f"decoder/layers_{i}/pre_injection_layer_norm/scale"]
+    expected_D = WEIGHTS[f"decoder.block.{i}.layer.1.layer_norm.weight"]
+    np.testing.assert_array_equal(found_D, expected_D)
+
+
+def test_what_is_left_out_is_reported(tmp_path, imported):
+  left_out = imported.converted.left_out
+  assert left_out == {name: "cross-attention" for name in WEIGHTS if "EncDecAttention" in name}
+  described = weight_tables.describe(imported)
+  assert "left out, cross-attention: decoder.block.0.layer.1.EncDecAttention.k" in described
+  extra = {
+    "encoder.embed_tokens.weight": WEIGHTS["shared.weight"],
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((8, 3)),
+  }
+  found = encoders.import_encoder(
+    save_hugging_face(tmp_path / "hf", WEIGHTS | extra), tmp_path / "out"
+  )
+  assert found.converted.left_out.keys() == left_out.keys() | extra.keys()
+
+
+def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, imported):
+  whole = tiny_encoders.read_arrays(imported.checkpoint)
+  for dtype in (np.float16, ml_dtypes.bfloat16):
+    # A copy of the token table may stand for it.
+    names = {"shared.weight": "encoder.embed_tokens.weight"} if dtype == np.float16 else {}
+    encoder = {names.get(name, name): x.astype(dtype) for name, x in ENCODER.items()}
+    place = tmp_path / np.dtype(dtype).name
+    alone = encoders.import_encoder(save_hugging_face(place / "hf", encoder), place / "out")
+    found = tiny_encoders.read_arrays(alone.checkpoint)
+    assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
+    for name, array in found.items():
+      np.testing.assert_array_equal(array, whole[name].astype(dtype).astype(np.float32))
+    assert "only CONTRASTIVE" in weight_tables.describe(alone)
+
+
+def refused(folder, output, message, **options):
+  """Asserts that the import raises one clear error and leaves no files."""
+  before = sorted(output.parent.iterdir())
+  with pytest.raises(errors.InputError) as caught:
+    encoders.import_encoder(folder, output, **options)
+  assert message in str(caught.value)
+  assert sorted(output.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"lm_head.weight": None}, "no lm_head.weight"),
+    ({"encoder.block.1.layer.1.layer_norm.weight": None}, "lacks encoder.block.1.layer.1.layer_n"),
+    ({"shared.weight": np.ones((41, 12), np.float32)}, "has shape (41, 12), not (3600, 12)"),
+    ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, "holds encoder.block.2.layer.1"),
+    ({"decoder.embed_tokens.weight": np.ones((VOCAB_SIZE, 12))}, "differs from shared.weight"),
+  ],
+)
+def test_a_wrong_tensor_is_named(tmp_path, change, message):
+  tensors = {n: x for n, x in (WEIGHTS | change).items() if x is not None}
+  refused(save_hugging_face(tmp_path / "hf", tensors), tmp_path / "out", message)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"model_type": "umt5"}, "'model_type' is 'umt5'"),
+    ({"feed_forward_proj": "gated-relu", "relative_attention_max_distance": 128}, "'gated-relu'"),
+    ({"layer_norm_epsilon": 1e-5}, "'layer_norm_epsilon'"),
+    ({"num_layers": 0}, "'num_layers' is 0"),
+    ({"num_layers": True}, "'num_layers' is True"),
+    ({"num_decoder_layers": 3}, "lacks decoder.block.2"),
+    ({"num_layers": 1 << 30}, "1073741824, not an integer from 1 to 1000"),
+  ],
+)
+def test_a_config_that_does_not_fit_is_named(tmp_path, change, message):
+  refused(save_hugging_face(tmp_path / "hf", WEIGHTS, **change), tmp_path / "out", message)
+
+
+def test_other_files_and_folders_are_named(tmp_path, capsys):
+  folder = save_hugging_face(tmp_path / "hf", WEIGHTS, vocabulary=b"pieces")
+  refused(folder, tmp_path / "out", "spiece.model: not a SentencePiece model")
+  (folder / "spiece.model").unlink()
+  (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+  refused(folder, tmp_path / "out", "tokenizer_config.json: 'truncation_side'")
+  (folder / "config.json").write_text("[1]")
+  refused(folder, tmp_path / "out", str(folder / "config.json"))
+  refused(folder / "config.json", tmp_path / "out", "config.json is a file; give a Hugging Face fo")
+  refused(tmp_path / "nowhere", tmp_path / "out", "no folder")
+  assert cli.main(["import", "encoder", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 1
+  assert "nowhere: not a folder; check the path" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # those of another library
+def test_imported_stacks_compute_what_transformers_does(tmp_path):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  torch.manual_seed(0)
+  reference = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**CONFIG)).eval()
+  reference.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB_SIZE, 12))
+  with torch.no_grad():
+    for weight in reference.parameters():
+      weight += 0.3 * torch.randn_like(weight)
+    # The decoder is compared without cross-attention, which the import leaves out.
+    for block in reference.decoder.block:
+      block.layer[1].EncDecAttention.o.weight.zero_()
+  encoder = transformers.MT5EncoderModel(reference.config).eval()
+  encoder.load_state_dict(
+    {n: x for n, x in reference.state_dict().items() if n.startswith(("shared.", "encoder."))}
+  )
+  encoder.save_pretrained(tmp_path / "encoder")
+  reference.save_pretrained(tmp_path / "whole")
+
+  rng = np.random.default_rng(0)
+  tokens_BT = rng.integers(2, 40, size=(3, 25))
+  mask_BT = np.arange(25) < np.array([[25], [7], [1]])
+  torch_tokens = torch.tensor(tokens_BT)
+  torch_mask = torch.tensor(mask_BT.astype(np.int64))
+  with torch.no_grad():
+    expected_BTD = encoder(torch_tokens, attention_mask=torch_mask).last_hidden_state.numpy()
+    output = reference(
+      encoder_outputs=(torch.zeros(3, 25, 12),),
+      decoder_input_ids=torch_tokens,
+      output_hidden_states=True,
+    )
+  encode = tiny_models.jit(t5.T5Encoder(NETWORK.config).apply)
+  for name in ("encoder", "whole"):
+    imported = encoders.import_encoder(tmp_path / name, tmp_path / f"{name}_out")
+    params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
+    embedded_BTD = params["token_embedder"]["embedding"][tokens_BT]
+    for ours in ("encoder", "language_encoder"):
+      found_BTD = encode({"params": params[ours]}, embedded_BTD, mask_BT)
+      np.testing.assert_allclose(found_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
+
+  # The latent decoder starts with a language's vector, mT5 with its first token.
+  injection = {"hidden": {"kernel": np.zeros((12, 12))}, "sentence": {"kernel": np.zeros((4, 12))}}
+  for i in range(2):
+    params["decoder"][f"layers_{i}"]["injection"] = injection
+  hidden = []
+  decode = tiny_models.jit(vmsst_networks.decoder.LatentDecoder(NETWORK.config, 2, 1).apply)
+  for row_T, row_TD in zip(tokens_BT, embedded_BTD, strict=True):
+    start = {"embedding": params["token_embedder"]["embedding"][row_T[:1]]}
+    shifted_1TD = np.concatenate([row_TD[1:], row_TD[:1]])[None]
+    variables = {"params": params["decoder"] | {"language_embedder": start}}
+    hidden.append(decode(variables, shifted_1TD, np.zeros(1, int), np.zeros((1, 4)))[0])
+  hidden_BTD = np.stack(hidden)
+  expected_BTD = output.decoder_hidden_states[-1].numpy()
+  np.testing.assert_allclose(hidden_BTD, expected_BTD, atol=1e-5, rtol=1e-5)
+  logits_BTV = hidden_BTD @ params["logits_hidden"]["kernel"]
+  np.testing.assert_allclose(logits_BTV, output.logits.numpy(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mt5", "vmsst", "vmsst of torch"])
+def test_vectors_equal_those_of_transformers(tmp_path, capsys, kind):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  importer, *is_torch = kind.split(" of ")
+  command = ["import", "encoder", str(tmp_path / "hf"), str(tmp_path / "a" / "out")]
+  if importer == "mt5":
+    save_hugging_face(tmp_path / "hf", ENCODER, vocabulary=VOCABULARY.read_bytes())
+    (tmp_path / "hf" / "tokenizer_config.json").write_text('{"model_max_length": 300}')
+  else:
+    save_hugging_face(tmp_path / "hf", RELEASE)
+    command += ["--vocabulary", str(VOCABULARY)]
+  if is_torch:
+    extra = {"mt5_encoder.encoder.embed_tokens.weight": WEIGHTS["shared.weight"]}
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    state = {name: torch.tensor(x) for name, x in (RELEASE | extra).items()}
+    torch.save(state, tmp_path / "hf" / "pytorch_model.bin")
+  assert cli.main(command) == 0
+  printed = capsys.readouterr().out
+  assert ("left out, copies of the token table: mt5_encoder.enc" in printed) == bool(is_torch)
+  assert f"vmsst.load('{tmp_path}/a/out') opens the encoder" in printed
+  encoder = vmsst.load(tmp_path / "a" / "out", backend="jax")
+  dimension, length = (12, 300) if importer == "mt5" else (5, 512)
+  assert (encoder.dimension, encoder.max_length) == (dimension, length)
+  found_ND = encoder.encode(SENTENCES, on_cut=None)
+
+  model = transformers.MT5EncoderModel(transformers.MT5Config(**CONFIG)).eval()
+  theirs = {name: torch.tensor(x) for name, x in ENCODER.items()}
+  theirs["encoder.embed_tokens.weight"] = theirs["shared.weight"]
+  model.load_state_dict(theirs)
+  pieces = sentencepiece.SentencePieceProcessor(model_file=str(VOCABULARY))
+  for text, vector in zip(SENTENCES, found_ND, strict=True):
+    ids = [*pieces.encode(text)[: length - 1], pieces.eos_id()]
+    with torch.no_grad():
+      mean_D = model(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    expected = mean_D if importer == "mt5" else mean_D @ PROJECTION.T
+    np.testing.assert_allclose(vector, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_model_of_newer_transformers_has_tokenizer_json(tmp_path, is_gated):
+  torch = pytest.importorskip("torch", reason="needs torch to compare with")
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  changes = {"vocab_size": 3700, "relative_attention_max_distance": 128}
+  changes["feed_forward_proj"] = "gated-gelu" if is_gated else "relu"
+  torch.manual_seed(0)
+  model = transformers.MT5Model(transformers.MT5Config(**CONFIG | changes)).eval()
+  model.save_pretrained(tmp_path / "hf")
+  (tmp_path / "hf" / "spiece.model").write_bytes(VOCABULARY.read_bytes())
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", extra_ids=0)
+  tokenizer.save_pretrained(tmp_path / "hf")
+  (tmp_path / "hf" / "spiece.model").unlink()
+  encoder = vmsst.load(tmp_path / "hf", backend="jax")
+  assert encoder.max_length == 512
+  texts = [*SENTENCES, "<extra_id_3> a </s>", "  \t b"]
+  for text, vector in zip(texts, encoder.encode(texts, on_cut=None), strict=True):
+    ids = tokenizer(text, truncation=True, max_length=512).input_ids
+    with torch.no_grad():
+      expected = model.encoder(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    np.testing.assert_allclose(vector, expected, atol=1e-5, rtol=0)
+  if not is_gated:
+    encoders.import_encoder(tmp_path / "hf", tmp_path / "out")
+    again = vmsst.load(tmp_path / "out", backend="jax")
+    np.testing.assert_array_equal(
+      again.encode(texts, on_cut=None), encoder.encode(texts, on_cut=None)
+    )
+
+
+def test_an_import_from_and_into_a_store_is_that_on_this_machine(tmp_path, capsys, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  folder = save_hugging_face(tmp_path / "hf", RELEASE, vocabulary=VOCABULARY.read_bytes())
+  expected = encoders.import_encoder(folder, tmp_path / "expected").checkpoint
+  url, out = "gs://bucket/hf", "gs://bucket/vmsst"
+  store.put(str(folder), url, recursive=True)
+  assert cli.main(["import", "encoder", url, out]) == 0
+  storage.download(out, tmp_path / "out")
+  for name in ("encoder.json", "vocabulary.model"):
+    assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+  found, wanted = (
+    tiny_encoders.read_arrays(path) for path in (tmp_path / "out" / "checkpoint_0", expected)
+  )
+  assert found.keys() == wanted.keys()
+  for name, array in wanted.items():
+    np.testing.assert_array_equal(found[name], array)
+  assert str(t5x.find_checkpoint(out)) == f"{out}/checkpoint_0"
+  capsys.readouterr()
+  assert cli.main(["import", "encoder", f"{url}/nothing", str(tmp_path / "new")]) == 1
+  assert f"{url}/nothing: not a folder; check the path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"mt5_encoder.encoder.block.1.layer.1.layer_norm.weight": None}, "lacks encoder.block.1.la"),
+    ({"projection.weight": None}, "lacks projection.weight: it holds mt5_encoder"),
+    ({"projection.weight": np.ones((4, 5), np.float32)}, "has shape (4, 5), not 12 inputs"),
+    ({}, "spiece.model does not exist"),
+  ],
+)
+def test_a_release_that_does_not_fit_is_refused(tmp_path, change, message):
+  state = {n: x for n, x in (RELEASE | change).items() if x is not None}
+  options = {"vocabulary": VOCABULARY} if change else {}
+  folder = save_hugging_face(tmp_path / "hf", state)
+  refused(folder, tmp_path / "out", message, **options)

@@ -1,0 +1,131 @@
+"""Encoders as ONNX models: the vectors of ONNX Runtime against those of `encode`."""
+
+import dataclasses
+import json
+
+import commands
+import numpy as np
+import pytest
+import tiny_encoders
+import tiny_hugging_face
+from tiny_encoders import NETWORKS
+
+import vmsst
+from vmsst.data import sample, vocabularies
+from vmsst.formats import encoders, hugging_face_vocabulary
+from vmsst.formats import onnx as onnx_format
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
+onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
+
+# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
+TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "▁a\tb\u3000c", "今日は。", "a <pad> </s>"]
+SAMPLE = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
+
+
+def saved(name, folder, tokenizer_files):
+  if name == "e5":
+    tiny_hugging_face.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
+    encoders.import_encoder(folder / "multilingual-e5", folder / "run")
+    return folder / "run"
+  vocabulary = {
+    "labse": hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"])),
+    "t5": SAMPLE,
+  }.get(name, tiny_encoders.BYTES)
+  network = NETWORKS[name]
+  params = tiny_encoders.random_params(network)
+  model = tiny_encoders.model_of(network, vocabulary, max_length=28)
+  return tiny_encoders.save_run(folder / "run", model, params)
+
+
+def run_printed(text, texts):
+  """Runs the lines of Python that an export has printed; returns their vectors."""
+  scope = {"texts": texts}
+  exec("\n".join(x.removeprefix("  ") for x in text.splitlines() if x.startswith("  ")), scope)
+  return scope["vectors"]
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "t5",
+    "e5",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("t5 scanned", "ems", "labse", "cls")),
+  ],
+)
+def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_path, capsys):
+  run = saved(name, tmp_path, tokenizer_files)
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  printed = capsys.readouterr().out
+  for model in ("model.onnx", "last_hidden_state.onnx"):
+    onnx.checker.check_model(str(tmp_path / "out" / model), full_check=True)
+  # sentence-transformers opens the model that returns hidden states.
+  options = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
+  assert options["model_args"] == {"file_name": "last_hidden_state.onnx"}
+  # An imported tokenizer reads "<pad>" as padding.
+  texts = TEXTS[:-1] if name == "e5" else TEXTS
+  expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(texts, on_cut=None)
+  assert np.ptp(expected_ND, axis=0).min() > 1e-3
+  for count in (1, 3, len(texts)):
+    found_BD = run_printed(printed, texts[:count])
+    assert found_BD.dtype == np.float32
+    np.testing.assert_allclose(found_BD, expected_ND[:count], atol=1e-5, rtol=0)
+
+
+def test_the_models_are_named_as_in_optimum_and_read_the_mask(tmp_path):
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(NETWORKS["t5"]))
+  onnx_format.export_onnx(run, tmp_path / "out")
+  assert (tmp_path / "out/model.onnx_data").stat().st_size >= 3700 * 16 * 4
+  axes = ["batch_size", "sequence_length"]
+  sessions = [
+    onnxruntime.InferenceSession(tmp_path / "out" / name)
+    for name in ("model.onnx", "last_hidden_state.onnx")
+  ]
+  made = ("sentence_embedding", [axes[0], 12]), ("last_hidden_state", [*axes, 16])
+  for session, output in zip(sessions, made, strict=True):
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    assert {x.name: (x.type, x.shape) for x in [*inputs, *outputs]} == {
+      "input_ids": ("tensor(int64)", axes),
+      "attention_mask": ("tensor(int64)", axes),
+      output[0]: ("tensor(float)", output[1]),
+    }
+  ids = np.random.default_rng(0).integers(1, 3700, (3, 90))
+  mask = (np.arange(90) < np.array([[90], [41], [0]])).astype(np.int64)
+  (expected_BD,) = sessions[0].run(None, {"input_ids": ids, "attention_mask": mask})
+  (found_BD,) = sessions[0].run(None, {"input_ids": ids * mask, "attention_mask": mask})
+  np.testing.assert_allclose(found_BD, expected_BD, rtol=0, atol=1e-6)
+  assert not expected_BD[2].any()
+  (alone_BD,) = sessions[0].run(
+    None, {"input_ids": ids[1:2, :41], "attention_mask": mask[1:2, :41]}
+  )
+  np.testing.assert_allclose(alone_BD[0], expected_BD[1], atol=1e-5, rtol=0)
+
+
+def test_an_encoder_that_transformers_lacks_is_exported(tmp_path):
+  network = NETWORKS["ems"]
+  config = dataclasses.replace(network.config, norm_place="before", vocab_size=3700)
+  model = tiny_encoders.model_of(network.clone(config=config), SAMPLE)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert commands.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  assert not (tmp_path / "out" / "modules.json").exists()
+
+
+def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path, capsys):
+  vocabulary = dataclasses.replace(SAMPLE, pretokenize=True)
+  model = tiny_encoders.model_of(NETWORKS["t5"], vocabulary)
+  run = tiny_encoders.save_run(tmp_path / "run", model)
+  assert commands.vmsst("export", "sentence-transformers", run, tmp_path / "st") == 1
+  assert "vmsst.data.word_splitting.split_words" in capsys.readouterr().err
+  assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
+  assert "There is no tokenizer.json" in capsys.readouterr().out
+  assert not (tmp_path / "out" / "tokenizer.json").exists()
+  assert commands.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
+  printed = capsys.readouterr().out
+  assert "split into words first" in printed
+  texts = ["Ein Satz .", "noch einer"]
+  unsplit = tiny_encoders.save_run(
+    tmp_path / "unsplit", tiny_encoders.model_of(NETWORKS["t5"], SAMPLE)
+  )
+  expected_BD = vmsst.load(unsplit, backend="jax").encode(texts)
+  np.testing.assert_allclose(run_printed(printed, texts), expected_BD, rtol=0, atol=1e-5)

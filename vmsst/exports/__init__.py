@@ -1,1 +1,0 @@
-"""Exports encoders for other programs: sentence-transformers, safetensors, ONNX."""

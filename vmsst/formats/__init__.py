@@ -1,0 +1,1 @@
+"""One module for each foreign format, with its reader and its writer."""

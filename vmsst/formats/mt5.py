@@ -1,0 +1,211 @@
+"""Imports mT5 as the start of training (VMSST paper, section 6.4).
+
+Both encoders start as mT5's encoder. The decoder takes over self-attention, feed-forward layers and
+norms; the norm before cross-attention becomes the one before the sentence injection. mT5's
+`lm_head` becomes the part of the vocabulary projection that multiplies hidden states.
+Cross-attention is left out. Heads, language tables, injections and the latents' part of the
+projection start fresh.
+
+One import serves all models: each reads the parameters that it has.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.data import vocabularies
+from vmsst.formats import (
+  architectures,
+  encoder_json,
+  hugging_face,
+  hugging_face_vocabulary,
+  sentence_transformers_files,
+  tensors,
+  transformers_tokenizers,
+  weight_tables,
+)
+from vmsst.formats.weight_tables import Converted, Row
+from vmsst.networks import sentence_encoder, t5
+
+TYPES = ("mt5", "t5")
+"""The `model_type` of T5 1.1, which has the same parameters and function, and mT5."""
+VOCABULARY_FILE = "spiece.model"
+# Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
+MAX_LENGTH = 512
+_TABLE = "shared.weight"
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
+  "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
+}
+_CROSS_ATTENTION = "EncDecAttention"
+# Names of mT5's parameters in T5X, and in models that start from it.
+_INSTEAD = {
+  "/pre_cross_attention_layer_norm/": "/pre_injection_layer_norm/",
+  "decoder/logits_dense/": "logits_hidden/",
+}
+
+_norm = functools.partial(weight_tables.norm, bias=False)
+# Names in transformers, and in T5X.
+_DECODER = (
+  *architectures.t5_stack(
+    "decoder",
+    *_norm("0.layer_norm", "pre_self_attention_layer_norm"),
+    *architectures.t5_attention("0.SelfAttention", "self_attention"),
+    *_norm("1.layer_norm", "pre_cross_attention_layer_norm"),
+    *architectures.t5_attention("1.EncDecAttention", "encoder_decoder_attention"),
+    *_norm("2.layer_norm", "pre_mlp_layer_norm"),
+    *architectures.t5_mlp("2.DenseReluDense"),
+  ),
+  *weight_tables.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
+)
+
+
+def convert(
+  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
+) -> Converted:
+  """Returns an mT5, whose vectors are means of token states: it is not yet a sentence encoder.
+
+  Args:
+    source: Its folder.
+    vocabulary: Its SentencePiece model; None: `spiece.model` in the folder or, without one,
+      `tokenizer.json`, which newer versions of transformers write instead.
+    whole: Whether to return all that training can start from, or the encoder alone.
+
+  Raises:
+    InputError: the source cannot be used.
+  """
+  sizes, stored = read_config(source), hugging_face.open_tensors(source)
+  if not whole:
+    stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
+  if not any(name.startswith("decoder.") for name in stored):
+    sizes["num_decoder_layers"] = 0
+  elif "lm_head.weight" not in stored:
+    raise errors.InputError(
+      f"{source} has a decoder but no lm_head.weight, which mT5 does not share with the token "
+      "table; save the whole model (MT5ForConditionalGeneration) or the encoder alone"
+    )
+  table, left_out = match(stored, sizes, source)
+  left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
+  used = [row for row in table if _CROSS_ATTENTION not in row.source]
+  if whole:
+    used = [_for_training(row) for row in used]
+  vocabulary = vocabulary or source / VOCABULARY_FILE
+  settings = transformers_tokenizers.read_settings(source)
+  transformers_tokenizers.check_settings(
+    source / transformers_tokenizers.SETTINGS_FILE, settings, {}
+  )
+  tokenizer = None
+  if not vocabulary.is_file():
+    config = hugging_face.read_object(source / hugging_face.CONFIG_FILE)
+    tokenizer = transformers_tokenizers.build(source, config, lowercase=False)
+  limit = sentence_transformers_files.max_length(source, source, {})
+
+  def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
+    pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
+    if tokenizer is not None:
+      path = str(folder / hugging_face_vocabulary.TOKENIZER_FILE)
+      pieces = hugging_face_vocabulary.save(tokenizer, path, "", {})
+    encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
+    return dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
+
+  note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+  return Converted(
+    convert=lambda: weight_tables.to_parameters(used, stored),
+    sizes=sizes,
+    left_out=left_out,
+    assets=assets if tokenizer or vocabulary.is_file() else None,
+    notes=() if sizes["num_decoder_layers"] else (note,),
+  )
+
+
+def rows(sizes: Mapping[str, Any]) -> list[Row]:
+  """Returns the tensors of an mT5 in transformers and the T5X parameters that they are.
+
+  Args:
+    sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
+  """
+  encoder = architectures.t5_encoder("wi_0", "wi_1")
+  table = (*encoder, *(_DECODER if sizes.get("num_decoder_layers") else ()))
+  joined = {"joined": sizes["num_heads"] * sizes["head_dim"]}
+  return weight_tables.expand(table, {**sizes, **joined})
+
+
+def match(
+  stored: dict[str, tensors.StoredTensor], sizes: Mapping[str, int], where: pathlib.Path
+) -> tuple[list[Row], dict[str, str]]:
+  """Returns what each tensor of an mT5 becomes, and the reason for those that become nothing.
+
+  Args:
+    stored: All tensors in transformers' names. A copy of the token table may stand for it.
+    sizes: As for `rows`.
+    where: The source, for messages.
+
+  Raises:
+    InputError: a tensor is missing, has another shape or is unknown, or a copy differs.
+  """
+  if _TABLE not in stored and _COPIES[0] in stored:
+    stored[_TABLE] = stored.pop(_COPIES[0])
+  table = rows(sizes)
+  left_out = {name: reason for name, reason in _UNUSED.items() if name in stored}
+  used = {name: tensor for name, tensor in stored.items() if name not in left_out}
+  weight_tables.check(table, used, str(where))
+  for name in left_out.keys() & set(_COPIES):
+    if not np.array_equal(stored[name].read(), stored[_TABLE].read()):
+      raise errors.InputError(
+        f"{stored[name].where} differs from {_TABLE}: in mT5 both stacks share one token table"
+      )
+  return table, left_out
+
+
+def encoder_assets(
+  sizes: Mapping[str, Any], vocabulary: vocabularies.Vocabulary, dimension: int, *, head: bool
+) -> encoder_json.EncoderAssets:
+  """Returns what `vmsst.load` needs to know about the encoder of an mT5.
+
+  Args:
+    sizes: As for `rows`.
+    vocabulary: mT5's.
+    dimension: Width of the sentence vectors.
+    head: Whether a projection follows the mean of token states.
+  """
+  config = t5.T5Config(**{key: x for key, x in sizes.items() if key != "num_decoder_layers"})
+  network = sentence_encoder.SentenceEncoder(config, dimension, head=head)
+  return encoder_json.EncoderAssets(network, vocabulary, MAX_LENGTH)
+
+
+def _for_training(row: Row) -> Row:
+  """Replaces the T5X parameter of a tensor by those of the models that start from it."""
+  (name,) = row.targets
+  if name.startswith("encoder/"):
+    return dataclasses.replace(row, targets=(name, f"language_{name}"))
+  for theirs, ours in _INSTEAD.items():
+    name = name.replace(theirs, ours)
+  return dataclasses.replace(row, targets=(name,))
+
+
+def read_config(folder: pathlib.Path) -> dict[str, int]:
+  """Returns the attributes of a T5Config, and `num_decoder_layers`, in a `config.json`.
+
+  Raises:
+    InputError: the file is missing or damaged, or describes another model than mT5 or T5 1.1.
+  """
+  path = folder / hugging_face.CONFIG_FILE
+  config = hugging_face.read_object(path)
+  file = architectures.ConfigFile(path, config)
+  # umT5 has a bias table in every layer.
+  hugging_face.check_choice(path, config, "model_type", None, TYPES)
+  hugging_face.check_choice(path, config, "feed_forward_proj", None, ("gated-gelu",))
+  hugging_face.check_choice(path, config, "layer_norm_epsilon", 1e-6, (1e-6,))
+  layers = file.integer("num_layers")
+  return {
+    **file.integers(architectures.T5_SIZES),
+    "num_encoder_layers": layers,
+    "num_decoder_layers": file.integer("num_decoder_layers", layers),
+    "relpos_buckets": file.integer("relative_attention_num_buckets", 32),
+    "relpos_max_distance": file.integer("relative_attention_max_distance", 128),
+  }
