@@ -95,7 +95,7 @@ def build(
     with job.Job(os.path.join(work, below), **settings) as local:
       if not local.finished:
         _build(local, loaded, root, chosen, left_out, held_out, engine)
-      names = storage.names(local.folder) - {manifest.NAME, manifest.WORK}
+      names = storage.names(local.folder) - {manifest.NAME, storage.UNFINISHED}
       for name in sorted(names, key=lambda name: (name == _INFO, name)):
         if dataset.done(name) is None:
           with dataset.part(name) as (path, _):
@@ -122,7 +122,7 @@ def _build(
   engine: engines.Engine,
 ) -> None:
   """Writes the shards in three stages (see `stages`), and describes them for TFDS and people."""
-  held_out_file = f"{manifest.WORK}/held_out.npz"
+  held_out_file = f"{storage.UNFINISHED}/held_out.npz"
   dataset.run("held out", held_out.save, [job.Part(held_out_file)])
   # A file of the cleaned rows of each release. The largest release is first, so that all workers
   # finish at about the same time.
@@ -132,7 +132,7 @@ def _build(
   largest_first = sorted(releases, key=lambda release: (-_text_bytes(release), release.name))
   buckets = {pair: 1 << max(0, (n - 1) // BUCKET_BYTES).bit_length() for pair, n in sizes.items()}
   clean_files = {
-    release.name: f"{manifest.WORK}/clean/{release.name}.parquet" for release in releases
+    release.name: f"{storage.UNFINISHED}/clean/{release.name}.parquet" for release in releases
   }
   held_out_source = dataset.path(held_out_file), held_out.digest
   parts = [
@@ -155,7 +155,9 @@ def _build(
     files[recipe.pair_name(*release.pair)].append((path, release.corpus))
   merge_parts = {
     pair: [
-      job.Part(f"{manifest.WORK}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
+      job.Part(
+        f"{storage.UNFINISHED}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed)
+      )
       for bucket in range(buckets[pair])
     ]
     for pair, members in files.items()
