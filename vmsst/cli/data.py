@@ -1,7 +1,10 @@
 """`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
 
 import dataclasses
+import functools
+import os
 import pathlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -93,11 +96,13 @@ def embed_bitext(
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
   """
-  from vmsst.encoder import file_embedding
+  from vmsst.data import teacher_vectors
+  from vmsst.encoder import bitext_embedding
 
-  made = file_embedding.embed_files(encoder, patterns, output, **vars(bitext))
-  for path, counts in made.items():
-    print(f"{path}: {counts['lines']:,} pairs of vectors of dimension {counts['dimension']}")
+  write = functools.partial(bitext_embedding.write_vectors, batch_size=bitext.batch_size)
+  files = _write_files(encoder, output, patterns, bitext, {}, teacher_vectors.file_name, write)
+  for path, facts in files.items():
+    print(f"{path}: {facts['lines']:,} pairs of vectors of dimension {facts['dimension']}")
 
 
 def mine_negatives(
@@ -105,7 +110,7 @@ def mine_negatives(
   output: OutputFolder,
   patterns: list[Pattern],
   *,
-  count: int = 3,
+  count: Positive = 3,
   bitext: Bitext,
 ) -> None:
   """Mine hard negatives for bitext files: plausible but wrong translations.
@@ -115,11 +120,61 @@ def mine_negatives(
     patterns: Bitext files, as in training; quote patterns.
     count: Number of hard negatives per pair.
   """
-  from vmsst.mining import hard_negative_mining
+  from vmsst.mining import hard_negative_mining as mining
 
-  made = hard_negative_mining.mine_files(encoder, patterns, output, count=count, **vars(bitext))
-  for path, counts in made.items():
-    print(f"{path}: {counts['negatives']:,} hard negatives of {counts['pairs']:,} pairs")
+  write = functools.partial(mining.write_negatives, count=count, batch_size=bitext.batch_size)
+  options = {"count": count}
+  files = _write_files(encoder, output, patterns, bitext, options, mining.file_name, write)
+  for path, facts in files.items():
+    print(f"{path}: {facts['negatives']:,} hard negatives of {facts['pairs']:,} pairs")
+
+
+def _write_files(
+  encoder: str,
+  output: str,
+  patterns: list[str],
+  bitext: Bitext,
+  options: dict[str, Any],
+  file_name: Callable[[Any], str],
+  write: Callable[..., dict[str, Any]],
+) -> dict[str, dict[str, Any]]:
+  """Writes a file for each bitext that has none in a folder; returns facts by path.
+
+  Args:
+    encoder: The encoder to open.
+    output: The folder.
+    patterns: The bitexts.
+    bitext: Options of the command.
+    options: Further options that the files depend on.
+    file_name: Returns the path of a bitext's file in the folder.
+    write: Called as `write(encoder, bitext, path)`; returns facts about the file.
+  """
+  from vmsst.data import readers
+  from vmsst.encoder import encoding, loading
+  from vmsst.jobs import job
+
+  files = readers.find_bitext(patterns, bitext.languages)
+  names = list(map(file_name, files))
+  sources = {os.path.realpath(path) for file in files for path in file.paths}
+  for name in names:
+    if names.count(name) > 1 or os.path.realpath(os.path.join(output, name)) in sources:
+      raise errors.InputError(
+        f"{os.path.join(output, name)} would replace an input, or is of two inputs; use another "
+        "folder"
+      )
+  name, opened = loading.open_encoder(encoder)
+  inputs = {"encoder": encoding.identity(opened, name)}
+  facts_by_path = {}
+  with job.Job(output, inputs=inputs, options=options, replace=bitext.refresh) as work:
+    for name, file in zip(names, files, strict=True):
+      digest = readers.digest(file)
+      facts = work.done(name, digest)
+      if facts is None:
+        with work.part(name, digest) as (path, facts):
+          facts.update(write(opened, file, path), bitext=digest)
+      facts_by_path[work.path(name)] = facts
+    work.finish()
+  return facts_by_path
 
 
 def build(

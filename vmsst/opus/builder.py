@@ -122,7 +122,8 @@ def _build(
   engine: engines.Engine,
 ) -> None:
   """Writes the shards in three stages (see `stages`), and describes them for TFDS and people."""
-  held_out_file = f"{storage.UNFINISHED}/held_out.npz"
+  work = storage.UNFINISHED
+  held_out_file = f"{work}/held_out.npz"
   dataset.run("held out", held_out.save, [job.Part(held_out_file)])
   # A file of the cleaned rows of each release. The largest release is first, so that all workers
   # finish at about the same time.
@@ -131,9 +132,7 @@ def _build(
     sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
   largest_first = sorted(releases, key=lambda release: (-_text_bytes(release), release.name))
   buckets = {pair: 1 << max(0, (n - 1) // BUCKET_BYTES).bit_length() for pair, n in sizes.items()}
-  clean_files = {
-    release.name: f"{storage.UNFINISHED}/clean/{release.name}.parquet" for release in releases
-  }
+  clean_files = {release.name: f"{work}/clean/{release.name}.parquet" for release in releases}
   held_out_source = dataset.path(held_out_file), held_out.digest
   parts = [
     job.Part(
@@ -155,9 +154,7 @@ def _build(
     files[recipe.pair_name(*release.pair)].append((path, release.corpus))
   merge_parts = {
     pair: [
-      job.Part(
-        f"{storage.UNFINISHED}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed)
-      )
+      job.Part(f"{work}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
       for bucket in range(buckets[pair])
     ]
     for pair, members in files.items()
