@@ -61,12 +61,14 @@ def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vo
     output: Model file to write.
   """
   from vmsst.data import vocabulary_training
+  from vmsst.jobs import outputs
 
-  report = vocabulary_training.train_vocabulary(input, output, **vars(vocabulary))
-  for name, count in report.sentences_by_file.items():
+  with outputs.atomic_path(output) as path:
+    counts = vocabulary_training.train_vocabulary(input, path, **vars(vocabulary))
+  for name, count in counts.items():
     print(f"{count:>10,} sentences  {name}")
   kind = vocabulary.model_type
-  print(f"{report.path}: {report.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
+  print(f"{output}: {vocabulary.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
     if getattr(vocabulary, option):
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
