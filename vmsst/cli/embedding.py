@@ -95,7 +95,7 @@ def _readable(work: job.Job, cut: line_spans.Cut) -> list[line_spans.Span]:
   """Returns spans of uncompressed files: of copies in the work folder if texts are compressed."""
   copies: dict[str, str] = {}
   for path in dict.fromkeys(span.name for span in cut.spans if span.name.endswith(".gz")):
-    name = f"{manifest.WORK}/lines-{len(copies):05d}.txt"
+    name = f"{storage.UNFINISHED}/lines-{len(copies):05d}.txt"
     if work.done(name) is None:
       with work.part(name) as (copy, _), copy.open("wb") as stream:
         stream.writelines(text_files.read_chunks(path))
