@@ -184,7 +184,7 @@ def local_file(path: str) -> Iterator[str]:
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
     kept = pathlib.Path(folder, "standard input")
-    with atomic_files.temporary_space(), kept.open("wb") as stream:
+    with kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
     with storage.naming(str(kept), kept.name):
       yield str(kept)

@@ -19,7 +19,6 @@ from absl import logging
 from vmsst import errors
 from vmsst.data import dataset_shards, readers, teacher_vectors
 from vmsst.data.readers import BitextFile
-from vmsst.jobs import atomic_files
 from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
@@ -68,7 +67,7 @@ class TextTable(Table):
 
   def __init__(self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any]):
     ends, width = array.array("q", [0]), 1
-    with atomic_files.temporary_space(), tempfile.TemporaryFile(prefix="vmsst-") as file:
+    with tempfile.TemporaryFile(prefix="vmsst-") as file:
       for row in texts:
         width = len(row)
         for text in row:

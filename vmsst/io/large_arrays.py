@@ -13,23 +13,17 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from vmsst.jobs import atomic_files
-
 _IN_MEMORY = 1 << 20  # Bytes of the largest array that is in memory.
 _WRITTEN = bytes(1 << 20)
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np.ndarray:
-  """Returns a new array with the same value everywhere; see `numpy.full`.
-
-  Raises:
-    InputError: there is no space for the file.
-  """
+  """Returns a new array with the same value everywhere; see `numpy.full`."""
   empty = np.empty(0, dtype)
   size = int(np.prod(shape)) * empty.itemsize
   if size <= _IN_MEMORY:
     return np.full(shape, value, dtype)
-  with atomic_files.temporary_space(), tempfile.TemporaryFile() as file:
+  with tempfile.TemporaryFile() as file:
     # Space is taken now: a write to a map would end the process if the disk were full.
     for start in range(0, size, len(_WRITTEN)):
       file.write(_WRITTEN[: size - start])
@@ -40,12 +34,8 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
 
 
 def concatenated(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
-  """Returns the concatenation of arrays of one dimension, of which one is in memory at a time.
-
-  Raises:
-    InputError: there is no space for the file.
-  """
-  with atomic_files.temporary_space(), tempfile.TemporaryFile() as file:
+  """Returns the concatenation of arrays of one dimension, of which one is in memory at a time."""
+  with tempfile.TemporaryFile() as file:
     for block in blocks:
       file.write(np.ascontiguousarray(block, dtype).tobytes())
     return _mapped(file, np.dtype(dtype))
@@ -86,13 +76,11 @@ class Records:
   def add(self, record_NW: np.ndarray) -> None:
     """Adds records, uint64."""
     # Big-endian bytes are in the order of the numbers.
-    with atomic_files.temporary_space():
-      self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
+    self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
 
   def sorted(self) -> Iterator[np.ndarray]:
     """Yields all records, uint64 [B, width], ascending, in blocks of at most about 260,000."""
-    with atomic_files.temporary_space():
-      self._file.flush()
+    self._file.flush()
     count = self._file.tell() // self._type.itemsize
     if not count:
       return

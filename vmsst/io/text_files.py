@@ -16,7 +16,6 @@ from typing import IO, Any, cast
 
 from vmsst import errors, storage
 from vmsst.io import input_files
-from vmsst.jobs import atomic_files
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
@@ -107,7 +106,6 @@ class Lines:
     ends, end = array.array("q", [0]), 0
     self._count = 0
     with contextlib.ExitStack() as stack:
-      stack.enter_context(atomic_files.temporary_space())
       self._file = stack.enter_context(_open(path))
       slow = path.endswith(".gz") or storage.is_url(path)
       copy = stack.enter_context(tempfile.TemporaryFile()) if slow else None

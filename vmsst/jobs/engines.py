@@ -1,6 +1,7 @@
-"""Runs units with an engine: `Local`, processes on this machine, or `ray_cluster.Ray`.
+"""Where the parts of a job are written: `Local`, processes of this machine, or `ray_cluster.Ray`.
 
-An engine decides where units are made, never what they make: all engines leave the same bytes.
+An engine decides where parts are written, never what they contain: all engines leave the same
+bytes.
 """
 
 import abc
@@ -12,106 +13,62 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, process
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 from vmsst import errors
-from vmsst.io import progress_bar
-from vmsst.jobs import base
-from vmsst.jobs.base import StagedUnit, Unit
 
-# Most units that a worker gets at once, and least tasks per worker: few enough to balance the load.
-_TASK_UNITS = 8
+RESUME = "finished parts are kept; fix this and rerun the same command to resume"
+# Most parts of a task, and fewest tasks per worker: few enough to balance the load.
+_TASK_PARTS = 8
 _TASKS_PER_WORKER = 4
-# Network file systems may hide a new file for up to a minute from those who looked for it before.
-_VISIBLE_SECONDS = 90
 
-Task = Sequence[Unit]
-"""Units that one worker does in sequence."""
+Parts = Sequence[Any]
+Do = Callable[[Parts], Iterable[Any]]
+"""Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
 
 
 class Engine(abc.ABC):
-  """Does units somewhere.
+  """Writes parts somewhere.
 
   Attributes:
-    in_process: Whether units are made in this process.
-    this_machine: Whether units are made on this machine only.
+    in_process: Whether parts are written in this process.
+    this_machine: Whether parts are written on this machine only.
   """
 
   in_process: bool
   this_machine: bool
 
   @abc.abstractmethod
-  def work(self, title: str, units: Sequence[Unit]) -> Iterator[Unit]:
-    """Does units that are not done; yields each when it is done.
+  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
+    """Writes parts; yields what `do` yields.
 
     Raises:
-      InputError: a unit failed, or the engine is not available; the message names it.
+      InputError: a part failed, or the engine is not available; the message names it.
     """
 
 
-def run(title: str, units: Sequence[Unit], engine: Engine) -> list[dict[str, Any]]:
-  """Does the units whose results are missing; resumes after interruption.
-
-  Args:
-    title: Name of this kind of work, for messages and the progress bar.
-    units: The units.
-    engine: Where to do them.
-
-  Returns:
-    What each unit's `make` has returned.
-
-  Raises:
-    InputError: a unit failed; finished units are kept.
-  """
-  todo = [unit for unit in units if base.result(unit, verify=True) is None]
-  total = sum(unit.size for unit in units)
-  done = total - sum(unit.size for unit in todo)
-  with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(units)) as bar:
-    if todo:
-      for unit in engine.work(title, todo):
-        done += unit.size
-        bar.reach(done)
-  end = time.monotonic() + (0 if engine.this_machine else _VISIBLE_SECONDS)
-  return [_awaited(title, unit, end) for unit in units]
+def tasks(parts: Parts, workers: int) -> list[Parts]:
+  """Returns parts in the portions that workers get."""
+  size = max(1, min(_TASK_PARTS, len(parts) // (_TASKS_PER_WORKER * workers)))
+  return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
-def _awaited(title: str, unit: Unit, end: float) -> dict[str, Any]:
-  """Returns the result of a unit that is done, which must be visible by the time `end`."""
-  while (made := base.result(unit)) is None:
-    if time.monotonic() >= end:
-      raise errors.InputError(
-        f"{title} of {unit}: its result is missing at {unit.path}; use a file system that all "
-        "workers share with this process"
-      )
-    time.sleep(0.1)
-  return made
-
-
-def tasks(units: Sequence[Unit], workers: int) -> list[Task]:
-  """Returns units in the portions that workers get: several staged ones, so that stages overlap."""
-  size = 1
-  if all(isinstance(unit, StagedUnit) for unit in units):
-    size = max(1, min(_TASK_UNITS, len(units) // (_TASKS_PER_WORKER * workers)))
-  return [units[start : start + size] for start in range(0, len(units), size)]
-
-
-def do_task(title: str, task: Task) -> None:
-  """Does the units of a task in this process, which is a worker."""
-  collections.deque(base.do(title, task), maxlen=0)
+def do_task(do: Do, task: Parts) -> list[Any]:
+  """Writes the parts of a task in this process, which is a worker."""
+  return list(do(task))
 
 
 def keep_busy(
-  waiting: Sequence[Task],
+  waiting: Sequence[Parts],
   most: int,
-  submit: Callable[[Task], "Future[None]"],
-  failed: Callable[[Exception, Task, Sequence[Task]], None],
-) -> Iterator[Unit]:
-  """Runs at most `most` tasks at a time; yields the units of each that is done.
+  submit: Callable[[Parts], "Future[list[Any]]"],
+  failed: Callable[[Exception, Parts, Sequence[Parts]], None],
+) -> Iterator[Any]:
+  """Runs at most `most` tasks at a time; yields the results of each that is done.
 
   Args:
     waiting: The tasks.
@@ -121,19 +78,21 @@ def keep_busy(
       report, or returns to start the task again.
   """
   queue = collections.deque(waiting)
-  running: dict[Future[None], Task] = {}
+  running: dict[Future[list[Any]], Parts] = {}
   while queue or running:
     while queue and len(running) < most:
       task = queue.popleft()
       running[submit(task)] = task
     for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
+      task = running[future]
       try:
-        future.result()
+        results = future.result()
       except Exception as error:
-        failed(error, running[future], list(running.values()))
-        queue.append(running.pop(future))
-      else:
-        yield from running.pop(future)
+        failed(error, task, list(running.values()))
+        queue.append(task)
+        results = []
+      del running[future]
+      yield from results
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -156,46 +115,45 @@ class Local(Engine):
 
   @property
   def in_process(self) -> bool:  # type: ignore[override]
-    """Whether units are made in this process."""
+    """Whether parts are written in this process."""
     return self.workers == 1 and not self.gpus_per_worker
 
-  def work(self, title: str, units: Sequence[Unit]) -> Iterator[Unit]:
+  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """See `Engine`."""
-    if self.in_process:
-      yield from base.do(title, units)
+    if self.in_process or not parts:
+      yield from do(parts)
       return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible and self.workers * self.gpus_per_worker > len(visible.split(",")):
       raise errors.InputError(
-        f"{self.workers} workers with {self.gpus_per_worker} GPUs each need more than those of "
+        f"{self.workers} workers with {self.gpus_per_worker} GPUs each need more GPUs than "
         f"CUDA_VISIBLE_DEVICES={visible}; use fewer workers"
       )
-    todo = tasks(units, self.workers)
+    waiting = tasks(parts, self.workers)
     others = {*multiprocessing.active_children()}
     # Spawned, because threads of this process do not survive a fork.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(
-      min(self.workers, len(todo)),
+      min(self.workers, len(waiting)),
       mp_context=context,
       initializer=_start_worker,
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
 
-    def submit(task: Task) -> "Future[None]":
-      return pool.submit(do_task, title, task)
-
-    def failed(error: Exception, task: Task, running: Sequence[Task]) -> None:
+    def failed(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
       if not isinstance(error, process.BrokenProcessPool):
         raise error
       names = list(dict.fromkeys(map(str, itertools.chain(task, *running))))
       others = f" or one of {len(names) - 1} others" if len(names) > 1 else ""
       raise errors.InputError(
         f"{title}: a worker process was killed at {names[0]}{others} (if memory ran out, use fewer "
-        f"workers); {base.RESUME}"
+        f"workers); {RESUME}"
       ) from None
 
     try:
-      yield from keep_busy(todo, self.workers, submit, failed)
+      yield from keep_busy(
+        waiting, self.workers, lambda task: pool.submit(do_task, do, task), failed
+      )
     except BaseException:
       for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
         worker.terminate()
@@ -226,3 +184,25 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
     os._exit(1)
 
   threading.Thread(target=watch, daemon=True).start()
+
+
+# Until every user of `base.Unit` is a job:
+
+
+def run(title: str, units: Sequence[Any], engine: Engine) -> list[dict[str, Any]]:
+  """Does the units whose results are missing; see `job.Job.run`, which replaces it."""
+  import functools
+
+  from vmsst.io import progress_bar
+  from vmsst.jobs import base
+
+  todo = [unit for unit in units if base.result(unit, verify=True) is None]
+  total = sum(unit.size for unit in units)
+  done = total - sum(unit.size for unit in todo)
+  with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(units)) as bar:
+    for unit in engine.work(title, functools.partial(base.do, title), todo) if todo else ():
+      done += unit.size
+      bar.reach(done)
+  made = [base.result(unit) for unit in units]
+  assert all(each is not None for each in made)
+  return [each for each in made if each is not None]

@@ -1,17 +1,310 @@
-"""Checks paths before work starts: outputs can be written and destroy no input."""
+"""Outputs: complete or absent, with one writer each, and never an input of the same command.
 
+A file is written under a temporary name and renamed when it is complete; a folder likewise. In an
+object store, files appear as a whole, and of a folder the JSON files at its top appear last.
+
+What is unfinished is in a work folder: `.NAME.vmsst` next to a file or a folder that appears at
+once, `.vmsst` in a folder whose files appear one by one. The command that writes the output locks
+the work folder. Object stores have no locks: one writer per output is up to the user.
+"""
+
+import contextlib
+import errno
 import glob
+import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, TextIO
+
+import filelock
 
 from vmsst import errors, storage
-from vmsst.jobs import atomic_files, work_folders
+from vmsst.io import manifest
 
 STANDARD = "-"
 """Stands for standard input or output."""
+_LOCK = "lock"
 _CHECKPOINT = re.compile(r"(^|/)checkpoint_\d+$")
+
+_owned: set[tuple[int, str]] = set()
+"""Threads and the work folders that they have locked."""
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterator[pathlib.Path]:
+  """Yields a local path to write a file to, which becomes `path`; an error leaves nothing.
+
+  The file keeps the mode of the one that it replaces. Devices, pipes and standard streams are
+  written directly. A symbolic link stays, and the file that it leads to is replaced.
+
+  Args:
+    path: The file, local or in an object store. A missing folder is created.
+    work: Folder for the temporary file, on the same disk; default: the folder of the file.
+
+  Raises:
+    OSError: the file cannot be written; the error names `path`.
+    InputError: the object store refuses it.
+  """
+  if storage.is_url(path):
+    with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+      partial = pathlib.Path(folder, os.path.basename(os.fspath(path).rstrip("/")))
+      yield partial
+      storage.upload(partial, os.fspath(path))
+    return
+  if is_stream(path):
+    with naming(path):
+      yield pathlib.Path(path)
+    return
+  target = pathlib.Path(os.path.realpath(path))
+  with naming(target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(work or target.parent, f".vmsst-part-{uuid.uuid4().hex}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.touch(exist_ok=False)
+    try:
+      yield partial
+      sync_to_disk(partial)
+      with contextlib.suppress(OSError):
+        os.chmod(partial, stat.S_IMODE(os.stat(target).st_mode))
+      os.replace(partial, target)
+    except BaseException as error:
+      partial.unlink(missing_ok=True)
+      if isinstance(error, OSError) and error.filename == str(partial):
+        error.filename = None
+      raise
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+  """Yields a binary file to write, which becomes `path` without an error; see `atomic_path`."""
+  with atomic_path(path) as partial, open(partial, "wb") as stream:
+    yield stream
+
+
+@contextlib.contextmanager
+def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+  """Yields a text file (UTF-8, LF) to write, which becomes `path`; see `atomic_path`."""
+  with atomic_path(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as stream:
+    yield stream
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+  """Writes the content of a file atomically; see `atomic_path`."""
+  with atomic_file(path) as stream:
+    stream.write(content)
+
+
+def write_text(path: str | os.PathLike[str], content: str) -> None:
+  """Writes the content of a UTF-8 file atomically; see `atomic_path`."""
+  write_bytes(path, content.encode(errors="surrogateescape"))
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+  """Writes a JSON file atomically; see `atomic_path`."""
+  # JSON's escapes are also Python's: file names that are not UTF-8 are read back as they were.
+  text = json.dumps(content, indent=1, ensure_ascii=False)
+  write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Adds this path to an OSError without a file name, such as that a disk is full."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename or not (error.errno or type(error) is OSError):
+      raise
+    number, reason = error.errno or errno.EIO, error.strerror or str(error)
+    raise OSError(number, reason, os.fspath(path)) from None
+
+
+def sync_to_disk(path: pathlib.Path) -> None:
+  """Waits until the content of a file is on disk."""
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  except OSError as error:
+    if error.errno != errno.EINVAL:  # a file system without fsync
+      raise
+  finally:
+    os.close(handle)
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is a device, a pipe or a standard stream, which cannot be replaced."""
+  if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+    return not os.path.abspath(path).startswith("/dev/shm/")
+  try:
+    mode = os.stat(path).st_mode
+  except (OSError, ValueError):
+    return False
+  return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+# --------------------------------------------------------------------------------------------
+# Work folders and locks
+
+
+def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str:
+  """Returns the absolute path or URL of the work folder of an output.
+
+  Args:
+    output: The output, local or in an object store.
+    is_folder: Whether it is a folder whose files appear one by one.
+  """
+  target = storage.absolute(output).rstrip("/")
+  if is_folder:
+    return f"{target}/{manifest.WORK}"
+  if not storage.is_url(target):
+    target = os.path.realpath(target)
+  folder, _, name = target.rpartition("/")
+  return f"{folder}/.{name}{manifest.WORK}"
+
+
+@contextlib.contextmanager
+def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
+  """Locks an output, so that this process alone writes it, and removes an empty work folder.
+
+  A thread may own an output several times: a function that writes it locks it too.
+
+  Args:
+    output: The output. Objects of a store, devices, pipes and standard streams are not locked.
+    is_folder: As in `work_path`.
+
+  Raises:
+    InputError: another process writes the output.
+    OSError: the work folder cannot be created.
+  """
+  work = work_path(output, is_folder=is_folder)
+  key = threading.get_ident(), work
+  if storage.is_url(output) or (not is_folder and is_stream(output)) or key in _owned:
+    yield
+    return
+  os.makedirs(work, exist_ok=True)
+  lock = filelock.FileLock(f"{work}/{_LOCK}", timeout=0)
+  try:
+    lock.acquire()
+  except filelock.Timeout:
+    raise errors.InputError(
+      f"{os.fspath(output)} is being written by another command; wait for it, or give another "
+      "output"
+    ) from None
+  _owned.add(key)
+  try:
+    yield
+  finally:
+    _owned.remove(key)
+    with contextlib.suppress(OSError):
+      os.unlink(f"{work}/{_LOCK}")
+    lock.release()
+    remove_if_empty(work)
+
+
+def remove_if_empty(folder: str) -> None:
+  """Removes a folder without files; object stores have none."""
+  if not storage.is_url(folder):
+    with contextlib.suppress(OSError):  # It has files, or does not exist.
+      os.rmdir(folder)
+
+
+def clear(work: str) -> None:
+  """Removes what is in a work folder, except for the lock of this process."""
+  if storage.is_url(work):
+    storage.remove(work)
+  for name in storage.names(work) - {_LOCK}:
+    storage.remove(os.path.join(work, name))
+  remove_if_empty(work)
+
+
+@contextlib.contextmanager
+def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
+  """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
+
+  A killed process leaves a work folder, which the next one replaces. In an object store it leaves
+  objects, without the last JSON file at the top, which the user deletes.
+
+  Raises:
+    InputError: the folder cannot be written, exists and is not empty, or another process writes it.
+  """
+  try:
+    if storage.is_url(target):
+      check_new(target)
+      with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+        yield pathlib.Path(folder)
+        upload(pathlib.Path(folder), os.fspath(target))
+      return
+    with owned(target):
+      check_new(target)  # Another command may have written it since it was checked.
+      work = work_path(target)
+      clear(work)
+      partial = pathlib.Path(work, "content")
+      partial.mkdir()
+      try:
+        yield partial
+        for path in filter(pathlib.Path.is_file, partial.rglob("*")):
+          sync_to_disk(path)
+        partial.rename(target)
+      finally:
+        remove_folder(partial)
+  except OSError as error:
+    raise errors.InputError(f"{target} cannot be written: {error}") from error
+
+
+def upload(folder: pathlib.Path, url: str) -> None:
+  """Writes the files below a local folder to an object store, the JSON files at the top last."""
+  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
+  try:
+    for path in inside:
+      storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
+  except BaseException:
+    with contextlib.suppress(Exception):  # The first error is the reason.
+      storage.remove_files(url, {path.as_posix() for path in inside} & {*storage.files_below(url)})
+    raise
+
+
+def check_new(target: storage.Path) -> None:
+  """Raises InputError unless `atomic_folder` may write a folder."""
+  if not is_new(target):
+    raise errors.InputError(f"{target} exists already; choose another folder or delete it")
+
+
+def is_new(target: storage.Path) -> bool:
+  """Returns whether `atomic_folder` may write a folder: it is absent or empty."""
+  return not storage.names(target) and not (target.exists() and not target.is_dir())
+
+
+def new_folder(output: str | os.PathLike[str]) -> storage.Path:
+  """Returns the absolute path of a folder that `atomic_folder` may write; else InputError."""
+  target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
+  if not storage.is_url(target):
+    target = pathlib.Path(os.path.realpath(target))
+  check_new(target)
+  return target
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+  """Removes the folder of a failed write, which other threads may still be writing into.
+
+  When one array of a checkpoint cannot be written, the writes of the others continue for a moment
+  and create the folder again. So it is removed until it stays away, for 10 seconds at most.
+  """
+  end = time.monotonic() + 10
+  while os.path.lexists(folder) and time.monotonic() < end:
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.1)
+
+
+# --------------------------------------------------------------------------------------------
+# Checks before work starts
 
 
 def check(
@@ -24,11 +317,10 @@ def check(
   """Raises InputError if work with these paths would destroy an input or cannot be written.
 
   Args:
-    inputs: Files, folders and shell patterns to read; `-` is standard input. Of those in object
-      stores, only the path is compared.
-    file: File to write; `-` is standard output. None: no file. A store must accept objects next to
-      it.
-    folder: Folder to write to; None: no folder.
+    inputs: Files, folders and shell patterns to read; `-` is standard input. In object stores, only
+      paths are compared.
+    file: File to write, if any; `-` is standard output. A store must accept objects next to it.
+    folder: Folder to write to, if any.
     files: Names of files to write in `folder`.
   """
   inputs = list(inputs)
@@ -36,119 +328,67 @@ def check(
     raise errors.InputError(
       "standard input (-) is given twice, but it can be read only once; give a file for one"
     )
-  if folder == STANDARD:
-    raise errors.InputError(f"{folder} is not a folder; give a folder as output")
-  for output in (file, folder):
-    if output is not None and storage.is_url(output):
-      _check_no_input(output, filter(storage.is_url, inputs), is_file=output == file)
-  if file is not None and storage.is_url(file):
-    above, _, name = file.partition("://")[2].rpartition("/")
-    if not (above and name):
-      raise errors.InputError(f"{file} is a folder; give a file as output")
-    storage.check_writable(file.rpartition("/")[0])
-  local: list[str] = []
-  for given in inputs:
-    if not _elsewhere(given):
-      is_pattern = glob.has_magic(given) and not os.path.lexists(given)
-      local += glob.glob(given, recursive=True) if is_pattern else [given]
-  if file is not None and not _elsewhere(file):
-    _check_file(file, local)
-  if folder is not None and not _elsewhere(folder):
-    _check_folder(folder)
-    _check_no_input(folder, local, is_file=False)
-    for name in files:
-      if os.path.isdir(path := os.path.join(folder, name)):
-        raise errors.InputError(f"{path} is a folder, not a file; delete it")
+  for output, kind in ((file, "file"), (folder, "folder")):
+    if output is None or (output == STANDARD and kind == "file"):
+      continue
+    if output in ("", STANDARD):
+      raise errors.InputError(f"the path of the output is {output!r}; give a {kind}")
+    is_file = kind == "file"
+    if storage.is_url(output):
+      if is_file and (output.endswith("/") or "/" not in output.partition("://")[2]):
+        raise errors.InputError(f"{output} is a folder; give a file as output")
+    else:
+      if os.path.lexists(output) and os.path.isdir(output) == is_file:
+        fault = "a folder" if is_file else "not a folder"
+        raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
+      _check_parents(output)
+    if storage.is_url(output) or not (is_file and is_stream(output)):
+      for path in _expanded(inputs):
+        _check_no_input(output, path, is_file=is_file)
+    if storage.is_url(output) and is_file:
+      storage.check_writable(output.rpartition("/")[0])
+  for name in files:
+    if folder and os.path.isdir(path := os.path.join(folder, name)):
+      raise errors.InputError(f"{path} is a folder, not a file; delete it")
 
 
-def _check_file(path: str, inputs: Iterable[str]) -> None:
-  if not path:
-    raise errors.InputError(
-      "the path of the output is empty; give a file, or - for standard output"
-    )
-  if os.path.isdir(path):
-    raise errors.InputError(f"{path} is a folder; give a file as output")
-  _check_parents(path)
-  if atomic_files.is_stream(path):
-    return
-  _check_no_input(path, inputs, is_file=True)
+def _expanded(inputs: Iterable[str]) -> Iterator[str]:
+  """Yields the paths of inputs; a pattern yields the paths that it matches."""
+  for path in inputs:
+    is_pattern = glob.has_magic(path) and not storage.is_url(path) and not os.path.lexists(path)
+    if path != STANDARD:
+      yield from glob.glob(path, recursive=True) if is_pattern else [path]
 
 
-def _check_folder(path: str) -> None:
-  if not path:
-    raise errors.InputError("the path of the output is empty; give a folder")
-  if os.path.lexists(path) and not os.path.isdir(path):
-    raise errors.InputError(f"{path} is not a folder; give another output folder")
-  above = _check_parents(path) if not os.path.isdir(path) else path
-  if not os.access(above, os.W_OK | os.X_OK):
-    raise errors.InputError(
-      f"{path} cannot be written, because {above} is write-protected; give another output folder"
-    )
-
-
-def _check_no_input(output: str, inputs: Iterable[str], *, is_file: bool) -> None:
+def _check_no_input(output: str, path: str, *, is_file: bool) -> None:
   """Raises InputError if an output is an input, or a file that exists in an input folder."""
-  target = output if storage.is_url(output) else atomic_files.link_target(output)
-  for read in inputs:
-    folder = read.rstrip("/")
-    if _CHECKPOINT.search(folder):  # The files that describe its encoder are next to it.
-      folder = os.path.dirname(storage.absolute(folder))
-    if _same(target, read) or (is_file and _is_below(target, folder) and storage.exists(target)):
-      raise errors.InputError(
-        f"the output {output} would overwrite the input {read}; give another output"
-      )
+  folder = path.rstrip("/")
+  if _CHECKPOINT.search(folder):  # The files that describe its encoder are next to it.
+    folder = os.path.dirname(storage.absolute(folder))
+  if storage.is_url(output) != storage.is_url(path):
+    return
+  if storage.is_url(output):
+    same, below = output.rstrip("/") == path.rstrip("/"), output.startswith(f"{folder}/")
+  else:
+    same = os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path)
+    below = os.path.realpath(output).startswith(f"{os.path.realpath(folder)}/")
+  if same or (is_file and below and storage.exists(output)):
+    raise errors.InputError(
+      f"the output {output} would overwrite the input {path}; give another output"
+    )
 
 
-def _check_parents(path: str) -> str:
-  """Returns the first existing folder above a path."""
-  above = os.path.dirname(os.path.abspath(path))
+def _check_parents(path: str) -> None:
+  """Raises InputError unless a local file or folder can be created."""
+  above = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(above):
     above = os.path.dirname(above)
   if not os.path.isdir(above):
     raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
-  return above
-
-
-def _same(path: str, other: str) -> bool:
-  """Whether two paths are of one file or folder; hard and symbolic links count."""
-  if storage.is_url(path):
-    return path.rstrip("/") == other.rstrip("/")
-  try:
-    return os.path.samefile(path, other)
-  except (OSError, ValueError):
-    return False
-
-
-def _is_below(path: str, folder: str) -> bool:
-  if storage.is_url(path):
-    return path.startswith(f"{folder}/")
-  if not os.path.isdir(folder):
-    return False
-  root = os.path.realpath(folder)
-  return os.path.commonpath([os.path.realpath(path), root]) == root
-
-
-def _elsewhere(path: str) -> bool:
-  return path == STANDARD or storage.is_url(path)
-
-
-def new_folder(output: str | os.PathLike[str]) -> storage.Path:
-  """Returns the absolute path of a folder that may be written, local or in an object store.
-
-  Raises:
-    InputError: it exists and is not an empty folder, is being written, or cannot be read.
-  """
-  target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
-  if not storage.is_url(target):
-    target = pathlib.Path(atomic_files.link_target(target))
-    if os.path.ismount(target):
-      raise errors.InputError(f"{target} is the mount point of a disk: give a new folder in it")
-    if os.path.isdir(work_folders.work_path(target)):
-      # Another command writes it, or was killed just after it was complete.
-      with work_folders.owned(target):
-        pass
-  work_folders.check_new(target)
-  return target
+  if not os.access(above, os.W_OK | os.X_OK):
+    raise errors.InputError(
+      f"{path} cannot be written, because {above} is write-protected; give another output"
+    )
 
 
 def local_only(folder: storage.Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Does units on a Ray cluster: of this machine, or of many that share a file system."""
+"""Writes the parts of a job on a Ray cluster: of this machine, or many that share their files."""
 
 import collections
 import dataclasses
@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from vmsst import errors
-from vmsst.jobs import base, engines, signals
-from vmsst.jobs.base import Unit
+from vmsst.jobs import engines, signals
 
 ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
@@ -26,7 +25,7 @@ _SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 class Ray(engines.Engine):
   """A Ray cluster, whose nodes have this package and see the same files as this process.
 
-  Units that are lost with a worker or node are done elsewhere. If this process is in a cluster
+  Parts that are lost with a worker or node are written elsewhere. If this process is in a cluster
   already (`ray.init`), it is used.
 
   Attributes:
@@ -44,7 +43,7 @@ class Ray(engines.Engine):
   in_process = False
   this_machine = False
 
-  def work(self, title: str, units: Sequence[Unit]) -> Iterator[Unit]:
+  def work(self, title: str, do: engines.Do, parts: engines.Parts) -> Iterator[Any]:
     """See `engines.Engine`."""
     ray = _connected(self.address)
     workers = self.workers or _room(ray, self.gpus_per_worker)
@@ -55,10 +54,10 @@ class Ray(engines.Engine):
     )
     lost: collections.Counter[int] = collections.Counter()
 
-    def submit(task: engines.Task) -> "Future[None]":
-      return do_task.remote(title, task).future()
+    def submit(task: engines.Parts) -> "Future[list[Any]]":
+      return do_task.remote(do, task).future()
 
-    def failed(error: Exception, task: engines.Task, running: Sequence[engines.Task]) -> None:
+    def failed(error: Exception, task: engines.Parts, running: Sequence[engines.Parts]) -> None:
       del running
       if isinstance(error, ray.exceptions.RayTaskError):
         raise error.cause from None
@@ -68,10 +67,10 @@ class Ray(engines.Engine):
       if lost[id(task)] == ATTEMPTS:
         raise errors.InputError(
           f"{title} of {task[0]}: its worker was lost {ATTEMPTS} times, the last time because: "
-          f"{_reason(error)} (if memory ran out, use fewer workers); {base.RESUME}"
+          f"{_reason(error)} (if memory ran out, use fewer workers); {engines.RESUME}"
         ) from None
 
-    yield from engines.keep_busy(engines.tasks(units, workers), workers, submit, failed)
+    yield from engines.keep_busy(engines.tasks(parts, workers), workers, submit, failed)
 
 
 def _connected(address: str | None) -> Any:

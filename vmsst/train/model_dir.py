@@ -14,7 +14,7 @@ import jax
 from vmsst import storage
 from vmsst.errors import InputError
 from vmsst.io import input_files
-from vmsst.jobs import locks, work_folders
+from vmsst.jobs import work_folders
 
 RUN_ID = "run_id"
 """Object in the MODEL_DIR of a store with the id of the process that started last."""
@@ -59,16 +59,11 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
             stack.callback(work_folders.remove_if_empty, os.fspath(folder))
           path.mkdir(parents=True, exist_ok=True)
           if claim:
-            stack.enter_context(locks.held(os.fspath(path / ".lock")))
+            stack.enter_context(work_folders.owned(path, is_folder=True))
         elif claim:
           check = _store_run_id(path)
         else:
           storage.check_writable(model_dir)
-    except locks.InUseError as error:
-      raise InputError(
-        f"{name} {path} is in use by another run ({error}); wait for it, stop it, or set another "
-        f"{name}"
-      ) from error
     except OSError as error:
       raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
     yield check

@@ -141,12 +141,6 @@ def test_large_tables_are_shuffled_in_windows():
   assert len({tuple(stream[i : i + 10]) for i in (0, 10, 20)}) == 3
 
 
-def test_a_full_disk_is_named(monkeypatch):
-  monkeypatch.setattr(tables.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
-  with pytest.raises(errors.InputError, match=r"no space for temporary files in .* set TMPDIR"):
-    _table()
-
-
 def test_files_give_their_lines_in_order(tmp_path):
   line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
   line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\n \r\ns7")

@@ -1,0 +1,72 @@
+"""Small jobs, whose functions other processes can import."""
+
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import pytest
+
+from vmsst import errors
+from vmsst.io import manifest
+from vmsst.jobs import engines, job
+
+
+def square(path, number):
+  """Writes the square of a number, and returns it and who wrote it."""
+  pathlib.Path(path).write_text(str(number**2))
+  gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+  return {"square": number**2, "process": os.getpid(), "gpus": gpus}
+
+
+def noted_square(done, path, number):
+  done.append(number)
+  return square(path, number)
+
+
+def fail(path, number):
+  raise OSError(28, "No space left on device")
+
+
+def fail_at_2(path, number):
+  return fail(path, number) if number == 2 else square(path, number)
+
+
+def kill_at_2(path, number):
+  if number == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return square(path, number)
+
+
+def slow_at_2(path, number):
+  if number == 2:
+    time.sleep(600)
+  return fail(path, number)
+
+
+def run(work, count, function=square, engine=None):
+  """Runs a function for some numbers; returns the facts."""
+  return work.run("squares", function, [job.Part(f"{n}.txt", (n,)) for n in range(count)], engine)
+
+
+def interrupted(folder, inputs):
+  with (
+    pytest.raises(errors.InputError, match=r"2\.txt"),
+    job.Job(folder, inputs={"text": inputs}) as work,
+  ):
+    run(work, 4, fail_at_2)
+
+
+class Elsewhere(engines.Engine):
+  """An engine whose workers see other files, or whose files are seen late."""
+
+  in_process = this_machine = False
+
+  def __init__(self, seen_after=None):
+    self.seen_after = seen_after
+
+  def work(self, title, do, parts):
+    if self.seen_after is not None:
+      threading.Timer(self.seen_after, lambda: list(do(parts))).start()
+    return iter([(part, manifest.Part(1, "")) for part in parts])

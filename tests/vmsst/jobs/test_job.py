@@ -1,0 +1,229 @@
+"""Jobs: records, resumption, and the parts that they write again."""
+
+import functools
+import json
+import pathlib
+import threading
+
+import memory_store
+import pytest
+import toy_jobs
+
+from vmsst import errors, storage
+from vmsst.io import input_files, manifest
+from vmsst.jobs import job, outputs
+
+TEXT = {"name": "/a.txt", "digest": "1" * 64}
+OTHER = {"name": "/b.txt", "digest": "2" * 64}
+
+
+@pytest.fixture(params=["local", "store"])
+def folder(request, tmp_path, monkeypatch):
+  """An output folder on disk, or in an object store."""
+  if request.param == "local":
+    return str(tmp_path / "out")
+  memory_store.installed(monkeypatch)
+  return "gs://bucket/out"
+
+
+def squares(folder, count=4, function=toy_jobs.square, inputs=TEXT, **options):
+  """Runs a job that squares numbers; returns the facts of its parts."""
+  with job.Job(folder, inputs={"text": inputs}, **options) as work:
+    if not work.finished:
+      toy_jobs.run(work, count, function)
+      work.finish(count=count)
+    return work.facts
+
+
+def contents(folder):
+  return {
+    name: input_files.read_bytes(f"{folder}/{name}").decode()
+    for name in storage.files_below(folder)
+    if name != manifest.NAME
+  }
+
+
+def test_a_finished_folder_has_its_parts_and_their_record(folder):
+  assert squares(folder, options={"dtype": "float32"}) == {"count": 4}
+  assert contents(folder) == {f"{n}.txt": str(n**2) for n in range(4)}
+  record = manifest.read(folder)
+  assert record.inputs == {"text": TEXT}
+  assert record.options == {"dtype": "float32"}
+  assert record.parts["3.txt"].facts["square"] == 9
+  assert record.parts["3.txt"].bytes == 1
+
+  def fail(*_):
+    raise AssertionError("A finished job is not done again.")
+
+  assert squares(folder, function=fail, options={"dtype": "float32"}) == {"count": 4}
+
+
+def test_a_job_resumes_after_the_parts_that_are_done(folder):
+  with pytest.raises(errors.InputError, match=r"squares of 2\.txt: .*No space left.*to resume"):
+    squares(folder, function=toy_jobs.fail_at_2)
+  with pytest.raises(errors.InputError, match="is not finished; rerun the same command"):
+    manifest.read(folder)
+  done = []
+  squares(folder, function=functools.partial(toy_jobs.noted_square, done))
+  assert done == [2, 3]
+  assert contents(folder) == {f"{n}.txt": str(n**2) for n in range(4)}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("content", [b"", b"8", b"16"])
+def test_a_part_that_has_changed_is_written_again(folder, finished, content):
+  squares(folder) if finished else toy_jobs.interrupted(folder, TEXT)
+  outputs.write_bytes(f"{folder}/1.txt", content)
+  done = []
+  squares(folder, function=functools.partial(toy_jobs.noted_square, done))
+  assert 1 in done
+  assert 0 not in done
+  assert contents(folder)["1.txt"] == "1"
+
+
+def test_a_part_with_another_key_is_written_again(folder):
+  def run(key):
+    done = []
+    with job.Job(folder, inputs={"text": TEXT}) as work:
+      function = functools.partial(toy_jobs.noted_square, done)
+      work.run("squares", function, [job.Part("2.txt", (2,), key=key), job.Part("3.txt", (3,))])
+      work.finish()
+    return done
+
+  assert run("a") == [2, 3]
+  assert run("b") == [2]
+  assert run("b") == []
+
+
+def test_a_folder_of_another_job_is_refused_unless_it_is_replaced(folder):
+  squares(folder)
+  squares(folder, inputs={**TEXT, "name": "/moved.txt"})  # the same content
+  message = r"is of another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give another"
+  with pytest.raises(errors.InputError, match=message):
+    squares(folder, inputs=OTHER)
+  with pytest.raises(errors.InputError, match="k is unset, not 3"):
+    squares(folder, options={"k": 3})
+  squares(folder, 5, inputs=OTHER, replace=True)
+  assert manifest.read(folder).inputs == {"text": OTHER}
+  assert "4.txt" in contents(folder)
+
+
+def test_a_folder_with_other_files_is_refused(folder):
+  outputs.write_text(f"{folder}/notes.txt", "mine")
+  with pytest.raises(errors.InputError, match="has files that this command did not write"):
+    squares(folder)
+  assert contents(folder) == {"notes.txt": "mine"}
+
+
+def test_a_job_that_fails_before_its_first_part_leaves_nothing(folder):
+  with pytest.raises(errors.InputError, match=r"0\.txt"):
+    squares(folder, function=toy_jobs.fail)
+  assert not storage.exists(folder)
+
+
+def test_a_damaged_record_is_an_error_with_the_fix(folder):
+  squares(folder)
+  for content in (b"", b"[]", b'{"inputs": 1}', b"\xff"):
+    outputs.write_bytes(f"{folder}/{manifest.NAME}", content)
+    with pytest.raises(errors.InputError, match=r"job\.json: damaged: .*; delete the folder"):
+      squares(folder)
+
+
+@pytest.fixture(params=["local", "store"])
+def file(request, tmp_path, monkeypatch):
+  """An output file on disk, or in an object store."""
+  if request.param == "local":
+    return str(tmp_path / "out.txt")
+  memory_store.installed(monkeypatch)
+  return "gs://bucket/out.txt"
+
+
+def total(file, function=toy_jobs.square, inputs=TEXT):
+  """Writes the sum of squares to a file."""
+  with job.Job(file, inputs={"text": inputs}, is_folder=False) as work:
+    squares = [each["square"] for each in toy_jobs.run(work, 4, function)]
+    with work.output() as path:
+      path.write_text(str(sum(squares)))
+
+
+def test_a_file_appears_whole_and_its_parts_go(file):
+  total(file)
+  assert input_files.read_bytes(file) == b"14"
+  assert storage.names(file.rpartition("/")[0]) == {"out.txt"}
+
+
+def test_a_file_resumes_only_with_the_same_inputs(file):
+  for inputs, expected in ((OTHER, [0, 1, 2, 3]), (TEXT, [2, 3])):
+    with pytest.raises(errors.InputError, match=r"2\.txt"):
+      total(file, toy_jobs.fail_at_2)
+    done = []
+    total(file, functools.partial(toy_jobs.noted_square, done), inputs)
+    assert done == expected
+
+
+def test_intermediate_files_go_at_the_end(folder):
+  with job.Job(folder, inputs={}) as work:
+    with work.part(".vmsst/trained") as (path, facts):
+      path.write_text("t")
+      facts["rows"] = 3
+    assert work.done(".vmsst/trained") == {"rows": 3}
+    with work.part("index") as (path, _):
+      path.write_text("i")
+    work.finish()
+  assert contents(folder) == {"index": "i"}
+  assert list(manifest.read(folder).parts) == ["index"]
+
+
+def test_an_output_has_one_job_at_a_time(tmp_path):
+  errors_of_thread = []
+
+  def run():
+    try:
+      squares(tmp_path / "out")
+    except errors.InputError as error:
+      errors_of_thread.append(str(error))
+
+  with job.Job(tmp_path / "out", inputs={}):
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+  (message,) = errors_of_thread
+  assert "is being written by another command" in message
+
+
+def test_the_next_part_is_prepared_while_one_is_written(tmp_path):
+  prepared = {n: threading.Event() for n in range(5)}
+
+  def prepare(number):
+    prepared[number].set()
+    return number
+
+  def write(path, number):
+    assert prepared[min(number + 1, 3)].wait(10)
+    assert not prepared[min(number + 2, 4)].is_set()
+    path.write_text(str(number))
+
+  with job.Job(tmp_path / "out", inputs={}) as work:
+    work.run("parts", write, [job.Part(f"{n}.txt", (n,)) for n in range(4)], prepare=prepare)
+
+
+def test_errors_of_the_program_keep_their_type(tmp_path):
+  with pytest.raises(TypeError), job.Job(tmp_path / "out", inputs={}) as work:
+    work.run("squares", toy_jobs.square, [job.Part("x", ("no number",))])
+
+
+def test_files_of_other_machines_are_awaited(tmp_path, monkeypatch):
+  with job.Job(tmp_path / "late", inputs={}) as work:
+    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere(seen_after=0.3))
+    work.finish()
+  assert contents(tmp_path / "late") == {"0.txt": "0", "1.txt": "1"}
+  monkeypatch.setattr(job, "_VISIBLE_SECONDS", 0.2)
+  missing = pytest.raises(errors.InputError, match=r"squares of 0\.txt: its file is missing .*sha")
+  with missing, job.Job(tmp_path / "never", inputs={}) as work:
+    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere())
+
+
+def test_the_record_is_plain_json(tmp_path):
+  squares(tmp_path / "out")
+  record = json.loads(pathlib.Path(tmp_path, "out", manifest.NAME).read_text())
+  assert list(record) == ["inputs", "options", "parts", "facts", "finished"]

@@ -1,0 +1,125 @@
+"""The record of a job, `job.json`: what an output was computed from, and its finished parts.
+
+Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
+`digest` of its content and a `name` for people: it is the same input after it has moved, and
+another one when its content has changed. Without a digest, the name identifies it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vmsst import errors, storage
+from vmsst.io import input_files
+
+NAME = "job.json"
+WORK = ".vmsst"
+"""Folder, in a folder that is not finished, of what only the job itself reads."""
+
+
+class Part(msgspec.Struct, frozen=True):
+  """A finished part.
+
+  Attributes:
+    bytes: Size of its file.
+    sha256: SHA-256 of its file.
+    key: What identifies its inputs; see `vmsst.jobs.job.Part`.
+    facts: What the function that wrote it returned, as JSON.
+  """
+
+  bytes: int
+  sha256: str
+  key: str = ""
+  facts: dict[str, Any] = {}
+
+
+class Record(msgspec.Struct, frozen=True):
+  """The content of `job.json`.
+
+  Attributes:
+    inputs: Inputs by name.
+    options: Options by name.
+    parts: Finished parts, by the names of their files.
+    facts: Facts about the whole output.
+    finished: Whether the output is complete.
+  """
+
+  inputs: dict[str, Any]
+  options: dict[str, Any] = {}
+  parts: dict[str, Part] = {}
+  facts: dict[str, Any] = {}
+  finished: bool = False
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """Inputs and options together."""
+    return {**self.inputs, **self.options}
+
+
+def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start over") -> Record:
+  """Returns the record of a finished folder.
+
+  Args:
+    folder: The folder, local or in an object store.
+    fix: What to do about a missing or damaged record, for the message.
+
+  Raises:
+    InputError: there is no record, it is damaged, or the job is not finished.
+  """
+  if not storage.exists(path := os.path.join(folder, NAME)):
+    if storage.exists(os.path.join(folder, WORK, NAME)):
+      raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
+    raise errors.InputError(f"{folder}: no {NAME}; {fix}")
+  return parse(path, fix)
+
+
+def parse(path: str, fix: str) -> Record:
+  """Returns the record in a file; raises InputError, with the fix, if it is damaged."""
+  try:
+    return msgspec.json.decode(input_files.read_bytes(path), type=Record)
+  except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    raise errors.InputError(f"{path}: damaged: {error}; {fix}") from None
+
+
+def digest(*values: object) -> str:
+  """Returns a hash of JSON values."""
+  content = json.dumps(values, ensure_ascii=False, sort_keys=True)
+  return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def identity(value: Any) -> Any:
+  """Returns JSON without the names of inputs that have a digest: equal for the same content."""
+  if isinstance(value, Mapping):
+    ignored = {"name"} if value.get("digest") else set()
+    return {name: identity(item) for name, item in value.items() if name not in ignored}
+  return [identity(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+  """Returns what differs between two settings, for a message; "" if nothing does."""
+  return "; ".join(
+    f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
+    for name in dict.fromkeys((*stored, *current))
+    if not _same(stored.get(name), current.get(name))
+  )
+
+
+def _same(stored: Any, current: Any) -> bool:
+  inputs = [isinstance(value, Mapping) and bool(value.get("digest")) for value in (stored, current)]
+  if inputs[0] != inputs[1]:  # Only one has a digest: the names decide.
+    return stored == current
+  return identity(stored) == identity(current)
+
+
+def _shown(value: Any) -> str:
+  if value is None:
+    return "unset"
+  if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+    others = {key: item for key, item in value.items() if key not in ("name", "digest")}
+    digest = f" ({str(value['digest'])[:12]})" if value.get("digest") else ""
+    return value["name"] + digest + (json.dumps(others, ensure_ascii=False) if others else "")
+  return json.dumps(value, ensure_ascii=False)
