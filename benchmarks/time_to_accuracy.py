@@ -148,8 +148,8 @@ def make_their_model(folder: pathlib.Path, data: pathlib.Path) -> Any:
   import transformers
   from sentence_transformers.sentence_transformer import modules
 
-  from vmsst.checkpoints.exporters import tokenizer_file
   from vmsst.data import vocabularies
+  from vmsst.formats import tokenizer_file
 
   vocabulary = vocabularies.SentencePieceVocabulary(str(data / VOCABULARY), lowercase=True)
   exported = tokenizer_file.export_tokenizer(vocabulary)

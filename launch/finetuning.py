@@ -13,10 +13,11 @@ from absl import logging
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.checkpoints import hugging_face, t5x
+from vmsst.checkpoints import t5x
 from vmsst.data import derived_files, formats, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
+from vmsst.formats import hugging_face
 from vmsst.io import checksums, input_files, stored_settings
 from vmsst.jobs import atomic_files, base, work_folders
 from vmsst.launch import main

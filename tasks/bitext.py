@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.checkpoints import encoder_json
 from vmsst.data import features, readers, seqio_tasks, tables, teacher_vectors, vocabularies
+from vmsst.formats import encoder_json
 from vmsst.languages import Language
 
 

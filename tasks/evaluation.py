@@ -19,13 +19,13 @@ import seqio
 from absl import logging
 
 from vmsst import errors, languages, storage
-from vmsst.checkpoints import encoder_json
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
+from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language
 from vmsst.opus import datasets

@@ -40,7 +40,7 @@ STORES = {"gs": "gcs", "s3": "s3"}
 """The extra of vmsst that has the package of each supported scheme."""
 
 UNFINISHED = ".vmsst"
-"""Name of the work folder in a folder that is not finished; see `work_folders`."""
+"""Work folder in a folder that is not finished; only the job that writes it reads its files."""
 
 _ANSWER_SECONDS = 20
 _BUFFER = 1 << 18

@@ -24,11 +24,16 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.checkpoints.exporters import safetensors_folder, sentence_transformers_folder
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.data import vocabularies
 from vmsst.encoder import file_embedding, loading
-from vmsst.formats import ems, mt5
+from vmsst.formats import (
+  ems,
+  encoders,
+  hugging_face_vocabulary,
+  mt5,
+  safetensors_folder,
+  sentence_transformers_folder,
+)
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store

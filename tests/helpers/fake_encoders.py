@@ -10,8 +10,8 @@ import numpy as np
 from flax import traverse_util
 from safetensors.numpy import save_file
 
-from vmsst.checkpoints import encoder_json
 from vmsst.data import vocabularies
+from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder, t5
 
 

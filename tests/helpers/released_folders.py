@@ -9,7 +9,7 @@ import tokenizers
 from safetensors.numpy import save, save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from vmsst.checkpoints.importers import architectures
+from vmsst.formats import architectures
 from vmsst.networks.transformer import TransformerConfig
 
 WORDS = [

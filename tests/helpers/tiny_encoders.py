@@ -10,8 +10,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
-from vmsst.checkpoints import encoder_json, t5x
+from vmsst.checkpoints import t5x
 from vmsst.data import vocabularies
+from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder, t5, transformer
 
 BYTES = vocabularies.ByteVocabulary()

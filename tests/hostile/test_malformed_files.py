@@ -22,14 +22,13 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.checkpoints.importers import encoders
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.downloads import tables
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.evaluation.report import reading
-from vmsst.formats import tensors
+from vmsst.formats import encoders, tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
 

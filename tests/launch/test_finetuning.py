@@ -14,8 +14,9 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
+from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.data import readers, sample, vocabularies
+from vmsst.formats import layer_stacks
 from vmsst.launch import finetuning
 from vmsst.networks import sentence_encoder
 from vmsst.train import eval as eval_lib

@@ -12,8 +12,8 @@ import tiny_hugging_face
 import tiny_tokenizers
 
 import vmsst
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, sample
+from vmsst.data import sample
+from vmsst.formats import encoders, hugging_face_vocabulary
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ An encoder is one of
   next to it;
 * a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
 * a folder of transformers or sentence-transformers on this machine, with one of the encoders in
-  `vmsst.checkpoints.importers.architectures`, or of LASER2 or LASER3.
+  `vmsst.formats.architectures`, or of LASER2 or LASER3.
 
 The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
 "sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
@@ -36,17 +36,19 @@ from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors, storage
-from vmsst.checkpoints import (
+from vmsst.formats import (
   encoder_json,
+  encoders,
   hub_models,
   hugging_face,
   layer_stacks,
+  mt5,
   sentence_transformers_files,
+  tensors,
   transformers_weights,
+  weight_tables,
 )
-from vmsst.checkpoints.importers import encoders, weight_tables
-from vmsst.data.hugging_face_vocabulary import TOKENIZER_FILE
-from vmsst.formats import mt5, tensors
+from vmsst.formats.hugging_face_vocabulary import TOKENIZER_FILE
 from vmsst.io import checksums
 
 _EXPORT = {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE}

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, saved_encoders
+from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
+from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder
 
 

@@ -44,7 +44,7 @@ def import_encoder(
       without).
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
-  from vmsst.checkpoints.importers import encoders, weight_tables
+  from vmsst.formats import encoders, weight_tables
 
   imported = encoders.import_encoder(folder, output, prefix=prefix, vocabulary=vocabulary)
   print(weight_tables.describe(imported))
@@ -61,8 +61,7 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.checkpoints.importers import weight_tables
-  from vmsst.formats import ems
+  from vmsst.formats import ems, weight_tables
 
   target = outputs.new_folder(output)
   with storage.local_copy(file) as path:
@@ -79,7 +78,7 @@ def export_sentence_transformers(
   Args:
     output: Folder to make.
   """
-  from vmsst.checkpoints.exporters import sentence_transformers_folder as export
+  from vmsst.formats import sentence_transformers_folder as export
 
   exported = export.export_sentence_transformers(
     encoder, output, pretokenized=tokenizer.pretokenized
@@ -93,7 +92,7 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.checkpoints.exporters import safetensors_folder
+  from vmsst.formats import safetensors_folder
 
   folder = safetensors_folder.export_safetensors(encoder, output)
   print(f"vmsst.load({str(folder)!r}) opens it")

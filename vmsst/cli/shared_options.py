@@ -104,8 +104,8 @@ class Backend:
       **how: Further options of `loading.open_encoder`.
     """
     from vmsst.checkpoints import saved_encoders
-    from vmsst.data import hugging_face_vocabulary
     from vmsst.encoder import loading
+    from vmsst.formats import hugging_face_vocabulary
 
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")

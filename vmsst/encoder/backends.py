@@ -15,10 +15,8 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import layer_stacks
-from vmsst.checkpoints.importers import weight_tables
 from vmsst.encoder import batching
-from vmsst.formats import onnx_graph
+from vmsst.formats import layer_stacks, onnx_graph, weight_tables
 from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"

@@ -20,11 +20,16 @@ from flax import traverse_util
 from scipy.spatial import distance
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, saved_encoders
-from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
-from vmsst.data import hugging_face_vocabulary, input_texts, vocabularies
+from vmsst.checkpoints import saved_encoders
+from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
+from vmsst.formats import (
+  encoder_json,
+  hugging_face_vocabulary,
+  sentence_transformers_folder,
+  tokenizer_file,
+)
 from vmsst.io import progress_bar
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder
@@ -229,7 +234,7 @@ class Encoder:
 
     Raises:
       InputError: the folder exists, or its format cannot express the encoder; see
-        `vmsst.checkpoints.exporters.sentence_transformers_folder`.
+        `vmsst.formats.sentence_transformers_folder`.
     """
     assets = encoder_json.EncoderAssets(
       self._network,

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, hub_models, saved_encoders, sentence_transformers_files
+from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
+from vmsst.formats import encoder_json, hub_models, sentence_transformers_files
 from vmsst.io import checksums, global_state
 
 # Name of a given prompt in an encoder of sentence-transformers.

@@ -19,10 +19,10 @@ import numpy as np
 from jaxtyping import Float
 
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json
 from vmsst.data import input_texts
 from vmsst.encoder import batching, decoding
 from vmsst.encoder.encoder import Encoder
+from vmsst.formats import encoder_json
 from vmsst.io import progress_bar
 from vmsst.networks import vmsst
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row, Rule, dense, norm
 from vmsst.data import vocabularies
-from vmsst.formats import tensors
+from vmsst.formats import architectures, encoder_json, tensors, weight_tables
+from vmsst.formats.weight_tables import Converted, Row, Rule, dense, norm
 from vmsst.networks import sentence_encoder, transformer
 
 _LAYERS = "model.bert.encoder.layer"

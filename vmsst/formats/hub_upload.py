@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from vmsst import errors
-from vmsst.checkpoints import hub_models
+from vmsst.formats import hub_models
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(

@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.architectures import ConfigFile
-from vmsst.checkpoints.importers.weight_tables import TOKEN_TABLE, Row, Rule, norm
 from vmsst.data import vocabularies
-from vmsst.formats import tensors
+from vmsst.formats import architectures, encoder_json, hugging_face, tensors, weight_tables
+from vmsst.formats.architectures import ConfigFile
+from vmsst.formats.weight_tables import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files
 from vmsst.networks import lstm, sentence_encoder, transformer
 

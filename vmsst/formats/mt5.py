@@ -15,16 +15,18 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from vmsst.checkpoints import (
+from vmsst.data import vocabularies
+from vmsst.formats import (
+  architectures,
   encoder_json,
   hugging_face,
+  hugging_face_vocabulary,
   sentence_transformers_files,
+  tensors,
   transformers_tokenizers,
+  weight_tables,
 )
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row
-from vmsst.data import hugging_face_vocabulary, vocabularies
-from vmsst.formats import tensors
+from vmsst.formats.weight_tables import Converted, Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")

@@ -12,12 +12,16 @@ import pathlib
 import tokenizers
 
 from vmsst import errors
-from vmsst.checkpoints import layer_stacks, transformers_weights
-from vmsst.checkpoints.exporters import sentence_transformers_folder, tokenizer_file
-from vmsst.checkpoints.importers import weight_tables
 from vmsst.checkpoints.saved_encoders import SavedEncoder
-from vmsst.data import hugging_face_vocabulary
-from vmsst.formats import onnx_graph
+from vmsst.formats import (
+  hugging_face_vocabulary,
+  layer_stacks,
+  onnx_graph,
+  sentence_transformers_folder,
+  tokenizer_file,
+  transformers_weights,
+  weight_tables,
+)
 
 _OPENVINO = (
   "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"

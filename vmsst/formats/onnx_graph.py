@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face
-from vmsst.checkpoints.importers import architectures, weight_tables
+from vmsst.formats import architectures, hugging_face, weight_tables
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"

@@ -8,11 +8,9 @@ are not published.
 import pathlib
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face
-from vmsst.checkpoints.importers import weight_tables
-from vmsst.checkpoints.importers.weight_tables import Converted, Row
 from vmsst.data import vocabularies
-from vmsst.formats import mt5
+from vmsst.formats import hugging_face, mt5, weight_tables
+from vmsst.formats.weight_tables import Converted, Row
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""

@@ -22,9 +22,9 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vmsst import storage
-from vmsst.checkpoints import layer_stacks, saved_encoders, t5x
+from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.errors import InputError
-from vmsst.formats import tensors
+from vmsst.formats import layer_stacks, tensors
 from vmsst.io import checksums
 from vmsst.jobs import work_folders
 from vmsst.train import data as data_lib

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from vmsst.checkpoints import encoder_json
+from vmsst.formats import encoder_json
 
 
 def summarize_run(

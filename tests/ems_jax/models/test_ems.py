@@ -13,7 +13,8 @@ from tiny_models import jit
 from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
 from vmsst import errors, languages
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.data import vocabularies
+from vmsst.formats import hugging_face_vocabulary
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.opus import recipes
 

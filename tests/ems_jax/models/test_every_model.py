@@ -22,8 +22,8 @@ from ems_jax.models import distillation, ems, hard_negatives, laser, soft_contra
 from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json
 from vmsst.data import vocabularies
+from vmsst.formats import encoder_json
 from vmsst.losses import gaussian
 from vmsst.models import base, bitranslation, contrastive, vmsst
 from vmsst.networks import lstm, sentence_encoder, t5, transformer

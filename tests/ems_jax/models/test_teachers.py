@@ -20,8 +20,9 @@ import vmsst
 from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
-from vmsst.checkpoints import encoder_json, t5x
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.checkpoints import t5x
+from vmsst.data import vocabularies
+from vmsst.formats import encoder_json, hugging_face_vocabulary
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, transformer
 

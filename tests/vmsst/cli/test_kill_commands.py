@@ -90,7 +90,7 @@ def test_build(start):
 
 IMPORTS = [
   "orbax.checkpoint",
-  "vmsst.checkpoints.importers.encoders",
+  "vmsst.formats.encoders",
   "vmsst.evaluation.benchmarks",
   "vmsst.evaluation.report",
   "vmsst.encoder.encoder",

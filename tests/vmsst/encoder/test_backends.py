@@ -14,8 +14,8 @@ import tiny_encoders
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints.importers import architectures
 from vmsst.encoder import backends, batching
+from vmsst.formats import architectures
 from vmsst.networks import lstm, sentence_encoder, transformer
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")

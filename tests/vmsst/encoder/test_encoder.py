@@ -21,11 +21,11 @@ from etils import epath
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import encoder_json
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import vocabularies
 from vmsst.encoder import batching
 from vmsst.encoder import encoder as encoder_lib
+from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.networks import sentence_encoder
 

@@ -13,9 +13,8 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints.exporters import sentence_transformers_folder
-from vmsst.checkpoints.importers import encoders
 from vmsst.encoder import loading
+from vmsst.formats import encoders, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)

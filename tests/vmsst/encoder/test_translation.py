@@ -13,9 +13,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, languages
-from vmsst.checkpoints import encoder_json
 from vmsst.data import vocabularies
 from vmsst.encoder import decoding, loading, translation
+from vmsst.formats import encoder_json
 from vmsst.models import vmsst as vmsst_models
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks

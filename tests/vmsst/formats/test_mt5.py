@@ -19,9 +19,8 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import cli, errors, storage
 from vmsst.checkpoints import t5x
-from vmsst.checkpoints.importers import encoders, weight_tables
 from vmsst.data import sample
-from vmsst.formats import mt5
+from vmsst.formats import encoders, mt5, weight_tables
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 

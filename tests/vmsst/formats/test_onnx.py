@@ -11,8 +11,8 @@ import tiny_hugging_face
 from tiny_encoders import NETWORKS
 
 import vmsst
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, sample, vocabularies
+from vmsst.data import sample, vocabularies
+from vmsst.formats import encoders, hugging_face_vocabulary
 from vmsst.formats import onnx as onnx_format
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")

@@ -13,8 +13,8 @@ import tiny_encoders
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face, layer_stacks, saved_encoders, t5x
-from vmsst.formats import tensors
+from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.formats import hugging_face, layer_stacks, tensors
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.networks import vmsst as vmsst_networks
 

@@ -1,4 +1,4 @@
-"""Encoders and pooling; tests/vmsst/checkpoints/importers compares values with transformers."""
+"""Encoders and pooling; tests/vmsst/formats compares values with transformers."""
 
 import dataclasses
 import functools

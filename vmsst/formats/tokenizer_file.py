@@ -16,7 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import arrays, errors
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.data import vocabularies
+from vmsst.formats import hugging_face_vocabulary
 
 # How SentencePiece writes a space.
 _SPACE = "\u2581"

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import encoder_json, hugging_face
-from vmsst.formats import tensors
+from vmsst.formats import encoder_json, hugging_face, tensors
 from vmsst.io import checksums
 from vmsst.jobs import work_folders
 

@@ -14,8 +14,7 @@ from typing import Any
 import tokenizers
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, transformers_tokenizers
-from vmsst.checkpoints.importers import architectures
+from vmsst.formats import architectures, encoder_json, hugging_face, transformers_tokenizers
 from vmsst.io import input_files
 from vmsst.networks import sentence_encoder
 

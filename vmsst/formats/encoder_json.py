@@ -17,8 +17,8 @@ from etils import epath
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.checkpoints import hugging_face
-from vmsst.data import hugging_face_vocabulary, vocabularies
+from vmsst.data import vocabularies
+from vmsst.formats import hugging_face, hugging_face_vocabulary
 from vmsst.io import checksums, input_files
 from vmsst.jobs import atomic_files
 from vmsst.networks import sentence_encoder

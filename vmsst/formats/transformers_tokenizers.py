@@ -16,8 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face
-from vmsst.data import hugging_face_vocabulary
+from vmsst.formats import hugging_face, hugging_face_vocabulary
 from vmsst.io import input_files
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE

@@ -14,8 +14,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from vmsst import errors
-from vmsst.checkpoints import layer_stacks
-from vmsst.checkpoints.importers import architectures, encoders, weight_tables
+from vmsst.formats import architectures, encoders, layer_stacks, weight_tables
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 

@@ -11,9 +11,13 @@ import re
 from collections.abc import Iterator
 
 from vmsst import errors
-from vmsst.checkpoints import encoder_json, hugging_face, sentence_transformers_files
-from vmsst.checkpoints.importers import architectures
-from vmsst.formats import laser
+from vmsst.formats import (
+  architectures,
+  encoder_json,
+  hugging_face,
+  laser,
+  sentence_transformers_files,
+)
 
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")

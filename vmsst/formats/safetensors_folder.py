@@ -4,8 +4,8 @@ import os
 import pathlib
 
 from vmsst import storage
-from vmsst.checkpoints import encoder_json, hugging_face, saved_encoders
-from vmsst.formats import tensors
+from vmsst.checkpoints import saved_encoders
+from vmsst.formats import encoder_json, hugging_face, tensors
 from vmsst.jobs import outputs, work_folders
 
 

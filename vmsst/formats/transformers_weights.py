@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import hugging_face, layer_stacks, sentence_transformers_files
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.formats import mt5, tensors
+from vmsst.formats import (
+  architectures,
+  hugging_face,
+  layer_stacks,
+  mt5,
+  sentence_transformers_files,
+  tensors,
+  weight_tables,
+)
 from vmsst.networks import sentence_encoder, t5, transformer
 
 _POSITIONS = "encoder/position_embedding"

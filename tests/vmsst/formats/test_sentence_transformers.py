@@ -20,14 +20,15 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 import vmsst
 from vmsst import errors
 from vmsst.checkpoints import saved_encoders, t5x
-from vmsst.checkpoints.exporters import (
+from vmsst.data import sample, vocabularies
+from vmsst.encoder import loading
+from vmsst.formats import (
+  encoders,
+  hugging_face_vocabulary,
   safetensors_folder,
   sentence_transformers_folder,
   tokenizer_file,
 )
-from vmsst.checkpoints.importers import encoders
-from vmsst.data import hugging_face_vocabulary, sample, vocabularies
-from vmsst.encoder import loading
 from vmsst.networks import lstm
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")

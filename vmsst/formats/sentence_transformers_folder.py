@@ -1,6 +1,6 @@
 """Exports encoders for sentence-transformers, which loads them without custom code.
 
-The encoder becomes one of transformers (`vmsst.checkpoints.transformers_weights`). Pooling, heads
+The encoder becomes one of transformers (`vmsst.formats.transformers_weights`). Pooling, heads
 and scaling become modules after it. `encoder.json` and the vocabulary are for `vmsst.load`, which
 opens the same folder.
 
@@ -17,19 +17,20 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import (
+from vmsst.checkpoints import saved_encoders
+from vmsst.checkpoints.saved_encoders import SavedEncoder
+from vmsst.formats import (
+  architectures,
   encoder_json,
   hugging_face,
-  saved_encoders,
+  hugging_face_vocabulary,
   sentence_transformers_files,
+  tensors,
+  tokenizer_file,
   transformers_weights,
+  weight_tables,
 )
-from vmsst.checkpoints.exporters import tokenizer_file
-from vmsst.checkpoints.exporters.tokenizer_file import ExportedTokenizer
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.saved_encoders import SavedEncoder
-from vmsst.data import hugging_face_vocabulary
-from vmsst.formats import tensors
+from vmsst.formats.tokenizer_file import ExportedTokenizer
 from vmsst.jobs import outputs, work_folders
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 

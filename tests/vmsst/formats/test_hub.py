@@ -21,10 +21,14 @@ import trials
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import hub_models, sentence_transformers_files
-from vmsst.checkpoints.exporters import safetensors_folder, sentence_transformers_folder
-from vmsst.checkpoints.importers import encoders
-from vmsst.data.hugging_face_vocabulary import HuggingFaceVocabulary
+from vmsst.formats import (
+  encoders,
+  hub_models,
+  safetensors_folder,
+  sentence_transformers_files,
+  sentence_transformers_folder,
+)
+from vmsst.formats.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import sentence_encoder
 
 TEXTS = ["one two", "three"]

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmsst import errors
-from vmsst.checkpoints import hugging_face
-from vmsst.checkpoints.importers import weight_tables
-from vmsst.checkpoints.importers.weight_tables import Row, Rule, Table, dense, norm
+from vmsst.formats import hugging_face, weight_tables
+from vmsst.formats.weight_tables import Row, Rule, Table, dense, norm
 from vmsst.io import input_files
 from vmsst.networks import transformer
 

@@ -16,17 +16,21 @@ from typing import Any, cast
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.checkpoints import (
+from vmsst.formats import (
+  architectures,
   encoder_json,
   hugging_face,
+  hugging_face_vocabulary,
+  laser,
+  mt5,
   sentence_transformers_files,
+  tensors,
   transformers_weights,
+  vmsst_release,
+  weight_tables,
 )
-from vmsst.checkpoints.importers import architectures, weight_tables
-from vmsst.checkpoints.importers.architectures import ARCHITECTURES
-from vmsst.checkpoints.importers.weight_tables import Converted, Imported
-from vmsst.data import hugging_face_vocabulary
-from vmsst.formats import laser, mt5, tensors, vmsst_release
+from vmsst.formats.architectures import ARCHITECTURES
+from vmsst.formats.weight_tables import Converted, Imported
 from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder, transformer
 

@@ -2,7 +2,7 @@
 
 Ids are the tokenizer's own, except padding, which is id 0 in this library. If the tokenizer pads
 with another id, that id and 0 are swapped, and so are their two rows in an imported token table
-(`vmsst.checkpoints.importers.encoders`).
+(`vmsst.formats.encoders`).
 """
 
 import contextlib

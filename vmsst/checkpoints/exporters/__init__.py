@@ -1,1 +1,0 @@
-"""Writes encoders as folders that other programs open."""

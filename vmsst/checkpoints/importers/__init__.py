@@ -1,1 +1,0 @@
-"""Imports weights of other libraries as checkpoints; each format is a table of rules."""
