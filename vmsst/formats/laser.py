@@ -152,8 +152,9 @@ def _transformer(file: ConfigFile, rows: int) -> tuple[transformer.TransformerCo
   file.require("no_token_positional_embeddings", False)
   is_set = file.record.get
   place = "pre" if is_set("encoder_normalize_before") else "post"
+  sizes: dict[str, Any] = file.integers(_SIZES)  # type: ignore[assignment]
   config = transformer.TransformerConfig(
-    **file.integers(_SIZES),
+    **sizes,
     vocab_size=rows,
     max_positions=_OFFSET + min(file.integer("max_source_positions", 1024), _MAX_TOKENS),
     position_offset=_OFFSET,
@@ -162,7 +163,7 @@ def _transformer(file: ConfigFile, rows: int) -> tuple[transformer.TransformerCo
     norm_place="before" if place == "pre" else "after",
     embedding_norm=bool(is_set("layernorm_embedding")),
     scale_embeddings=not is_set("no_scale_embedding"),
-  )  # type: ignore[call-arg]
+  )
   rules = [
     Rule(_WORDS, TOKEN_TABLE, ("vocab_size", "emb_dim")),
     *architectures.bert_layers("layers", _ATTENTION, _OTHERS, place),
@@ -207,7 +208,10 @@ def _sentencepiece_model(
   # The module makes its classes at run time, unseen by type checkers.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
-  model.ParseFromString(vocabularies.SentencePieceVocabulary(str(path)).model_bytes)
+  try:
+    model.ParseFromString(input_files.read_bytes(path))
+  except Exception as error:  # of several packages
+    raise errors.InputError(f"{path}: not a SentencePiece model ({error}); download it") from None
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
   own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Words that are not pieces become control symbols, which no text contains.

@@ -12,7 +12,6 @@ import pathlib
 import tokenizers
 
 from vmsst import errors
-from vmsst.checkpoints.saved_encoders import SavedEncoder
 from vmsst.formats import (
   hugging_face_vocabulary,
   layer_stacks,
@@ -22,6 +21,7 @@ from vmsst.formats import (
   transformers_weights,
   weight_tables,
 )
+from vmsst.formats.encoder_json import SavedEncoder
 
 _OPENVINO = (
   "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
@@ -85,7 +85,6 @@ def usage(
   prefix = getattr(vocabulary, "prefix", "")
   prompts = hugging_face_vocabulary.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
   texts = f"[{prefix!r} + x for x in texts]" if prefix else "texts"
-  pretokenized = bool(getattr(vocabulary, "pretokenize", False))
   return "\n".join(
     [
       "  import onnxruntime, tokenizers",
@@ -100,6 +99,6 @@ def usage(
         for name, prompt in prompts.items()
         if prompt != prefix
       ),
-      *sentence_transformers_folder.limits(pretokenized, tokenizer.eos is not None),
+      *sentence_transformers_folder.limits(saved, tokenizer),
     ]
   )
