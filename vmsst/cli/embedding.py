@@ -8,9 +8,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
-from vmsst.io import line_spans, manifest, npy_files, text_fields, text_files
+from vmsst.io import line_spans, npy_files, text_fields, text_files
 from vmsst.jobs import engines, job
 from vmsst.search import embedded_text, vector_store
 
