@@ -73,7 +73,6 @@ def train_function(with_memory: bool) -> Callable[..., None]:
     except TypeError as error:
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
     model, cfg = given["model"], given["train_dataset_cfg"]
-    train_lib.check_run(model, cfg)
     step = Step(model, cfg, given["partitioner"], given["trainer_cls"], given["total_steps"])
     report = describe(step, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)
