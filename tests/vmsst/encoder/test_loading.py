@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import commands
 import line_files
 import numpy as np
 import pytest
@@ -112,33 +111,6 @@ def test_options_that_cannot_work_are_named_before_anything_is_read(tmp_path):
     vmsst.load(tmp_path, dtype="float16")
   with pytest.raises(errors.InputError, match=r"device is 'cuda'; .* CUDA_VISIBLE_DEVICES"):
     vmsst.load(tmp_path, device="cuda")
-
-
-_GLOBAL_STATE = """
-import hashlib, logging, random, sys
-import numpy as np
-def state():
-  numpy_state = np.random.get_state()
-  return random.getstate(), numpy_state[1].tolist(), numpy_state[2:], logging.root.handlers[:]
-before = state()
-import vmsst
-for folder in sys.argv[1:]:
-  vmsst.load(folder).encode(["eins"])
-  assert state() == before, folder
-from vmsst.io import global_state
-with global_state.preserve():  # as a later load, while another thread draws a number
-  random.random()
-assert random.getstate() != before[0]
-logging.basicConfig()
-assert len(logging.root.handlers) == 1
-"""
-
-
-def test_random_state_and_logging_stay_as_they_are(run, tmp_path):
-  vmsst.load(run).save(tmp_path / "export")
-  released = released_folders.write(tmp_path / "released", "bert", {})
-  folders = [tmp_path / "export", released, run]  # a checkpoint last: it imports Orbax
-  commands.fresh_script(_GLOBAL_STATE, *folders, cwd=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
