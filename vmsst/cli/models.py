@@ -175,7 +175,8 @@ def push(
   """
   from vmsst.checkpoints import saved_encoders
   from vmsst.encoder import loading
-  from vmsst.evaluation import report, results_files
+  from vmsst.evaluation import results_files
+  from vmsst.evaluation.report import markdown
   from vmsst.formats import hub_upload, model_card, sentence_transformers_folder
 
   hub_upload.check(repository)
@@ -189,7 +190,7 @@ def push(
         f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
         f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
       )
-    summary = report.summary(results)
+    summary = markdown.averages(results)
   saved = saved_encoders.read(encoder)
   card = model_card.text(saved, name, license_id=license, results=summary)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vmsst import storage
 from vmsst.cli import embedding
 from vmsst.encoder import encoding
 from vmsst.io import manifest, npy_files
