@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
 from vmsst.io import line_spans, npy_files, text_fields
 from vmsst.jobs import engines, job
@@ -80,7 +80,7 @@ def embed(
         size=span.lines,
         title=str(span),
       )
-      for number, span in enumerate(line_spans.unpacked(cut.spans, work.path(".vmsst")))
+      for number, span in enumerate(line_spans.unpacked(cut.spans, work.path(storage.UNFINISHED)))
     ]
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, field, language)
