@@ -169,9 +169,7 @@ def search_lines(
   query_ND = encoder(texts)
   with tempfile.TemporaryDirectory(dir=options.folder) as folder:
     vectors = store(encoder, base, pathlib.Path(folder, "vectors"), options.width)
-    query = exact_search.DistinctVectors(query_ND)
-    distinct = exact_search.DistinctVectors(vectors)
-    exact = exact_search.top_k(query, distinct, 4)
+    exact = exact_search.top_k(query_ND, vectors, 4)
     common = {"benchmark": "index_search", "size": size, "width": options.width}
     exact_times: list[float] = []
     lines = []
@@ -196,9 +194,9 @@ def search_lines(
         found[False] = index.candidates(query_ND, 4)
 
       for run, is_rescored in ((rescored, True), (plain, False)):
-        exact_times += measure.timed(lambda: exact_search.top_k(query, distinct, 4), 1, warm_up=0)[
-          "seconds"
-        ]
+        exact_times += measure.timed(
+          lambda: exact_search.top_k(query_ND, vectors, 4), 1, warm_up=0
+        )["seconds"]
         seconds = min(measure.timed(run, 3)["seconds"])
         near_NK = found[is_rescored]
         lines.append(

@@ -201,9 +201,6 @@ def all_readers() -> list[Reader]:
     Reader("tokenizer.json", {"x.json": bert_files()["m/tokenizer.json"]},
            _uses(hugging_face_vocabulary.HuggingFaceVocabulary, "x.json")),
     Reader("vectors", vectors, _vectors),
-    Reader("vectors to resume",
-           {"text": _TEXT, **{f"out/{path}": content for path, content in vectors.items()}},
-           _embed, kept=tuple(vectors)),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
@@ -217,10 +214,6 @@ def all_readers() -> list[Reader]:
   ]  # fmt: skip
 
 
-WORK = "the work folder"
-"""Stands for `.OUT.vmsst` among the places that an interrupted command leaves."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Subcommand:
   """A subcommand.
@@ -229,14 +222,14 @@ class Subcommand:
     argv: Its arguments; OUT stands for the output.
     folder: Whether the output is a folder.
     stream: Whether the output may be a device or pipe.
-    resumes: What an interrupted command may leave, as suffixes of the output's name.
+    resumes: Whether an interrupted command resumes.
     result: Reads the output.
   """
 
   argv: str
   folder: bool = False
   stream: bool = True
-  resumes: tuple[str, ...] = ()
+  resumes: bool = False
   result: Callable[[pathlib.Path], Any] = pathlib.Path.read_bytes
 
 
@@ -255,21 +248,19 @@ def _scores(folder):
 
 
 _At_once = functools.partial(Subcommand, folder=True)
-_Resumed = functools.partial(Subcommand, folder=True, resumes=("",))
+_Resumed = functools.partial(Subcommand, folder=True, resumes=True)
 COMMANDS = {
   "embed": _Resumed("embed encoder a.txt OUT", result=_files(".npy")),
-  "score": Subcommand("score encoder a.txt b.txt --output OUT", resumes=(WORK,)),
+  "score": Subcommand("score encoder a.txt b.txt --output OUT", resumes=True),
   "score by likelihood": Subcommand(
-    "score run a.txt b.txt --output OUT --by likelihood --languages en de", resumes=(WORK,)
+    "score run a.txt b.txt --output OUT --by likelihood --languages en de", resumes=True
   ),
   "mine": Subcommand(
     "mine a.txt b.txt OUT --encoder encoder",
     stream=False,
-    resumes=(WORK, ".source.vectors", ".target.vectors"),
+    resumes=True,
   ),
-  "search": Subcommand(
-    "search b.txt corpus vectors --output OUT --encoder encoder", resumes=(WORK,)
-  ),
+  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder", resumes=True),
   "index": _Resumed("index vectors OUT --factory IVF2,SQ8", result=_files("")),
   "translate": Subcommand("translate run --to de --input a.txt --output OUT"),
   "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21", stream=False),
@@ -307,4 +298,5 @@ def write_inputs(folder, encoder=None):
   encoder = encoder or loading.load(folder / "run")
   file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
-  vmsst.evaluate(encoder, chosen, folder / "data", folder / "results", name="x")
+  results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
+  trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

@@ -518,7 +518,7 @@ class Encoder:
       *self._sides(sources, targets, languages, options, pairs=True),
       neighbors=neighbors,
       margin=margin,
-      compare=device_search.compare,
+      search=device_search.search,
     )
 
   # Further members of SentenceTransformer; docs/how-to/sentence_transformers.md has a table of all.

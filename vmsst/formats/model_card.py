@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from vmsst import languages, storage
-from vmsst.evaluation import report
+from vmsst.evaluation.report import markdown
 from vmsst.formats import encoder_json
 from vmsst.formats.sentence_transformers_folder import Exported
 from vmsst.io import text_files
@@ -128,7 +128,7 @@ def text(
     training=_list(_facts(exported.source)) or "Not recorded.",
     results="Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."
     if results is None
-    else report.summary(results),
+    else markdown.averages(results),
   )
 
 

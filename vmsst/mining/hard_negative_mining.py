@@ -158,13 +158,12 @@ def nearest_negatives(
   # A source with t translations has its negatives among the count + t nearest. Sources with few
   # and with many are searched separately: in a search, all have one number of neighbors.
   size_N = np.array([1 << (len(known) - 1).bit_length() if known else 0 for known in translations])
-  target = exact_search.DistinctVectors(target_MD)
   for size in np.unique(size_N).tolist():
-    wanted_N = size_N == size
-    source = exact_search.DistinctVectors(source_ND, wanted_N)
-    near = exact_search.top_k(source, target, count + size, compare=device_search.compare)
-    for row in np.flatnonzero(wanted_N).tolist():
-      rivals = [index for index in near.index_NK[row].tolist() if index not in translations[row]]
+    row_S = np.flatnonzero(size_N == size)
+    source = exact_search.Selection(source_ND, row_S)
+    near = exact_search.top_k(source, target_MD, count + size, search=device_search.search)
+    for row, near_K in zip(row_S.tolist(), near.index_NK.tolist(), strict=True):
+      rivals = [index for index in near_K if index not in translations[row]]
       index_NK[row, : len(rivals[:count])] = rivals[:count]
   return index_NK
 

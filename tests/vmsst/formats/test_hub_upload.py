@@ -175,7 +175,7 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   check("me/a--b cannot be uploaded", run, "me/a--b")
   check("give owner/name", run, "me/new@v2")
   check("no folder", tmp_path / "none")
-  check("neither results.json nor", run, "me/new", "--results", run)
+  check("results.json: cannot be read", run, "me/new", "--results", run)
   other = {
     "encoder": {"name": "other", "digest": "1"},
     "absent": {},

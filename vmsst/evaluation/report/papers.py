@@ -1,7 +1,7 @@
 """Numbers published in the five papers, as far as evaluations here measure them too.
 
-published.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
-its columns, [benchmark, name] or [benchmark, name, of] as in `Published`, and its rows by system;
+papers.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
+its columns, [benchmark, name] or [benchmark, name, of] as in `Number`, and its rows by system;
 `note` documents tables that contradict themselves, `ablations` marks those of a model's variants.
 `main` has the averages to show first, `remarks` when a benchmark or one of its options is
 comparable with the papers. Tables of the soft contrastive paper on STS and BUCC are omitted,
@@ -23,12 +23,12 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import results_files, suite
 from vmsst.evaluation.benchmarks import averages, tatoeba
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class Number:
   """A published number.
 
   Attributes:
@@ -63,17 +63,17 @@ class Published:
 
 @functools.cache
 def content() -> dict[str, Any]:
-  """Returns the content of published.json."""
-  path = pathlib.Path(__file__).with_name("published.json")
+  """Returns the content of papers.json."""
+  path = pathlib.Path(__file__).with_name("papers.json")
   record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
   return record
 
 
 @functools.cache
-def load() -> tuple[Published, ...]:
+def load() -> tuple[Number, ...]:
   """Returns all published numbers, in file order."""
   return tuple(
-    Published(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
+    Number(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
     for table in content()["tables"]
     for source in [(table["paper"], table["table"])]
     for remarks in [(table.get("note", ""), table.get("ablations", False))]
@@ -83,7 +83,7 @@ def load() -> tuple[Published, ...]:
   )
 
 
-def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Published]:
+def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Number]:
   """Returns the published numbers of an average, given its name in the benchmark's summary.
 
   Without those of ablations, except of these papers.
@@ -93,7 +93,7 @@ def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list
 
 def for_result(
   benchmark: str, name: str, codes: Sequence[str], metric: str, papers: Collection[str] = ()
-) -> list[Published]:
+) -> list[Number]:
   """Returns the published numbers of one metric of a result, given its name and languages.
 
   Languages match across code standards, and "de-en" matches "en-de". Without ablations, except of
@@ -106,13 +106,13 @@ def for_result(
   return _find((benchmark, metric, _key(f"{domain} {joined}")), papers)
 
 
-def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Published]:
+def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Number]:
   return [x for x in _index().get(key, []) if not x.ablation or x.paper in papers]
 
 
 @functools.cache
-def _index() -> dict[tuple[str, str, Hashable], list[Published]]:
-  index: dict[tuple[str, str, Hashable], list[Published]] = {}
+def _index() -> dict[tuple[str, str, Hashable], list[Number]]:
+  index: dict[tuple[str, str, Hashable], list[Number]] = {}
   for number in load():
     of = None if number.of is None else _key(number.of)
     index.setdefault((number.benchmark, number.name, of), []).append(number)
@@ -135,48 +135,42 @@ def _language(code: str) -> str:
     return code
 
 
-def seen_and_unseen(
-  name: str, of_encoder: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[Published]]:
+def seen_and_unseen(evaluated: Mapping[str, results_files.Results]) -> dict[str, list[Number]]:
   """Returns published averages over the seen and unseen languages of Tatoeba, by average.
 
   Systems without a published number for each of the languages are left out. Names of systems say
   whose languages they are: those of the first encoder with the same ones.
 
   Args:
-    name: Name of the benchmark; others than Tatoeba have no such averages.
-    of_encoder: What `suite.evaluate` returns of it, by encoder, with `seen`.
+    evaluated: Results by encoder.
 
   Raises:
     InputError: a language is unknown.
   """
-  numbers: dict[str, list[Published]] = {}
+  numbers: dict[str, list[Number]] = {}
   done = set()
-  for encoder, scored in of_encoder.items():
-    if name != tatoeba.BENCHMARK.name or scored["seen"] is None:
+  name = tatoeba.BENCHMARK.name
+  for encoder, results in evaluated.items():
+    if name not in results["benchmarks"] or results["seen"] is None:
       continue
-    seen = suite.seen_test(map(languages.language, scored["seen"]))
+    scored = results["benchmarks"][name]
+    seen = suite.seen_test(map(languages.language, results["seen"]))
     split = averages.split_by_seen(tatoeba.without_english(suite.collect_results(scored)), seen)
-    for part, results in (("seen", split[True]), ("unseen", split[False])):
-      codes = frozenset(x.name for x in results)
+    for part, results_of_part in (("seen", split[True]), ("unseen", split[False])):
+      codes = frozenset(x.name for x in results_of_part)
       average = next((x for x in scored["summary"] if x.startswith(f"average {part}")), "")
       if not average or (average, codes) in done:
         continue
       done.add((average, codes))
-      of_system: dict[tuple[str, str], dict[str, Published]] = {}
+      by_system: dict[tuple[str, str], dict[str, Number]] = {}
       for code in codes:
         for number in for_result(name, code, (code, "eng"), "average"):
-          of_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
-      numbers.setdefault(average, []).extend(
-        dataclasses.replace(
-          next(iter(values.values())),
-          system=f"{system} on the {part} languages of {encoder}",
-          table=", ".join(dict.fromkeys(number.table for number in values.values())),
-          of=None,
-          value=statistics.fmean(number.value for number in values.values()),
-          note="",
-        )
-        for (_, system), values in of_system.items()
-        if len(values) == len(codes)
-      )
+          by_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
+      for (paper, system), by_code in by_system.items():
+        if len(by_code) == len(codes):
+          tables = ", ".join(dict.fromkeys(number.table for number in by_code.values()))
+          title = f"{system} on the {part} languages of {encoder}"
+          value = statistics.fmean(number.value for number in by_code.values())
+          mean = Number(paper, tables, title, name, average, None, value, "", False)
+          numbers.setdefault(average, []).append(mean)
   return numbers

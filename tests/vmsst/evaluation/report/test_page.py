@@ -1,6 +1,5 @@
 import base64
 import html
-import itertools
 import json
 import re
 
@@ -9,9 +8,8 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation import benchmarks, report
-from vmsst.evaluation.benchmarks import averages, parallel, tatoeba
-from vmsst.evaluation.report import published
+from vmsst.evaluation.report import page as page_lib
+from vmsst.evaluation.report import papers
 
 pytest.importorskip("matplotlib")
 
@@ -64,8 +62,8 @@ def inner(tag, source):
 class Page:
   """The content of a page, with tables by section and caption, and texts of figures by title."""
 
-  def __init__(self, path):
-    self.source = path.read_text(encoding="utf-8")
+  def __init__(self, folders):
+    self.source = page_lib.page(folders)
     self.headings, self.notes = ([*map(html.unescape, inner(x, self.source))] for x in ("h2", "li"))
     self.tables, self.figures = {}, {}
     for title, section in zip(self.headings, inner("section", self.source), strict=True):
@@ -87,7 +85,7 @@ def page(tmp_path):
 
   def written(results, **more):
     folders = [write(tmp_path / f"{i}", *each, **more) for i, each in enumerate(results.items())]
-    return Page(report.write_report(folders, tmp_path / "out"))
+    return Page(folders)
 
   return written
 
@@ -99,7 +97,7 @@ def test_lengths_and_prompts_are_named(tmp_path):
   ]
   path = folders[1] / "results.json"
   path.write_text(path.read_text().replace('"name": "e5"', '"name": "e5", "prompt": "query: <b>"'))
-  page = Page(report.write_report(folders, tmp_path / "out"))
+  page = Page(folders)
   text = " ".join(html.unescape(page.source).split())
   assert "own unknown; e5 512 tokens, “query: <b>”. Results with" in text
   assert "query: <b>" not in page.source
@@ -168,46 +166,52 @@ def test_the_score_is_next_to_published_ones_if_no_part_is_missing(page):
   assert "first 32 tokens" in shown.source
 
 
-def test_errors_are_averaged_over_rows_columns_languages_and_texts(page):
-  errors_by_text = {
-    "a en->uk": 10,
-    "a uk->en": 30,
-    "b en->pl_1": 1,
-    "b en->pl_2": 2,
-    "b pl_1->en": 3,
+def matrix(name, labels, error):
+  """Returns a result of `benchmarks.agnosticism`; labels are codes, or "pl_1"."""
+  count = len(labels)
+  points = [[i, -i] for i in range(count)]
+  sentence = {"line": 3, "points": points, "shares": [0.6, 0.4], "edges": [[0, 1, 0.7]]}
+  return {
+    "name": name,
+    "languages": [label.split("_")[0] for label in labels],
+    "metrics": {"error": 1.0},
+    "arrays": {"labels": labels, "error": error, **sentence},
   }
-  errors_by_text |= {"b pl_2->en": 4, "b pl_1->pl_2": 5, "b pl_2->pl_1": 6}
-  results = [
-    (name, ([x.split("_")[0] for x in name[2:].split("->")], {"error": error}))
-    for name, error in errors_by_text.items()
+
+
+def test_errors_are_averaged_over_rows_columns_languages_and_texts(page):
+  texts = [
+    matrix("a", ["en", "uk"], [[0, 10], [30, 0]]),
+    matrix("b", ["en", "pl_1", "pl_2"], [[0, 1, 2], [3, 0, 5], [4, 6, 0]]),
   ]
-  shown = page({"x": {"translations": found({"error": 1.0}, results)}}).tables["Title", "Results"]
+  scored = found({"error": 1.0}) | {"results": texts}
+  shown = page({"x": {"translations": scored}}).tables["Title", "Results"]
   columns = ("x: error", "x: a", "x: b", "x: mean of texts")
   rows = {name: tuple(row[x] for x in columns if row[x] != "–") for name, row in shown.items()}
-  assert (rows["b en->*"], rows["b *->en"]) == (("1.50",), ("3.50",))
+  assert (rows["b en->*"], rows["b *->en"], rows["b pl_1->pl_2"]) == (
+    ("1.50",),
+    ("3.50",),
+    ("5.00",),
+  )
   assert rows["en"] == ("20.00", "2.50", "11.25")
   # pl_1: the mean of 4 (its row) and 3.5; pl_2: of 5 and 3.5.
   assert rows["pl"] == ("4.00", "4.00")
 
 
 def test_figures_show_errors_trees_sentences_and_curves_and_names_stay_text(tmp_path):
-  codes = ("deu", "eng", "rus", "ukr")
-  results = [
-    (f"{x}->{y}", ((x, y), {"error": 10.0 * ((x in codes[:2]) != (y in codes[:2]))}))
-    for x, y in itertools.permutations(codes, 2)
-  ]
-  results += [(f"{x} of line 3", (codes[:1], {"x": i, "y": -i})) for i, x in enumerate(codes)]
-  results.append(("picture of line 3", (codes[:1], {"x": 60, "y": 40})))
-  own = {"agnosticism": found({"error": 1.0}, results, NASTY)}
+  codes = ["deu", "eng", "rus", "ukr"]
+  error = [[10.0 * ((x in codes[:2]) != (y in codes[:2])) for y in codes] for x in codes]
+  scored = found({"error": 1.0}, title=NASTY) | {"results": [matrix("all languages", codes, error)]}
+  own = {"agnosticism": scored}
   folder = write(train(tmp_path / "run"), NASTY, own, absent={"bucc": f"no folder {NASTY}"})
-  shown = Page(report.write_report([folder], tmp_path / "out"))
-  errors_by_text = shown.figures[f"Errors: {NASTY}, {NASTY}"]
-  assert [errors_by_text.count(x) for x in ("10.0", "0.0", "6.7")] == [8, 4, 9]  # 6.7: the averages
-  assert all(errors_by_text.count(x) == 2 for x in [*codes, "average"])
+  shown = Page([folder])
+  texts = shown.figures[f"Errors: {NASTY}, {NASTY}"]
+  assert [texts.count(x) for x in ("10.0", "0.0", "6.7")] == [8, 4, 9]  # 6.7: the averages
+  assert all(texts.count(x) == 2 for x in [*codes, "average"])
   families = {"deu, West Germanic", "eng, West Germanic", "rus, East Slavic", "ukr, East Slavic"}
   assert families < set(shown.figures[f"Languages by error: {NASTY}, {NASTY}"])
   sentence = shown.figures[f"One sentence in all versions: {NASTY}, {NASTY}, line 3"]
-  assert {*codes, "first principal component (60 % of variance)"} < set(sentence)
+  assert {*codes, "0.70", "first principal component (60 % of variance)"} < set(sentence)
   curves = shown.figures["Metrics over training steps"]
   assert {"loss", "tatoeba: average", NASTY} < set(curves)
   assert "timing/x" not in curves
@@ -222,7 +226,7 @@ def test_figures_show_errors_trees_sentences_and_curves_and_names_stay_text(tmp_
 def test_published_averages_are_over_the_languages_of_an_encoder(page):
   numbers = {
     x.of.removesuffix("-eng"): x.value
-    for x in published.load()
+    for x in papers.load()
     if (x.paper, x.table, x.system) == ("vmsst", "14", SYSTEM)
   }
   own = of_tatoeba(75, ("deu", "fra", "xho"), "average seen")
@@ -236,78 +240,25 @@ def test_published_averages_are_over_the_languages_of_an_encoder(page):
   assert unseen == pytest.approx(numbers["xho"], abs=0.0051)
 
 
-def test_a_card_lists_the_averages(tmp_path):
-  folder = write(tmp_path / "a", "first", {"tatoeba": of_tatoeba(75, title="<b>*T*")})
-  assert report.summary(folder) == r"- \<b\>\*T\*, average: 75.00"
-  with pytest.raises(errors.InputError, match=r"no results\.json"):
-    report.summary(train(tmp_path / "run"))
-
-
-def test_a_report_on_runs_in_a_store_is_that_of_a_local_folder(tmp_path, monkeypatch):
-  store = memory_store.installed(monkeypatch)
+def test_runs_in_a_store_give_the_same_page(tmp_path, monkeypatch):
+  memory_store.installed(monkeypatch)
   folder = write(train(tmp_path / "a"), "same", {"tatoeba": of_tatoeba(75)})
   benchmark_trees.upload(folder, "gs://bucket/a")
-  local = report.write_report([folder], tmp_path / "report")
-  remote = report.write_report(["gs://bucket/a"], "gs://bucket/report")
-  assert remote.read_text() == local.read_text()
-  both = report.write_report([folder, "gs://bucket/a", f"{folder}/"], tmp_path / "both")
-  own = [name for name in Page(both).tables["Title", "Averages"] if name.startswith("same")]
-  assert own == [f"same ({folder})", "same (gs://bucket/a)"]
-  for given, message in (
-    (["gs://bucket/none"], "gs://bucket/none: no such folder"),
-    ([tmp_path], ": neither results.json nor train/metrics.jsonl"),
-    (["gs://bucket/new"], "gs://bucket/new would overwrite the input"),
-    ([], "no folder to report on"),
-  ):
-    with pytest.raises(errors.InputError, match=message):
-      report.write_report(given, "gs://bucket/new")
-  assert not store.find("bucket/new")
+  assert page_lib.page([folder]) == page_lib.page(["gs://bucket/a"])
+  both = Page([folder, "gs://bucket/a", f"{folder}/"])
+  names = [name for name in both.tables["Title", "Averages"] if name.startswith("same")]
+  assert names == [f"same ({folder})", "same (gs://bucket/a)"]
 
 
 def test_broken_files_are_named_with_key_or_line(tmp_path):
   path = write(train(tmp_path), "x", {"tatoeba": of_tatoeba(75)}) / "results.json"
-  whole = path.read_text(encoding="utf-8")
-  for old, new, message in (
-    ('"name": "x", ', "", "encoder.name is None, not a text"),
-    ('{"average": 75}', '{"average": NaN}', "tatoeba.summary.average is nan, not a finite"),
-    ('["deu", "eng"]', "3", r"tatoeba.results\[0\].languages is 3, not a list"),
-  ):
-    assert old in whole
-    path.write_text(whole.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(errors.InputError, match=rf"results\.json: .*{message}.*: give a file"):
-      report.write_report([tmp_path], tmp_path / "out")
+  content = path.read_text(encoding="utf-8")
+  path.write_text(content.replace('{"average": 75}', '{"average": NaN}', 1), encoding="utf-8")
+  with pytest.raises(errors.InputError, match=r"results\.json: .*; give a file of"):
+    page_lib.page([tmp_path])
   path.unlink()
-  (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"loss": 2}\n')
-  with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2: not an object of a step"):
-    report.write_report([tmp_path], tmp_path / "out")
-
-
-def test_numbers_of_results_are_found_by_their_names_and_languages():
-  result = published.for_result
-  assert published.for_average("tatoeba", "average (incomplete)") == []
-  # Languages match in any code and, without an arrow, in either order.
-  first, *_ = result("tatoeba", "deu", ("de", "en"), "average")
-  assert first == result("tatoeba", "deu", ("eng", "deu"), "average")[0]
-  assert result("tatoeba", "deu", ("deu", "fra"), "average") == []
-  assert result("mldoc", "en->de", ("eng", "deu"), "accuracy")[0].value == 86.3
-  assert result("mldoc", "de->en", ("deu", "eng"), "accuracy")[0].value == 76.7
-  assert result("cls", "dvd en->fr", ("en", "fr"), "accuracy")
-  assert result("questions", "mkqa de", ("deu",), "accuracy")
-  assert [x.value for x in result("wmt2012", "*->fr", ("*", "fra"), "error")] == [0.86]
-  assert result("xlsts", "track4a.es-en", ("es", "en"), "pearson")
-  assert result("xlsts", "track4b.es-en", ("es", "en"), "pearson") == []
-
-
-def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
-  keys = [
-    *published.content()["main"],
-    *(key for part in averages.SCORE_PARTS.values() for key in part),
-    *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
-    *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
-    *(("tatoeba", name) for name in tatoeba.GROUPS),
-    *(("flores", f"{x} {name}") for x, each in parallel.GROUPS.items() for name in each),
-    *(("mldoc", f"accuracy {way} English") for way in ("from", "into")),
-  ]
-  for benchmark, name in keys:
-    assert benchmark in benchmarks.BENCHMARKS
-    assert published.for_average(benchmark, name, published.content()["papers"])
+  (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"st')
+  with pytest.raises(errors.InputError, match=r"metrics\.jsonl:2"):
+    page_lib.page([tmp_path])
+  with pytest.raises(errors.InputError, match=r": neither results.json nor train/metrics.jsonl"):
+    page_lib.page([tmp_path / "none"])

@@ -6,24 +6,27 @@ import numpy as np
 import pytest
 
 from vmsst import languages
-from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import documents, topics
-from vmsst.evaluation.benchmarks import documents as benchmarks
+from vmsst.evaluation import embedder, suite
+from vmsst.evaluation.benchmarks import documents
 from vmsst.evaluation.metrics import classification
 
 
-def test_the_vector_of_a_document_is_the_mean_of_its_sentences(monkeypatch):
-  monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 2)
-  calls = []
-
-  def embed(side):
-    calls.append((side.language, len(side.texts)))
-    return np.array([[len(x), x.count("e")] for x in side.texts], np.float32)
-
-  texts = ["One. Three, Four!", "Zero", "", "Ten. Eleven. Sixteen."]
-  expected = [[(4 + 12) / 2, 1.5], [4, 1], [0, 0], [(4 + 7 + 8) / 3, 5 / 3]]
-  np.testing.assert_allclose(documents.mean_vectors(embed, "en", texts), expected, rtol=1e-6)
-  assert calls == [("en", 3), ("en", 4)]
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ('J. S. Bach came. "Why?" he asked. So (it is.) At 3.5 km. it ended... Ok… no', 5),
+    ("One!!! Two?! Three", 3), ("今天好。明天呢？「好！」她说。", 4), ("هل هذا؟ نعم. لا۔ہاں", 4),
+    ("नमस्ते। कैसे", 2), ("first line\n\n second line \n", 2), ("Straße. é una frase", 1),
+    ("  spare \t space. Here  ", 2), ("", 1), (" \n ", 1),
+    ("!" * 100_000 + " " * 100_000, 1),  # in linear time
+  ],
+)  # fmt: skip
+def test_documents_are_split_into_sentences(text, expected):
+  sentences = documents.sentences(text)
+  assert len(sentences) == expected, sentences
+  assert "".join("".join(sentences).split()) == "".join(text.split())  # nothing is lost
+  assert all(x == x.strip() for x in sentences)
+  assert expected == 1 or all(sentences)
 
 
 def share_of_axes(splits, tests, *, num_classes):
@@ -46,34 +49,33 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
         (f"{label}CAT", f"Word. {text}.") for label, text in zip(2 * "CEGM", texts, strict=False)
       ]
       line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{part}", rows)
-  (task,) = benchmarks.MLDOC.read(tmp_path)
+  (task,) = documents.MLDOC.read(tmp_path)
   encoder = fake_encoders.FakeEncoder(lambda text: [2 * (text[0] == x) for x in "CEGM"])
-  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work"))
+  results = task.results(embedder.Embedder(encoder), [None])[None]
   assert [(x.name, x.languages, x.metrics) for x in results] == [
     ("en->de", ("en", "de"), {"accuracy": 50, "deviation": 0}),
     ("de->en", ("de", "en"), {"accuracy": 100, "deviation": 0}),
   ]
-  assert benchmarks.MLDOC.summarize(results, None) == {
+  assert documents.MLDOC.summarize(results, None) == {
     "accuracy (incomplete)": 75,
     "accuracy from English (incomplete)": 50,
     "accuracy into English (incomplete)": 100,
   }
-  assert len(benchmarks.MLDOC.missing(results)) == 12
+  assert len(documents.MLDOC.missing(results)) == 12
 
 
 def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   path = tmp_path / "x.dev"
   text = "Börse: it's\tup"
   line_files.write_text(path, f"CCAT\t{text.encode()!r}\nGCAT\tplain\ttext\nMCAT\tb'\n")
-  found = benchmarks.mldoc(path)
-  assert found.texts == [text, "plain\ttext", "b'"]
-  assert found.labels == ["CCAT", "GCAT", "MCAT"]
+  rows = [("CCAT", text), ("GCAT", "plain\ttext"), ("MCAT", "b'")]
+  assert [*documents.mldoc_rows(path)] == rows
 
 
 ITEM = "<item><rating>{}</rating><summary>Sum &amp; é</summary><text>Text.\nMore</text></item>"
 
 
-def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
+def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path, monkeypatch):
   folder = tmp_path / "cls-acl10-unprocessed"
   head = '<?xml version="1.0" encoding="UTF-8"?>\n'
   for code in ("en", "jp"):
@@ -81,16 +83,22 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path):
       reviews = "".join(map(ITEM.format, stars))
       path = folder / code / "dvd" / f"{part}.review.gz"
       line_files.write_text(path, f"{head}<items>{reviews}</items>")
-  (task,) = benchmarks.CLS.read(tmp_path)
-  assert (task.name, task.measure.keywords["prefix"]) == ("dvd", "dvd ")
-  splits = task.measure.keywords["splits"]
-  assert list(splits) == ["en", "ja"]
-  assert splits["ja"].train.labels == ["positive", "negative", "positive", "negative"]
-  assert splits["ja"].train.texts == ["Sum & é\nText.\nMore"] * 4
-  assert len(splits["ja"].dev.texts) == 2
-  assert splits["ja"].test is splits["ja"].dev
-  results = [suite.Result(x, (), {}) for x in ("dvd en->ja", "dvd ja->en")]
-  assert len(benchmarks.CLS.missing(results)) == 16
+  (label, text), *others = documents.cls_rows(folder / "jp" / "dvd" / "train.review.gz")
+  assert (label, text) == ("positive", "Sum & é\nText.\nMore")
+  assert [label for label, _ in others] == ["negative", "positive", "negative"]
+  (task,) = documents.CLS.read(tmp_path)
+  assert (task.name, [*task.texts()]) == ("dvd", 4 * ["Sum & é", "Text.", "More"])
+
+  def accuracies(splits, tests, *, num_classes):
+    assert {code: len(split.train.label_N) for code, split in splits.items()} == {"en": 4, "ja": 4}
+    assert all(tests[code].vectors_ND is split.dev.vectors_ND for code, split in splits.items())
+    return {x: dict.fromkeys(tests, np.ones(1)) for x in splits}
+
+  monkeypatch.setattr(classification, "transfer_accuracies", accuracies)
+  encoder = fake_encoders.FakeEncoder(lambda text: [len(text)])
+  results = task.results(embedder.Embedder(encoder), [None])[None]
+  assert [result.name for result in results] == ["dvd en->ja", "dvd ja->en"]
+  assert len(documents.CLS.missing(results)) == 16
 
 
 SIZES = {"train": 60, "dev": 48, "test": 600}
@@ -118,18 +126,16 @@ def write_sib200(folder):
   return arrays
 
 
-def score(task):
-  embed = suite.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
-  return {x.name: x for x in task.score(*map(embed, task.sides))}
-
-
-def test_accuracies_are_those_of_scikit_learn(tmp_path):
+def test_accuracies_equal_scikit_learn(tmp_path):
   neural_network = pytest.importorskip("sklearn.neural_network")
   exceptions = pytest.importorskip("sklearn.exceptions")
   arrays = write_sib200(tmp_path)
-  found = score(topics.transfer_task(topics.sib200(tmp_path), into_english=True))
-  assert list(found) == ["eng_Latn->eng_Latn", "eng_Latn->jav_Latn", "jav_Latn->eng_Latn"]
-  for result in found.values():
+  task = documents.transfer_task("sib200", documents.sib200(tmp_path), into_english=True)
+  embed = embedder.Embedder(fake_encoders.FakeEncoder(lambda text: text.split()))
+  results = task.score(*map(embed, task.sides))
+  pairs = ["eng_Latn->eng_Latn", "eng_Latn->jav_Latn", "jav_Latn->eng_Latn"]
+  assert [result.name for result in results] == pairs
+  for result in results:
     source, target = result.languages
     values = []
     for seed in range(2):
@@ -146,22 +152,26 @@ def test_accuracies_are_those_of_scikit_learn(tmp_path):
 
 
 def test_means_tell_directions_apart():
-  pairs = {("en", "en"): 1.0, ("en", "de"): 0.5, ("de", "en"): 0.25, ("en", "fr"): 0.75}
-  results = [topics.result(pair, np.array([x, x])) for pair, x in pairs.items()]
+  pairs = {("en", "en"): 100.0, ("en", "de"): 50.0, ("de", "en"): 25.0, ("en", "fr"): 75.0}
+  results = [suite.Result("->".join(pair), pair, {"accuracy": x}) for pair, x in pairs.items()]
   seen = suite.seen_test(map(languages.language, ["eng_Latn", "deu"]))
-  assert topics.means(results, seen, complete=True) == {
+  assert documents.summarize(results, seen, complete=True) == {
     "accuracy": 50.0,
     "accuracy from English": 62.5,
     "accuracy into English": 25.0,
     "accuracy seen": 37.5,
     "accuracy unseen": 75.0,
+    "English": 100.0,
   }
-  assert topics.SIB200.summarize([results[0], results[3]], None) == {
+  assert documents.SIB200.summarize([results[0], results[3]], None) == {
     "accuracy (incomplete)": 75.0,
     "English": 100.0,
   }
 
 
 def test_real_topics_are_read(data_root):
-  sib200 = topics.sib200(data_root / "sib200")
-  assert (len(sib200.texts), sib200.num_classes, len(sib200.label_N)) == (55, 7, 1004)
+  sib200 = documents.sib200(data_root / "sib200")
+  assert len(sib200) == 55
+  split = sib200["eng_Latn"]
+  assert [len(part.texts) for part in (split.train, split.dev, split.test)] == [701, 99, 204]
+  assert len(set(split.train.labels)) == 7
