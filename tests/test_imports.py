@@ -20,7 +20,8 @@ import vmsst.tasks
 LAYERS = [
   {"vmsst.errors", "vmsst.paths", "vmsst.arrays"},
   {"vmsst.storage"},
-  {"vmsst.languages", "vmsst.io", "vmsst.jobs", "vmsst.losses"},
+  {"vmsst.languages", "vmsst.io", "vmsst.losses"},
+  {"vmsst.jobs"},
   {"vmsst.data", "vmsst.downloads", "vmsst.networks"},
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
