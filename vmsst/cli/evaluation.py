@@ -83,8 +83,8 @@ def evaluate(
   own = {kind: paths for kind, paths in files if paths}
   if sum(map(bool, (own, mteb, data))) != 1 or (suite and not data) or (mteb and dimensions):
     raise errors.InputError(
-      "give one of --data, perhaps with --suite; --mteb, without --dimensions; or your files with "
-      "--sts, --bitext and --retrieval"
+      "give one of --data with --suite, --mteb without --dimensions, or your files with --sts, "
+      "--bitext and --retrieval"
     )
   folders = {os.path.join(out, os.path.basename(os.path.abspath(x))): x for x in encoder}
   if len(encoder) == 1:
@@ -124,7 +124,7 @@ def evaluate(
       report=progress_bar.note,
       load=load,
       dimensions=dimensions or [],
-      compare=device_search.compare,
+      search=device_search.search,
     )
     print(format_table(results))
     place = storage.path(folder) / results_files.NAME

@@ -30,13 +30,15 @@ class Data:
   """
 
   def __init__(self, benchmarks: Iterable[suite.Benchmark], root: str | None):
-    """Raises InputError if all benchmarks are absent."""
+    """Raises InputError if there is no such root, or all benchmarks are absent."""
     self.benchmarks = {benchmark.name: benchmark for benchmark in benchmarks}
     self._root = storage.path(root or "")
     self._checksum = functools.cache(checksums.of_file)
     self.tasks = functools.cache(self._read)
     self.identity = functools.cache(self._identity)
     with storage.explained(self._root, "read"):
+      if not self._root.is_dir():
+        raise errors.InputError(f"{root}: not a folder; give one with a folder per benchmark")
       absent = {name: x.files.absence(self._root) for name, x in self.benchmarks.items()}
       suite.check_present({x: y for x, y in absent.items() if y}, len(absent))
       self._versions = {name: self._version(name) for name, reason in absent.items() if not reason}
@@ -70,7 +72,7 @@ class JobEmbedder(embedder.Embedder):
     """Takes the options of `embedder.Embedder` too."""
     super().__init__(encoder, name, **options)
     self._job, self._engine = work, engine
-    self.scratch = work.path(manifest.WORK)
+    self.scratch = work.path(storage.UNFINISHED)
 
   def map(
     self,
@@ -88,7 +90,7 @@ class JobEmbedder(embedder.Embedder):
       return
     named = [
       job.Part(
-        f"{manifest.WORK}/{title}-{manifest.digest(part.key)}.npz",
+        f"{storage.UNFINISHED}/{title}-{manifest.digest(part.key)}.npz",
         (part,),
         size=part.lines,
         title=str(part),

@@ -87,9 +87,7 @@ def test_finished_benchmarks_are_kept_by_all_later_calls(evaluate, tmp_path):
   assert other == first
 
 
-def test_an_interrupted_evaluation_resumes_after_the_last_benchmark(
-  evaluate, tmp_path, monkeypatch
-):
+def test_an_interrupted_job_resumes_after_the_last_benchmark(evaluate, tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
   whole, _, _ = evaluate(output=tmp_path / "whole")
   for output in ("gs://bucket/out", tmp_path / "out"):
@@ -136,7 +134,7 @@ def test_an_encoder_is_identified_by_its_digest_if_it_has_one(evaluate):
   found, _, _ = evaluate(digested("1" * 64))
   assert found["encoder"] == {"name": "E", "digest": "1" * 64}
   assert not evaluate(digested("1" * 64), name="moved")[1]
-  with pytest.raises(errors.InputError, match=r"encoder is E \(1{12}\), not E \(2{12}\); give"):
+  with pytest.raises(errors.InputError, match=r"encoder is moved \(1{12}\), not E \(2{12}\); give"):
     evaluate(digested("2" * 64))
 
 
@@ -151,9 +149,7 @@ def test_results_that_have_changed_are_written_again(evaluate, tmp_path):
     assert contents(tmp_path / "out") == files
 
 
-def test_results_of_a_file_that_changes_during_the_evaluation_are_not_kept(
-  evaluate, data, tmp_path
-):
+def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
   def change(text):
     line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)
     return fake_encoders.random_vector(text)

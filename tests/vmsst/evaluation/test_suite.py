@@ -74,7 +74,7 @@ def test_each_text_is_embedded_once_and_nothing_is_written(root, tmp_path):
   assert found["encoder"] == {"name": "a"}
   assert any(line.startswith("words: held 1.00, large 4.00 (") for line in lines)
   assert [path.name for path in tmp_path.rglob("*")] == ["data", "words", "list"]
-  with pytest.raises(errors.InputError, match="no benchmark has data .*none is absent: no folder"):
+  with pytest.raises(errors.InputError, match=r"no benchmark has data .*none is absent: no folder"):
     suite.evaluate(encoder, [OTHER], root)
 
 

@@ -95,10 +95,10 @@ def search(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
+    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read, vectors.source)
-    compute = functools.partial(_nearest, vectors.source, queries, vectors.compare)
-    parts = [_Part(span, digest) for span in cut.spans]
+    compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
+    parts = [_Part(span, digest) for span in spans]
     for nearest in vectors.map("search", prepare, compute, parts, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
@@ -118,7 +118,7 @@ def _read(source: encoding.EncoderSource, part: _Part) -> tuple[list[str], Any, 
 def _nearest(
   source: encoding.EncoderSource,
   queries: Queries,
-  compare: exact_search.Compare,
+  search: exact_search.Search,
   prepared: tuple[list[str], Any, list[list[str]]],
 ) -> embedder.Arrays:
   """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
@@ -131,7 +131,7 @@ def _nearest(
   scores, right = [], []
   for size in queries.sizes:
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, compare=compare).index_NK[:, 0]
+    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, answers, queries.gold))
     # Not the scores of the search: their rounding differs slightly from part to part.
     scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))

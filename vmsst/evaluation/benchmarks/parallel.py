@@ -26,7 +26,6 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
 from vmsst.io import input_files, text_files
-from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim", "hubness")
 NTREX_LANGUAGES = [each for each in languages.LANGUAGES if each.ntrex]
@@ -112,13 +111,12 @@ def _score(
   """Returns the results; if there are `changes`, the last side has the changed sentences."""
   codes = [side.language for side in (sides if changes is None else sides[:-1])]
   known = [*map(languages.language, codes)]
-  compared = [exact_search.DistinctVectors(vectors[row]) for row in range(len(codes))]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for first, second in itertools.combinations(range(len(codes)), 2):
     if known[first] == known[second]:
       continue
     ways = (first, second), (second, first)
-    both = xsim.nearest(compared[first], compared[second])
+    both = xsim.nearest(vectors[first], vectors[second])
     for (i, j), nearest in zip(ways, both, strict=True):
       accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
       numbers = {
