@@ -420,13 +420,13 @@ def run_command(what: str, *command: str) -> None:
 
 def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  report = vocabulary_training.train_vocabulary(
+  vocabulary_training.train_vocabulary(
     [name for file in training_files(bindings, data_root) for name in file.paths],
     str(path),
     size=bindings["VOCAB_SIZE"],
     lowercase=bindings.get("vocabularies.SentencePieceVocabulary.lowercase", False),
   )
-  print(f"{path}: {report.size} pieces", flush=True)
+  print(f"{path}: {bindings['VOCAB_SIZE']} pieces", flush=True)
 
 
 def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:

@@ -177,12 +177,11 @@ def recording(
 def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndarray:
   english = languages.language("en")
   codes = [languages.language(side.language) for side in task.sides]
-  distinct = [exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors]
   searches = [
     near.index_NK[:, 0] == np.arange(len(near))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
-    for near in exact_search.mutual_top_k(distinct[i], distinct[j], 1)
+    for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
   ]
   return np.mean(searches, axis=0)
 

@@ -14,12 +14,12 @@ from absl import logging
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.checkpoints import t5x
-from vmsst.data import derived_files, formats, readers, teacher_vectors
-from vmsst.encoder import encoding, file_embedding, loading
+from vmsst.data import formats, readers, teacher_vectors
+from vmsst.encoder import bitext_embedding, encoding, loading
 from vmsst.encoder.encoder import Encoder
 from vmsst.formats import hugging_face
-from vmsst.io import checksums, input_files, stored_settings
-from vmsst.jobs import atomic_files, base, work_folders
+from vmsst.io import checksums, input_files, manifest, stored_settings
+from vmsst.jobs import atomic_files, base, job, work_folders
 from vmsst.launch import main
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
@@ -210,9 +210,9 @@ def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
 
 def _teacher(teacher: str) -> Any:
   """Returns what identifies a teacher, given itself or by its vectors."""
-  description = pathlib.Path(teacher).expanduser() / derived_files.DESCRIPTION
-  if description.is_file():
-    return hugging_face.read_object(description).get("encoder")
+  folder = pathlib.Path(teacher).expanduser()
+  if (folder / manifest.NAME).is_file():
+    return manifest.read(folder).inputs.get("encoder")
   return encoding.identity(loading.load(teacher), teacher)
 
 
@@ -221,11 +221,18 @@ def _teacher_vectors(
 ) -> dict[str, Any]:
   """Returns the macros of a teacher's vectors, which are computed unless the teacher has them."""
   vectors = os.path.abspath(os.path.expanduser(teacher))
-  if not os.path.isfile(os.path.join(vectors, derived_files.DESCRIPTION)):
+  files = readers.find_bitext(bitexts, languages)
+  if not os.path.isfile(os.path.join(vectors, manifest.NAME)):
     vectors = str(folder)
-    file_embedding.embed_files(teacher, bitexts, vectors, languages=languages)
-  first = readers.find_bitext(bitexts, languages)[0]
-  width = teacher_vectors.open_vectors(vectors, first).shape[2]
+    encoder = loading.load(teacher)
+    with job.Job(folder, inputs={"encoder": encoding.identity(encoder, teacher)}) as work:
+      for file in files:
+        name, digest = teacher_vectors.file_name(file), readers.digest(file)
+        if work.done(name, digest) is None:
+          with work.part(name, digest) as (path, facts):
+            facts.update(bitext_embedding.write_vectors(encoder, file, path), bitext=digest)
+      work.finish()
+  width = teacher_vectors.open_vectors(vectors, files[0]).shape[2]
   return {"TEACHER": None, "TEACHER_VECTORS": vectors, "TEACHER_DIM": width}
 
 

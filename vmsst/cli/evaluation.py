@@ -124,7 +124,7 @@ def evaluate(
       report=progress_bar.note,
       load=load,
       dimensions=dimensions or [],
-      compare=device_search.compare,
+      search=device_search.search,
     )
     print(format_table(results))
     place = storage.path(folder) / results_files.NAME

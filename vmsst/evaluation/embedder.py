@@ -64,7 +64,7 @@ class Embedder:
     encoder: An object with `encode(texts)`.
     name: Its name or path.
     dimensions: To how many first dimensions vectors are cut for further results.
-    compare: Compares the vectors of a knowledge base.
+    search: Finds the nearest vectors of a knowledge base.
     load: Returns name and encoder in other processes, for subclasses that have any.
 
   Attributes:
@@ -72,7 +72,7 @@ class Embedder:
       use one of the system.
     source: Opens the encoder in any process.
     dimensions: As above, sorted.
-    compare: As above.
+    search: As above.
     width: Width of the vectors; 0 if there are none yet.
     seconds: Time of embedding so far.
   """
@@ -85,12 +85,12 @@ class Embedder:
     name: str = "encoder",
     *,
     dimensions: Iterable[int] = (),
-    compare: exact_search.Compare = exact_search.compare,
+    search: exact_search.Search = exact_search.search,
     load: Callable[[], tuple[str, Any]] | None = None,
   ):
     self.source = encoding.source_of(encoder, name, load)
     self.dimensions = sorted({errors.as_integer("dimensions", x) for x in dimensions})
-    self.compare = compare
+    self.search = search
     self.width, self.seconds = 0, 0.0
     self._encoder = encoder
     self._shared: dict[tuple[str, str], np.ndarray] = {}

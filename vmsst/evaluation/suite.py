@@ -200,7 +200,7 @@ def evaluate(
   seen: Iterable[languages.Language] | None = None,
   dimensions: Iterable[int] = (),
   report: Callable[[str], None] = lambda line: None,
-  compare: exact_search.Compare = exact_search.compare,
+  search: exact_search.Search = exact_search.search,
 ) -> Results:
   """Evaluates an encoder on benchmarks.
 
@@ -220,7 +220,7 @@ def evaluate(
     dimensions: Also evaluate vectors cut to their first dimensions, these many each time, as
       `encode(truncate_dim=)` cuts them. Each text is still embedded once.
     report: Receives progress lines.
-    compare: Compares the vectors of a knowledge base.
+    search: Finds the nearest vectors of a knowledge base.
 
   Returns:
     The content of a results.json; see `results_files.Results`.
@@ -235,7 +235,7 @@ def evaluate(
   check_present(absent, len(chosen))
   waiting = [(chosen[key], tasks) for key, tasks in outcomes.items() if key not in absent]
   record = settings(encoder, name, seen)
-  vectors = embedder.Embedder(encoder, name, dimensions=dimensions, compare=compare)
+  vectors = embedder.Embedder(encoder, name, dimensions=dimensions, search=search)
   scored = {x.name: y for x, y in scores(vectors, waiting, record["seen"], report)}
   return results(record, absent, scored)
 

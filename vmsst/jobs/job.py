@@ -147,8 +147,9 @@ class Job:
     return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; leaves nothing of a job that failed before its first part."""
-    if error is not None and self._is_new and not self._parts:
+    """Unlocks the output; removes the work folder if the job is finished or has no part."""
+    # A kill at the end of `finish` leaves the work folder, too.
+    if self.finished if error is None else self._is_new and not self._parts:
       outputs.clear(self._files.work)
     self._stack.close()
 

@@ -7,7 +7,16 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.data import features, readers, sample, seqio_tasks, tables, teacher_vectors, vocabularies
+from vmsst.data import (
+  features,
+  readers,
+  rows,
+  sample,
+  seqio_tasks,
+  tables,
+  teacher_vectors,
+  vocabularies,
+)
 from vmsst.data.features import BitextFeatureConverter
 from vmsst.languages import language
 from vmsst.tasks import bitext
@@ -73,7 +82,7 @@ def test_dropped_pairs_and_cut_texts_are_counted_in_a_warning(max_length, caplog
   kept = [row for row in sizes if min(row) > 0 and max(row) <= (max_length or max(row))]
   limits = LENGTHS["inputs"], LENGTHS["targets"]
   cut = sum(size + 1 > limit for row in kept for size, limit in zip(row, limits, strict=True))
-  assert f"of the first 150 pairs, dropped: {150 - len(kept)} (" in caplog.text
+  assert f"Of the first 150 pairs, dropped: {150 - len(kept)} (" in caplog.text
   assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
 
 
@@ -95,18 +104,9 @@ def _table(count=10):
 def _ids(window=10, **options):
   table = _table()
   table.window = window
-  task = seqio_tasks.TextTask(
-    "ids", seqio_tasks.TableSource({"train": lambda: table}), {}, vocabulary=BYTES, max_length=None
-  )
-  shard = seqio.ShardInfo(0, 1)
-  options = {
-    "split": "train",
-    "shuffle": True,
-    "seed": 3,
-    "shard": shard,
-    "num_epochs": 1,
-  } | options
-  chunks = seqio_tasks.read_rows([task], [1.0], {"inputs": 5, "id": None}, **options)
+  texts = rows.Texts("ids", table, rows.Tokenizer(BYTES, max_length=None, keep_all=False))
+  options = {"shuffle": True, "seed": 3, "num_epochs": 1, **options}
+  chunks = rows.read_rows([texts], [1.0], {"inputs": 5, "id": None}, **options)
   ids = []
   for chunk in itertools.islice(chunks, 3):
     assert [BYTES.decode(text) for text in chunk["inputs"].tolist()] == [
@@ -118,7 +118,7 @@ def _ids(window=10, **options):
 
 def test_rows_are_whole_and_in_order():
   assert _ids(shuffle=False) == list(range(10))
-  shards = [_ids(num_epochs=2, shard=seqio.ShardInfo(i, 3)) for i in range(3)]
+  shards = [_ids(num_epochs=2, shard=(i, 3)) for i in range(3)]
   assert [len(shard) for shard in shards] == [7, 7, 6]
   assert sorted(itertools.chain(*shards)) == sorted([*range(10), *range(10)])
 

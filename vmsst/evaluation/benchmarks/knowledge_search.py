@@ -92,10 +92,10 @@ def search(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
+    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read, vectors.source)
-    compute = functools.partial(_nearest, vectors.source, queries, vectors.compare)
-    parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in cut.spans]
+    compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
+    parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
     for nearest in vectors.map("search", prepare, compute, parts, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
@@ -114,7 +114,7 @@ def _read(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Q
 def _nearest(
   source: encoding.EncoderSource,
   queries: Queries,
-  compare: exact_search.Compare,
+  search: exact_search.Search,
   prepared: tuple[list[Question], Any],
 ) -> embedder.Arrays:
   """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
@@ -126,7 +126,7 @@ def _nearest(
   scores, right = [], []
   for size in queries.sizes:
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, compare=compare).index_NK[:, 0]
+    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
     # Not the scores of the search: their rounding differs slightly from part to part.
     scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))

@@ -27,7 +27,6 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
 from vmsst.io import input_files, text_files
-from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim", "hubness")
 NTREX_LANGUAGES = [each for each in languages.LANGUAGES if each.ntrex]
@@ -130,13 +129,10 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [
-    exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors[: len(named)]
-  ]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):
-      forward, backward = xsim.nearest(compared[i], compared[j])
+      forward, backward = xsim.nearest(vectors[i], vectors[j])
       metrics[i, j] = _rates(forward, sides[j].texts)
       metrics[j, i] = _rates(backward, sides[i].texts)
   for (i, j), numbers in metrics.items():

@@ -50,10 +50,9 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   """
   gold_N = np.arange(len(vectors[0]))
   error_LL = np.zeros((len(vectors), len(vectors)))
-  sides = [exact_search.DistinctVectors(side) for side in vectors]
-  for i, source in enumerate(sides):
+  for i, source_ND in enumerate(vectors):
     for j in range(i):
-      forward, backward = exact_search.mutual_top_k(source, sides[j], 1)
+      forward, backward = exact_search.mutual_top_k(source_ND, vectors[j], 1)
       error_LL[i, j] = np.mean(forward.index_NK[:, 0] != gold_N)
       error_LL[j, i] = np.mean(backward.index_NK[:, 0] != gold_N)
   return error_LL

@@ -1,19 +1,18 @@
-"""Malformed files, bombs and code: each reader reads them or raises one clear error.
+"""Damaged files, bombs and code: each reader reads or refuses them.
 
 Nothing else changes, within limits of time and memory.
 """
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import pickle
 import re
 import tarfile
 import zipfile
 
 import benchmark_trees
+import conversions
 import entry_points
 import numpy as np
 import opus_tree
@@ -24,11 +23,10 @@ from trials import Reader
 import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
-from vmsst.downloads import tables
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.evaluation.report import reading
-from vmsst.formats import encoders, tensors
+from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
 
@@ -82,26 +80,20 @@ def texts(folder):
 
 
 def unpack(folder):
-  (folder / "out").mkdir()
-  for path in sorted(folder.glob("a.*")):
-    out = folder / "out" / path.name
-    found = archives.unpack(path, out, lambda name: name if ".txt" in name else None, 1 << 20)
-    assert all(each.is_file() and out in each.parents for each in found)
+  (path,) = folder.glob("a.*")
+  found = archives.unpack(path, folder / "out", lambda x: x if ".txt" in x else None, 1 << 20)
+  assert all(each.is_file() for each in found)
 
 
 def archive_files():
   members = {"top/x.txt": CONTENT, "top/deep/y.txt": b"y\n", "top/z.bin": b"z"}
   stream = io.BytesIO()
-  with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+  with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
     for name, content in members.items():
       info = tarfile.TarInfo(name)
       info.size, info.pax_headers = len(content), {"comment": "x" * 30}
       tar.addfile(info, io.BytesIO(content))
-  tar = stream.getvalue()
-  return {
-    "a.zip": opus_tree.zipped(members), "a.tar": tar, "a.tgz": gzip.compress(tar, mtime=0),
-    "a.tar.bz2": bz2.compress(tar), "a.tar.xz": lzma.compress(tar),
-  }  # fmt: skip
+  return {"a.zip": opus_tree.zipped(members), "a.tgz": stream.getvalue()}
 
 
 def readers_of_data(folder):
@@ -126,13 +118,13 @@ def readers_of_data(folder):
       "results.json": RESULTS,
       "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
       lambda folder: reading.read_runs([folder])),
-    Reader("archives", archive_files(), unpack, tuple(archive_files())),
+    *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
   ]  # fmt: skip
 
 
 SMALL = (
-  "bitext", "opus releases", "benchmarks", "questions", "texts", "results", "archives",
-  "SentencePiece model", "tokenizer.json", "vectors", "vectors to resume",
+  "bitext", "opus releases", "benchmarks", "questions", "texts", "results", "a.zip", "a.tgz",
+  "SentencePiece model", "tokenizer.json", "vectors",
 )  # fmt: skip
 LARGE = (
   "vmsst.load of a run", "vmsst.load of a safetensors export",
@@ -151,7 +143,7 @@ def readers(tmp_path_factory):
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
-def test_malformed_files_are_read_or_refused(name, times, readers, tmp_path):
+def test_damaged_files_are_read_or_refused(name, times, readers, tmp_path):
   trials.check(readers[name], times * (24 if name in SMALL else 8), tmp_path, seed=times)
 
 
@@ -159,35 +151,8 @@ def lines(folder):
   return sum(map(len, text_files.read_lines(str(folder / "x.gz"))))
 
 
-def unpacked(folder):
-  (path,) = folder.glob("a.*")
-  archives.unpack(path, folder / "out", str, 12 * 10**9)
-
-
-def joined(folder):
-  tables.join({"x": folder / "x.tsv"}, {"a": "a"}, folder / "out" / "y", quoted=True, header=True)
-
-
 def opened(folder):
   return [tensor.read() for tensor in tensors.open_file(folder / "x.pt").values()]
-
-
-def tar_header(kind, size):
-  stream, info = io.BytesIO(), tarfile.TarInfo("a.txt")
-  info.type, info.size = kind, size
-  with tarfile.open(fileobj=stream, mode="w") as archive:
-    archive.addfile(info)
-  return stream.getvalue()[:512]
-
-
-def large_header(kind):
-  return gzip.compress(tar_header(kind, 3 << 30)) + 200 * gzip.compress(bytes(1 << 24))
-
-
-def large_window():
-  filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 3 << 29, "mode": lzma.MODE_FAST,
-              "mf": lzma.MF_HC3, "nice_len": 4}]  # fmt: skip
-  return lzma.compress(b"x", filters=filters)
 
 
 def compressed(content):
@@ -216,16 +181,6 @@ REFUSED = {
   "lines of 280 MB in 400 kB": (
     "x.gz", lambda: gzip.compress((b"a" * 4095 + b"\n") * (1 << 10)) * 70, lines,
     "compressed more than 500 times"),
-  "an extended header of 3.4 GB in 3.4 MB": (
-    "a.tgz", lambda: large_header(tarfile.XHDTYPE), unpacked, "header"),
-  "a global header of 3.4 GB in 3.4 MB": (
-    "a.tgz", lambda: large_header(tarfile.XGLTYPE), unpacked, "header"),
-  "a name of 3.4 GB in 3.4 MB": (
-    "a.tgz", lambda: large_header(tarfile.GNUTYPE_LONGNAME), unpacked, "header"),
-  "a chain of headers": (
-    "a.tgz", lambda: gzip.compress(tar_header(tarfile.XHDTYPE, 0)) * 5000, unpacked, "broken"),
-  "a window of 1.5 GB": ("a.tar.xz", large_window, unpacked, "broken"),
-  "a row of 256 MB": ("x.tsv", lambda: b"a\tb\n" + b"x\t" * (1 << 27), joined, "characters"),
   "a pickle": ("x.pt", lambda: CODE, opened, ""),
   "a compressed pickle": ("x.pt", lambda: compressed(CODE), opened, ""),
   "a name of 2^22 parts": ("x.pt", deep_name, opened, ""),
@@ -239,9 +194,9 @@ def test_files_that_grow_or_run_code_are_refused(name, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="needs torch to read the file")
   (tmp_path / path).write_bytes(content())
   monkeypatch.chdir(tmp_path)
-  outcome, message = trials.attempt(read, tmp_path)
-  assert outcome == "refused"
-  assert re.search(match, message)
+  error, fault = trials.attempt(read, tmp_path)
+  assert not fault
+  assert re.search(match, str(error))
   assert not (tmp_path / "ran").exists()
 
 
@@ -259,10 +214,10 @@ def load(folder, out):
     (EXPORT, load, "encoder.json", {"num_encoder_layers": 1 << 70, "scan_layers": True}),
     (EXPORT, load, "encoder.json", {"emb_dim": 10**9, "mlp_dim": 10**9}),
     (EXPORT, load, "encoder.json", {"relpos_buckets": 4 * 10**9, "relpos_max_distance": 1 << 70}),
-    ("import mt5", encoders.import_encoder, "config.json", {"num_layers": 10**9}),
-    ("import mt5", encoders.import_encoder, "config.json", {"num_layers": 1 << 70}),
-    ("import encoder", encoders.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
-    (EXPORT, encoders.import_encoder, "encoder.json", {}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 10**9}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 1 << 70}),
+    ("import encoder", conversions.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
+    (EXPORT, conversions.import_encoder, "encoder.json", {}),
   ],
 )
 def test_models_of_huge_sizes_or_of_another_kind_are_refused(
@@ -274,9 +229,9 @@ def test_models_of_huge_sizes_or_of_another_kind_are_refused(
   assert config.keys() >= changes.keys() - {"scan_layers"}
   config.update(changes)
   place.write_text(json.dumps(record))
-  outcome, message = trials.attempt(lambda x: read(x / "m", x / "out" / "x"), tmp_path)
-  assert outcome == "refused"
-  assert re.search("json|layers|projection|vmsst.load", message)
+  error, fault = trials.attempt(lambda x: read(x / "m", x / "out" / "x"), tmp_path)
+  assert error
+  assert not fault
 
 
 def test_an_opus_archive_that_names_files_outside_and_expands_a_thousand_times(tmp_path):
@@ -289,7 +244,7 @@ def test_an_opus_archive_that_names_files_outside_and_expands_a_thousand_times(t
       assert all(isinstance(item, formats.Fault) for item in releases.read(release))
       assert len(release.license()) <= 1 << 16
 
-  assert trials.attempt(read, tmp_path) == ("read", "")
+  assert trials.attempt(read, tmp_path) == (None, "")
 
 
 def test_nothing_in_the_folder_of_a_run_is_executed(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@ import pytest
 from naive_search import MARGINS, Naive
 
 from vmsst.io import large_arrays
-from vmsst.search import exact_search, margins, quantization
+from vmsst.search import exact_search, margins
 
 
 def rows_of(pairs):
@@ -48,15 +48,13 @@ def test_pairs_are_those_of_plain_loops(n, m, k):
 def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
   monkeypatch.setattr(large_arrays, "_RECORDS", 1000)
   rng, count = np.random.default_rng(0), exact_search.BLOCK_ROWS + 500
-  sides = [exact_search.DistinctVectors(rng.normal(size=[count, 2])) for _ in range(2)]
-  near = [(rng.integers(count, size=[count, 1]), rng.random([count, 1], "f4")) for _ in range(2)]
-
-  def given(source, target, *best):
-    for each, (index, score) in zip(best, near, strict=True):
-      each.index_NK[:], each.score_NK[:] = index, score
-
+  sides = [rng.normal(size=[count, 2])] * 2
+  near = [
+    exact_search.Neighbors(rng.integers(count, size=[count, 1]), rng.random([count, 1], "f4"))
+    for _ in range(2)
+  ]
   (index, cosine), (index_back, cosine_back) = (
-    (index[:, 0], score[:, 0].astype(float)) for index, score in near
+    (each.index_NK[:, 0], each.score_NK[:, 0].astype(float)) for each in near
   )
   mean = [(cosine + cosine_back[index]) / 2, (cosine_back + cosine[index_back]) / 2]
   forward = list(zip(-cosine / mean[0], range(count), index.tolist(), strict=True))
@@ -67,7 +65,7 @@ def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
       used[0].add(i)
       used[1].add(j)
       best.append((i, j))
-  options = {"neighbors": 1, "compare": given}
+  options = {"neighbors": 1, "search": lambda *_: tuple(near)}
   assert rows_of(margins.margin_pairs(*sides, **options)) == best
   found = margins.margin_pairs(*sides, retrieval="forward", **options)
   assert rows_of(found) == [pair[1:] for pair in sorted(forward)]
@@ -98,18 +96,6 @@ def test_given_pairs_have_the_scores_of_plain_loops(margin):
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
 
 
-def test_rows_that_are_left_out_change_nothing():
-  source, target = make_sides(20, 24)
-  twice = np.repeat(target, 2, axis=0)
-  wanted = exact_search.DistinctVectors(twice, np.arange(48) % 2 == 1)
-  for margin in MARGINS:
-    for retrieval in ("max", "forward", "backward", "intersection"):
-      settings = {"margin": margin, "retrieval": retrieval}
-      found = margins.margin_pairs(source, wanted, **settings)
-      naive = Naive(source, target, 4, margin)
-      assert rows_of(found) == [(i, 2 * j + 1) for i, j in naive.pairs(retrieval)]
-
-
 def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
   assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
@@ -132,15 +118,14 @@ def test_no_cosine_of_rounded_vectors_is_above_1():
   assert margins.margin_pairs(vectors_ND, vectors_ND, margin="absolute").score_P.max() <= 1
 
 
-@pytest.mark.parametrize("rows", [1, 3, 2048])
-def test_f1_is_that_of_every_threshold_tried(rows):
+def test_f1_is_that_of_every_threshold_tried():
   for seed in range(20):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 12))
     score = np.sort(rng.integers(0, 5, count))[::-1].astype(float)  # many ties
     pairs = margins.Pairs(np.arange(count), rng.integers(0, 3, count), score)
     gold = {(int(i), int(j)) for i, j in rng.integers(0, [count, 3], [5, 2])}
-    found = margins.best_f1(pairs, np.array(sorted(gold)), block_rows=rows)
+    found = margins.best_f1(pairs, np.array(sorted(gold)))
     expected = naive_f1(pairs, gold)
     assert (found.f1, found.precision, found.recall) == pytest.approx(expected[:3])
     assert found.threshold == expected[3]
@@ -161,63 +146,3 @@ def test_broken_input_is_an_error():
     margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="0 gold pairs"):
     margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))
-
-
-RNG = np.random.default_rng(0)
-VECTORS = (RNG.normal(size=[40, 13]) * RNG.uniform(0.01, 9, 13) + RNG.normal(size=13)).astype("f4")
-
-
-def test_bytes_are_the_nearest_of_256_levels():
-  low_D, high_D = VECTORS.min(axis=0), VECTORS.max(axis=0)
-  levels_DL = np.linspace(low_D.astype(float), high_D, 256).T
-  code_ND = quantization.quantize(VECTORS, "int8")
-  assert (code_ND.dtype, code_ND.min(), code_ND.max()) == (np.int8, -128, 127)
-  for vector_D, code_D in zip(VECTORS, code_ND, strict=True):
-    for value, code, level_L in zip(vector_D, code_D, levels_DL, strict=True):
-      distance_L = np.abs(level_L - value)
-      assert distance_L[int(code) + 128] <= distance_L.min() + 1e-6 * np.ptp(level_L)
-
-
-@pytest.mark.parametrize("width", [1, 8, 13])
-def test_bits_are_signs(width):
-  code_NC = quantization.quantize(VECTORS[:, :width], "ubinary")
-  assert (code_NC.dtype, code_NC.shape) == (np.uint8, (40, -(-width // 8)))
-  bits = [f"{''.join(str(int(x > 0)) for x in row):0<16}" for row in VECTORS[:, :width]]
-  for code_C, row in zip(code_NC, bits, strict=True):
-    assert code_C.tolist() == [int(row[8 * i : 8 * i + 8], 2) for i in range(len(code_C))]
-
-
-@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
-def test_quantize_agrees_with_sentence_transformers(precision):
-  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
-  from sentence_transformers.util import quantization as theirs
-
-  vectors_ND = RNG.normal(size=[200, 16]).astype(np.float32)
-  vectors_ND[0, :5] = 0
-  expected_NC = theirs.quantize_embeddings(vectors_ND, precision)
-  found_NC = quantization.quantize(vectors_ND, precision)
-  assert found_NC.dtype == expected_NC.dtype
-  if precision.endswith("binary"):
-    np.testing.assert_array_equal(found_NC, expected_NC)
-  else:  # It does not round but truncates.
-    assert np.abs(found_NC.astype(int) - expected_NC.astype(int)).max() <= 1
-
-
-def test_quantize_takes_ranges_of_other_vectors():
-  ranges_2D = np.array([[0, 5], [255, 5]], np.float32)
-  given_ND = np.array([[999, 5], [-9, 5], [3.4, 5]])
-  found_ND = quantization.quantize(given_ND, "uint8", ranges_2D)
-  assert (found_ND.dtype, found_ND.tolist()) == (np.uint8, [[255, 0], [0, 0], [3, 0]])
-  found_ND = quantization.quantize(given_ND, "int8", ranges_2D)
-  assert (found_ND.dtype, found_ND.tolist()) == (np.int8, [[127, -128], [-128, -128], [-125, -128]])
-  assert quantization.quantize(VECTORS[:0], "int8").dtype == np.int8
-  with pytest.raises(ValueError, match="int8 need the ranges of many vectors"):
-    quantization.quantize(VECTORS[:1], "int8")
-  with pytest.raises(
-    ValueError, match="uint8 vectors are quantized, so their cosines mean nothing"
-  ):
-    exact_search.top_k(found_ND.astype(np.uint8), found_ND, 1)
-  with pytest.raises(ValueError, match=r"ranges have the shape \(2, 2\), not \(2, 13\)"):
-    quantization.quantize(VECTORS, "int8", ranges_2D)
-  with pytest.raises(ValueError, match="precision is 'int4'; known: float32, int8"):
-    quantization.quantize(VECTORS, "int4")
