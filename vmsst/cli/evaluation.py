@@ -175,7 +175,7 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
 
   path = storage.path(out) / "report.html"
   outputs.check(folders, folder=out, files=[path.name])
-  atomic_files.write_text(path, page.page(folders))
+  atomic_files.write_text(path, page.html(folders))
   print(path)
 
 

@@ -53,13 +53,12 @@ def _sts(folder, name, pairs, scores):
 # Benchmark, content of its files, and the message.
 _CASES = [
   ("sts", _sts("2012/STS", "MSRpar", "a\tb\nc\td\n", "1\nx\n"), "gs.MSRpar.txt:2: 'x' is not a"),
-  ("sts", _sts("2015/STS", "belief", "a\tb\n", "\n"), "belief.txt: no pair with a score"),
   ("sts", _sts("2014/STS", "images", "a\tb\nc\td\n", "1\n"), "images.txt has 2 lines and .* has 1"),
   ("sts", _sts("gold/STS", "MSRpar", "a\tb\n", "1\n"), "unknown year: move the file"),
   ("sts", {"sts/2012/STS.input.MSRpar.txt": "a\tb\n"}, "neither .*STS.gs.MSRpar.txt"),
   ("stsb", {"stsb/stsb.de.tsv": "test\tf\t1\t1\t2\ta\n"}, "de.tsv:1: 6 fields; expected"),
   ("mining", {**_MINING, "mining/de-en.gold": "d1\te2\n"}, "gold:1: no sentence has the id 'e2'"),
-  ("questions", {"paq/b.tsv": "x\ty\n", "nq/NQ-open.dev.jsonl": "[]\n"}, "jsonl:1: Expected `object`"),
+  ("questions", {"paq/b.tsv": "x\ty\n", "nq/NQ-open.dev.jsonl": "[]\n"}, "jsonl:1: Expected"),
   (
     "ntrex",
     {"ntrex/newstest2019-src.eng.txt": "a\n", "ntrex/newstest2019-ref.eng.txt": "a\n"},
