@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vmsst import storage
 from vmsst.cli import embedding
 from vmsst.encoder import encoding
 from vmsst.io import manifest, npy_files
@@ -43,11 +44,11 @@ def build_index(
   inputs = {"vectors": {"name": rows.folder, "digest": rows.digest}}
   with job.Job(folder, inputs=inputs, options={"factory": factory}) as work:
     if not work.finished:
-      trained = f"{manifest.WORK}/trained.faiss"
+      trained = f"{storage.UNFINISHED}/trained.faiss"
       work.run("train", functools.partial(_train, rows, factory), [job.Part(trained)])
       shards = [
         job.Part(
-          f"{manifest.WORK}/shard-{number:05d}.faiss",
+          f"{storage.UNFINISHED}/shard-{number:05d}.faiss",
           (span.start, span.stop),
           key=[span.start, span.stop],
           size=span.stop - span.start,

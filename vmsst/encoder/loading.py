@@ -30,7 +30,7 @@ from vmsst.io import checksums
 _PROMPT = "given"
 
 
-def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
+def _new_encoder(saved: encoder_json.SavedEncoder, network: Any, **options: Any) -> Encoder:
   encoder = Encoder(
     network,
     saved.params,
