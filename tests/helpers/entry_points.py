@@ -25,8 +25,9 @@ import trials
 from trials import Reader
 
 import vmsst
+from vmsst.cli import embedding
 from vmsst.data import vocabularies
-from vmsst.encoder import file_embedding, loading
+from vmsst.encoder import loading
 from vmsst.formats import (
   ems,
   hugging_face_vocabulary,
@@ -171,7 +172,7 @@ def _uses(kind: Callable[[str], Any], name: str) -> Any:
 
 def _embed(folder: pathlib.Path, name: str = "out") -> None:
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  file_embedding.embed_file(encoder, str(folder / "text"), folder / name, name="x")
+  embedding.embed(encoder, [str(folder / "text")], folder / name, name="x")
 
 
 def _vectors(folder: pathlib.Path) -> None:
@@ -294,7 +295,7 @@ def write_inputs(folder, encoder=None):
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
   encoder = encoder or loading.load(folder / "run")
-  file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
+  embedding.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
   results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
   trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

@@ -1,7 +1,6 @@
 """The job of `vmsst embed`, whose parts are spans of lines."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -10,7 +9,7 @@ from typing import Any
 
 from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
-from vmsst.io import line_spans, npy_files, text_fields, text_files
+from vmsst.io import line_spans, npy_files, text_fields
 from vmsst.jobs import engines, job
 from vmsst.search import embedded_text, vector_store
 
@@ -81,7 +80,7 @@ def embed(
         size=span.lines,
         title=str(span),
       )
-      for number, span in enumerate(_readable(work, cut))
+      for number, span in enumerate(line_spans.unpacked(cut.spans, work.path(storage.UNFINISHED)))
     ]
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, field, language)
@@ -89,18 +88,6 @@ def embed(
     batching.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
     work.finish(dimension=dimensions or width, dtype=dtype)
   return cut.lines, dimensions or width
-
-
-def _readable(work: job.Job, cut: line_spans.Cut) -> list[line_spans.Span]:
-  """Returns spans of uncompressed files: of copies in the work folder if texts are compressed."""
-  copies: dict[str, str] = {}
-  for path in dict.fromkeys(span.name for span in cut.spans if span.name.endswith(".gz")):
-    name = f"{storage.UNFINISHED}/lines-{len(copies):05d}.txt"
-    if work.done(name) is None:
-      with work.part(name) as (copy, _), copy.open("wb") as stream:
-        stream.writelines(text_files.read_chunks(path))
-    copies[path] = work.path(name)
-  return [dataclasses.replace(x, path=copies.get(x.name, x.path)) for x in cut.spans]
 
 
 def _prepare_span(

@@ -279,7 +279,7 @@ def mine(
       else faiss_index.search_in(opened[0], opened[1])
     )
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
-    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+    with work.output() as place, place.open("w", encoding="utf-8", newline="\n") as stream:
       stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))
   if best := mined.best:
     rates = f"F1 {100 * best.f1:.2f}, precision {100 * best.precision:.2f}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 
 from vmsst import errors, storage
@@ -16,7 +17,7 @@ class Span:
     name: The text file, for messages.
     first: Number of the first line, from 1.
     lines: Number of lines.
-    path: Uncompressed file of the lines, or the compressed file, whose spans cannot be read.
+    path: Uncompressed file of the lines; before `unpacked`, perhaps a gzipped one.
     offset: Place of the first byte.
     digest: Hash of the bytes.
   """
@@ -65,8 +66,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   """Cuts texts into spans of `lines` lines; reads every file once.
 
   Args:
-    paths: UTF-8 texts, plain or gzipped. Spans of gzipped ones need an uncompressed copy as their
-      `path`; its content is `text_files.read_chunks`.
+    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones are to be `unpacked`.
     lines: Most lines of a span.
 
   Raises:
@@ -95,3 +95,23 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   if not spans:
     raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
+
+
+def unpacked(spans: Sequence[Span], folder: str) -> list[Span]:
+  """Returns the same spans; those of gzipped files are now in uncompressed copies in a folder.
+
+  Args:
+    spans: The spans.
+    folder: Folder for the copies, local or in an object store, which the caller removes.
+  """
+  copies: dict[str, str] = {}
+  for path in dict.fromkeys(span.name for span in spans if span.name.endswith(".gz")):
+    copies[path] = copy = os.path.join(folder, f"lines-{len(copies):05d}.txt")
+    if storage.is_url(copy):
+      opened = storage.filesystem(copy).open(copy, "wb")
+    else:
+      os.makedirs(folder, exist_ok=True)
+      opened = open(copy, "wb")  # noqa: SIM115  # closed below
+    with opened as stream:
+      stream.writelines(text_files.read_chunks(path))
+  return [dataclasses.replace(x, path=copies.get(x.name, x.path)) for x in spans]

@@ -248,8 +248,9 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
   """Yields the candidates of the sources (0) or targets (1), in their order."""
   index_N, score_N = best[side]
   for rows in exact_search.blocks(len(index_N)):
-    pair = np.arange(rows.start, rows.stop), index_N[rows]
-    yield Pairs(*(pair if side == 0 else pair[::-1]), score_N[rows])
+    row_B, index_B = np.arange(rows.start, rows.stop), index_N[rows]
+    sides = (row_B, index_B) if side == 0 else (index_B, row_B)
+    yield Pairs(sides[0], sides[1], score_N[rows])
 
 
 def _records(pairs: Pairs) -> np.ndarray:

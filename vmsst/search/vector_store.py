@@ -8,7 +8,7 @@ import bisect
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -79,6 +79,10 @@ class Vectors:
       blocks.append(self._read(index)[start - first : stop - first])
       start = self._ends[index]
     return blocks[0] if len(blocks) == 1 else self._concatenated(blocks)
+
+  def shards(self) -> Iterator[np.ndarray]:
+    """Yields the arrays of the shards, read-only."""
+    return map(self._read, range(len(self._paths)))
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""

@@ -1,4 +1,3 @@
-import dataclasses
 import gzip
 import hashlib
 
@@ -24,12 +23,9 @@ def test_spans_have_the_lines_of_their_files(tmp_path, lines, zipped):
     whole = list(text_files.read_lines(str(path)))
     expected += [whole[start : start + lines] for start in range(0, len(whole), lines)]
   cut = line_spans.cut(paths, lines)
-  spans = cut.spans
-  if zipped:
-    for number, content in enumerate(TEXTS):
-      (tmp_path / f"{number}.txt").write_bytes(content)
-    spans = [dataclasses.replace(span, path=span.path.removesuffix(".gz")) for span in spans]
+  spans = line_spans.unpacked(cut.spans, str(tmp_path / "copies"))
   assert [span.read() for span in spans] == expected
+  assert (tmp_path / "copies").exists() == zipped
   assert cut.lines == sum(map(len, expected))
   firsts = {span.name: span.first for span in reversed(cut.spans)}
   assert set(firsts.values()) == {1}

@@ -30,6 +30,7 @@ def test_what_was_written_is_read(tmp_path, dtype):
   np.testing.assert_array_equal(vectors, expected)
   np.testing.assert_array_equal(list(vectors), expected)
   np.testing.assert_array_equal(vectors[-1], expected[-1])
+  assert [len(shard) for shard in vectors.shards()] == [10, 10, 3]
   # NumPy reads the files without this module.
   files = sorted(tmp_path.glob("v/*.npy"))
   np.testing.assert_array_equal(np.concatenate([np.load(path) for path in files]), expected)

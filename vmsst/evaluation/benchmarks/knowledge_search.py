@@ -95,10 +95,10 @@ def search(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
+    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
-    parts = [_Part(span, digest) for span in cut.spans]
+    parts = [_Part(span, digest) for span in spans]
     for nearest in vectors.map("search", prepare, compute, parts, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
