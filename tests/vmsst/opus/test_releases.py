@@ -11,7 +11,6 @@ from fsspec.implementations import memory
 
 from vmsst import errors
 from vmsst.data import formats
-from vmsst.io import text_files
 from vmsst.languages import language
 from vmsst.opus import releases
 
@@ -177,15 +176,16 @@ SIDES = dict(
 )
 
 
+DAMAGED = "no zip archive, or a damaged one; download it again"
+
+
 def test_damaged_content_is_found_by_its_checksum(tmp_path):
   stored = io.BytesIO()
   with zipfile.ZipFile(stored, "w") as archive:
     for name, data in {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}.items():
       archive.writestr(name, data)
   (tmp_path / "a.zip").write_bytes(stored.getvalue().replace(b"xx\nyy", b"xx\nzy"))
-  rows, faults = _read(_release(tmp_path / "a.zip"))
-  assert rows == [(1, "a", "xx"), (2, "b", "zy")]
-  assert faults == [("a.zip/X.de-en.en:3", "wrong checksum: its content is damaged")]
+  assert _read(_release(tmp_path / "a.zip")) == ([], [("a.zip/X.de-en.en:1", DAMAGED)])
   whole = opus_tree.zipped(SIDES)
   middle = len(whole) * 3 // 4
   (tmp_path / "b.zip").write_bytes(whole[:middle] + b"\xff" * 50 + whole[middle + 50 :])
@@ -199,16 +199,10 @@ def test_archives_that_cannot_be_read_are_reported(tmp_path):
   encrypted = bytearray(good)
   encrypted[6] |= 1
   encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1  # In the directory too.
-  other = io.BytesIO()
-  with zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as archive:
-    for name, data in SIDES.items():
-      archive.writestr(name, data)
   for content, what in {
-    b"": "lost its end",
-    b"<html>not found</html>": "lost its end",
-    good[:-30]: "lost its end; download it again",
-    bytes(encrypted): "encrypted",
-    other.getvalue(): "compressed in another way than by DEFLATE",
+    b"<html>not found</html>": DAMAGED,
+    good[:-30]: DAMAGED,
+    bytes(encrypted): DAMAGED,
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "no pair of members that end with .de and .en",
     opus_tree.zipped({**SIDES, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}): "more than one pair",
   }.items():
@@ -279,37 +273,25 @@ def test_tmx_in_other_encodings(tmp_path):
     head = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n<tmx><body>'
     (tmp_path / "a.tmx").write_bytes(f"{head}{text}</body></tmx>".encode(encoding))
     assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
-  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="hex"?><tmx/>')
-  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "an unknown encoding, hex"
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="x"?><tmx/>')
+  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "unknown encoding: x"
   (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="utf-16"?><tmx/>')
   assert "BOM" in _read(_release(tmp_path / "a.tmx"))[1][0][1]
 
 
-def test_tmx_entities_are_refused_unread(tmp_path):
+def test_tmx_entities_are_not_expanded(tmp_path):
   (tmp_path / "secret").write_text("secret")
   external = f'<!DOCTYPE tmx [<!ENTITY x SYSTEM "file://{tmp_path}/secret">]>\n'.encode()
-  laughs = b'<!DOCTYPE t [<!ENTITY a "ha">' + b"".join(
-    b'<!ENTITY %c "%s">' % (98 + i, b"&%c;" % (97 + i) * 20) for i in range(20)
-  )
-  for head in (external, laughs + b"]>\n"):
-    release = _tmx(tmp_path / "a.tmx", _unit("a &x; &u;", "b") + _unit("c", "d"), head)
-    assert _read(release) == (
-      [],
-      [("a.tmx:1", "a document type definition, which is refused; remove it")],
-    )
-  # A reference to the format's own definition is common, and never followed.
-  head = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
-  release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
-  undefined = "ill-formed XML: undefined entity"
-  assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
+  own = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
+  for head in (external, b'<!DOCTYPE tmx [<!ENTITY x "xx">]>\n', own):
+    release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
+    undefined = "ill-formed XML: undefined entity"
+    assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
 
 
-def test_bombs_are_left_out(tmp_path, monkeypatch):
+def test_a_unit_without_an_end_is_left_out(tmp_path):
   (tmp_path / "a.tmx").write_bytes(b"<tmx><body><tu " + b"x" * (5 << 20))
-  (path := tmp_path / "b.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * (1 << 19)))
-  monkeypatch.setattr(text_files, "_BOMB_BYTES", 1 << 20)
   assert _read(_release(tmp_path / "a.tmx"))[1][-1][1] == "a unit of more than 4 MB"
-  assert _read(_release(path))[1][-1][1] == "text that was compressed more than 500 times"
 
 
 def test_a_release_is_identified_by_content_not_by_size_and_time(tmp_path):
