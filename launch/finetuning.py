@@ -202,9 +202,7 @@ def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
   settings = json.loads(json.dumps(settings, default=repr))
   if not names & {"config.gin", "start"}:  # It has not begun.
     atomic_files.write_json(folder / _SETTINGS, settings)
-  elif changes := manifest.differences(
-    hugging_face.read_object(folder / _SETTINGS), settings
-  ):
+  elif changes := manifest.differences(hugging_face.read_object(folder / _SETTINGS), settings):
     raise errors.InputError(f"{folder} is another run: {changes}; give another output")
 
 
