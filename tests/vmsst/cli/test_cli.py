@@ -17,9 +17,9 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, errors, storage
+from vmsst import cli, storage
 from vmsst.cli import embedding, shared_options
-from vmsst.data import vocabularies, vocabulary_training
+from vmsst.data import vocabularies
 from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
 from vmsst.jobs import engines, ray_cluster
@@ -128,52 +128,6 @@ def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
   assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
 
 
-def test_vocab_training_is_deterministic_and_samples_from_all_lines(corpus):
-  line_files.write_lines(corpus / "long.txt", SENTENCES * 5 + ["zzz"] * 100)
-  output = corpus / "new.model"
-
-  def train(limit):
-    report = vocabulary_training.train_vocabulary(
-      [str(corpus / "*.txt"), str(corpus / "*.gz")], str(output), size=45, max_sentences=limit
-    )
-    assert [*report.sentences_by_file.values()] == [2, 220, 48]
-    return output.read_bytes()
-
-  whole = train(None)
-  assert whole == train(270)
-  sampled = train(42)
-  assert whole != sampled == train(42)
-  # None of the first 42 lines has the letter.
-  assert "z" in vocabularies.SentencePieceVocabulary(str(output)).decode([*range(3, 45)])
-  with pytest.raises(errors.InputError, match="45 pieces from 2 sentences"):
-    train(2)
-
-
-@pytest.mark.parametrize("model_type", vocabulary_training.MODEL_TYPES)
-def test_vocab_training_skips_no_line(tmp_path, model_type):
-  rng = np.random.default_rng(0)
-
-  def words(letters, count, width):
-    return ["".join(rng.choice([*letters], width)) for _ in range(count)]
-
-  lines = [
-    *(" ".join(words("abcd", 5, 4)) for _ in range(200)),
-    " ".join(words("efgh", 2000, 4)),
-    "".join(words("ijkl", 1, 9000)),
-    *(" ".join(words("ω語", 3, 600)) for _ in range(3)),  # few characters, more than 4,192 bytes
-    *("\u2585 " + " ".join(words("mnop", 5, 4)) for _ in range(200)),
-  ]
-  line_files.write_lines(tmp_path / "lines.txt", lines)
-  report = vocabulary_training.train_vocabulary(
-    str(tmp_path / "lines.txt"), str(tmp_path / "new.model"), size=60, model_type=model_type,
-    character_coverage=1.0,
-  )  # fmt: skip
-  assert [*report.sentences_by_file.values()] == [len(lines)]
-  vocabulary = vocabularies.SentencePieceVocabulary(report.path)
-  pieces = vocabulary.decode([*range(3, 60)])
-  assert {*"abcdefghijklmnopω語"} <= {*pieces}
-
-
 def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
   output = str(corpus / "new.model")
   assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
@@ -183,11 +137,6 @@ def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
   error = capsys.readouterr().err
   assert "5000 pieces from 2 sentences" in error
   assert "Traceback" not in error
-  for share in (0, 1.5, float("nan")):
-    with pytest.raises(errors.InputError, match=r"character_coverage is .*; set it to a number"):
-      vocabulary_training.train_vocabulary("b.txt", output, size=18, character_coverage=share)
-  with pytest.raises(errors.InputError, match="/dev/null is not a file"):
-    vocabulary_training.train_vocabulary(str(corpus / "b.txt"), "/dev/null", size=18)
 
 
 def letter_counts(text):
