@@ -18,7 +18,7 @@ from vmsst.data import formats, readers, teacher_vectors
 from vmsst.encoder import bitext_embedding, encoding, loading
 from vmsst.encoder.encoder import Encoder
 from vmsst.formats import hugging_face
-from vmsst.io import checksums, input_files, manifest, stored_settings
+from vmsst.io import checksums, input_files, manifest
 from vmsst.jobs import atomic_files, base, job, work_folders
 from vmsst.launch import main
 
@@ -202,9 +202,7 @@ def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
   settings = json.loads(json.dumps(settings, default=repr))
   if not names & {"config.gin", "start"}:  # It has not begun.
     atomic_files.write_json(folder / _SETTINGS, settings)
-  elif changes := stored_settings.differences(
-    hugging_face.read_object(folder / _SETTINGS), settings
-  ):
+  elif changes := manifest.differences(hugging_face.read_object(folder / _SETTINGS), settings):
     raise errors.InputError(f"{folder} is another run: {changes}; give another output")
 
 
