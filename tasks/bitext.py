@@ -80,22 +80,25 @@ def files(
     teacher,
     [storage.version(path) for path in paths],
   )
-  groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
-  for split, bitexts in by_split.items():
-    for bitext in bitexts:
-      groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
+  by_pair = {split: readers.by_pair(bitexts) for split, bitexts in by_split.items()}
+  pairs = list(dict.fromkeys(pair for groups in by_pair.values() for pair in groups))
 
   def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
     return seqio_tasks.TableSource(
       {
         split: functools.partial(
-          tables.open_files, f"{task_name} {split}", bitexts, negatives=negatives, teacher=teacher
+          tables.open_files,
+          f"{task_name} {split}",
+          groups[pair],
+          negatives=negatives,
+          teacher=teacher,
         )
-        for split, bitexts in groups[pair].items()
+        for split, groups in by_pair.items()
+        if pair in groups
       }
     )
 
-  return seqio_tasks.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
+  return seqio_tasks.add(name, pairs, source, of_rows, vocabulary, max_length, power)
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:

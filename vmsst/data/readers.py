@@ -150,6 +150,14 @@ def pair_name(source: Language, target: Language) -> str:
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
+def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], list[BitextFile]]:
+  """Returns the files of each language pair."""
+  groups: dict[tuple[Language, Language], list[BitextFile]] = {}
+  for bitext in bitexts:
+    groups.setdefault((bitext.source, bitext.target), []).append(bitext)
+  return groups
+
+
 def shown_pair(bitext: BitextFile) -> str:
   """Returns the name of a file's language pair; "source_target" if even its name does not tell."""
   if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):

@@ -128,8 +128,7 @@ class Job:
     paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._files.work)]
     path = next(filter(storage.is_file, paths), None)
     if path is None:
-      names = {x for x in storage.names(self.folder) if not x.startswith(".")}
-      if names and self._is_folder and not self._replace:
+      if self._is_folder and not self._replace and _visible(self.folder):
         raise errors.InputError(
           f"{self._output} has files that this command did not write; give another folder"
         )
@@ -147,8 +146,9 @@ class Job:
     return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; leaves nothing of a job that failed before its first part."""
-    if error is not None and self._is_new and not self._parts:
+    """Unlocks the output; leaves nothing of a job that failed before its first file."""
+    has_files = self._parts or (self._is_folder and _visible(self.folder))
+    if error is not None and self._is_new and not has_files:
       outputs.clear(self._files.work)
     self._stack.close()
 
@@ -299,6 +299,11 @@ class _Files:
     part = manifest.Part(size, sha256, self._part_key(name, key), facts)
     outputs.write_bytes(self._record_path(name), msgspec.json.encode(part))
     parts[name] = part
+
+
+def _visible(folder: str) -> set[str]:
+  """Returns the names in a folder that do not start with a dot."""
+  return {name for name in storage.names(folder) if not name.startswith(".")}
 
 
 def _items(record: manifest.Record) -> tuple[list[str], list[manifest.Part]]:
