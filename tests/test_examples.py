@@ -46,7 +46,7 @@ class Lengths:
 data = pathlib.Path(tempfile.mkdtemp(dir=place))
 (data / "proverbs").mkdir()
 (data / "proverbs" / "deu-eng.tsv").write_text("aaa\\tbbb\\ncccccc\\tdddddd\\n")
-found = suite.evaluate(Lengths(), [proverbs.BENCHMARK], data, data / "out", name="lengths")
+found = suite.evaluate(Lengths(), [proverbs.BENCHMARK], data)
 accuracy = found["benchmarks"]["proverbs"]["summary"]["accuracy"]
 called = 0
 for path in sorted(place.glob("vmsst/**/*.py")):

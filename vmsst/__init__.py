@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.paths import gin_dir
   from vmsst.search.embedded_text import open_text
   from vmsst.search.exact_search import top_k, unit_rows
-  from vmsst.search.index_folder import build_index, open_index
+  from vmsst.search.faiss_index import build_index, open_index
   from vmsst.search.margins import margin_pairs
   from vmsst.search.quantization import quantize
   from vmsst.search.vector_store import open_vectors
@@ -43,7 +43,7 @@ _PUBLIC = {
   "InputError": "vmsst.errors",
   "Searcher": "vmsst.mining.text_search",
   "Translator": "vmsst.encoder.translation",
-  "build_index": "vmsst.search.index_folder",
+  "build_index": "vmsst.search.faiss_index",
   "evaluate": "vmsst.evaluation.suite",
   "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
@@ -52,7 +52,7 @@ _PUBLIC = {
   "load_sample": "vmsst.data.sample",
   "load_translator": "vmsst.encoder.loading",
   "margin_pairs": "vmsst.search.margins",
-  "open_index": "vmsst.search.index_folder",
+  "open_index": "vmsst.search.faiss_index",
   "open_text": "vmsst.search.embedded_text",
   "open_vectors": "vmsst.search.vector_store",
   "quantize": "vmsst.search.quantization",
@@ -68,10 +68,7 @@ def __getattr__(name: str) -> Any:
     return importlib.import_module("vmsst.plots")
   if name not in _PUBLIC:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  from vmsst.io import global_state  # imports NumPy
-
-  with global_state.preserve():
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+  value = getattr(importlib.import_module(_PUBLIC[name]), name)
   globals()[name] = value
   return value
 

@@ -104,7 +104,7 @@ def finetune(
     from ems_jax import teachers
     from vmsst.checkpoints import starting_encoders
     from vmsst.data import readers, teacher_vectors
-    from vmsst.encoder import encoding, file_embedding, loading
+    from vmsst.encoder import bitext_embedding, encoding, loading
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
@@ -173,8 +173,14 @@ def finetune(
       outputs.write_text(path, content)
     if teacher is not None and vectors is None:
       vectors = str(folder / "teacher")
-      paths = [path for each in bitexts.values() for bitext in each for path in bitext.paths]
-      file_embedding.embed_files(os.fspath(teacher), paths, vectors, languages=languages)
+      teaching = loading.load(teacher)
+      with job.Job(vectors, inputs={"encoder": inputs["teacher"]}) as work:
+        for bitext in bitexts["pairs"]:
+          name, digest = teacher_vectors.file_name(bitext), readers.digest(bitext)
+          if work.done(name, digest) is None:
+            with work.part(name, digest) as (path, facts):
+              facts.update(bitext_embedding.write_vectors(teaching, bitext, path), bitext=digest)
+        work.finish()
     width = vectors and teacher_vectors.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
     lengths = teachers.feature_lengths(
       max_length=max_length, dimension=width or None, negatives=negatives
@@ -410,14 +416,15 @@ class Retrieval:
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:
   """Returns what identifies a teacher, and the folder of its vectors if `teacher` is one."""
-  from vmsst.data import derived_files
   from vmsst.encoder import encoding, loading
-  from vmsst.formats import hugging_face
+  from vmsst.formats import encoder_json
+  from vmsst.io import manifest
 
   folder = os.path.abspath(os.path.expanduser(teacher))
-  description = pathlib.Path(folder, derived_files.DESCRIPTION)
-  if description.is_file():
-    return hugging_face.read_object(description).get("encoder"), folder
+  record = os.path.join(folder, manifest.NAME)
+  description = os.path.join(folder, encoder_json.ENCODER_FILE)
+  if os.path.isfile(record) and not os.path.isfile(description):  # A run has both.
+    return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
 
 
@@ -434,7 +441,7 @@ def _source(
 
   from vmsst import languages as languages_lib
   from vmsst.data import formats, readers
-  from vmsst.io import checksums, manifest
+  from vmsst.io import manifest
 
   counts = {2 + negatives, 2} if role == "dev" else {2 + negatives}
 
@@ -456,8 +463,8 @@ def _source(
       check_count(f"{bitext}:1", 2 + row.further)
       if row.grade is not None and not row.further:
         logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)
-    digests = [checksums.of_file(path) for bitext in bitexts for path in bitext.paths]
-    return {"name": names, "digest": manifest.digest(*digests)}, bitexts, None
+    digest = manifest.digest(*map(readers.digest, bitexts))
+    return {"name": names, "digest": digest}, bitexts, None
   source, target = map(languages_lib.language, languages)
   rows: list[Any] = [*cast(Any, pairs)]
   if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL

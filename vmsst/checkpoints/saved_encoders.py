@@ -19,7 +19,6 @@ them.
 
 import contextlib
 import dataclasses
-import functools
 import operator
 import os
 import pathlib
@@ -30,7 +29,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 from flax import linen as nn
 from flax import traverse_util
@@ -51,6 +49,8 @@ from vmsst.formats import (
 from vmsst.formats.hugging_face_vocabulary import TOKENIZER_FILE
 from vmsst.io import checksums
 
+CHECKPOINT = "checkpoint_0"
+"""Checkpoint that `write` makes."""
 _EXPORT = {hugging_face.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
 _ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, TOKENIZER_FILE}
 # Further files of exports for sentence-transformers.
@@ -181,32 +181,10 @@ def _find(path: str | os.PathLike[str]) -> _EncoderFolder:
 # Reading
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
-  """The parts of an encoder, as saved.
-
-  Attributes:
-    name: Path of its parameters.
-    assets: Networks, vocabulary, maximum length and languages.
-    network: The network that was read.
-    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
-  """
-
-  name: str
-  assets: encoder_json.EncoderAssets
-  network: Any
-  params: Any
-
-  @functools.cached_property
-  def arrays(self) -> dict[str, np.ndarray]:
-    """The parameters by name; `/` joins the parts of a name."""
-    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
-
-
 def read(
   path: str | os.PathLike[str],
   select_network: Callable[[encoder_json.EncoderAssets], Any] = operator.attrgetter("network"),
-) -> SavedEncoder:
+) -> encoder_json.SavedEncoder:
   """Reads the parts of an encoder.
 
   Args:
@@ -221,16 +199,18 @@ def read(
       return _read_own(folder, select_network)
     converted, assets = _released(pathlib.Path(folder.assets))
     params = traverse_util.unflatten_dict(dict(converted.params), sep="/")
-  return SavedEncoder(folder.name, assets, select_network(assets), params)
+  return encoder_json.SavedEncoder(folder.name, assets, select_network(assets), params)
 
 
 def _read_own(
   folder: _EncoderFolder, select_network: Callable[[encoder_json.EncoderAssets], Any]
-) -> SavedEncoder:
+) -> encoder_json.SavedEncoder:
   """Reads a run or an export."""
   assets = encoder_json.load_encoder_assets(folder.assets)
   network = select_network(assets)
-  return SavedEncoder(folder.name, assets, network, restore_params(folder.parameters, network))
+  return encoder_json.SavedEncoder(
+    folder.name, assets, network, restore_params(folder.parameters, network)
+  )
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -337,3 +317,31 @@ def _source(
       f"{shape}"
     )
   return source
+
+
+# --------------------------------------------------------------------------------------------
+# Writing
+
+
+def write(converted: weight_tables.Converted, folder: pathlib.Path) -> str | None:
+  """Writes a converted model into a folder that training starts from and that `vmsst.load` opens.
+
+  Args:
+    converted: The model.
+    folder: A local folder, which gets `checkpoint_0` with checksums, and `encoder.json` and the
+      vocabulary if the model has one.
+
+  Returns:
+    The name of the vocabulary's file, if there is one.
+
+  Raises:
+    OSError: the checkpoint cannot be written.
+  """
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = epath.Path(folder / CHECKPOINT)
+  t5x.write_params(checkpoint, converted.params)
+  checksums.write(checkpoint, {"state": checkpoint / "state"})
+  if converted.assets is None:
+    return None
+  return encoder_json.save_assets(converted.assets(folder), folder)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, cast
 
 from vmsst import errors, storage
-from vmsst.io import text_files
+from vmsst.io import input_files, text_files
 from vmsst.jobs import outputs, work_folders
 
 
@@ -152,6 +152,9 @@ class Command:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
     inputs = [*paths["input"], *paths["text"], *paths["data"]]
+    for path in filter(None, (*inputs, file, folder)):
+      if not input_files.is_text(path):  # JSON, which records inputs, is UTF-8
+        raise errors.InputError(f"{path!r}: not UTF-8; rename the file or folder")
     outputs.check(inputs, file=file, folder=folder)
     for path in paths["text"]:
       text_files.check_not_empty(path)

@@ -190,6 +190,11 @@ def local_file(path: str) -> Iterator[str]:
       yield str(kept)
 
 
+def is_streamed(output: str) -> bool:
+  """Returns whether an output is standard output, a device or a pipe, which cannot be replaced."""
+  return output == outputs.STANDARD or (not storage.is_url(output) and outputs.is_stream(output))
+
+
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:

@@ -14,7 +14,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.data import readers, teacher_vectors, vocabularies
+from vmsst.data import vocabularies
 from vmsst.data.tables import TEACHER_SIDES
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
@@ -93,17 +93,14 @@ def pair_features(
   vocabulary: vocabularies.Vocabulary,
   *,
   negatives: int = 0,
-  teacher: tuple[str | None, Sequence[readers.BitextFile]] = (None, ()),
+  teacher: bool = False,
 ) -> Mapping[str, seqio.Feature]:
   """Returns the seqio features of a pair: two texts, two language ids, and extra features.
 
   Args:
     vocabulary: Tokenizes the texts.
     negatives: Number of hard negatives of a pair.
-    teacher: Folder of a teacher's vectors, from `vmsst data embed`, or None; and the files.
-
-  Raises:
-    InputError: vectors of a file are missing, or have several dimensions.
+    teacher: Whether there are a teacher's vectors, from `vmsst data embed`.
   """
   size = 1 + max(language.index for language in languages.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
@@ -118,17 +115,7 @@ def pair_features(
     features["negatives"] = seqio.Feature(
       text.vocabulary, add_eos=False, required=False, dtype=tf.int32, rank=2
     )
-  folder, bitexts = teacher
-  if folder:
-    paths = {}
-    for bitext in bitexts:
-      width = teacher_vectors.open_vectors(folder, bitext).shape[2]
-      paths[width] = teacher_vectors.vectors_path(folder, bitext)
-    if len(paths) > 1:
-      widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
-      raise errors.InputError(
-        f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
-      )
+  if teacher:
     vector = seqio.ContinuousFeature(required=False, dtype=tf.float32)
     features |= dict.fromkeys(TEACHER_SIDES, vector)
   return features
@@ -152,23 +139,18 @@ def check_lengths(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs' and may have "
       f"{sorted(set(ranks) - {'inputs'})}"
     )
-  for name, length in lengths.items():
-    if name not in ranks:
-      continue
+  for name in ranks.keys() & lengths.keys():
     if name not in shapes:
-      argument = _ARGUMENTS.get(name)
+      how = f"; bind bitext.files.{_ARGUMENTS[name]}" if name in _ARGUMENTS else ""
       raise errors.InputError(
-        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}; "
-        + (f"bind bitext.files.{argument}" if argument else "remove it")
+        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}{how}"
       )
-    if np.size(length) != ranks[name]:
-      wanted = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
-      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
-    if name in TEACHER_SIDES and shapes[name][0] != length:
-      raise errors.InputError(
-        f"task_feature_lengths[{name!r}] is {length}; set it to {shapes[name][0]}, the dimension "
-        "of the teacher's vectors"
-      )
+    label, size = f"task_feature_lengths[{name!r}]", np.size(lengths[name])
+    shape = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
+    errors.check(size == ranks[name], label, lengths[name], shape)
+    if name in TEACHER_SIDES:
+      same = lengths[name] == shapes[name][0]
+      errors.check(same, label, lengths[name], f"{shapes[name][0]}, as the teacher's vectors have")
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):

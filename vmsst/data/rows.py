@@ -23,7 +23,7 @@ from vmsst.data.tables import SIDES
 
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
-COUNTED = 20_000
+COUNTED = 2_000
 """Number of pairs whose dropped and cut texts are counted."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""

@@ -7,7 +7,7 @@ A task has a table of texts, a vocabulary and features. `TextTask.get_dataset` r
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import seqio
 import tensorflow as tf
@@ -161,15 +161,13 @@ def weight_power(weighting: str, temperature: float | None) -> float:
   Raises:
     InputError: one of them is wrong.
   """
-  if weighting not in WEIGHTINGS:
-    raise errors.InputError(f"weighting {weighting!r} is unknown; use {', '.join(WEIGHTINGS)}")
-  if (weighting == "temperature") != (temperature is not None):
-    raise errors.InputError('set a temperature with weighting = "temperature", and only then')
-  if temperature is not None and not temperature > 0:
-    raise errors.InputError(f"temperature is {temperature}; set it above 0")
-  if temperature is not None:
-    return 1 / temperature
-  return 1.0 if weighting == "proportional" else 0.0
+  errors.check_choice("weighting", weighting, WEIGHTINGS)
+  if weighting != "temperature":
+    errors.check(temperature is None, "temperature", temperature, "None with this weighting")
+    return 1.0 if weighting == "proportional" else 0.0
+  valid = temperature is not None and temperature > 0
+  errors.check(valid, "temperature", temperature, "a number above 0")
+  return 1 / cast(float, temperature)
 
 
 def unique_name(kind: str, *arguments: object) -> str:
@@ -187,8 +185,7 @@ def unique_name(kind: str, *arguments: object) -> str:
 
 def add(
   name: str,
-  pairs: Sequence[tuple[Language, Language]],
-  source: Callable[[tuple[Language, Language], str], TableSource],
+  sources: Mapping[tuple[Language, Language], TableSource],
   output_features: Mapping[str, seqio.Feature],
   vocabulary: vocabularies.Vocabulary,
   max_length: int | None,
@@ -198,29 +195,26 @@ def add(
 
   Args:
     name: Name of the mixture; its tasks are `NAME_deu_eng` and so on.
-    pairs: The language pairs.
-    source: Returns the source of a language pair, for a task of a given name.
+    sources: The texts of each language pair.
     output_features: The features of the tasks.
     vocabulary: Tokenizes the texts.
     max_length: Pairs with a side of more tokens are dropped; None: no limit.
     power: Exponent of the weights; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
-    tasks = {pair: f"{name}_{readers.pair_name(*pair)}" for pair in pairs}
-    for pair, task_name in tasks.items():
-      if task_name not in seqio.TaskRegistry.names():
-        task = TextTask(
-          task_name,
-          source(pair, task_name),
-          output_features,
-          vocabulary=vocabulary,
-          max_length=max_length,
-          pair=pair,
-        )
-        seqio.TaskRegistry.add_provider(task_name, task)
-    rate = functools.partial(_rate, power=power)
-    parts = [(task_name, rate) for task_name in tasks.values()]
-    seqio.MixtureRegistry.add_provider(name, seqio.Mixture(name, parts))
+    tasks = []
+    for pair, source in sources.items():
+      task = TextTask(
+        f"{name}_{readers.pair_name(*pair)}",
+        source,
+        output_features,
+        vocabulary=vocabulary,
+        max_length=max_length,
+        pair=pair,
+      )
+      seqio.TaskRegistry.add_provider(task.name, task)
+      tasks.append((task.name, functools.partial(_rate, power=power)))
+    seqio.MixtureRegistry.add_provider(name, seqio.Mixture(name, tasks))
   return name
 
 

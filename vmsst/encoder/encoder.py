@@ -20,7 +20,6 @@ from flax import traverse_util
 from scipy.spatial import distance
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
@@ -243,8 +242,9 @@ class Encoder:
       languages=None if self.languages is None else tuple(self.languages),
       similarity_fn_name=self.similarity_fn_name,
     )
-    saved = saved_encoders.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
-    sentence_transformers_folder.write(saved, outputs.new_folder(folder))
+    saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
+    with outputs.atomic_folder(outputs.new_folder(folder)) as partial:
+      sentence_transformers_folder.write(saved, partial)
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -518,7 +518,7 @@ class Encoder:
       *self._sides(sources, targets, languages, options, pairs=True),
       neighbors=neighbors,
       margin=margin,
-      compare=device_search.compare,
+      search=device_search.search,
     )
 
   # Further members of SentenceTransformer; docs/how-to/sentence_transformers.md has a table of all.

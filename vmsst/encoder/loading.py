@@ -24,13 +24,13 @@ from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
 from vmsst.formats import encoder_json, hub_models, sentence_transformers_files
-from vmsst.io import checksums, global_state
+from vmsst.io import checksums
 
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
 
-def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
+def _new_encoder(saved: encoder_json.SavedEncoder, network: Any, **options: Any) -> Encoder:
   encoder = Encoder(
     network,
     saved.params,
@@ -44,7 +44,6 @@ def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: An
   return encoder
 
 
-@global_state.preserve()
 def load(
   path: str | os.PathLike[str],
   *,
@@ -103,7 +102,6 @@ def load(
   return encoder
 
 
-@global_state.preserve()
 def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 

@@ -5,6 +5,7 @@ training length. It is data: reading it never imports or runs anything that it n
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -12,8 +13,11 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import msgspec
+import numpy as np
 from etils import epath
+from flax import traverse_util
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
@@ -68,6 +72,28 @@ class EncoderAssets:
   generator: vmsst_networks.BitranslationNetwork | None = None
   languages: tuple[str, ...] | None = None
   similarity_fn_name: str = SIMILARITIES[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedEncoder:
+  """The parts of an encoder, as saved.
+
+  Attributes:
+    name: Path of its parameters.
+    assets: Networks, vocabulary, maximum length and languages.
+    network: The network that was read.
+    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
+  """
+
+  name: str
+  assets: EncoderAssets
+  network: Any
+  params: Any
+
+  @functools.cached_property
+  def arrays(self) -> dict[str, np.ndarray]:
+    """The parameters by name; `/` joins the parts of a name."""
+    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
 
 
 def save_encoder_assets(

@@ -8,14 +8,13 @@ two rows of the token table are swapped. `HuggingFaceVocabulary` swaps the ids o
 """
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import errors
 from vmsst.formats import (
   architectures,
   encoder_json,
@@ -30,8 +29,7 @@ from vmsst.formats import (
   weight_tables,
 )
 from vmsst.formats.architectures import ARCHITECTURES
-from vmsst.formats.weight_tables import Converted, Imported
-from vmsst.jobs import outputs
+from vmsst.formats.weight_tables import Converted
 from vmsst.networks import sentence_encoder, transformer
 
 TOKENIZER_FILE = hugging_face_vocabulary.TOKENIZER_FILE
@@ -41,38 +39,6 @@ _KINDS = ("model_type", None, tuple(ARCHITECTURES))
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def import_encoder(
-  folder: str | os.PathLike[str],
-  output: str | os.PathLike[str],
-  *,
-  prefix: str | None = None,
-  vocabulary: str | os.PathLike[str] | None = None,
-) -> Imported:
-  """Writes an encoder as a folder that `vmsst.load` opens and that training runs start from.
-
-  Args:
-    folder: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
-      pre-training head, which is left out. The modules of sentence-transformers after the pooling
-      become the head, except that a first dense module with tanh, as in LaBSE, becomes the pooler,
-      and the last scaling to length 1 the option `normalize`. Or mT5, VMSST or LASER in the layout
-      of its release (`mt5.convert`, `vmsst_release.convert`, `laser.convert`). One in an object
-      store is copied to this machine.
-    output: Folder to make, local or in an object store. It gets `checkpoint_0` and, if the source
-      has a tokenizer, `encoder.json` and a `tokenizer.json` made from all of the tokenizer's files
-      (of LASER, mT5 and VMSST, `vocabulary.model`).
-    prefix: Text before every sentence. None: the folder's default prompt; if its files do not
-      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
-    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
-
-  Raises:
-    InputError: the source cannot be used, or `output` exists. Nothing is written then.
-  """
-  target = outputs.new_folder(output)
-  with storage.local_copy(storage.absolute(folder)) as local:
-    given = None if vocabulary is None else pathlib.Path(storage.absolute(vocabulary))
-    return weight_tables.save(convert(local, prefix=prefix, vocabulary=given), target)
-
-
 def convert(
   local: pathlib.Path,
   *,
@@ -80,13 +46,21 @@ def convert(
   vocabulary: pathlib.Path | None = None,
   whole: bool = True,
 ) -> Converted:
-  """Returns an encoder without writing it; arguments and errors are those of `import_encoder`.
+  """Returns an encoder of another library.
 
   Args:
-    local: Its folder.
-    prefix: As in `import_encoder`.
-    vocabulary: As in `import_encoder`.
-    whole: Whether the decoder of mT5 is wanted, too.
+    local: A Hugging Face folder: `config.json` and safetensors of the encoder, with or without its
+      pre-training head, which is left out. The modules of sentence-transformers after the pooling
+      become the head, except that a first dense module with tanh, as in LaBSE, becomes the pooler,
+      and the last scaling to length 1 the option `normalize`. Or mT5, VMSST or LASER in the layout
+      of its release (`mt5.convert`, `vmsst_release.convert`, `laser.convert`).
+    prefix: Text before every sentence. None: the folder's default prompt; if its files do not
+      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
+    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
+    whole: Whether to return the decoder of mT5, too.
+
+  Raises:
+    InputError: the folder cannot be used.
   """
   weight_tables.check_folder(local)
   config_file = local / hugging_face.CONFIG_FILE
@@ -155,7 +129,7 @@ def convert(
   def params() -> dict[str, np.ndarray]:
     arrays = weight_tables.to_parameters(table, named)
     if padding_id:
-      table_VD = named[architecture.token_table].changeable()
+      table_VD = arrays[weight_tables.TOKEN_TABLE]
       if config.vocab_size > rows:
         # No text has an id after the table, so that its vector is not used.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)

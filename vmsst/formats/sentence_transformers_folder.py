@@ -9,16 +9,13 @@ Writing the files needs neither torch nor sentence-transformers.
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
-from vmsst.checkpoints.saved_encoders import SavedEncoder
+from vmsst import errors
 from vmsst.formats import (
   architectures,
   encoder_json,
@@ -30,8 +27,8 @@ from vmsst.formats import (
   transformers_weights,
   weight_tables,
 )
+from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.formats.tokenizer_file import ExportedTokenizer
-from vmsst.jobs import outputs, work_folders
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 
 # The classes' original package: all versions of sentence-transformers accept these names.
@@ -43,27 +40,6 @@ _METADATA = {"format": "pt"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
-  """The result of an export.
-
-  Attributes:
-    source: Path of the parameters that were exported.
-    folder: The new folder.
-    modules: The modules that sentence-transformers applies in turn.
-    max_length: Tokens of a sentence. Longer sentences are cut.
-    pretokenized: Whether texts must be split into words before they are encoded.
-    has_eos: Whether the tokenizer adds an EOS token.
-  """
-
-  source: str
-  folder: storage.Path
-  modules: tuple[str, ...]
-  max_length: int
-  pretokenized: bool
-  has_eos: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class _Module:
   """A module after the transformer: its class, the content of its `config.json`, its arrays."""
 
@@ -72,56 +48,41 @@ class _Module:
   arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def export_sentence_transformers(
-  path: str | os.PathLike[str], output: str | os.PathLike[str], *, pretokenized: bool = False
-) -> Exported:
-  """Writes an encoder as a folder that `SentenceTransformer(output)` and `vmsst.load` open.
+def write(
+  saved: SavedEncoder, folder: pathlib.Path, *, pretokenized: bool = False
+) -> ExportedTokenizer:
+  """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
 
-  The vectors of `vmsst.load(output).encode` are exactly those of `vmsst.load(path).encode`. Those
-  of sentence-transformers are the same in float32 and up to rounding error, with three exceptions.
+  The vectors of `vmsst.load(folder).encode` are exactly those of the encoder. Those of
+  sentence-transformers are the same in float32 and up to rounding error, with three exceptions.
   If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an error there. A
   text that spells the padding token of an imported tokenizer contains that token there. For the
   third, see `tokenizer_file.export_tokenizer`.
 
   Args:
-    path: A path that `vmsst.load` opens.
-    output: Folder to make, local or in an object store.
+    saved: The encoder.
+    folder: A local folder.
     pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
       they are encoded, as vocabularies like that of EMS require.
 
   Raises:
     InputError: the folder cannot express the encoder (a BiLSTM, a vocabulary that splits text by
-      the rules of its language), there is no encoder, or `output` exists. Nothing is written then.
+      the rules of its language).
   """
-  target = outputs.new_folder(output)
-  return write(saved_encoders.read(path), target, pretokenized=pretokenized)
-
-
-def write(saved: SavedEncoder, target: storage.Path, *, pretokenized: bool = False) -> Exported:
-  """Writes the folder of `export_sentence_transformers` for an encoder in memory."""
   assets, vocabulary = saved.assets, saved.assets.vocabulary
-  modules = _modules(saved)
   tokenizer = tokenizer_file.export_tokenizer(vocabulary, pretokenized=pretokenized)
-  with work_folders.atomic_folder(target) as partial:
-    weights = [hugging_face.WEIGHTS_FILE, *write_modules(saved, tokenizer, partial)]
-    config = saved.network.config
-    arrays = transformers_weights.to_tensors(config, saved.arrays, tokenizer.padding_id)
-    tensors.write_file(partial / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
-    (partial / hugging_face_vocabulary.TOKENIZER_FILE).write_bytes(tokenizer.content)
-    if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-      # The encoder reads the tokenizer of this folder.
-      tokenizer_path = str(partial / hugging_face_vocabulary.TOKENIZER_FILE)
-      vocabulary = dataclasses.replace(vocabulary, path=tokenizer_path)
-      assets = dataclasses.replace(assets, vocabulary=vocabulary)
-    encoder_json.save_assets(assets, partial, weights)
-  return Exported(
-    source=saved.name,
-    folder=target,
-    modules=("Transformer", *(module.kind for module in modules)),
-    max_length=assets.max_length,
-    pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
-    has_eos=tokenizer.eos is not None,
-  )
+  weights = [hugging_face.WEIGHTS_FILE, *write_modules(saved, tokenizer, folder)]
+  config = saved.network.config
+  arrays = transformers_weights.to_tensors(config, saved.arrays, tokenizer.padding_id)
+  tensors.write_file(folder / hugging_face.WEIGHTS_FILE, arrays, _METADATA)
+  tokenizer_path = folder / hugging_face_vocabulary.TOKENIZER_FILE
+  tokenizer_path.write_bytes(tokenizer.content)
+  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    # The encoder reads the tokenizer of this folder.
+    vocabulary = dataclasses.replace(vocabulary, path=str(tokenizer_path))
+    assets = dataclasses.replace(assets, vocabulary=vocabulary)
+  encoder_json.save_assets(assets, folder, weights)
+  return tokenizer
 
 
 def write_modules(
@@ -165,27 +126,14 @@ def write_modules(
   return weights
 
 
-def describe(exported: Exported) -> str:
-  """Returns what was written, how to open it, and its limits."""
-  return "\n".join(
-    [
-      f"{exported.folder}: {', '.join(exported.modules)}; at most {exported.max_length} tokens",
-      *outputs.local_only(exported.folder),
-      f"sentence_transformers.SentenceTransformer({str(exported.folder)!r}) opens it, and so does "
-      f"vmsst.load({str(exported.folder)!r})",
-      *limits(exported.pretokenized, exported.has_eos),
-    ]
-  )
-
-
-def limits(pretokenized: bool, has_eos: bool) -> list[str]:
+def limits(saved: SavedEncoder, tokenizer: ExportedTokenizer) -> list[str]:
   """Returns what users of sentence-transformers must know about an export, as lines."""
   lines = []
-  if pretokenized:
+  if getattr(saved.assets.vocabulary, "pretokenize", False):
     lines.append(
       "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
     )
-  if not has_eos:
+  if tokenizer.eos is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return lines
 

@@ -146,9 +146,10 @@ class Job:
     return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; leaves nothing of a job that failed before its first file."""
-    has_files = self._parts or (self._is_folder and _visible(self.folder))
-    if error is not None and self._is_new and not has_files:
+    """Unlocks the output; removes the work folder if the job is finished or has written nothing."""
+    # A kill at the end of `finish` leaves the work folder, too.
+    is_empty = not self._parts and not (self._is_folder and _visible(self.folder))
+    if self.finished if error is None else self._is_new and is_empty:
       outputs.clear(self._files.work)
     self._stack.close()
 

@@ -30,7 +30,8 @@ def forget_data() -> None:
   Raises:
     InputError: The gin files do not configure training.
   """
-  if not any(selector == "__main__.train" for _, selector in gin.config._CONFIG):
+  bindings = gin_utils.bindings()
+  if not any(selector == "__main__.train" for _, selector in bindings):
     raise InputError(
       "the gin files do not configure training; add a run file, such as quickstart.gin"
     )
@@ -39,10 +40,15 @@ def forget_data() -> None:
       gin.bind_parameter(f"__main__.train.{name}", None)
     gin.bind_parameter("__main__.train.model_dir", os.devnull)
     # Steps may be counted in the data.
-    for name in ("__main__.train.eval_period", "TRAIN_STEPS/gin.macro.value"):
-      if gin_utils.is_computed(name):
-        gin.bind_parameter(name, 1)
-    for scope, selector in list(gin.config._CONFIG):
+    for scope, selector, name in (
+      ("", "__main__.train", "eval_period"),
+      ("TRAIN_STEPS", "gin.macro", "value"),
+    ):
+      try:
+        gin_utils.literal(bindings.get((scope, selector), {}).get(name, gin.REQUIRED))
+      except gin_utils.UnknownValueError:
+        gin.bind_parameter((scope, selector, name), 1)
+    for scope, selector in list(bindings):
       if selector == "t5x.utils.CheckpointConfig":
         gin.bind_parameter((scope, selector, "save"), None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
@@ -73,7 +79,6 @@ def train_function(with_memory: bool) -> Callable[..., None]:
     except TypeError as error:
       raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
     model, cfg = given["model"], given["train_dataset_cfg"]
-    train_lib.check_run(model, cfg)
     step = Step(model, cfg, given["partitioner"], given["trainer_cls"], given["total_steps"])
     report = describe(step, given["checkpoint_cfg"].restore)
     print(report.pop("text"), flush=True)

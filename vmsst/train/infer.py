@@ -17,11 +17,11 @@ import seqio
 import tensorflow as tf
 from jax.experimental import multihost_utils
 
-from vmsst import errors, storage
+from vmsst import storage
 from vmsst.data import loader
 from vmsst.errors import InputError
-from vmsst.io import checksums, progress_bar
-from vmsst.jobs import base, work_folders
+from vmsst.io import checksums, input_files, manifest, progress_bar
+from vmsst.jobs import job
 from vmsst.train import checkpoints, gin_utils, inference, partitioning, progress, train_state
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
@@ -70,18 +70,13 @@ def infer(
   Raises:
     InputError: The configuration, the data or the checkpoint cannot be used.
   """
-  wanted = f"a number below num_shards={num_shards}"
-  errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
+  if shard_id >= num_shards:
+    raise InputError(f"infer.shard_id is {shard_id}; set it below num_shards={num_shards}")
   provider = loader.get_mixture_or_task(dataset_cfg)
   loader.check_split(dataset_cfg)
-  for task in seqio.get_subtasks(provider) if mode != "score" else ():
-    features = task.output_features
-    wanted = f"a feature of {task.name}: {', '.join(features)}"
-    label = "infer.output_vocab_feature_name"
-    valid = output_vocab_feature_name in features
-    errors.check(valid, label, output_vocab_feature_name, wanted)
   lengths = dataset_cfg.task_feature_lengths
   converter = model.FEATURE_CONVERTER_CLS(pack=False)
+  size = checkpoint_period * dataset_cfg.batch_size
 
   def examples(task: Any) -> Any:
     return task.get_dataset(
@@ -105,6 +100,10 @@ def infer(
   checkpoint = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(checkpoint, restore_checkpoint_cfg)
   sums = storage.path(checkpoint) / checksums.NAME
+  digest = manifest.digest(sums.read_text()) if sums.is_file() else None
+  inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
+  # The configuration has the options of decoding.
+  options = {"split": dataset_cfg.split, "lengths": str(lengths), "config": _config()}
   infer_fn = inference.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
     batch_size=dataset_cfg.batch_size,
@@ -121,39 +120,37 @@ def infer(
       if output.is_file():
         progress.print_once(f"Skipping {task.name}: {output} exists; delete it to make it again.")
         continue
-      rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
       vocabulary = None
       if mode != "score":
         vocabulary = task.output_features[output_vocab_feature_name].vocabulary
-      size = checkpoint_period * dataset_cfg.batch_size
-      settings = {
-        "checkpoint": [os.fspath(checkpoint), sums.read_text() if sums.exists() else None],
-        "split": dataset_cfg.split,
-        "lengths": str(lengths),
-        "lines_of_chunk": size,
-        "config": _config(),  # such as the options of decoding
-      }
+      rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
+      iterator = rows.as_numpy_iterator()
+      parts: list[str] = []
+      is_first = jax.process_index() == 0
+      writing = job.Job(output, inputs=inputs, options=options, is_folder=False)
       with (
-        work_folders.owned(output) if jax.process_index() == 0 else contextlib.nullcontext(),
-        progress_bar.Bar(desc=task.name, unit=" examples", disable=jax.process_index() != 0) as bar,
+        writing if is_first else contextlib.nullcontext() as work,
+        progress_bar.Bar(desc=task.name, unit=" examples", disable=not is_first) as bar,
       ):
-        writer = base.LineWriter(output, settings)
-        first = writer.parts = _unchanged_parts(writer, examples(task), size)
-        if jax.process_count() > 1:
-          first = int(multihost_utils.broadcast_one_to_all(np.int64(first)))
-        bar.update(first * size)
-        for number, chunk in enumerate(_chunks(rows.skip(first * size), size), first):
-          columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
-          dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
-          try:
-            result = infer_fn(dataset, train_state=state, rng=jax.random.PRNGKey(number))
-          except NotImplementedError as error:  # the model lacks this mode
-            raise InputError(str(error)) from error
-          if jax.process_index() == 0:
-            writer.append(_lines([example for example, _ in chunk], result, vocabulary))
+        while chunk := list(itertools.islice(iterator, size)):
+          parts.append(f"lines-{len(parts):05d}")
+          key = manifest.digest([_json(example) for example, _ in chunk])
+          done = work is not None and work.done(parts[-1], key) is not None
+          if jax.process_count() > 1:
+            done = bool(multihost_utils.broadcast_one_to_all(np.asarray(done)))
+          if not done:
+            columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
+            dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
+            result = infer_fn(dataset, train_state=state, rng=jax.random.PRNGKey(len(parts) - 1))
+            if work is not None:
+              with work.part(parts[-1], key) as (path, _):
+                lines = _lines([example for example, _ in chunk], result, vocabulary)
+                path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
           bar.update(len(chunk))
-        if jax.process_index() == 0:
-          writer.finish()
+        if work is not None:
+          with work.output() as path, path.open("wb") as stream:
+            for name in parts:
+              stream.write(input_files.read_bytes(work.path(name)))
           print(f"Wrote {output}")
 
 
@@ -162,22 +159,6 @@ def _config() -> str:
   text = gin.config_str()
   aliases = re.findall(r"^import __main__ as (\w+)$", text, re.MULTILINE)
   return re.sub(rf"\b({'|'.join(aliases)})\b", "__main__", text) if aliases else text
-
-
-def _unchanged_parts(writer: base.LineWriter, rows: Any, size: int) -> int:
-  """Returns the number of leading parts that were made from the first of these rows."""
-  iterator = rows.as_numpy_iterator()
-  for number in range(writer.parts):
-    inputs = [json.loads(_json(row)) for row in itertools.islice(iterator, size)]
-    if [json.loads(line)["inputs"] for line in writer.lines(number) or ()] != inputs:
-      return number
-  return writer.parts
-
-
-def _chunks(rows: Any, size: int) -> Iterator[list[tuple[Any, Any]]]:
-  iterator = rows.as_numpy_iterator()
-  while chunk := list(itertools.islice(iterator, size)):
-    yield chunk
 
 
 def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:

@@ -5,14 +5,7 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
-
-# Printed by TensorFlow when it is imported, before its log level applies; never an error.
-_NOTES = re.compile(
-  r"^(WARNING: All log messages before absl::InitializeLog"
-  r"|I\d{4} |To enable the following instructions|E\d{4} .*cuInit)"
-)
 
 # Warnings that do not apply to this runtime: evaluation uses the model's lengths and trims padding,
 # and T5X's checkpoints have no such file.
@@ -31,18 +24,14 @@ def _is_worth_reading(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def without_start_up_notes() -> Iterator[None]:
-  """Buffers stderr, then writes it without TensorFlow's start-up messages."""
+  """Discards stderr: TensorFlow prints notes while it is imported, before its log level applies."""
   sys.stderr.flush()
-  terminal = os.dup(2)
-  with tempfile.TemporaryFile() as held:
-    os.dup2(held.fileno(), 2)
-    try:
-      yield
-    finally:
-      sys.stderr.flush()
-      os.dup2(terminal, 2)
-      os.close(terminal)
-      held.seek(0)
-      for line in held.read().decode("utf-8", "replace").splitlines():
-        if not _NOTES.match(line):
-          print(line, file=sys.stderr)
+  terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 2)
+  try:
+    yield
+  finally:
+    sys.stderr.flush()
+    os.dup2(terminal, 2)
+    os.close(terminal)
+    os.close(nowhere)

@@ -1,7 +1,7 @@
 """`t5x train`: the training run."""
 
 import contextlib
-import dataclasses
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,15 +11,14 @@ import jax
 import msgspec
 import numpy as np
 from absl import logging
-from etils import epath
 from jax.experimental import multihost_utils
 
-from vmsst import errors, storage
+from vmsst import storage
 from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.formats import encoder_json
-from vmsst.io import stored_settings
-from vmsst.jobs import signals
+from vmsst.io import manifest
+from vmsst.train import actions as actions_lib
 from vmsst.train import checkpoints, partitioning, progress
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
@@ -51,7 +50,7 @@ def train(
   summarize_config_fn: Callable[..., None] | None = None,
   inference_evaluator_cls: Callable[..., Any] | None = None,
   get_dataset_fn: Callable[..., Any] | None = None,
-  actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
+  actions: Mapping[str, Sequence[actions_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
   profile_steps: tuple[int, int] | None = None,
@@ -104,28 +103,30 @@ def train(
     InputError: The configuration, the data or the disk cannot be used, or `model_dir` has
       checkpoints of another encoder.
   """
-  check_run(model, train_dataset_cfg)
-  began = time.time()
-  layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
-  actions = actions or {}
-  if unknown := set(actions) - set(_MODES):
-    raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
   if random_seed is None:
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(random_seed))
+  actions = actions or {}
+  if unknown := set(actions) - set(_MODES):
+    raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
-  every_action = [action for each in actions.values() for action in each]
-  if actions.get("TRAIN_EVAL") or actions.get("INFER_EVAL"):
-    errors.as_integer("EVAL_PERIOD", eval_period)
-  if any(isinstance(action, trainer_lib.KeepBestAction) for action in every_action):
-    period = save_cfg.period or 0
-    if not save_cfg.checkpoint_steps:
-      errors.as_integer("CHECKPOINT_PERIOD", period)
-    wanted = f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved"
-    errors.check(not period or eval_period % period == 0, "EVAL_PERIOD", eval_period, wanted)
+  save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
+  every_action = itertools.chain.from_iterable(actions.values())
+  if any(isinstance(action, actions_lib.KeepBestAction) for action in every_action) and not (
+    save_period and eval_period % save_period == 0
+  ):
+    raise InputError(
+      f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "
+      "best checkpoint would not be saved; change one of them"
+    )
+  if not (train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator):
+    eval_period = 0
+  began = time.time()
+  layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   shard = (layout.shard_id, layout.num_shards)
+  log = progress.EvaluationLog()
 
   def converter(**options: Any) -> Any:  # imports seqio
     return model.FEATURE_CONVERTER_CLS(**options)
@@ -141,12 +142,11 @@ def train(
       return cleanup.enter_context(contextlib.closing(part))
 
     check_claim = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, claim=True))
+
+    # Data
+    rows = get_dataset_fn(train_dataset_cfg, *shard, converter)
     batches: data_lib.TrainIterator = closing(
-      data_lib.TrainIterator(
-        get_dataset_fn(train_dataset_cfg, *shard, converter),
-        partitioner,
-        save_state=save_cfg.save_dataset,
-      )
+      data_lib.TrainIterator(rows, partitioner, save_state=save_cfg.save_dataset)
     )
     train_eval_datasets: Mapping[str, Any] = {}
     if train_eval_dataset_cfg is not None:
@@ -154,6 +154,7 @@ def train(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
+    # The train state: of this run, of another one, or new
     spec = batches.element_spec  # of this process's rows of a batch
     initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
@@ -162,23 +163,29 @@ def train(
       input_types={name: x.dtype for name, x in spec.items()},
       partitioner=partitioner,
     )
-    own_checkpoint = checkpoints.newest_intact(model_dir)
+    own_checkpoint, restore = checkpoints.newest_intact(model_dir), checkpoint_cfg.restore
     if own_checkpoint is not None:
+      logging.info("Resuming from %s.", own_checkpoint)
       _check_encoder(model, model_dir)
-    train_state, data_state = _initial_state(
-      initializer, checkpoint_cfg.restore, own_checkpoint, init_rng
-    )
-    first_step = int(train_state.step)
-    evaluates = train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator
-    schedule = _Schedule(
-      first_step=first_step,
-      total_steps=total_steps,
-      eval_period=eval_period if evaluates else 0,
-      checkpoint_period=save_cfg.period or 0,
-      checkpoint_steps=frozenset(save_cfg.checkpoint_steps or ()),
-      stats_period=stats_period,
-    )
+      train_state = initializer.from_checkpoint(own_checkpoint)
+      data_state = data_lib.DataState.read_from(
+        storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
+      )
+    elif restore is not None and restore.path not in (None, [], ()):
+      start = checkpoints.find_checkpoint(restore)
+      train_state = initializer.from_checkpoint(start, restore, init_rng)
+      data_state = data_lib.DataState(int(train_state.step), None)  # The data starts over.
+    else:
+      train_state, data_state = initializer.from_scratch(init_rng), None
+    step = first_step = int(train_state.step)
+    if total_steps < first_step:
+      raise InputError(
+        f"TRAIN_STEPS={total_steps} is less than the checkpoint's step, {first_step}; raise it, or "
+        "set another MODEL_DIR to start over"
+      )
     batches.start(first_step, data_state)
+
+    # What trains, evaluates and saves
     trainer = closing(
       trainer_cls(
         model=model,
@@ -202,7 +209,7 @@ def train(
         )
       )
     manager = None
-    if schedule.saves:
+    if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
     # After all that may fail, so that a mistake does not replace the files of the run.
     train_state_lib.write_model_info(
@@ -210,47 +217,147 @@ def train(
     )
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
-    run = _Run(
-      step=first_step,
-      schedule=schedule,
-      batches=batches,
-      train_eval_datasets=train_eval_datasets,
-      trainer=trainer,
-      train_state_axes=initializer.train_state_axes,
-      evaluator=evaluator,
-      actions=actions,
-      manager=manager,
-      bar=progress.Progress(first_step, schedule.total_steps, layout.batch_size),
-      model_dir=model_dir,
-      check_claim=check_claim,
-    )
+    bar = progress.Progress(first_step, total_steps, layout.batch_size)
+
+    def is_due(period: int) -> bool:
+      return period > 0 and (step == total_steps or step % period == 0)
+
+    def act(mode: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+      if todo := actions.get(mode):
+        stops, failure = False, ""
+        if jax.process_index() == 0:
+          stops = any([action.run(trainer.train_state, metrics) for action in todo])
+          failure = next((action.failure for action in todo if action.failure), "")
+        if jax.process_count() > 1:
+          stops, failed = multihost_utils.broadcast_one_to_all(np.asarray([stops, bool(failure)]))
+          failure = failure or ("an action failed; see the output of process 0" if failed else "")
+        if failure:
+          raise InputError(f"{failure}. {trainer.describe_first_not_finite()}".strip())
+        trainer.stop_training |= bool(stops)
+
+    def evaluate() -> None:
+      bar.end_line(f"step {step}: evaluating")
+      start = time.time()
+      if train_eval_datasets:
+        results = trainer.eval(
+          {name: dataset.as_numpy_iterator() for name, dataset in train_eval_datasets.items()}
+        )
+        act("TRAIN_EVAL", results)
+      if evaluator is not None:
+        values = evaluator.evaluate(trainer.train_state, initializer.train_state_axes)
+        log.add(step, values)
+        act("INFER_EVAL", values)
+      trainer.train_writer.write_scalars(step, {_EVALUATED: time.time() - start})
+      bar.unpause()
+
+    def save() -> None:
+      # Starts to write a checkpoint of this step, if there is none.
+      if manager is not None:
+        if not trainer_lib.state_is_finite(trainer.train_state):
+          raise InputError(
+            f"the parameters are not finite after step {step}, so they are not saved; the last "
+            "checkpoint is from before. Lower the learning rate or check the data. "
+            + trainer.describe_first_not_finite()
+          )
+        check_claim()
+        trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
+        manager.save(trainer.train_state, batches.state())
+
     try:
-      with stop_on_signal(run.stop):
-        before = run_eval_before_training
-        run.prepare(run.lacks_evaluation(before) if own_checkpoint else before)
-        last = schedule.total_steps
-        done = f"already at the last step, {last}: nothing to train"
-        plan = done if first_step == last else f"training to step {last}"
+      with _stop_on_signal() as stop:
+        evaluate_first = run_eval_before_training
+        if own_checkpoint is not None and (step > 0 or run_eval_before_training):
+          # The run may have ended before the evaluation of this step was complete.
+          evaluate_first = is_due(eval_period) and not _was_evaluated(model_dir, step)
+        if evaluate_first or step == total_steps:
+          evaluate()
+        if save_period:
+          save()
+        plan = f"training to step {total_steps}"
+        if step == total_steps:
+          plan = f"already at the last step, {total_steps}: nothing to train"
         progress.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
-        run.train()
-      run.finish()
+
+        periods = [period for period in (eval_period, save_period) if period]
+        periods.append(stats_period or min([*periods, total_steps]))
+        while step < total_steps and not (stop.signal or trainer.stop_training):
+          # Trains to the next step at which to do more than train.
+          stops = [(step // period + 1) * period for period in periods]
+          stops += [later for later in save_steps if later > step]
+          count = min(total_steps, *stops) - step
+          done, summary = trainer.train(batches, count, step, bar=bar, should_stop=stop.agreed)
+          step += done
+          if manager is not None:
+            manager.check()
+          check_claim()
+          if actions.get("TRAIN"):  # waits for the metrics
+            act("TRAIN", {TRAIN_METRIC_KEY: summary.result()})
+          if not stop.signal:
+            if step in save_steps or is_due(save_period):
+              save()
+            if is_due(eval_period):
+              evaluate()
+        if stop.signal or trainer.stop_training:
+          save()
+        bar.end_line()
+      trainer.finish_writing()
     finally:
-      run.log.print_tables(t5x.read_best(model_dir))
-  if run.stop.is_set and on_sigterm is not None:
+      log.print_tables(t5x.read_best(model_dir))
+    if stop.signal:
+      progress.print_once(
+        f"Stopped by {stop.signal} at step {step}; rerun the same command to resume."
+      )
+    if stop.signal == "SIGINT":
+      raise KeyboardInterrupt
+  if stop.signal and on_sigterm is not None:
     on_sigterm()
-  return run.step, trainer.train_state
+  return step, trainer.train_state
 
 
-def check_run(model: Any, train_dataset_cfg: data_lib.DatasetConfig) -> None:
-  """Raises InputError unless a model can be trained on this data."""
-  optimizer = getattr(model, "optimizer_def", None)
-  wanted = "an optimizer, such as @adafactor.Adafactor()"
-  errors.check(
-    hasattr(optimizer, "apply_gradient"), "the model's optimizer_def (OPTIMIZER)", optimizer, wanted
-  )
-  lengths = train_dataset_cfg.task_feature_lengths
-  wanted = "a dict of maximum lengths by feature"
-  errors.check(bool(lengths), "TASK_FEATURE_LENGTHS", lengths, wanted)
+class _Stop:
+  """The signal that asked the run to stop.
+
+  Attributes:
+    signal: Its name, or "".
+  """
+
+  signal = ""
+
+  def agreed(self, step: int) -> bool:
+    """Returns whether to stop after `step`: the same in all processes, whichever got the signal."""
+    if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+      self.signal = "SIGTERM"
+    return bool(self.signal)
+
+
+@contextlib.contextmanager
+def _stop_on_signal() -> Iterator[_Stop]:
+  """Yields an object that SIGTERM and SIGINT change; a second SIGINT interrupts at once.
+
+  In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
+  """
+  stop, previous = _Stop(), {}
+
+  def handle(number: int, frame: Any) -> None:
+    if number == signal.SIGINT:
+      signal.signal(signal.SIGINT, previous[signal.SIGINT])
+    stop.signal = signal.Signals(number).name
+
+  with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
+    for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
+      previous[number] = signal.signal(number, handle)
+  try:
+    yield stop
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+
+
+def _was_evaluated(model_dir: str, step: int) -> bool:
+  """Returns whether an earlier process completed the evaluation of a step."""
+  path = storage.path(model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
+  lines = path.read_text().splitlines() if path.is_file() else []
+  return any(line.startswith(f'{{"step": {step},') and _EVALUATED in line for line in lines)
 
 
 def _check_encoder(model: Any, model_dir: str) -> None:
@@ -265,322 +372,15 @@ def _check_encoder(model: Any, model_dir: str) -> None:
   def described(network: Any, vocabulary: Any) -> dict[str, Any]:
     record = encoder_json.describe(network)
     config = record.pop("config")
+    for name in _NOT_OF_THE_ENCODER:
+      config.pop(name, None)
     digest = encoder_json.digest(saved.network, vocabulary, saved.max_length)
-    return {
-      **record,
-      **{name: value for name, value in config.items() if name not in _NOT_OF_THE_ENCODER},
-      "vocabulary": {"name": type(vocabulary).__name__, "digest": digest},
-    }
+    return {**record, **config, "vocabulary": {"name": type(vocabulary).__name__, "digest": digest}}
 
-  if changes := stored_settings.differences(
+  if changes := manifest.differences(
     described(saved.network, saved.vocabulary), described(model.sentence_encoder, model.vocabulary)
   ):
     raise InputError(
       f"MODEL_DIR {model_dir} has checkpoints of another encoder: {changes}; train the same "
       "encoder, or set another MODEL_DIR"
     )
-
-
-def _initial_state(
-  initializer: train_state_lib.TrainStateInitializer,
-  restore: checkpoints.RestoreCheckpointConfig | None,
-  own_checkpoint: epath.Path | None,
-  init_rng: jax.Array,
-) -> tuple[Any, data_lib.DataState | None]:
-  """Returns the train state and the data iterator state to start from.
-
-  Args:
-    initializer: Creates the train state.
-    restore: Checkpoint of another run to start from; the data starts over.
-    own_checkpoint: Checkpoint of this run to resume from, or None.
-    init_rng: Key to initialize parameters.
-  """
-  if own_checkpoint is not None:
-    logging.info("Resuming from %s.", own_checkpoint)
-    data_state = data_lib.DataState.read_from(
-      storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
-    )
-    return initializer.from_checkpoint(own_checkpoint), data_state
-  if restore is not None and restore.path not in (None, [], ()):
-    state = initializer.from_checkpoint(checkpoints.find_checkpoint(restore), restore, init_rng)
-    return state, data_lib.DataState(int(state.step), None)
-  return initializer.from_scratch(init_rng), None
-
-
-class _Interrupted(BaseException):
-  """Ends the work of `StopRequest.at_once`."""
-
-
-class StopRequest:
-  """Whether a signal asked the run to stop.
-
-  Attributes:
-    is_set: Whether it did.
-    name: Name of the signal, or "".
-  """
-
-  def __init__(self) -> None:
-    self.is_set = False
-    self.name = ""
-    self._interrupts = False
-
-  def set(self, name: str) -> None:
-    """Records the signal `name` and interrupts the work of `at_once`."""
-    self.is_set = True
-    self.name = name
-    if self._interrupts:
-      self._interrupts = False
-      raise _Interrupted
-
-  def agreed(self, step: int) -> bool:
-    """Returns whether to stop after `step`: the same in all processes, whichever got the signal."""
-    if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
-      self.set("SIGTERM")
-    return self.is_set
-
-  def at_once(self, work: Callable[[], None]) -> None:
-    """Runs `work`, unless or until a signal arrives.
-
-    In a multi-process run, `work` always completes: no process may leave the others alone with it.
-    """
-    self._interrupts = jax.process_count() == 1
-    with contextlib.suppress(_Interrupted):
-      if not self.is_set:
-        work()
-      self._interrupts = False
-
-
-@contextlib.contextmanager
-def stop_on_signal(stop: StopRequest) -> Iterator[None]:
-  """Makes SIGTERM and SIGINT set `stop`; a second SIGINT interrupts at once.
-
-  In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
-  """
-  previous: dict[int, Any] = {}
-
-  def handle(number: int, frame: Any) -> None:
-    if number == signal.SIGINT:
-      signal.signal(signal.SIGINT, previous[signal.SIGINT])
-    stop.set(signal.Signals(number).name)
-
-  with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
-    for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
-      previous[number] = signal.signal(number, handle)
-  try:
-    yield
-  finally:
-    signals.restore(previous)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Schedule:
-  """The steps at which a run writes metrics, saves and evaluates.
-
-  Attributes:
-    first_step: Step that the run starts from.
-    total_steps: Last step; the run saves and evaluates there too.
-    eval_period: Steps between evaluations; 0 for none.
-    checkpoint_period: Steps between checkpoints; 0 for none.
-    checkpoint_steps: Further steps to save after.
-    stats_period: Steps between training metrics; None takes the shorter of the other periods.
-  """
-
-  first_step: int
-  total_steps: int
-  eval_period: int
-  checkpoint_period: int
-  checkpoint_steps: frozenset[int]
-  stats_period: int | None
-
-  def __post_init__(self):
-    if self.total_steps < self.first_step:
-      raise InputError(
-        f"TRAIN_STEPS={self.total_steps} is less than the checkpoint's step, {self.first_step}; "
-        "raise it, or set another MODEL_DIR to start over"
-      )
-
-  @property
-  def saves(self) -> bool:
-    """Whether the run saves at any step."""
-    return bool(self.checkpoint_period or self.checkpoint_steps)
-
-  def next_stop(self, step: int) -> int:
-    """Returns the next step after `step` at which to do more than train."""
-    periods = [period for period in (self.eval_period, self.checkpoint_period) if period]
-    periods.append(self.stats_period or min([*periods, self.total_steps]))
-    return min(
-      self.total_steps,
-      *((step // period + 1) * period for period in periods),
-      *(later for later in self.checkpoint_steps if later > step),
-    )
-
-  def saves_at(self, step: int) -> bool:
-    """Returns whether to save after `step`."""
-    return step in self.checkpoint_steps or self._is_due(self.checkpoint_period, step)
-
-  def evaluates_at(self, step: int) -> bool:
-    """Returns whether to evaluate after `step`."""
-    return self._is_due(self.eval_period, step)
-
-  def _is_due(self, period: int, step: int) -> bool:
-    return period > 0 and (step == self.total_steps or step % period == 0)
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Run:
-  """A run under way: trains, evaluates and saves.
-
-  Attributes:
-    step: Steps trained so far.
-    schedule: When to save and evaluate.
-    batches: Training data.
-    train_eval_datasets: Data of the training evaluation, by task.
-    trainer: Holds the train state.
-    train_state_axes: PartitionSpecs of the train state.
-    evaluator: Computes metrics from embeddings, or None.
-    actions: Actions by mode.
-    manager: Writes checkpoints, or None.
-    bar: Shows the progress.
-    model_dir: Folder of the run.
-    check_claim: Raises InputError if another run has taken the folder over.
-    stop: Whether a signal arrived.
-    log: Collects metrics for the tables at the end.
-  """
-
-  step: int
-  schedule: _Schedule
-  batches: data_lib.TrainIterator
-  train_eval_datasets: Mapping[str, Any]
-  trainer: trainer_lib.Trainer
-  train_state_axes: Any
-  evaluator: Any
-  actions: Mapping[str, Sequence[trainer_lib.BaseAction]]
-  manager: checkpoints.CheckpointManager | None
-  bar: progress.Progress
-  model_dir: str
-  check_claim: Callable[[], None]
-  stop: StopRequest = dataclasses.field(default_factory=StopRequest)
-  log: progress.EvaluationLog = dataclasses.field(default_factory=progress.EvaluationLog)
-
-  def prepare(self, evaluate_first: bool) -> None:
-    """Evaluates and saves the state that the run starts from, if wanted or nothing else is left."""
-    if evaluate_first or self.step == self.schedule.total_steps:
-      self.stop.at_once(self.evaluate)
-    if self.schedule.checkpoint_period:
-      self.save()
-
-  def train(self) -> None:
-    """Trains to the last step, a signal or an action that stops the run; saves and evaluates."""
-    while self.step < self.schedule.total_steps and not self._is_stopping():
-      self._train_until(self.schedule.next_stop(self.step))
-      if self.stop.is_set:
-        break
-      if self.schedule.saves_at(self.step):
-        self.save()
-      if self.schedule.evaluates_at(self.step):
-        self.stop.at_once(self.evaluate)
-    if self._is_stopping():
-      self.save()
-    self.bar.end_line()
-
-  def finish(self) -> None:
-    """Waits for the metrics and shows why the run stopped early, if it did.
-
-    Raises:
-      KeyboardInterrupt: SIGINT stopped it.
-    """
-    self.trainer.finish_writing()
-    if self.stop.is_set:
-      progress.print_once(
-        f"Stopped by {self.stop.name} at step {self.step}; rerun the same command to resume."
-      )
-    if self.stop.name == "SIGINT":
-      raise KeyboardInterrupt
-
-  def _is_stopping(self) -> bool:
-    return self.stop.is_set or self.trainer.stop_training
-
-  def _train_until(self, step: int) -> None:
-    done, summary = self.trainer.train(
-      self.batches, step - self.step, self.step, bar=self.bar, should_stop=self.stop.agreed
-    )
-    self.step += done
-    if self.manager is not None:
-      self.manager.check()
-    self.check_claim()
-    self._act("TRAIN", lambda: {TRAIN_METRIC_KEY: summary.result()})
-
-  def save(self) -> None:
-    """Writes a checkpoint of this step in the background, if there is none.
-
-    Raises:
-      InputError: The state is not finite or cannot be written.
-    """
-    if self.manager is None:
-      return
-    if not trainer_lib.state_is_finite(self.trainer.train_state):
-      raise InputError(
-        f"the parameters are not finite after step {self.step}, so they are not saved; the last "
-        "checkpoint is from before. Lower the learning rate or check the data. "
-        + self._first_not_finite()
-      )
-    self.check_claim()
-    self.trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
-    self.manager.save(self.trainer.train_state, self.batches.state())
-
-  def evaluate(self) -> None:
-    """Computes and writes the training evaluation and the SeqIO evaluation."""
-    self.bar.end_line(f"step {self.step}: evaluating")
-    began = time.time()
-    if self.train_eval_datasets:
-      results = self.trainer.eval(
-        {name: ds.as_numpy_iterator() for name, ds in self.train_eval_datasets.items()}
-      )
-      self._act("TRAIN_EVAL", lambda: results)
-    if self.evaluator is not None:
-      values = self.evaluator.evaluate(self.trainer.train_state, self.train_state_axes)
-      self.log.add(self.step, values)
-      self._act("INFER_EVAL", lambda: values)
-    self.trainer.train_writer.write_scalars(self.step, {_EVALUATED: time.time() - began})
-    self.bar.unpause()
-
-  def lacks_evaluation(self, before_training: bool) -> bool:
-    """Returns whether the run was at this step earlier but did not finish evaluating."""
-    period = self.schedule.eval_period
-    path = storage.path(self.model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
-    if not period or self.step % period:
-      return False
-    lines = path.read_text().splitlines() if path.is_file() else []
-    written = [line for line in lines if line.startswith(f'{{"step": {self.step},')]
-    evaluates = bool(written) if self.step else before_training
-    return evaluates and not any(_EVALUATED in line for line in written)
-
-  def _act(
-    self,
-    mode: str,
-    metrics: Callable[[], Mapping[str, Mapping[str, Any]]],
-  ) -> None:
-    """Runs the actions of `mode`; waits for the metrics only if there are any actions."""
-    todo = self.actions.get(mode)
-    if not todo:
-      return
-    stop, failure = False, ""
-    if jax.process_index() == 0:
-      values = metrics()
-      stop = any([action.run(self.trainer.train_state, values) for action in todo])
-      failure = next((action.failure for action in todo if action.failure), "")
-    if jax.process_count() > 1:
-      stop, failed = multihost_utils.broadcast_one_to_all(np.asarray([stop, bool(failure)]))
-      failure = failure or ("an action failed; see the output of process 0" if failed else "")
-    if failure:
-      raise InputError(f"{failure}. {self._first_not_finite()}".strip())
-    self.trainer.stop_training |= bool(stop)
-
-  def _first_not_finite(self) -> str:
-    """Returns a sentence on the first loss that was not finite; "" if all were."""
-    self.trainer.finish_steps()
-    step = self.trainer.first_not_finite
-    if step is None:
-      return ""
-    path = trainer_lib.not_finite_path(self.model_dir, step)
-    return f"The first loss that is not finite is that of step {step}; its batch is in {path}"

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from vmsst import errors, storage
 from vmsst.errors import InputError
 from vmsst.io import watchdog
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 from vmsst.train import data as data_lib
 from vmsst.train import partitioning, progress, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
@@ -411,7 +411,7 @@ class Trainer:
         for name, value in step.batch.items():
           parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
           rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
-        with atomic_files.atomic_file(not_finite_path(self._summary_dir, step.number)) as file:
+        with outputs.atomic_file(self._not_finite_path(step.number)) as file:
           np.savez(file, **rows)
     watchdog.alive()
     if bar is not None:
@@ -421,6 +421,20 @@ class Trainer:
     """Waits for all steps, so that `first_not_finite` is up to date."""
     while self._in_flight:
       self._finish_step(bar)
+
+  def _not_finite_path(self, step: int) -> storage.Path:
+    part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
+    folder = storage.path(self._summary_dir or ".")
+    return folder / "not_finite" / f"batch_of_step_{step}{part}.npz"
+
+  def describe_first_not_finite(self) -> str:
+    """Returns a sentence on the first loss that was not finite; "" if all were."""
+    self.finish_steps()
+    step = self.first_not_finite
+    if step is None:
+      return ""
+    path = self._not_finite_path(step)
+    return f"The first loss that is not finite is that of step {step}; its batch is in {path}"
 
   def finish_writing(self) -> None:
     """Waits until the metrics so far are on disk; raises errors of writing them."""
@@ -484,9 +498,3 @@ class Trainer:
     self._pool.shutdown(wait=True)
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()
-
-
-def not_finite_path(model_dir: str, step: int) -> storage.Path:
-  """Returns the file for the batch of a step with a loss that is not finite, per process."""
-  part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
-  return storage.path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"

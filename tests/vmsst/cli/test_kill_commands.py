@@ -56,8 +56,9 @@ def write_texts(start, count):
   for side in ("source", "target"):
     line_files.write_lines(start / f"{side}.txt", [f"{side} {i}" for i in range(count)])
     near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
-    settings = {"lines": count, "encoder": "x", "language": None}
-    naive_search.write_vectors(start / f"{side}.vectors", near_ND, settings=settings)
+    naive_search.write_vectors(
+      start / f"{side}.vectors", near_ND, inputs={"encoder": {"name": "x"}}
+    )
 
 
 @pytest.mark.slow
@@ -100,24 +101,24 @@ IMPORTS = [
   "vmsst.mining.pair_scoring",
   "vmsst.mining.text_search",
   "vmsst.search.device_search",
-  "vmsst.encoder.file_embedding",
-  "vmsst.search.index_folder",
+  "vmsst.cli.embedding",
+  "vmsst.search.faiss_index",
 ]
 # Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
 PARTS = {
   "mine": (
     "mine source.txt target.txt OUT --vectors source.vectors target.vectors",
-    {"vmsst.search.sharded_search._LEAST_SOURCES": 64},
+    {"vmsst.search.exact_search._LEAST_SOURCES": 64},
     (40, [1, 500, 5000, 9000]),
   ),
   "index": (
     "index source.vectors OUT --factory IVF4,SQ8",
-    {"vmsst.search.index_folder._SHARD_ROWS": 150},
+    {"vmsst.search.faiss_index.SHARD_ROWS": 150},
     (20, [200, 3000]),
   ),
   "embed": (
     "embed run source.txt OUT",
-    {"vmsst.encoder.file_embedding._SHARD_LINES": 80},
+    {"vmsst.cli.embedding._SPAN_LINES": 80},
     (8, [200, 1500]),
   ),
 }

@@ -1,4 +1,4 @@
-"""Documents are split into sentences, and texts into the same words wherever they become ids."""
+"""Texts are split into the same words wherever they become ids."""
 
 import functools
 import gzip
@@ -17,29 +17,7 @@ from vmsst import errors
 from vmsst.data import readers, rows, sample, vocabularies, vocabulary_training, word_splitting
 from vmsst.data.word_splitting import split_words
 from vmsst.encoder import encoder as encoder_lib
-from vmsst.evaluation.benchmarks import documents
 from vmsst.tasks import bitext, evaluation
-
-
-@pytest.mark.parametrize(
-  ("text", "expected"),
-  [
-    ('J. S. Bach came. "Why?" he asked. So (it is.) At 3.5 km. it ended... Ok… no', 5),
-    ("One!!! Two?! Three", 3), ("今天好。明天呢？「好！」她说。", 4), ("هل هذا؟ نعم. لا۔ہاں", 4),
-    ("नमस्ते। कैसे", 2), ("first line\n\n second line \n", 2), ("Straße. é una frase", 1),
-    ("  spare \t space. Here  ", 2), ("", 1), (" \n ", 1),
-  ],
-)  # fmt: skip
-def test_documents_are_split_into_sentences(text, expected):
-  found = documents.sentences(text)
-  assert len(found) == expected, found
-  assert "".join("".join(found).split()) == "".join(text.split())  # nothing is lost
-  assert all(x == x.strip() for x in found)
-  assert expected == 1 or all(found)
-
-
-def test_what_looks_like_many_ends_is_split_in_linear_time():
-  assert len(documents.sentences("!" * 100_000 + " " * 100_000)) == 1
 
 
 def test_rules_are_those_of_sacremoses():

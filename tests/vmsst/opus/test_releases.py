@@ -4,8 +4,10 @@ import os
 import struct
 import zipfile
 
+import memory_store
 import opus_tree
 import pytest
+from fsspec.implementations import memory
 
 from vmsst import errors
 from vmsst.data import formats
@@ -308,3 +310,28 @@ def test_bombs_are_left_out(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "_BOMB_BYTES", 1 << 20)
   assert _read(_release(tmp_path / "a.tmx"))[1][-1][1] == "a unit of more than 4 MB"
   assert _read(_release(path))[1][-1][1] == "text that was compressed more than 500 times"
+
+
+def test_a_release_is_identified_by_content_not_by_size_and_time(tmp_path):
+  path = tmp_path / "x.tsv"
+  path.write_bytes(b"a\tb\n")
+  os.utime(path, (1e9, 1e9))
+  first = _release(path).identity
+  path.write_bytes(b"a\tc\n")
+  os.utime(path, (1e9, 1e9))
+  assert _release(path).identity != first
+
+
+def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tmp_path, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  opus_tree.write(tmp_path, [opus_tree.Part("Europarl", "v8", ("de", "en"), ROWS)])
+  store.put(str(tmp_path), "gs://data/opus", recursive=True)
+  ((release,), _) = releases.scan("gs://data/opus")
+  assert len(list(releases.read(release))) == len(ROWS)
+
+  def readinto(self, buffer):
+    raise ConnectionResetError("lost")
+
+  monkeypatch.setattr(memory.MemoryFile, "readinto", readinto)
+  with pytest.raises(errors.InputError, match="cannot be read: ConnectionResetError: lost"):
+    list(releases.read(release))

@@ -119,7 +119,7 @@ def f1_scores(
   return metrics
 
 
-def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
+def _read_bucc(split: str, root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair; only one pair is in memory at a time."""
   tasks = []
   for name in PAIRS:
@@ -130,7 +130,7 @@ def _read_bucc(split: str, root: storage.Path) -> list[suite.LargeTask]:
     ]
     if len(gold) > 1:
       raise errors.InputError(f"{gold[0]} and {gold[1]} have the same name: remove one")
-    tasks += [_read_pair(name, path).streamed() for path in gold]
+    tasks += [dataclasses.replace(_read_pair(name, path), large=True) for path in gold]
   return tasks
 
 
@@ -170,9 +170,11 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
   return suite.Benchmark(
     name=name,
     title=title,
-    folders=("bucc2018",),
-    layout=f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
-    source=_BUCC_SOURCE,
+    files=suite.Files(
+      ("bucc2018",),
+      f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
+      _BUCC_SOURCE,
+    ),
     read=functools.partial(_read_bucc, split),
     averages=summarize,
     sets=PAIRS,
@@ -184,9 +186,11 @@ BUCC_TEST = _bucc("bucc_test", "BUCC 2018 (test data)", "test")
 MINING = suite.Benchmark(
   name="mining",
   title="Bitext mining in other corpora of BUCC's form",
-  folders=("mining",),
-  layout="xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
-  source="create these files from any corpora",
+  files=suite.Files(
+    ("mining",),
+    "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
+    "create these files from any corpora",
+  ),
   read=read_mining,
   averages=summarize,
 )

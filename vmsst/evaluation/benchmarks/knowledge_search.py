@@ -1,18 +1,21 @@
-"""Searches a knowledge base of questions by units of work, each a span of its lines.
+"""Searches a knowledge base of questions by parts, each a span of its lines.
 
-Every unit embeds its questions, finds the nearest one to each query, and says whether its answer is
-right: by whole vectors and by each number of their first dimensions that is evaluated (W of them in
-array names). Memory does not grow with the knowledge base. `sample` returns a small part of it.
+For each part, the questions are embedded, the nearest one to each query is found, and its answer is
+right or not: by whole vectors and by each number of their first dimensions that is evaluated (W of
+them in array names). Memory does not grow with the knowledge base. `sample` returns a small part of
+it.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import heapq
 import itertools
 import json
-import os
 import random
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,166 +23,147 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.encoder import encoding
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
 from vmsst.io import line_spans, progress_bar, text_files
-from vmsst.jobs import atomic_files, base, engines
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
-"""Lines of a unit, whose vectors are in memory at once."""
+"""Lines of a part, whose vectors are in memory at once."""
 
 LANGUAGE = "en"
 """Language of the knowledge base."""
 RIGHT_PER_QUERY = 10
 """Maximum number of questions with a right answer that `sample` adds for each query."""
 
-_FORMAT = 2
-"""Version of the results; increase it if the same lines get others."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-  """Queries in a file that all processes see.
+  """What is searched for.
 
   Attributes:
-    path: File of their vectors and right answers.
-    digest: Hash of the queries and answers.
-    sizes: Numbers of dimensions to search by; None: all.
+    texts: The queries, by language; Q in all.
+    gold: The right answers of each query, sorted.
+    sizes: The numbers of first dimensions to search by; None: all.
   """
 
-  path: str
-  digest: str
+  texts: tuple[tuple[str, tuple[str, ...]], ...]
+  gold: tuple[tuple[str, ...], ...]
   sizes: tuple[int | None, ...]
 
 
-@functools.lru_cache(1)
-def _opened(queries: Queries) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
-  """Returns the vectors of each size, and each query's right answers; a process keeps them."""
-  with storage.open_binary(queries.path) as stream:
-    arrays = np.load(stream, allow_pickle=False)
-    vectors_QD, gold = arrays["vectors"], json.loads(arrays["gold"].tobytes())
-  cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in queries.sizes]
-  return cut, [frozenset(answers) for answers in gold]
-
-
 @dataclasses.dataclass(frozen=True)
-class SearchSpan(base.StagedUnit):
-  """Writes the best question of a span for each query: its cosine, and whether it is right.
+class _Part:
+  """Lines of the knowledge base, and a digest of the queries to search for among them."""
 
-  Attributes:
-    encoder: The encoder.
-    queries: The queries.
-    span: The lines, in one of the formats of `parse`.
-    compare: Compares vectors.
-    path: Output file.
-  """
-
-  encoder: encoding.EncoderSource
-  queries: Queries
   span: line_spans.Span
-  compare: exact_search.Compare
-  path: str
+  queries: str
 
-  @functools.cached_property
-  def key(self) -> str:
-    """Hash of everything that the output depends on."""
-    queries = self.queries.digest, self.queries.sizes
-    return base.digest("knowledge", _FORMAT, self.encoder.identity, *queries, self.span.digest)
+  @property
+  def key(self) -> Any:
+    """What identifies the part, as JSON."""
+    return [self.queries, self.span.digest]
+
+  @property
+  def lines(self) -> int:
+    """Number of lines."""
+    return self.span.lines
 
   def __str__(self) -> str:
     return str(self.span)
 
-  def read(self) -> tuple[list[str], Any, list[list[str]]]:
-    """Returns the questions, also tokenized if the encoder supports it, and their answers."""
-    pairs = list(parse(self.span.read(), self.span.name, self.span.first))
-    texts = [question for question, _ in pairs]
-    prepared = encoding.prepare(self.encoder.open(), texts, [LANGUAGE] * len(texts))
-    return texts, prepared, [answer for _, answer in pairs]
-
-  def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float32 [W, Q] and bool [W, Q]. Among equally near questions the first counts."""
-    texts, tokens, found_answers = prepared
-    queries, gold = _opened(self.queries)
-    codes = [LANGUAGE] * len(texts)
-    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
-    encoding.check_finite(vectors_MD, texts)
-    score_WQ = np.empty((len(queries), len(gold)), np.float32)
-    right_WQ = np.empty(score_WQ.shape, bool)
-    for number, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
-      unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-      near = exact_search.top_k(query, unit_MD, compare=self.compare)
-      index_Q = near.index_NK[:, 0]
-      right_WQ[number] = are_right(index_Q, found_answers, gold)
-      # Not the scores of the search: their rounding differs slightly from span to span.
-      score_WQ[number] = _cosines(query, unit_MD, index_Q)
-    return score_WQ, right_WQ
-
-  def write(self, computed: Any) -> dict[str, Any]:
-    """Writes the file."""
-    score_WQ, right_WQ = computed
-    with atomic_files.atomic_file(self.path) as stream:
-      np.savez(stream, score=score_WQ, right=right_WQ)
-    return {}
-
 
 def search(
-  tools: suite.Tools,
-  queries: Sequence[suite.Side],
-  gold: Sequence[frozenset[str]],
-  paths: Sequence[storage.Path],
-) -> tuple[int, np.ndarray]:
-  """Returns the size of a knowledge base, and whether each query's nearest question is right.
+  vectors: embedder.Embedder, queries: Queries, paths: Sequence[storage.Path]
+) -> np.ndarray:
+  """Returns whether each query's nearest question in a knowledge base is right, bool [W, Q].
 
-  Resumes after interruption from the folder of the tools. The first call searches by all numbers of
-  dimensions that are evaluated; the others read its results.
+  Among equally near questions the first counts.
 
   Args:
-    tools: Embed texts and compare vectors.
-    queries: The queries, Q in all.
-    gold: The right answers of each query.
-    paths: Files of the knowledge base.
-
-  Returns:
-    Number of its questions, and bool [Q].
+    vectors: Embeds the texts, in parts that it may keep.
+    queries: The queries.
+    paths: Files of the knowledge base; see `parse`.
 
   Raises:
-    InputError: a file is broken.
-    NotFiniteError: a vector is not finite.
+    InputError: a file is broken, or a vector is not finite.
   """
-  folder = os.fspath(tools.folder)
-  cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
-  stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
-  units = [
-    SearchSpan(
-      tools.embedder.source,
-      stored,
-      span,
-      tools.compare,
-      os.path.join(folder, f"best-{number:05d}.npz"),
-    )
-    for number, span in enumerate(cut.spans)
-  ]
-  try:
-    with tools.embedder.opened():
-      engines.run("search", units, tools.embedder.engine)
-  finally:
-    _opened.cache_clear()
-  column = stored.sizes.index(tools.dimensions)
-  best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
-  for unit in units:
-    with storage.open_binary(unit.path) as stream:
-      arrays = np.load(stream, allow_pickle=False)
-      score_Q, own_Q = arrays["score"][column], arrays["right"][column]
-    nearer_Q = score_Q > best_Q
-    best_Q = np.where(nearer_Q, score_Q, best_Q)
-    right_Q = np.where(nearer_Q, own_Q, right_Q)
-  return cut.lines, right_Q
+  digest = hashlib.sha256(json.dumps(dataclasses.astuple(queries)).encode()).hexdigest()
+  best_WQ = np.full((len(queries.sizes), len(queries.gold)), -np.inf, np.float32)
+  right_WQ = np.zeros(best_WQ.shape, bool)
+  with contextlib.ExitStack() as stack:
+    stack.callback(_query_vectors.cache_clear)
+    folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
+    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
+    prepare = functools.partial(_read, vectors.source)
+    compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
+    parts = [_Part(span, digest) for span in spans]
+    for nearest in vectors.map("search", prepare, compute, parts, keep=True):
+      vectors.check_width(int(nearest["width"]))
+      nearer_WQ = nearest["score"] > best_WQ
+      best_WQ = np.where(nearer_WQ, nearest["score"], best_WQ)
+      right_WQ = np.where(nearer_WQ, nearest["right"], right_WQ)
+  return right_WQ
+
+
+def _read(source: encoding.EncoderSource, part: _Part) -> tuple[list[str], Any, list[list[str]]]:
+  """Returns the questions, also tokenized if the encoder supports it, and their answers."""
+  pairs = list(parse(part.span.read(), part.span.name, part.span.first))
+  texts = [question for question, _ in pairs]
+  tokens = encoding.prepare(source.open(), texts, [LANGUAGE] * len(texts))
+  return texts, tokens, [answer for _, answer in pairs]
+
+
+def _nearest(
+  source: encoding.EncoderSource,
+  queries: Queries,
+  search: exact_search.Search,
+  prepared: tuple[list[str], Any, list[list[str]]],
+) -> embedder.Arrays:
+  """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
+  texts, tokens, answers = prepared
+  query_QD = _query_vectors(source, queries)
+  vectors_MD = encoding.encode(
+    source.open(), tokens, language=[LANGUAGE] * len(texts), progress=False
+  )
+  encoding.check_finite(vectors_MD, texts)
+  scores, right = [], []
+  for size in queries.sizes:
+    unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
+    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
+    right.append(are_right(index_Q, answers, queries.gold))
+    # Not the scores of the search: their rounding differs slightly from part to part.
+    scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))
+  return {
+    "score": np.array(scores),
+    "right": np.array(right),
+    "width": np.array(vectors_MD.shape[1]),
+  }
+
+
+@functools.lru_cache(1)  # A process searches for the same queries in many parts.
+def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
+  """Returns the vectors of the queries, float32 [Q, D]."""
+  vectors = []
+  for code, texts in queries.texts:
+    codes = [code] * len(texts)
+    vectors.append(encoding.encode(source.open(), texts, language=codes, progress=False))
+    encoding.check_finite(vectors[-1], texts)
+  return np.concatenate(vectors)
+
+
+def _cosines(query_QD: np.ndarray, unit_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
+  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
+  parts = []
+  for rows in exact_search.blocks(len(index_Q)):
+    unit_BD = exact_search.unit_rows(query_QD[rows])
+    parts.append(np.einsum("bd,bd->b", unit_BD, unit_MD[index_Q[rows]]))
+  return np.concatenate(parts)
 
 
 def are_right(
-  index_Q: np.ndarray, answers: Sequence[Iterable[str]], gold: Sequence[frozenset[str]]
+  index_Q: np.ndarray, answers: Sequence[Iterable[str]], gold: Sequence[Iterable[str]]
 ) -> np.ndarray:
   """Returns whether a question of the knowledge base has a right answer of each query, bool [Q].
 
@@ -260,34 +244,6 @@ def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str
       record = files.parse(line, location)
       question = files.text(record, "question", location)
       yield question, files.text_list(record, "answer", location)
-
-
-def _store(
-  tools: suite.Tools, queries: Sequence[suite.Side], gold: Sequence[frozenset[str]], path: str
-) -> Queries:
-  """Writes the vectors of queries and their right answers; returns the file."""
-  answers_by_question = [sorted(item) for item in gold]
-  texts = [[item.language, list(item.texts)] for item in queries]
-  stored = Queries(
-    path, base.digest(texts, answers_by_question), (None, *tools.embedder.dimensions)
-  )
-  vectors_QD = np.concatenate([tools.embedder(item) for item in queries])
-  with atomic_files.atomic_file(path) as stream:
-    np.savez(
-      stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_by_question).encode(), "u1")
-    )
-  return stored
-
-
-def _cosines(
-  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_Q: np.ndarray
-) -> np.ndarray:
-  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
-  parts = []
-  for start in range(0, len(index_Q), SHARD):
-    rows = slice(start, start + SHARD)
-    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
-  return np.concatenate(parts)
 
 
 def _words(text: str) -> set[str]:

@@ -27,14 +27,11 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
 from vmsst.io import input_files, text_files
-from vmsst.search import exact_search
 
 METRICS = ("accuracy", "xsim", "hubness")
-NTREX_CODES = tuple(each.ntrex for each in languages.LANGUAGES if each.ntrex)
-FLORES_CODES = tuple(
-  each.flores[0] for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"
-)
-"""Codes of the languages of FLORES-200; FLORES+ added N'Ko."""
+NTREX_LANGUAGES = [each for each in languages.LANGUAGES if each.ntrex]
+FLORES_LANGUAGES = [each for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"]
+"""The languages of FLORES-200; FLORES+ added N'Ko."""
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": averages.FLORES,
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
@@ -96,25 +93,27 @@ def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   return [_task(paths, changed)]
 
 
-def ntrex_folder(root: storage.Path) -> storage.Path:
-  """Returns the folder of NTREX's files under the data root, with or without `NTREX-128`."""
+def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
+  """Returns NTREX's files under the data root, by language code; a second reference is CODE_2."""
   inner = root / "ntrex" / "NTREX-128"
-  return inner if inner.is_dir() else inner.parent
+  patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
+  paths: dict[str, storage.Path] = {}
+  folder = inner if inner.is_dir() else inner.parent
+  for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
+    start, code = files.plain_name(path).removesuffix(".txt").split(".", 1)
+    number = start.removeprefix("newstest2019-ref-")
+    label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
+    if paths.setdefault(label, path) is not path:
+      raise errors.InputError(f"{paths[label]} and {path} both have language {label}: remove one")
+  return paths
 
 
 def read_ntrex(
   root: storage.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
   """Returns one task of all languages, or of those whose codes `keep` accepts."""
-  folder = ntrex_folder(root)
-  patterns = ("newstest2019-src.*.txt", "newstest2019-ref.*.txt", "ntrex.*.txt")
-  paths: dict[str, storage.Path] = {}
-  for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
-    code = files.plain_name(path).split(".")[1]
-    if paths.setdefault(code, path) is not path:
-      raise errors.InputError(f"{paths[code]} and {path} both have language {code}: remove one")
-  kept = {files.known_code(code, path): path for code, path in paths.items()}
-  return [_task({code: path for code, path in kept.items() if keep(code)}, None)]
+  paths = {code: path for code, path in ntrex_files(root).items() if "_" not in code}
+  return [_task({code: path for code, path in paths.items() if keep(code)}, None)]
 
 
 def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.Task:
@@ -130,13 +129,10 @@ def _score(
   sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
   named = [side.language for side in sides[: len(sides) - (changed is not None)]]
-  compared = [
-    exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors[: len(named)]
-  ]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for i, j in itertools.combinations(range(len(named)), 2):
     if languages.language(named[i]) != languages.language(named[j]):
-      forward, backward = xsim.nearest(compared[i], compared[j])
+      forward, backward = xsim.nearest(vectors[i], vectors[j])
       metrics[i, j] = _rates(forward, sides[j].texts)
       metrics[j, i] = _rates(backward, sides[i].texts)
   for (i, j), numbers in metrics.items():
@@ -225,16 +221,16 @@ def _flores(name: str, split: str) -> suite.Benchmark:
   return suite.Benchmark(
     name=name,
     title=f"FLORES-200 ({split})",
-    folders=(f"flores200/{split}",),
-    more_files=(f"flores200/{split}_augmented/*",),
-    layout=(
+    files=suite.Files(
+      (f"flores200/{split}",),
       f"xxx_Xxxx.{split}, plain or .gz; for xSIM++ ../{split}_augmented with "
-      f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json"
+      f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json",
+      FLORES_SOURCE,
+      more=(f"flores200/{split}_augmented/*",),
     ),
-    source=FLORES_SOURCE,
     read=functools.partial(_read_flores, split),
     averages=functools.partial(summarize, GROUPS),
-    codes=FLORES_CODES,
+    sets=FLORES_LANGUAGES,
   )
 
 
@@ -243,10 +239,12 @@ FLORES_DEV = _flores("flores_dev", "dev")
 NTREX = suite.Benchmark(
   name="ntrex",
   title="NTREX-128",
-  folders=("ntrex",),
-  layout="newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
-  source=NTREX_SOURCE,
+  files=suite.Files(
+    ("ntrex",),
+    "newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
+    NTREX_SOURCE,
+  ),
   read=read_ntrex,
   averages=functools.partial(summarize, {}),
-  codes=NTREX_CODES,
+  sets=NTREX_LANGUAGES,
 )

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import averages, files, knowledge_search
 from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
@@ -109,33 +109,43 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
   return [_not_empty(questions, path) for questions in by_language.values()]
 
 
-def knowledge_retrieval(
-  tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[storage.Path]
-) -> list[suite.Result]:
-  """Returns `accuracy`, R@1: how often the nearest question of a knowledge base has a right answer.
+@dataclasses.dataclass(frozen=True)
+class KnowledgeSearch(suite.Task):
+  """Finds the nearest questions of a knowledge base, which is read and searched once for all sets.
 
-  Reads, embeds and searches the knowledge base once for all sets. Among equally near questions the
-  first counts. A second call resumes from the folder of the tools.
+  `score` maps whether the answer to each text of each side is right, bool [N] each, to results.
 
-  Args:
-    tools: Embed texts and compare vectors.
-    sets: The questions to search for.
+  Attributes:
+    gold: The right answers of each text of all sides.
     paths: Files of the knowledge base; see `knowledge_search.parse`.
-
-  Raises:
-    InputError: a file is broken or empty, or a vector is not finite.
   """
-  queries = [suite.Side(questions.language, questions.texts) for questions in sets]
-  gold = [answers for questions in sets for answers in questions.gold]
-  count, right_Q = knowledge_search.search(tools, queries, gold, paths)
-  tools.report(f"{count:,} questions of the knowledge base searched")
-  ends = np.cumsum([len(questions.texts) for questions in sets])[:-1]
-  return list(map(_accuracy, sets, np.split(right_Q, ends)))
+
+  gold: Sequence[frozenset[str]] = ()
+  paths: Sequence[storage.Path] = ()
+
+  def results(
+    self, vectors: embedder.Embedder, sizes: Sequence[int | None]
+  ) -> dict[int | None, list[suite.Result]]:
+    """See `suite.Task`."""
+    queries = knowledge_search.Queries(
+      tuple((side.language, tuple(side.texts)) for side in self.sides),
+      tuple(tuple(sorted(answers)) for answers in self.gold),
+      tuple(sizes),
+    )
+    right_WQ = knowledge_search.search(vectors, queries, self.paths)
+    ends = np.cumsum([len(side.texts) for side in self.sides])[:-1]
+    return {
+      size: self.score(*np.split(right_Q, ends))
+      for size, right_Q in zip(sizes, right_WQ, strict=True)
+    }
 
 
-def _accuracy(questions: Questions, right_N: np.ndarray) -> suite.Result:
-  metrics = {"accuracy": 100 * float(right_N.mean())}
-  return suite.Result(questions.name, (questions.language,), metrics)
+def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Result]:
+  """Returns `accuracy`, R@1: how often the nearest question has a right answer."""
+  return [
+    suite.Result(each.name, (each.language,), {"accuracy": 100 * float(right_N.mean())})
+    for each, right_N in zip(sets, right, strict=True)
+  ]
 
 
 def _averages(
@@ -170,7 +180,7 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
 
 def _read(
   counted: MkqaQuestions, root: storage.Path, *, sample: int | None = None
-) -> list[suite.LargeTask] | list[suite.Task]:
+) -> list[suite.Task]:
   sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
@@ -180,9 +190,10 @@ def _read(
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
   if sample is not None:
     return [_sampled_task(sets, paths, sample)]
-  measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
-  texts = functools.partial(itertools.chain.from_iterable, [questions.texts for questions in sets])
-  return [suite.LargeTask("knowledge base", measure, texts)]
+  sides = tuple(suite.Side(each.language, each.texts) for each in sets)
+  gold = [answers for each in sets for answers in each.gold]
+  score = functools.partial(_accuracies, sets)
+  return [KnowledgeSearch("knowledge base", sides, score, large=True, gold=gold, paths=paths)]
 
 
 def _sampled_task(
@@ -196,11 +207,10 @@ def _sampled_task(
   texts, answers = zip(*pairs, strict=True)
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
-    knowledge = exact_search.DistinctVectors(knowledge_MD)
-    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
+    nearest = (exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0] for query_ND in queries)
     golds = (questions.gold for questions in sets)
     right = map(knowledge_search.are_right, nearest, itertools.repeat(answers), golds)
-    return list(map(_accuracy, sets, right))
+    return _accuracies(sets, *right)
 
   sides = (suite.Side(questions.language, questions.texts) for questions in sets)
   return suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)
@@ -216,13 +226,13 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
   return suite.Benchmark(
     name="questions",
     title="Question retrieval in PAQ (NQ, MKQA)",
-    folders=("paq",),
-    more_files=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
-    layout=(
+    files=suite.Files(
+      ("paq",),
       "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
-      "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz"
+      "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz",
+      f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
+      more=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
     ),
-    source=f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
     read=functools.partial(_read, counted),
     options={MKQA_OPTION: counted},
     averages=_averages,
@@ -294,10 +304,12 @@ def _small_averages(
 MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="MKQA's questions among their English originals and NQ's",
-  folders=("mkqa", "nq"),
-  files=("mkqa/mkqa.wide.tsv",),
-  layout="mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
-  source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
+  files=suite.Files(
+    ("mkqa", "nq"),
+    "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
+    f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
+    lone=("mkqa/mkqa.wide.tsv",),
+  ),
   read=_read_small,
   averages=_small_averages,
   sets=_SMALL_LANGUAGES,

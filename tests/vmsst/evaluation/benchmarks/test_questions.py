@@ -10,7 +10,7 @@ import line_files
 import pytest
 
 from vmsst import errors, languages
-from vmsst.evaluation import benchmarks, suite
+from vmsst.evaluation import benchmarks, embedder, suite
 from vmsst.evaluation.benchmarks import knowledge_search, questions
 
 
@@ -75,11 +75,9 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   monkeypatch.setattr(knowledge_search, "SHARD", 7)
   encoder = sign_encoder()
   (task,) = questions.QUESTIONS.read(tmp_path)
-  told = []
-  results = task.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work", told.append))
+  results = task.results(embedder.Embedder(encoder), [None])[None]
   # Each set once, then 16 and 34 questions of two files, at most seven at a time.
   assert encoder.sizes == [20, 11, 11, 11, 7, 7, 2, 7, 7, 7, 7, 6]
-  assert told == ["50 questions of the knowledge base searched"]
   kept = [i for i in range(12) if i != 3]
   expected = {
     "nq": loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base),
@@ -111,11 +109,7 @@ def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
   encoder = sign_encoder()
   dropped, counted = (
     suite.evaluate(
-      encoder,
-      benchmarks.get_benchmarks(["questions"], mkqa_questions=choice),
-      tmp_path,
-      tmp_path / "out",
-      name="x",
+      encoder, benchmarks.get_benchmarks(["questions"], mkqa_questions=choice), tmp_path
     )["benchmarks"]["questions"]
     for choice in ("answered", "all")
   )
@@ -138,7 +132,7 @@ def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search
   assert list(sampled.sides[0].texts) == [question for question, _ in base]
   found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
   (full,) = questions.QUESTIONS.read(tmp_path)
-  assert found == full.measure(suite.Tools(suite.Embedder(encoder), tmp_path / "work"))
+  assert found == full.results(embedder.Embedder(encoder), [None])[None]
   assert {x.name: x.metrics["accuracy"] for x in found}["nq"] == pytest.approx(
     loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base)
   )
@@ -187,46 +181,13 @@ def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(t
   assert [tuple(pair) for pair in json.loads(done.stdout)] == expected
 
 
-class Killed(Exception):
-  pass
-
-
-def test_a_killed_search_resumes_where_it_was(tmp_path, monkeypatch):
-  write_all(tmp_path)
-  monkeypatch.setattr(knowledge_search, "SHARD", 8)
-
-  def search(folder, encode=signs):
-    (task,) = questions.QUESTIONS.read(tmp_path)
-    encoder = fake_encoders.FakeEncoder(functools.partial(encode, width=16))
-    return task.measure(suite.Tools(suite.Embedder(encoder), folder)), encoder.sizes
-
-  def killed(text, width):
-    if text == "paq 40":
-      raise Killed
-    return signs(text, width)
-
-  whole, _ = search(tmp_path / "whole")
-  folder = tmp_path / "work"
-  with pytest.raises(Killed):
-    search(folder, killed)
-  queries = [20, 11, 11, 11]
-  assert search(folder) == (whole, [*queries, 8, 2])
-  assert search(folder) == (whole, queries)
-  with (tmp_path / "paq" / "b.tsv").open("a") as stream:
-    stream.write("one more\tanswer\n")
-  changed, sizes = search(folder)
-  assert sizes == [*queries, 3]
-  assert changed == search(tmp_path / "new")[0]
-
-
 def test_mkqa_small_asks_for_the_question_itself(tmp_path):
   write_records(tmp_path / "nq" / "nq-open.dev.jsonl.gz", [{"question": "other", "answer": ["x"]}])
   path = tmp_path / "mkqa" / "mkqa.wide.tsv"
   path.parent.mkdir()
   path.write_text("id\tsplit\tar\ten\tzh_cn\n1\tdev\tone\tone\tother\n2\tdev\ttwo\ttwo\ttwo\n")
   (task,) = questions.MKQA_SMALL.read(tmp_path)
-  embed = suite.Embedder(sign_encoder(64))
-  results = task.score(*map(embed, task.sides))
+  results = task.results(embedder.Embedder(sign_encoder(64)), [None])[None]
   assert [(x.name, x.languages, x.metrics) for x in results] == [
     ("ar", ("ar", "en"), {"accuracy": 100.0, "R@10": 100.0}),
     ("zh_cn", ("zh_cn", "en"), {"accuracy": 50.0, "R@10": 100.0}),
@@ -246,4 +207,4 @@ def test_a_broken_knowledge_base_is_named(tmp_path):
   (tmp_path / "paq" / "b.tsv").write_text("x\ty\nx\ty\tz\n")
   (task,) = questions.QUESTIONS.read(tmp_path)
   with pytest.raises(errors.InputError, match=r"b\.tsv:2: 3 fields"):
-    task.measure(suite.Tools(suite.Embedder(sign_encoder()), tmp_path / "work"))
+    task.results(embedder.Embedder(sign_encoder()), [None])

@@ -1,8 +1,4 @@
 import collections
-import dataclasses
-import functools
-import itertools
-import json
 
 import benchmark_trees
 import fake_encoders
@@ -11,135 +7,16 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import bitext_mining, paracrawl, parallel, tatoeba
+from vmsst.evaluation.benchmarks import bitext_mining, paracrawl
 from vmsst.evaluation.metrics import xsim
-from vmsst.evaluation.report import published
 
 
 def nearest(sources, targets, margin):
   """Returns the target of every source by margin or by cosine; `test_metrics.py` tests these."""
   forward, _ = xsim.nearest(np.array(sources), np.array(targets))
   return (forward.margin_N if margin else forward.cosine_N).tolist()
-
-
-def texts_and_vectors(codes, count=20):
-  """Writes translations with one repeated sentence per language; returns a vector per text."""
-  rng = np.random.default_rng(0)
-  meaning = rng.normal(size=[count, 6]) + 0.5
-  texts, vectors = {}, {}
-  for code in codes:
-    texts[code] = [f"{code} {i if i != 7 else 3}" for i in range(count)]
-    for text, vector in zip(texts[code], meaning, strict=True):
-      vectors.setdefault(text, vector + 0.8 * rng.normal(size=6))
-  return texts, vectors
-
-
-def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
-  codes = ["deu_Latn", "eng_Latn", "fra_Latn", "kor_Hang"]
-  texts, vectors = texts_and_vectors(codes)
-  for code in codes:
-    line_files.write_lines(tmp_path / "flores200" / "devtest" / f"{code}.devtest", texts[code])
-    line_files.write_lines(tmp_path / "flores200" / "dev" / f"{code}.dev", texts[code][:2])
-  seen = [languages.language(code) for code in ("de", "fr")]
-  groups = {"accuracy": {"a": ["de", "fr", "ko"]}, "xsim": {"b": ["en", "fr"], "c": ["en", "ja"]}}
-  averages = functools.partial(parallel.summarize, groups)
-  benchmark = dataclasses.replace(parallel.FLORES, averages=averages)
-  encoder = fake_encoders.table_encoder(vectors)
-  found = benchmark_trees.run_benchmark(benchmark, encoder, tmp_path, seen=seen)
-  names = [f"{x}-{y}" for x, y in itertools.permutations(codes, 2)]
-  assert [each["name"] for each in found["results"]] == names
-  values = {}
-  for each in found["results"]:
-    x, y = each["languages"]
-    sides = [[vectors[text] for text in texts[code]] for code in (x, y)]
-    plain, margin = (nearest(*sides, margin) for margin in (False, True))
-    errors_ = [i for i, row in enumerate(margin) if texts[y][row] != texts[y][i]]
-    # Of two equal sentences the first is found for both.
-    hits = [i for i, row in enumerate(plain) if row == i]
-    assert each["metrics"] == pytest.approx(
-      {
-        "accuracy": 5 * len(hits),
-        "xsim": 5 * len(errors_),
-        "hubness": xsim.nearest(*map(np.array, sides))[0].hubness,
-      }
-    )
-    assert 7 not in hits
-    values[x[:3], y[:3]] = each["metrics"]
-  parts = {
-    "": list(values),
-    " without English": [pair for pair in values if "eng" not in pair],
-    " to English": [pair for pair in values if pair[1] == "eng"],
-    " from English": [pair for pair in values if pair[0] == "eng"],
-    " seen": [("deu", "fra"), ("fra", "deu")],
-    " unseen": [pair for pair in values if {*pair} != {"deu", "fra"}],
-  }
-  for metric, (part, pairs) in itertools.product(parallel.METRICS, parts.items()):
-    expected = np.mean([values[pair][metric] for pair in pairs])
-    assert found["summary"][f"{metric}{part} (incomplete)"] == pytest.approx(expected)
-  foreign = [values[pair]["accuracy"] for pair in parts[" without English"]]
-  assert found["summary"]["accuracy a"] == pytest.approx(np.mean(foreign))
-  both = [values["eng", "fra"]["xsim"], values["fra", "eng"]["xsim"]]
-  assert found["summary"]["xsim b"] == pytest.approx(np.mean(both))
-  assert found["summary"]["xsim b: fr"] == pytest.approx(both[0])
-  assert not any(name.startswith("xsim c") for name in found["summary"])
-  assert len(found["missing"]) == 204 - 4
-
-
-def test_changed_english_sentences_are_taken_for_translations(tmp_path):
-  # The first source is nearest to a change of its translation, the second to its translation, the
-  # third to a change of another sentence.
-  axes = np.eye(7)
-  vectors = {f"x {i}": axes[i] for i in range(3)}
-  vectors |= {"y 0": axes[0] + 0.5 * axes[3], "y 1": axes[1], "y 2": axes[2] + axes[4]}
-  vectors |= {"y 0 not": axes[0] + 0.1 * axes[3], "y 1 new": axes[2] + 0.1 * axes[5]}
-  vectors["odd"] = axes[6]
-  folder = tmp_path / "flores200"
-  line_files.write_lines(folder / "dev" / "deu_Latn.dev", [f"x {i}" for i in range(3)])
-  line_files.write_lines(folder / "dev" / "eng_Latn.dev", [f"y {i}" for i in range(3)])
-  line_files.write_lines(
-    folder / "dev_augmented" / "eng_Latn_augmented.dev", ["y 0 not ", "y 1 new", "odd"]
-  )
-  types = folder / "dev_augmented" / "eng_Latn_errtype.dev.json"
-  content = {
-    "y 0 not": {"src": "y 0", "errtype": "Causality"},
-    "y 1 new": {"src": "y 1", "errtype": "Entity"},
-    "odd": {"src": "y 2", "errtype": "Number"},
-  }
-  types.write_text(json.dumps(content), encoding="utf-8")
-  found = benchmark_trees.run_benchmark(
-    parallel.FLORES_DEV, fake_encoders.table_encoder(vectors), tmp_path
-  )
-  by_name = {each["name"]: each["metrics"] for each in found["results"]}
-  assert by_name["eng_Latn-deu_Latn"].keys() == {"accuracy", "xsim", "hubness"}
-  third = pytest.approx(100 / 3)
-  assert {key: value for key, value in by_name["deu_Latn-eng_Latn"].items() if "++" in key} == {
-    "xsim++": pytest.approx(200 / 3),
-    "xsim++ Causality": third,
-    "xsim++ Entity": 0,
-    "xsim++ Misaligned": third,
-    "xsim++ Number": 0,
-  }
-  assert found["summary"]["xsim++ (incomplete)"] == pytest.approx(200 / 3)
-  assert len(found["missing"]) == 204 - 2
-  types.write_text('{"y": "z"}', encoding="utf-8")
-  with pytest.raises(errors.InputError, match=r"errtype.dev.json: not a JSON object of objects"):
-    parallel.FLORES_DEV.read(tmp_path)
-
-
-def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(tmp_path):
-  texts, vectors = texts_and_vectors(["eng", "eng-GB", "deu", "zho-CN"], 4)
-  folder = tmp_path / "ntrex" / "NTREX-128"
-  line_files.write_lines(folder / "newstest2019-src.eng.txt", texts["eng"])
-  for code in ("eng-GB", "deu", "zho-CN"):
-    line_files.write_lines(folder / f"newstest2019-ref.{code}.txt", texts[code])
-  found = benchmark_trees.run_benchmark(
-    parallel.NTREX, fake_encoders.table_encoder(vectors), tmp_path
-  )
-  names = {each["name"] for each in found["results"]}
-  assert len(names) == 4 * 3 - 2
-  assert {"eng-eng-GB", "eng-GB-eng"} & names == set()
 
 
 def test_queries_are_looked_up_by_margin(tmp_path):
@@ -170,64 +47,6 @@ def test_queries_are_looked_up_by_margin(tmp_path):
     }
   )
   assert len(found["missing"]) == 20
-
-
-def degrees_vector(text):
-  """Returns the point of the unit circle at the angle, in degrees, that ends `text`."""
-  return fake_encoders.angle_vector(str(np.radians(float(text.split()[-1]))))
-
-
-def write_pairs(root, code, foreign, english):
-  sides = {code: [f"{code} {x}" for x in foreign], "eng.gz": english}
-  for side, lines in sides.items():
-    line_files.write_lines(root / "tatoeba" / f"tatoeba.{code}-eng.{side}", lines)
-
-
-def test_both_directions_and_means_by_hand(tmp_path, monkeypatch):
-  monkeypatch.setattr(tatoeba, "GROUPS", {"whole": ("cor", "yid"), "partial": ("deu", "fra")})
-  # The second German one finds the first in English; back, the second finds the third.
-  write_pairs(tmp_path, "deu", [0, 20, 90], [5, 60, 95])
-  write_pairs(tmp_path, "yid", [10], [300])  # One sentence is always found.
-  # A duplicate: both find the first, both ways.
-  write_pairs(tmp_path, "cor", [10, 10], [10, 10])
-  seen = [languages.language("de"), languages.language("en")]
-  found = benchmark_trees.run_benchmark(
-    tatoeba.BENCHMARK, fake_encoders.FakeEncoder(degrees_vector), tmp_path, seen=seen
-  )
-  by_name = {each["name"]: each["metrics"] for each in found["results"]}
-  german = {"to English": 200 / 3, "from English": 200 / 3, "average": 200 / 3}
-  assert by_name["deu"] == pytest.approx(german)
-  assert set(by_name["yid"].values()) == {100}
-  assert set(by_name["cor"].values()) == {50}
-  summary = found["summary"]
-  assert summary["average (incomplete)"] == pytest.approx((200 / 3 + 150) / 3)
-  assert summary["average seen (incomplete)"] == pytest.approx(200 / 3)
-  assert summary["average unseen (incomplete)"] == pytest.approx(75)
-  assert summary["whole"] == pytest.approx(75)
-  assert not any(name.startswith("partial") for name in summary)
-  assert len(found["missing"]) == 109
-
-
-def test_groups_of_the_ems_paper_are_those_whose_means_it_prints():
-  rows = collections.defaultdict(dict)
-  means = []
-  for number in published.load():
-    if number.paper == "ems" and number.benchmark == "tatoeba":
-      if number.of is not None:
-        code = languages.language(number.of.removesuffix("-eng")).tatoeba
-        rows[number.system][code] = number.value
-      else:
-        means.append(number)
-  checked = collections.Counter()
-  for number in means:
-    if number.name in tatoeba.GROUPS and number.system in rows:
-      codes = tatoeba.GROUPS[number.name]
-      mean = np.mean([rows[number.system][code] for code in codes])
-      # Both the languages' numbers and the mean are rounded.
-      assert mean == pytest.approx(number.value, abs=0.101), (number.system, number.name)
-      checked[number.name] += 1
-  assert all(count >= 3 for count in checked.values())
-  assert len(checked) == 10
 
 
 def naive_f1(candidates, gold):
@@ -300,7 +119,7 @@ def test_scores_are_those_of_plain_loops_and_only_one_split_is_read(tmp_path, ne
     expected[name] = naive_scores(german, english, gold, own)
   encoder = fake_encoders.table_encoder(vectors)
   both = [bitext_mining.BUCC, bitext_mining.BUCC_TEST]
-  results = suite.evaluate(encoder, both, tmp_path, tmp_path / "out", name="x")
+  results = suite.evaluate(encoder, both, tmp_path)
   found = results["benchmarks"]
   texts = [text for call in encoder.calls for text in call]
   assert len(texts) == len(set(texts)) == 4 * 60  # each sentence once

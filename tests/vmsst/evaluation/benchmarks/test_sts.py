@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from vmsst import languages
-from vmsst.evaluation.benchmarks import similarity, sts, stsb, xlsts
+from vmsst.evaluation.benchmarks import sts
 
 OFFICIAL = {  # Names as in the archives.
   "STS12-en-test": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
@@ -55,7 +55,7 @@ def test_archives_give_the_averages_of_plain_loops(official):
   root, sets = official
   assert {year: tuple(n for y, n in sets if y == year) for year in sts.SETS} == sts.SETS
   write_pairs(root / "sts/STS2012-en-train/train", "MSRpar", [("left", "out")], [1])
-  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, root)
+  found = benchmark_trees.run_benchmark(sts.STS, ENCODER, root)
   assert found["missing"] == []
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   pearson, spearman = {}, {}
@@ -80,7 +80,7 @@ def test_archives_give_the_averages_of_plain_loops(official):
   assert found["summary"] == pytest.approx(expected, abs=1e-3)
   for kind in ("input", "gs"):
     (root / f"sts/2013/STS.{kind}.SMT.txt").unlink()
-  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, root)
+  found = benchmark_trees.run_benchmark(sts.STS, ENCODER, root)
   assert found["missing"] == ["STS13.SMT"]
   lacking = {"pearson", "pearson 2013"}
   assert found["summary"].keys() == {f"{x} (incomplete)" if x in lacking else x for x in expected}
@@ -93,7 +93,7 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   (folder / "STS12.SMTnews.tsv").write_text(lines, encoding="utf-8")
   (folder / "STS12.SMTeuroparl.train.tsv").write_text("broken\n", encoding="utf-8")
   (folder / "JSTS.ja.valid.tsv").write_text("broken\n", encoding="utf-8")
-  found = benchmark_trees.run_benchmark(sts.BENCHMARK, ENCODER, tmp_path)
+  found = benchmark_trees.run_benchmark(sts.STS, ENCODER, tmp_path)
   assert [each["name"] for each in found["results"]] == ["STS12.SMTnews", "STS12"]
   assert found["results"][1]["metrics"].keys() == {"spearman (incomplete)"}
   expected = stats.pearsonr(cosines([("a", "b"), ("c", "d"), ("e", "f")]), [1, 3.5, 2]).statistic
@@ -101,11 +101,32 @@ def test_tables_are_read_too_and_one_set_suffices(tmp_path):
   assert len(found["missing"]) == sum(map(len, sts.SETS.values())) - 1
 
 
-def test_rounding_errors_do_not_rank_equal_cosines():
+def test_correlations_equal_scipy_with_ties_and_rounding_errors():
   rng = np.random.default_rng(0)
-  cosine_N, gold_N = np.round(rng.uniform(0, 1, 200), 1), rng.uniform(0, 5, 200)
-  found = similarity.correlations("x", ("en", "en"), cosine_N + rng.uniform(0, 1e-7, 200), gold_N)
-  assert found.metrics["spearman"] == pytest.approx(100 * stats.spearmanr(cosine_N, gold_N)[0])
+  first, second = rng.normal(size=[40, 6]), rng.normal(size=[40, 6])
+  second[::2] += 2 * first[::2]
+  second[3], first[3] = second[5], first[5]  # two equal cosines
+  scores = rng.integers(0, 6, 40)  # many equal scores
+  expected = [x @ y / np.sqrt((x @ x) * (y @ y)) for x, y in zip(first, second, strict=True)]
+  expected[3] = expected[5]
+  cosine_N = sts.cosines(7 * first, 0.1 * second)
+  np.testing.assert_allclose(cosine_N, expected, atol=1e-6)
+  found = sts.correlations(cosine_N + rng.uniform(0, 1e-7, 40), scores)
+  pearson, spearman = (x(expected, scores).statistic for x in (stats.pearsonr, stats.spearmanr))
+  assert found["pearson"] == pytest.approx(100 * pearson, abs=1e-4)
+  assert found["spearman"] == pytest.approx(100 * spearman, abs=1e-10)
+  rising = np.array([1.0, 2.0, 4.0])
+  assert sts.correlations(rising, 1e-200 * rising)["pearson"] == pytest.approx(100)
+  np.testing.assert_allclose(
+    sts.cosines(np.array([[0, 0], [1, 1]]), np.array([[1, 0], [1, 0]])), [0, np.sqrt(0.5)]
+  )
+
+
+def test_equal_values_have_no_correlation():
+  rising, same = np.arange(3.0), np.array([0.5, 0.5 + 1e-8, 0.5 - 1e-8])
+  for cosine_N, score_N in ((same, rising), (rising, np.ones(3)), (np.ones(1), np.ones(1))):
+    with pytest.raises(ValueError, match=r"all \d cosines or scores are equal"):
+      sts.correlations(cosine_N, score_N)
 
 
 ROW = "{split}\tfile\t2012\t{i}\t{gold}\t{code} {x}\tand {code} {y}\n"
@@ -139,7 +160,7 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   line_files.write_tsv(tmp_path / "sts" / "JSTS.ja.valid.tsv", rated)
   encoder = fake_encoders.FakeEncoder(fake_encoders.angle_vector)
   found = benchmark_trees.run_benchmark(
-    stsb.BENCHMARK, encoder, tmp_path, seen=[languages.language("de")]
+    sts.STSB, encoder, tmp_path, seen=[languages.language("de")]
   )
   by_name = {each["name"]: each["metrics"] for each in found["results"]}
   names = ["eng.test", "de.test", "de.dev (5 of 1500 pairs)", "ko.dev (4 of 1500 pairs)"]
@@ -184,7 +205,7 @@ def archives(tmp_path):
 def test_averages_are_those_of_the_paper_and_encoders_get_languages(archives):
   root, sets = archives
   encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
-  found = benchmark_trees.run_benchmark(xlsts.BENCHMARK, encoder, root)
+  found = benchmark_trees.run_benchmark(sts.XLSTS, encoder, root)
   assert [each["name"] for each in found["results"]] == [f"track{track}" for track in TRACKS]
   for metric, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
     value = {
