@@ -122,8 +122,13 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, m
     options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
   command = ["finetune", *map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out")), *options]
   if width == 4:  # stopped while it evaluates first, resumed with other steps
+    evaluate = finetuning.Retrieval.evaluate
+
+    def terminate(*arguments):
+      os.kill(os.getpid(), signal.SIGTERM)
+      return evaluate(*arguments)
+
     with monkeypatch.context() as patch:
-      terminate = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
       patch.setattr(finetuning.Retrieval, "evaluate", terminate)
       with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         cli.main([*command, "--steps", "2"])
