@@ -129,8 +129,7 @@ class Job:
     paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
     path = next(filter(storage.is_file, paths), None)
     if path is None:
-      names = {x for x in storage.names(self.folder) if not x.startswith(".")}
-      if names and self._is_folder and not self._replace:
+      if self._is_folder and not self._replace and _visible(self.folder):
         raise errors.InputError(
           f"{self._output} has files that this command did not write; give another folder"
         )
@@ -148,8 +147,10 @@ class Job:
     return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; leaves nothing of a job that failed before its first part."""
-    if error is not None and self._is_new and not self._parts:
+    """Unlocks the output; removes the work folder if the job is finished or has written nothing."""
+    # A kill at the end of `finish` leaves the work folder, too.
+    is_empty = not self._parts and not (self._is_folder and _visible(self.folder))
+    if self.finished if error is None else self._is_new and is_empty:
       outputs.clear(self._work)
     self._stack.close()
 
@@ -287,3 +288,8 @@ class Job:
     with outputs.atomic_path(self._output, self._work) as path:
       yield path
     outputs.clear(self._work)
+
+
+def _visible(folder: str) -> set[str]:
+  """Returns the names in a folder that do not start with a dot."""
+  return {name for name in storage.names(folder) if not name.startswith(".")}
