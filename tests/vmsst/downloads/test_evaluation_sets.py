@@ -68,7 +68,7 @@ def test_the_catalog_is_sound():
   assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
   folders = {each.folder.split("/")[0] for each in known.values()}
   for benchmark in benchmarks.BENCHMARKS.values():  # Of these, mining accepts any corpora.
-    tops = {folder.split("/")[0] for folder in benchmark.files.folders}
+    tops = {folder.split("/")[0] for folder in benchmark.files.paths}
     assert tops <= folders or benchmark.name == "mining", benchmark.name
 
 
