@@ -227,7 +227,7 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.cli import embedding, searches
+  from vmsst.cli import searches
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
   from vmsst.search import embedded_text, faiss_index
@@ -245,6 +245,8 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
+    from vmsst.cli import embedding
+
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       if storage.is_file(folder):
