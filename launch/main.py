@@ -20,6 +20,7 @@ with signals.default_interrupt():
   from vmsst.arrays import compilation_cache
   from vmsst.errors import InputError, requires
   from vmsst.io import watchdog
+  from vmsst.jobs import command_process
   from vmsst.paths import gin_dir
   from vmsst.train import distributed, quiet
 

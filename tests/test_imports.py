@@ -20,7 +20,8 @@ import vmsst.tasks
 LAYERS = [
   {"vmsst.errors", "vmsst.paths", "vmsst.arrays"},
   {"vmsst.storage"},
-  {"vmsst.languages", "vmsst.io", "vmsst.jobs", "vmsst.losses"},
+  {"vmsst.languages", "vmsst.io", "vmsst.losses"},
+  {"vmsst.jobs"},
   {"vmsst.data", "vmsst.downloads", "vmsst.networks"},
   {"vmsst.search", "vmsst.checkpoints", "vmsst.models"},
   {"vmsst.encoder", "vmsst.train", "ems_jax"},
@@ -45,7 +46,7 @@ WITHOUT_JAX = "vmsst.evaluation"
 TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
-  "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.datasets",
+  "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
   "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.sources",
 )  # fmt: skip
 

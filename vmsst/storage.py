@@ -17,13 +17,11 @@ import io
 import logging
 import os
 import pathlib
-import queue
 import re
 import shutil
 import socket
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
@@ -40,9 +38,8 @@ STORES = {"gs": "gcs", "s3": "s3"}
 """The extra of vmsst that has the package of each supported scheme."""
 
 UNFINISHED = ".vmsst"
-"""Name of the work folder in a folder that is not finished; see `work_folders`."""
+"""Work folder in a folder that is not finished; only the job that writes it reads its files."""
 
-_ANSWER_SECONDS = 20
 _BUFFER = 1 << 18
 _GAP = 1 << 18
 
@@ -81,8 +78,7 @@ def filesystem(url: str) -> Any:
   other processes, and TensorStore in this one, write too.
 
   Raises:
-    InputError: the scheme is unknown, its package is not installed, or the store cannot be reached;
-      the message says what to do.
+    InputError: the scheme is unknown, or its package is not installed; the message says what to do.
   """
   import fsspec
 
@@ -103,39 +99,7 @@ def filesystem(url: str) -> Any:
     raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {how}") from None
   except ValueError as error:  # an unknown scheme
     raise errors.InputError(f"{url}: {error}") from None
-  bucket = "/".join(url.split("/")[:3])
-  if bucket not in _reached:
-    _reach(url, lambda: fsspec.filesystem(scheme).exists(url))
-    _reached.add(bucket)
   return _Store(url, fsspec.filesystem(scheme))
-
-
-_reached: set[str] = set()
-"""URLs of the buckets that have answered this process."""
-
-
-def _reach(url: str, request: Callable[[], Any]) -> None:
-  """Raises InputError unless a store answers soon; clients repeat a request for a minute."""
-  answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-  def ask() -> None:
-    try:
-      request()
-      answers.put(None)
-    except BaseException as error:
-      answers.put(error)
-
-  threading.Thread(target=ask, daemon=True, name="store").start()  # cannot be interrupted
-  try:
-    error = answers.get(timeout=_ANSWER_SECONDS)
-  except queue.Empty:
-    error = TimeoutError(f"no answer in {_ANSWER_SECONDS} s")
-  # Credentials may be for a part of a bucket alone.
-  if error and not isinstance(error, FileNotFoundError | PermissionError):
-    raise errors.InputError(
-      f"{url} cannot be reached: {reason(error)}. Check the network, the store's address and "
-      "region and your credentials, or give a local path"
-    ) from error
 
 
 class _Store:
@@ -367,7 +331,7 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   The copy has the names of all folders of the URL, and errors name the URL.
 
   Raises:
-    InputError: the folder is not finished, or it cannot be read.
+    InputError: it cannot be read.
   """
   if not is_url(given):
     yield pathlib.Path(given)
@@ -380,7 +344,6 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   ):
     copy = _below(pathlib.Path(folder), inside)
     with explained(url, "read"):
-      check_finished(url)
       copy.parent.mkdir(parents=True, exist_ok=True)
       download(url, copy)
     yield copy
@@ -421,20 +384,6 @@ def naming(local: str, given: str) -> Iterator[None]:
 def upload(local: pathlib.Path, url: str) -> None:
   """Copies a file of this machine to an object, which appears as a whole."""
   filesystem(url).put_file(os.fspath(local), url)
-
-
-def check_finished(folder: str | os.PathLike[str], inside: Collection[str] | None = None) -> None:
-  """Raises InputError if a folder in an object store is not finished.
-
-  Args:
-    folder: The folder; local ones are complete.
-    inside: The names in it, if they are known.
-  """
-  if is_url(folder) and UNFINISHED in (names(folder) if inside is None else inside):
-    raise errors.InputError(
-      f"{os.fspath(folder)} is not finished: wait for the command that writes it, or rerun that "
-      "command if it was interrupted"
-    )
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:

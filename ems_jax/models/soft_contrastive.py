@@ -31,7 +31,7 @@ class SoftContrastiveModel(distillation.StudentModel):
   teacher are cosines divided by the same temperature.
 
   The source s of a pair in the equations is its anchor, the target t the other side. In batches of
-  one language pair (`one_language_pair` of `vmsst.data.datasets`), the similarities of sources,
+  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities of sources,
   and those of targets, are therefore monolingual, as in the paper. In other batches, labels compare
   sentences across languages, which requires a teacher that supports them.
 

@@ -26,9 +26,9 @@ import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
 from vmsst import storage
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.io import checksums
-from vmsst.train import adafactor, checkpoints, data, partitioning, train, trainer, utils
+from vmsst.train import adafactor, checkpoints, data, partitioning, schedules, train, trainer
 from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
@@ -151,8 +151,8 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   """Returns this process's rows of the batches of one process: the same for any number of them."""
   size = cfg.batch_size // num_shards
   rows = slice(shard_id * size, (shard_id + 1) * size)
-  batches = datasets.get_batches(cfg, 0, 1, converter, **options)
-  return datasets.BatchIterator(
+  batches = loader.get_batches(cfg, 0, 1, converter, **options)
+  return loader.BatchIterator(
     batches._dataset.map(lambda batch: data.take_rows(batch, rows)),
     {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
      for name, x in batches.element_spec.items()},
@@ -197,7 +197,7 @@ def make_trainer(**overrides):
     return trainer.Trainer(
       **arguments,
       **{
-        "learning_rate_fn": utils.create_learning_rate_scheduler(
+        "learning_rate_fn": schedules.create_learning_rate_scheduler(
           factors="constant", base_learning_rate=0.1
         ),
         "num_microbatches": None,

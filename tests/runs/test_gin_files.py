@@ -223,7 +223,7 @@ from vmsst.train import aliases
 aliases.install()
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.opus import recipes
 
 given = {}
@@ -241,7 +241,7 @@ class Table11:
     table = {tuple(k.split("_")): n for k, n in recipes.load("soft_contrastive").expected.items()}
     return sum(n for k, n in table.items() if own.issuperset(k) and of_pivots.intersection(k))
 
-datasets.seqio = type("Seqio", (), {"get_mixture_or_task": lambda name: Table11()})
+loader.seqio = type("Seqio", (), {"get_mixture_or_task": lambda name: Table11()})
 def stand_in(function):
   def keep(**arguments):
     given[function.__name__] = arguments

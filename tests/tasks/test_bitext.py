@@ -11,7 +11,7 @@ import seqio
 import tiny_tokenizers
 
 from vmsst import errors, languages
-from vmsst.data import datasets, features, readers, seqio_tasks, teacher_vectors, vocabularies
+from vmsst.data import features, loader, readers, seqio_tasks, teacher_vectors, vocabularies
 from vmsst.languages import language
 from vmsst.tasks import bitext, mixtures
 from vmsst.train import data
@@ -118,7 +118,7 @@ def test_validation_files_are_a_split_of_their_own(corpus):
 
 def _rows(name, **options):
   cfg = data.DatasetConfig(name, LENGTHS, "train", batch_size=1, shuffle=True, seed=7)
-  return datasets.get_batches(cfg, 0, 1, features.BitextFeatureConverter, **options)
+  return loader.get_batches(cfg, 0, 1, features.BitextFeatureConverter, **options)
 
 
 def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(corpus):

@@ -159,7 +159,7 @@ def test_only_credentials_in_a_url_are_refused():
   "use",
   [
     storage.names, storage.exists, storage.is_file, storage.size, storage.version,
-    storage.files_below, storage.remove, storage.check_finished, storage.check_writable,
+    storage.files_below, storage.remove, storage.check_writable,
     lambda url: storage.matches(f"{url}*"), lambda url: storage.find(epath.Path(url), "*"),
     lambda url: storage.remove_files(url, ["a"]), lambda url: storage.rename(url, "gs://bucket/b"),
     lambda url: storage.write(url, b""),

@@ -138,7 +138,6 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
 
   names = storage.names(url)
   if names >= _EXPORT:
-    storage.check_finished(url, names)
     layers = {name for name in names if name[:1].isdigit()}
     copy(url, names & (_EXPORT | _ASSETS | _MODULES) | layers, target)
     return url, url

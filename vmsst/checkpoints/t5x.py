@@ -54,7 +54,6 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     raise errors.InputError(f"no folder {folder}{there}")
   input_files.utf8_path(folder, "a checkpoint")
   is_one = is_checkpoint(folder)
-  storage.check_finished(folder.parent if is_one else folder)
   if is_one:
     return folder
   steps = {

@@ -12,7 +12,7 @@ import tempfile
 from vmsst import errors, storage
 from vmsst.encoder import loading
 from vmsst.evaluation import results_files
-from vmsst.formats import model_card
+from vmsst.formats import hub_models, model_card, sentence_transformers_folder
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(

@@ -17,8 +17,6 @@ from vmsst import errors, storage
 from vmsst.io import input_files
 
 NAME = "job.json"
-WORK = ".vmsst"
-"""Folder, in a folder that is not finished, of what only the job itself reads."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -71,7 +69,7 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
     InputError: there is no record, it is damaged, or the job is not finished.
   """
   if not storage.exists(path := os.path.join(folder, NAME)):
-    if storage.exists(os.path.join(folder, WORK, NAME)):
+    if storage.exists(os.path.join(folder, storage.UNFINISHED, NAME)):
       raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
     raise errors.InputError(f"{folder}: no {NAME}; {fix}")
   return parse(path, fix)

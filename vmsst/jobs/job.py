@@ -226,7 +226,7 @@ class Job:
     parts = {
       name: part
       for name, part in sorted(self._parts.items())
-      if not name.startswith(f"{manifest.WORK}/")
+      if not name.startswith(f"{storage.UNFINISHED}/")
     }
     record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
     self._write(os.path.join(self.folder, manifest.NAME), record)

@@ -24,10 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TextIO
 
-import filelock
-
 from vmsst import errors, storage
-from vmsst.io import manifest
 
 STANDARD = "-"
 """Stands for standard input or output."""
@@ -162,11 +159,11 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
   """
   target = storage.absolute(output).rstrip("/")
   if is_folder:
-    return f"{target}/{manifest.WORK}"
+    return f"{target}/{storage.UNFINISHED}"
   if not storage.is_url(target):
     target = os.path.realpath(target)
   folder, _, name = target.rpartition("/")
-  return f"{folder}/.{name}{manifest.WORK}"
+  return f"{folder}/.{name}{storage.UNFINISHED}"
 
 
 @contextlib.contextmanager
@@ -188,6 +185,8 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
   if storage.is_url(output) or (not is_folder and is_stream(output)) or key in _owned:
     yield
     return
+  import filelock
+
   os.makedirs(work, exist_ok=True)
   lock = filelock.FileLock(f"{work}/{_LOCK}", timeout=0)
   try:

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +22,10 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.data import datasets
-from vmsst.data.datasets import Batch
 from vmsst.errors import InputError
 from vmsst.train import partitioning
+
+Batch = Mapping[str, np.ndarray]
 
 _LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # the lengths to trim batches to
 _LENGTH_MULTIPLE = 4
@@ -71,16 +70,6 @@ class DatasetConfig:
   trim_output_features: bool = True
 
 
-def check_split(cfg: DatasetConfig) -> None:
-  """Raises InputError if the task of `cfg` lacks its split."""
-  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
-  splits = sorted(datasets.get_mixture_or_task(cfg).splits)
-  if split and split[0] not in splits:
-    raise InputError(
-      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
-    )
-
-
 def get_training_eval_datasets(
   cfg: DatasetConfig,
   shard_id: int,
@@ -96,14 +85,16 @@ def get_training_eval_datasets(
   """
   import seqio
 
-  provider = datasets.get_mixture_or_task(cfg)
+  from vmsst.data import loader
+
+  provider = loader.get_mixture_or_task(cfg)
   tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
   providers = [*tasks, *([provider] if isinstance(provider, seqio.Mixture) and tasks else [])]
   share = cfg.batch_size // num_shards
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
   def load(provider: Any) -> _EvalBatches:
-    batches = datasets.get_batches(
+    batches = loader.get_batches(
       dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
       num_shards=1,
@@ -119,7 +110,7 @@ def get_training_eval_datasets(
 class _EvalBatches:
   """The first batches of a dataset; or some rows of each, trimmed to the length of the batch."""
 
-  batches: datasets.BatchIterator
+  batches: Any
   count: int
   rows: slice | None
   keep: bool
@@ -243,8 +234,8 @@ class TrainIterator:
   """Iterates over batches on the devices, prefetched by a thread.
 
   Args:
-    batches: This process's rows of batches, starting with the batch of step 0; tf.data datasets
-      too.
+    batches: This process's rows of batches, starting with the batch of step 0: an iterator with the
+      methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
     partitioner: The mesh.
     save_state: Whether `state` returns the state of the iterator; otherwise it is the one that the
       run started with, so that a restart rereads the data, without training on it.
@@ -261,9 +252,11 @@ class TrainIterator:
     save_state: bool = True,
   ):
     if hasattr(batches, "as_numpy_iterator"):
-      batches = datasets.from_tensorflow(batches)
+      from vmsst.data import loader
+
+      batches = loader.from_tensorflow(batches)
     self.element_spec = batches.element_spec
-    self._batches: datasets.BatchIterator = batches
+    self._batches = batches
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)

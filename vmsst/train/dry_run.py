@@ -17,7 +17,7 @@ from jax._src.core import jaxprs_in_params
 
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.train import checkpoints, gin_utils, partitioning, progress, train_state
 from vmsst.train import train as train_lib
 
 _LARGE_BYTES = 1 << 20
@@ -125,7 +125,7 @@ class Step:
       )
       for name, length in lengths.items()
     }
-    initializer = utils.TrainStateInitializer(
+    initializer = train_state.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
       input_shapes={name: value.shape for name, value in self.batch.items()},

@@ -9,19 +9,20 @@ import jax
 import seqio
 
 from vmsst import storage
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.errors import InputError
 from vmsst.train import (
   checkpoints,
   distributed,
   gin_utils,
+  inference,
   partitioning,
   progress,
   summaries,
-  utils,
 )
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
+from vmsst.train import train_state as train_state_lib
 
 
 class InferenceEvaluator:
@@ -41,12 +42,12 @@ class InferenceEvaluator:
   def __init__(
     self,
     infer_eval_dataset_cfg: data_lib.DatasetConfig,
-    inference_evaluator_cls: Callable[..., Any],
+    inference_evaluator_cls: Callable[..., Any] | None,
     model: Any,
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    datasets.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
@@ -55,7 +56,7 @@ class InferenceEvaluator:
     if log_dir:
       self._logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval")
       logging_arguments = {"log_dir": os.fspath(self._logs.local)}
-    self._evaluator = inference_evaluator_cls(
+    self._evaluator = (inference_evaluator_cls or seqio.Evaluator)(
       mixture_or_task_name=self._cfg.mixture_or_task_name,
       feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
       eval_split=self._cfg.split,
@@ -82,7 +83,7 @@ class InferenceEvaluator:
 
     def infer(dataset: Any, **arguments: Any) -> Any:
       if method not in self._infer_fns:
-        self._infer_fns[method] = utils.get_infer_fn(
+        self._infer_fns[method] = inference.get_infer_fn(
           infer_step=getattr(self._model, method),
           batch_size=self._cfg.batch_size,
           train_state_axes=train_state_axes,
@@ -148,14 +149,13 @@ def evaluate(
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.
   """
-  utils.check_model("evaluate.model", model)
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
   results: dict[int, Any] = {}
   with model_dir_lib.opened("evaluate.output_dir", output_dir):
     evaluator = InferenceEvaluator(
       dataset_cfg, inference_evaluator_cls, model, partitioner, output_dir
     )
-    initializer = utils.TrainStateInitializer(
+    initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=None,
       init_fn=model.get_initial_variables,
       input_shapes={
@@ -168,7 +168,7 @@ def evaluate(
       state = initializer.from_checkpoint(path, restore_checkpoint_cfg)
       if not results:
         summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
-        utils.write_model_info(
+        train_state_lib.write_model_info(
           output_dir, initializer.global_train_state_shape, initializer.train_state_axes
         )
       step = int(state.step)

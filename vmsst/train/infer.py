@@ -18,11 +18,11 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors, storage
-from vmsst.data import datasets
+from vmsst.data import loader
 from vmsst.errors import InputError
 from vmsst.io import checksums, progress_bar
 from vmsst.jobs import base, work_folders
-from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.train import checkpoints, gin_utils, inference, partitioning, progress, train_state
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
 
@@ -72,9 +72,8 @@ def infer(
   """
   wanted = f"a number below num_shards={num_shards}"
   errors.check(shard_id < num_shards, "infer.shard_id", shard_id, wanted)
-  utils.check_model("infer.model", model)
-  provider = datasets.get_mixture_or_task(dataset_cfg)
-  data_lib.check_split(dataset_cfg)
+  provider = loader.get_mixture_or_task(dataset_cfg)
+  loader.check_split(dataset_cfg)
   for task in seqio.get_subtasks(provider) if mode != "score" else ():
     features = task.output_features
     wanted = f"a feature of {task.name}: {', '.join(features)}"
@@ -96,7 +95,7 @@ def infer(
     )
 
   spec = converter(examples(provider), lengths).element_spec
-  initializer = utils.TrainStateInitializer(
+  initializer = train_state.TrainStateInitializer(
     optimizer_def=None,
     init_fn=model.get_initial_variables,
     input_shapes={name: (dataset_cfg.batch_size, *value.shape) for name, value in spec.items()},
@@ -106,7 +105,7 @@ def infer(
   checkpoint = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(checkpoint, restore_checkpoint_cfg)
   sums = storage.path(checkpoint) / checksums.NAME
-  infer_fn = utils.get_infer_fn(
+  infer_fn = inference.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
     batch_size=dataset_cfg.batch_size,
     train_state_axes=initializer.train_state_axes,

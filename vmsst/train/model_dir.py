@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -111,13 +112,12 @@ def disk_fault(error: BaseException) -> str | None:
 
 
 def _explanation(error: BaseException | None, model_dir: str) -> str | None:
-  import tensorflow as tf
-
+  tf = sys.modules.get("tensorflow")  # if it reads the data
   while error is not None:
     if fault := disk_fault(error):
       where = os.fspath(getattr(error, "filename", None) or model_dir)
       return f"{where} cannot be written: {fault}. {_RERUN}"
-    if isinstance(error, tf.errors.OpError):
+    if tf is not None and isinstance(error, tf.errors.OpError):
       line = re.sub(r"\{\{.*?\}\}", "", error.message).strip().splitlines()[0]  # names of nodes
       line = re.sub(r" \[Op:.*", "", line).strip().rstrip(".")
       with contextlib.suppress(OSError):  # TensorFlow does not always report a full disk

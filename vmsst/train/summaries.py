@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import time
 import weakref
@@ -91,7 +92,9 @@ def numbers(
 class SummaryWriter:
   """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
-  The first metrics or texts create the folder. Processes but the first write nothing.
+  The first metrics or texts create the folder. Processes but the first write nothing. TensorFlow
+  writes the events, and takes ten seconds to import: runs that read their data without it have
+  only `metrics.jsonl`.
 
   Args:
     folder: Folder of the run; None writes nothing.
@@ -107,11 +110,12 @@ class SummaryWriter:
     self._lines: TextIO | None = None
 
   def _open(self) -> None:
-    if self._folder is not None and self._events is None:
-      from clu.metric_writers import summary_writer  # imports TensorFlow
-
+    if self._folder is not None and self._logs is None:
       self._logs = LogFolder(self._folder)
-      self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
+      if sys.modules.get("tensorflow"):
+        from clu.metric_writers import summary_writer
+
+        self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
       path = self._logs.local / "metrics.jsonl"
       if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)  # The disk was full.
@@ -120,10 +124,11 @@ class SummaryWriter:
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes the metrics of one step as a line of JSON and as TensorBoard scalars."""
     self._open()
-    if self._events is None or self._lines is None or self._logs is None:
+    if self._lines is None or self._logs is None:
       return
     values = {name: float(np.asarray(value)) for name, value in scalars.items()}
-    self._events.write_scalars(step, values)
+    if self._events is not None:
+      self._events.write_scalars(step, values)
     finite = {name: value if np.isfinite(value) else str(value) for name, value in values.items()}
     self._lines.write(json.dumps({"step": step, **finite}) + "\n")
     self._lines.flush()
@@ -137,14 +142,16 @@ class SummaryWriter:
 
   def flush(self) -> None:
     """Flushes TensorBoard events to disk; uploads them and the lines if the folder is a URL."""
-    if self._events is not None and self._logs is not None:
+    if self._events is not None:
       self._events.flush()
+    if self._logs is not None:
       self._logs.upload()
 
   def close(self) -> None:
     """Flushes and closes the files."""
-    if self._events is not None and self._lines is not None and self._logs is not None:
+    if self._events is not None:
       self._events.close()
+    if self._lines is not None and self._logs is not None:
       self._lines.close()
       self._logs.upload()
       self._folder = self._logs = self._events = self._lines = None

@@ -10,22 +10,20 @@ from typing import Annotated, Any
 import jax
 import msgspec
 import numpy as np
-import seqio
 from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors, storage
 from vmsst.checkpoints import t5x
-from vmsst.data import datasets
 from vmsst.errors import InputError
 from vmsst.formats import encoder_json
 from vmsst.io import stored_settings
 from vmsst.jobs import signals
-from vmsst.train import checkpoints, gin_utils, partitioning, progress, utils
+from vmsst.train import checkpoints, partitioning, progress
 from vmsst.train import data as data_lib
-from vmsst.train import eval as eval_lib
 from vmsst.train import model_dir as model_dir_lib
+from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
 TRAIN_METRIC_KEY = "train"
@@ -50,14 +48,15 @@ def train(
   stats_period: Annotated[int, msgspec.Meta(ge=1)] | None = None,
   random_seed: data_lib.Seed | None,
   use_hardware_rng: bool = False,
-  summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
-  inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
-  get_dataset_fn: Callable[..., Any] = datasets.get_batches,
+  summarize_config_fn: Callable[..., None] | None = None,
+  inference_evaluator_cls: Callable[..., Any] | None = None,
+  get_dataset_fn: Callable[..., Any] | None = None,
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
   run_eval_before_training: bool = False,
   profile_steps: tuple[int, int] | None = None,
   on_sigterm: Callable[[], object] | None = None,
+  evaluator: Any = None,
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
@@ -84,8 +83,10 @@ def train(
       generator.
     use_hardware_rng: Whether to use the hardware generator with a given seed too.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
-    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    get_dataset_fn: Returns the training data.
+    inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
+    get_dataset_fn: Returns the training data (default: `loader.get_batches`). Called with
+      `train_dataset_cfg`, the shard, the number of shards and a constructor of the model's feature
+      converter.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"), which see the metrics and may
       stop the run.
     train_eval_get_dataset_fn: Returns the data of the training evaluation.
@@ -93,6 +94,8 @@ def train(
     profile_steps: First and last step of a trace to write to `model_dir`/profile, for XProf and
       Perfetto.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
+    evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
+      which returns metrics by task, and `close()`.
 
   Returns:
     The last step and the last train state.
@@ -104,14 +107,14 @@ def train(
   check_run(model, train_dataset_cfg)
   began = time.time()
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
-  data_lib.check_split(train_dataset_cfg)
   actions = actions or {}
   if unknown := set(actions) - set(_MODES):
     raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
-  seed = datasets.time_seed() if random_seed is None else random_seed
-  init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(seed))
+  if random_seed is None:
+    random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
+  init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(random_seed))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   every_action = [action for each in actions.values() for action in each]
   if actions.get("TRAIN_EVAL") or actions.get("INFER_EVAL"):
@@ -123,7 +126,14 @@ def train(
     wanted = f"a multiple of CHECKPOINT_PERIOD={period}, so that the best checkpoint is saved"
     errors.check(not period or eval_period % period == 0, "EVAL_PERIOD", eval_period, wanted)
   shard = (layout.shard_id, layout.num_shards)
-  converter = model.FEATURE_CONVERTER_CLS
+
+  def converter(**options: Any) -> Any:  # imports seqio
+    return model.FEATURE_CONVERTER_CLS(**options)
+
+  if get_dataset_fn is None:
+    from vmsst.data import loader
+
+    get_dataset_fn = loader.get_batches
 
   with contextlib.ExitStack() as cleanup:
 
@@ -145,7 +155,7 @@ def train(
       )
 
     spec = batches.element_spec  # of this process's rows of a batch
-    initializer = utils.TrainStateInitializer(
+    initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
       input_shapes={name: (layout.batch_size, *x.shape[1:]) for name, x in spec.items()},
@@ -159,10 +169,11 @@ def train(
       initializer, checkpoint_cfg.restore, own_checkpoint, init_rng
     )
     first_step = int(train_state.step)
+    evaluates = train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator
     schedule = _Schedule(
       first_step=first_step,
       total_steps=total_steps,
-      eval_period=eval_period if train_eval_dataset_cfg or infer_eval_dataset_cfg else 0,
+      eval_period=eval_period if evaluates else 0,
       checkpoint_period=save_cfg.period or 0,
       checkpoint_steps=frozenset(save_cfg.checkpoint_steps or ()),
       stats_period=stats_period,
@@ -182,8 +193,9 @@ def train(
     del train_state  # the trainer donates it
     trainer.profile_steps = profile_steps
     trainer.check(layout.batch_size, total_steps)
-    evaluator = None
     if infer_eval_dataset_cfg is not None:
+      from vmsst.train import eval as eval_lib
+
       evaluator = closing(
         eval_lib.InferenceEvaluator(
           infer_eval_dataset_cfg, inference_evaluator_cls, model, partitioner, model_dir
@@ -193,10 +205,11 @@ def train(
     if schedule.saves:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
     # After all that may fail, so that a mistake does not replace the files of the run.
-    utils.write_model_info(
+    train_state_lib.write_model_info(
       model_dir, initializer.global_train_state_shape, initializer.train_state_axes
     )
-    summarize_config_fn(model_dir, trainer.train_writer, first_step)
+    if summarize_config_fn is not None:
+      summarize_config_fn(model_dir, trainer.train_writer, first_step)
     run = _Run(
       step=first_step,
       schedule=schedule,
@@ -230,7 +243,6 @@ def train(
 
 def check_run(model: Any, train_dataset_cfg: data_lib.DatasetConfig) -> None:
   """Raises InputError unless a model can be trained on this data."""
-  utils.check_model("train.model", model)
   optimizer = getattr(model, "optimizer_def", None)
   wanted = "an optimizer, such as @adafactor.Adafactor()"
   errors.check(
@@ -270,7 +282,7 @@ def _check_encoder(model: Any, model_dir: str) -> None:
 
 
 def _initial_state(
-  initializer: utils.TrainStateInitializer,
+  initializer: train_state_lib.TrainStateInitializer,
   restore: checkpoints.RestoreCheckpointConfig | None,
   own_checkpoint: epath.Path | None,
   init_rng: jax.Array,
@@ -425,7 +437,7 @@ class _Run:
     train_eval_datasets: Data of the training evaluation, by task.
     trainer: Holds the train state.
     train_state_axes: PartitionSpecs of the train state.
-    evaluator: Computes SeqIO metrics, or None.
+    evaluator: Computes metrics from embeddings, or None.
     actions: Actions by mode.
     manager: Writes checkpoints, or None.
     bar: Shows the progress.
@@ -441,7 +453,7 @@ class _Run:
   train_eval_datasets: Mapping[str, Any]
   trainer: trainer_lib.Trainer
   train_state_axes: Any
-  evaluator: eval_lib.InferenceEvaluator | None
+  evaluator: Any
   actions: Mapping[str, Sequence[trainer_lib.BaseAction]]
   manager: checkpoints.CheckpointManager | None
   bar: progress.Progress

@@ -6,16 +6,23 @@ Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.core
+import jax
 import jax.numpy as jnp
+import numpy as np
+from etils import epath
 from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
 
+from vmsst import storage
 from vmsst.errors import InputError
 from vmsst.formats import tensors
+from vmsst.jobs import atomic_files
+from vmsst.train import checkpoints, partitioning
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
@@ -167,3 +174,105 @@ def _params_axes(axes: Any) -> PyTree:
       "variables with flax.linen.partitioning.param_with_axes"
     )
   return flax.core.unfreeze(axes["params"])
+
+
+class TrainStateInitializer:
+  """Creates sharded train states of one model, from scratch or from a checkpoint.
+
+  Args:
+    optimizer_def: The optimizer, or None for a state without one (inference).
+    init_fn: `model.get_initial_variables`.
+    input_shapes: Shape of every feature of the global batch.
+    partitioner: The mesh.
+    input_types: Dtype of every feature.
+
+  Attributes:
+    global_train_state_shape: The state, of ShapeDtypeStructs.
+    train_state_axes: The state, of PartitionSpecs.
+  """
+
+  def __init__(
+    self,
+    optimizer_def: Any,
+    init_fn: Callable[..., Any],
+    input_shapes: Mapping[str, Sequence[int]],
+    partitioner: partitioning.PjitPartitioner,
+    input_types: Mapping[str, Any] | None = None,
+  ):
+    def initialize(rng: jax.Array) -> Any:
+      variables = init_fn(rng=rng, input_shapes=input_shapes, input_types=input_types)
+      return TrainState.create(optimizer_def, variables)
+
+    self._initialize = initialize
+    self._partitioner = partitioner
+    with partitioner.context():
+      self.global_train_state_shape = jax.eval_shape(initialize, jax.random.PRNGKey(0))
+    self.train_state_axes = partitioner.get_mesh_axes(self.global_train_state_shape)
+
+  def from_scratch(self, init_rng: jax.Array) -> Any:
+    """Returns a newly initialized state."""
+    return self._partitioner.partition(
+      self._initialize, in_axis_resources=None, out_axis_resources=self.train_state_axes
+    )(init_rng)
+
+  def _some_from_scratch(self, init_rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
+    """Returns some arrays of the state of `from_scratch`, without creating the others."""
+
+    def initialize(rng: jax.Array) -> dict[str, jax.Array]:
+      arrays = traverse_util.flatten_dict(self._initialize(rng).state_dict(), sep="/")
+      return {name: arrays[name] for name in names}
+
+    axes = traverse_util.flatten_dict(self.train_state_axes.state_dict(), sep="/")
+    return self._partitioner.partition(
+      initialize, in_axis_resources=None, out_axis_resources={name: axes[name] for name in names}
+    )(init_rng)
+
+  def from_checkpoint(
+    self,
+    path: epath.Path,
+    cfg: checkpoints.RestoreCheckpointConfig | None = None,
+    fallback_rng: jax.Array | None = None,
+  ) -> Any:
+    """Returns the state in the checkpoint at `path`; see `checkpoints.restore`.
+
+    Args:
+      path: A `checkpoint_<step>` folder.
+      cfg: How to read it; None reads every array of the model as it is.
+      fallback_rng: Key to initialize missing arrays in training, if `cfg.fallback_to_scratch`.
+
+    Raises:
+      InputError: The checkpoint does not match the model.
+    """
+    scratch = None
+    if cfg is not None and cfg.fallback_to_scratch:
+      if fallback_rng is None:
+        raise InputError("fallback_to_scratch=True works only in training; set it to False")
+      scratch = functools.partial(self._some_from_scratch, fallback_rng)
+    shapes = self.global_train_state_shape
+    state = checkpoints.restore(
+      path,
+      shapes.state_dict(),
+      self._partitioner.shardings(self.train_state_axes).state_dict(),
+      dtype=cfg.dtype if cfg else None,
+      assignment_map=cfg.assignment_map if cfg else None,
+      fallback=scratch,
+    )
+    return shapes.restore_state(state)
+
+
+def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
+  """Writes the arrays of a train state (names, shapes, axes) to `folder`/model-info.txt."""
+  if jax.process_index() != 0:
+    return
+  logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
+  mesh = traverse_util.flatten_dict(axes.state_dict(), sep="/")
+  arrays = traverse_util.flatten_dict(shapes.state_dict(), sep="/")
+  lines = [
+    f"{name}  {array.dtype}{list(array.shape)}  axes={logical.get(name)}  mesh={mesh.get(name)}"
+    for name, array in sorted(arrays.items())
+  ]
+  parameters = sum(
+    int(np.prod(array.shape)) for name, array in arrays.items() if name.startswith("target/")
+  )
+  text = "\n".join([*lines, f"parameters: {parameters:,}", ""])
+  atomic_files.write_text(storage.path(folder) / "model-info.txt", text)

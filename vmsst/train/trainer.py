@@ -4,7 +4,6 @@ One jitted function with donated arguments runs a step: gradients (over microbat
 and the sum of the metrics since they were last written. The host only passes batches.
 """
 
-import abc
 import collections
 import concurrent.futures
 import dataclasses
@@ -13,23 +12,27 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import clu.metrics
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
-from absl import logging
 from jax.sharding import PartitionSpec
 
 from vmsst import errors, storage
-from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
 from vmsst.io import watchdog
 from vmsst.jobs import atomic_files
-from vmsst.train import checkpoints, partitioning, progress, summaries
 from vmsst.train import data as data_lib
+from vmsst.train import partitioning, progress, summaries
+from vmsst.train.actions import (  # noqa: F401  (T5X's names)
+  BaseAction,
+  EarlyStoppingAction,
+  KeepBestAction,
+  TerminateOnNanAction,
+)
 
 Metrics = MutableMapping[str, clu.metrics.Metric]
 Scalars = Mapping[str, float]
@@ -487,119 +490,3 @@ def not_finite_path(model_dir: str, step: int) -> storage.Path:
   """Returns the file for the batch of a step with a loss that is not finite, per process."""
   part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
   return storage.path(model_dir) / "not_finite" / f"batch_of_step_{step}{part}.npz"
-
-
-# --------------------------------------------------------------------------------------------
-# Actions
-
-
-class BaseAction(abc.ABC):
-  """Sees new metrics and may stop the training.
-
-  Attributes:
-    failure: Message if the run failed: the run then ends with it, without saving its state.
-  """
-
-  failure: str | None = None
-
-  @abc.abstractmethod
-  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop."""
-
-
-def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
-  """Returns a metric; warns and returns None if there is none."""
-  value = metrics_by_task.get(task, {}).get(metric)
-  if value is None:
-    logging.warning("%s has no metric %s.", task, metric)
-  return None if value is None else float(value)
-
-
-@dataclasses.dataclass(eq=False)
-class EarlyStoppingAction(BaseAction):
-  """Stops when a metric has not improved for a while.
-
-  Attributes:
-    metric: (task, metric) to watch.
-    mode: "min" or "max": which values are better.
-    patience: Number of evaluations without improvement after which to stop.
-    atol: Absolute improvements up to this do not count.
-    rtol: Improvements relative to the best value up to this do not count.
-  """
-
-  metric: tuple[str, str]
-  mode: Literal["min", "max"]
-  patience: Annotated[int, msgspec.Meta(ge=1)] = 3
-  atol: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-  rtol: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-  def __post_init__(self) -> None:
-    self._best: float | None = None
-    self._waited = 0
-
-  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether `patience` evaluations have passed without improvement."""
-    value = _watched(metrics_by_task, *self.metric)
-    if value is None or not np.isfinite(value):
-      return False
-    score = value if self.mode == "max" else -value
-    if self._best is None or score - self._best > self.atol + self.rtol * abs(self._best):
-      self._best, self._waited = score, 0
-      return False
-    self._waited += 1
-    return self._waited >= self.patience
-
-
-class KeepBestAction(BaseAction):
-  """Names the best checkpoint in `best.json`; it is never deleted, and `vmsst.load` opens it.
-
-  Evaluations must be at steps of checkpoints, which are complete before the next evaluation.
-
-  Args:
-    model_dir: Folder of the run.
-    metric: (task, metric) to watch.
-    mode: "min" or "max": which values are better.
-  """
-
-  def __init__(self, model_dir: str, metric: tuple[str, str], mode: Literal["min", "max"]):
-    self._model_dir, self._metric = model_dir, metric
-    self._sign = 1.0 if mode == "max" else -1.0
-
-  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns False."""
-    value = _watched(metrics_by_task, *self._metric)
-    if value is None or not np.isfinite(value):
-      return False
-    name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
-    metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
-    complete = {path.name for path in checkpoints.all_checkpoints(self._model_dir)}
-    # A run that was killed may have named this checkpoint, or one that was never complete.
-    if best and (best.get("metric") != metric or best["checkpoint"] not in complete - {name}):
-      best = None
-    if best is None or self._sign * (value - best["value"]) > 0:
-      best = {"checkpoint": name, "metric": metric, "value": value}
-      atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
-    return False
-
-
-class TerminateOnNanAction(BaseAction):
-  """Stops when a metric is NaN or infinite.
-
-  Args:
-    task: Name of the task; "train" is the training itself.
-    metric: Name of its metric.
-  """
-
-  def __init__(self, task: str, metric: str = "loss"):
-    self._task, self._metric = task, metric
-
-  def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether the metric is not finite."""
-    value = _watched(metrics_by_task, self._task, self._metric)
-    if value is None or np.isfinite(value):
-      return False
-    self.failure = (
-      f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
-      "the last checkpoint is from before. Lower the learning rate or check the data"
-    )
-    return True

@@ -198,9 +198,9 @@ def refused(output, *, is_folder=False):
     with outputs.owned(output, is_folder=is_folder):
       pass
 
-  with futures.ThreadPoolExecutor(1) as pool:
-    with pytest.raises(errors.InputError, match="out is being written by another command"):
-      pool.submit(own).result()
+  message = "out is being written by another command"
+  with futures.ThreadPoolExecutor(1) as pool, pytest.raises(errors.InputError, match=message):
+    pool.submit(own).result()
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -31,11 +31,11 @@ import toy_runs
 from vmsst.errors import InputError
 from vmsst.train import distributed
 from vmsst.train import data
-from vmsst.data import datasets
+from vmsst.data import loader
 
 widths = []
 own = {"get_dataset_fn": functools.partial(
-  datasets.get_batches if shares else toy_runs.slices, group_by_length=True, boundaries=(4,))}
+  loader.get_batches if shares else toy_runs.slices, group_by_length=True, boundaries=(4,))}
 
 def train(index):
   make = toy_runs.make_trainer()

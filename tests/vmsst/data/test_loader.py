@@ -9,7 +9,7 @@ import seqio
 import toy_runs
 
 from vmsst import errors
-from vmsst.data import datasets, vocabularies
+from vmsst.data import loader, vocabularies
 from vmsst.data.features import BitextFeatureConverter
 from vmsst.tasks import bitext, mixtures
 
@@ -45,7 +45,7 @@ def _config(mixture, **changes):
 
 
 def _dataset(mixture, shard=0, shards=1, num_epochs=None, *, changes=None, **options):
-  return datasets.get_batches(
+  return loader.get_batches(
     _config(mixture, **(changes or {})),
     shard,
     shards,
@@ -214,7 +214,7 @@ def test_wrong_values_are_refused(mixture):
   with pytest.raises(errors.InputError, match="BATCH_SIZE=8 is not divisible by 3 data shards"):
     _dataset(mixture, 0, 3)
   with pytest.raises(errors.InputError, match="ascending"):
-    datasets.get_batches(
+    loader.get_batches(
       _config(mixture), 0, 1, BitextFeatureConverter, group_by_length=True, boundaries=(8, 4)
     )
   with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
@@ -239,13 +239,13 @@ def test_steps_of_epochs(tmp_path):
   pairs = [(f"s{i}", f"t{i}") for i in range(25)]
   opus_tree.write_dataset(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
   built = mixtures.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
-  assert datasets.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
-  assert datasets.epoch_steps(built, epochs=0.5, batch_size=7) == 3
-  assert datasets.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
+  assert loader.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
+  assert loader.epoch_steps(built, epochs=0.5, batch_size=7) == 3
+  assert loader.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
   for change, message in (
     ({"epochs": 0}, "epochs is 0"),
     ({"batch_size": 0}, "batch_size is 0"),
     ({"split": "test"}, "unknown.*set TRAIN_STEPS"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      datasets.epoch_steps(built, **{"epochs": 1, "batch_size": 1, **change})
+      loader.epoch_steps(built, **{"epochs": 1, "batch_size": 1, **change})

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -124,6 +125,7 @@ def get_batches(
       a task are dropped, or another value is wrong.
   """
   provider = get_mixture_or_task(cfg)
+  check_split(cfg)
   if cfg.batch_size % num_shards:
     raise errors.InputError(
       f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
@@ -336,10 +338,20 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
     ) from error
 
 
+def check_split(cfg: Any) -> None:
+  """Raises InputError if the task of a `DatasetConfig` lacks its split."""
+  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
+  splits = sorted(get_mixture_or_task(cfg).splits)
+  if split and split[0] not in splits:
+    raise errors.InputError(
+      f"{cfg.mixture_or_task_name!r} has no split {cfg.split!r}; set one of {', '.join(splits)}"
+    )
+
+
 def epoch_steps(
   mixture_or_task_name: str, *, epochs: float, batch_size: int, split: str = "train"
 ) -> int:
-  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @datasets.epoch_steps()`.
+  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
   An epoch is as many pairs as the mixture has, before those that are too long are dropped.
 

@@ -1,0 +1,107 @@
+"""Runs a model's `predict_batch` or `score_batch` on every example of a dataset."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vmsst.io import watchdog
+from vmsst.train import data as data_lib
+from vmsst.train import partitioning
+
+InferFn = Callable[..., Any]
+
+
+def get_infer_fn(
+  infer_step: Callable[..., Any],
+  batch_size: int,
+  train_state_axes: Any,
+  partitioner: partitioning.PjitPartitioner,
+) -> InferFn:
+  """Returns a function that runs `infer_step` on every example of a dataset.
+
+  It sorts examples by length to reduce padding, and restores the order of the results.
+
+  Args:
+    infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
+    batch_size: Examples in a global batch.
+    train_state_axes: PartitionSpecs of the train state.
+    partitioner: The mesh.
+
+  Returns:
+    `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
+    (index, result), with results as NumPy rows. If `infer_step` returns a pair with a dict, it
+    returns that list and a dict of lists of auxiliary values.
+  """
+  accepted = inspect.signature(infer_step).parameters
+
+  def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
+    more = {"rng": rng, "flax_mutables": mutables}
+    return infer_step(params, batch, **{name: more[name] for name in more if name in accepted})
+
+  partitioned = partitioner.partition(
+    step,
+    in_axis_resources=(
+      train_state_axes.params,
+      partitioner.data_partition_spec,
+      None,
+      train_state_axes.flax_mutables,
+    ),
+    out_axis_resources=None,
+  )
+  partitioner.get_data_layout(batch_size)  # raises an error if the mesh does not divide it
+
+  def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
+    blocks = list(dataset.batch(1024).as_numpy_iterator())
+    if not blocks:
+      return []
+    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
+    order = _by_length(features)
+    results: Any = None
+    for start in range(0, len(order), batch_size):
+      rows = order[start : start + batch_size]
+      padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+      batch = data_lib.trim_padding(data_lib.take_rows(features, padded))
+      step_rng = None
+      if rng is not None:
+        step_rng, rng = jax.random.split(rng)
+      on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
+      result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
+      result = jax.tree.map(np.asarray, result)  # The devices do not hold the results of all rows.
+      if not start:
+        results = jax.tree.map(functools.partial(_empty, len(order)), result)
+      for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
+        array[rows] = values[: len(rows)]
+      watchdog.alive()
+    if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
+      values, aux = results
+      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
+    return list(zip(indices.tolist(), _rows(results), strict=True))
+
+  return infer
+
+
+def _empty(count: int, batch: np.ndarray) -> np.ndarray:
+  """Returns an array for the values of `count` examples; NumPy's users do not know bfloat16."""
+  dtype = np.float32 if batch.dtype == jnp.bfloat16 else batch.dtype
+  return np.empty((count, *batch.shape[1:]), dtype)
+
+
+def _rows(tree: Any) -> list[Any]:
+  """Returns a tree of arrays [N, ...] as N trees."""
+  leaves, structure = jax.tree.flatten(tree)
+  return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+
+
+def _by_length(features: Mapping[str, np.ndarray]) -> np.ndarray:
+  """Returns the positions of the examples, [N], shortest first."""
+  length = np.zeros(len(next(iter(features.values()))), np.int64)
+  for value in features.values():
+    if value.ndim == 2 and value.shape[1] > 1:
+      used = (value != 0) * np.arange(1, value.shape[1] + 1)
+      length = np.maximum(length, used.max(axis=1))
+  return np.argsort(length, kind="stable")
