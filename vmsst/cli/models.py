@@ -63,7 +63,10 @@ def import_ems(
   """
   from vmsst.formats import ems, weight_tables
 
-  imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
+  target = outputs.new_folder(output)
+  with storage.local_copy(file) as path:
+    converted = ems.convert(path, vocabulary=vocabulary, num_heads=heads)
+    imported = weight_tables.save(converted, target)
   print(weight_tables.describe(imported))
 
 

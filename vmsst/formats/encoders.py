@@ -155,7 +155,7 @@ def convert(
   def params() -> dict[str, np.ndarray]:
     arrays = weight_tables.to_parameters(table, named)
     if padding_id:
-      table_VD = named[architecture.token_table].changeable()
+      table_VD = arrays[weight_tables.TOKEN_TABLE]
       if config.vocab_size > rows:
         # No text has an id after the table, so that its vector is not used.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)

@@ -15,9 +15,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from vmsst import errors
 from vmsst.data import vocabularies
 from vmsst.formats import (
   architectures,
@@ -84,16 +81,11 @@ def convert(
     stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
   if not any(name.startswith("decoder.") for name in stored):
     sizes["num_decoder_layers"] = 0
-  elif "lm_head.weight" not in stored:
-    raise errors.InputError(
-      f"{source} has a decoder but no lm_head.weight, which mT5 does not share with the token "
-      "table; save the whole model (MT5ForConditionalGeneration) or the encoder alone"
-    )
   table, left_out = match(stored, sizes, source)
   left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
   used = [row for row in table if _CROSS_ATTENTION not in row.source]
   if whole:
-    used = [_for_training(row) for row in used]
+    used = [dataclasses.replace(row, targets=_training_targets(*row.targets)) for row in used]
   vocabulary = vocabulary or source / VOCABULARY_FILE
   settings = transformers_tokenizers.read_settings(source)
   transformers_tokenizers.check_settings(
@@ -136,7 +128,10 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
 
 
 def match(
-  stored: dict[str, tensors.StoredTensor], sizes: Mapping[str, int], where: pathlib.Path
+  stored: dict[str, tensors.StoredTensor],
+  sizes: Mapping[str, int],
+  where: pathlib.Path,
+  *head: Row,
 ) -> tuple[list[Row], dict[str, str]]:
   """Returns what each tensor of an mT5 becomes, and the reason for those that become nothing.
 
@@ -144,21 +139,17 @@ def match(
     stored: All tensors in transformers' names. A copy of the token table may stand for it.
     sizes: As for `rows`.
     where: The source, for messages.
+    *head: What the tensors of a head become.
 
   Raises:
-    InputError: a tensor is missing, has another shape or is unknown, or a copy differs.
+    InputError: a tensor is missing, has another shape or is unknown.
   """
   if _TABLE not in stored and _COPIES[0] in stored:
     stored[_TABLE] = stored.pop(_COPIES[0])
-  table = rows(sizes)
+  table = [*rows(sizes), *head]
   left_out = {name: reason for name, reason in _UNUSED.items() if name in stored}
   used = {name: tensor for name, tensor in stored.items() if name not in left_out}
   weight_tables.check(table, used, str(where))
-  for name in left_out.keys() & set(_COPIES):
-    if not np.array_equal(stored[name].read(), stored[_TABLE].read()):
-      raise errors.InputError(
-        f"{stored[name].where} differs from {_TABLE}: in mT5 both stacks share one token table"
-      )
   return table, left_out
 
 
@@ -178,14 +169,13 @@ def encoder_assets(
   return encoder_json.EncoderAssets(network, vocabulary, MAX_LENGTH)
 
 
-def _for_training(row: Row) -> Row:
-  """Replaces the T5X parameter of a tensor by those of the models that start from it."""
-  (name,) = row.targets
+def _training_targets(name: str) -> tuple[str, ...]:
+  """Returns the parameters of a model that starts from a T5X parameter."""
   if name.startswith("encoder/"):
-    return dataclasses.replace(row, targets=(name, f"language_{name}"))
+    return (name, f"language_{name}")
   for theirs, ours in _INSTEAD.items():
     name = name.replace(theirs, ours)
-  return dataclasses.replace(row, targets=(name,))
+  return (name,)
 
 
 def read_config(folder: pathlib.Path) -> dict[str, int]:

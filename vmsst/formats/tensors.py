@@ -1,10 +1,6 @@
-"""Tensors in files: shapes first, values on request, and checks against damaged files.
-
-`open_file` reads safetensors, and state dicts of PyTorch without running any code in them.
-"""
+"""Reads and writes safetensors; reads state dicts of PyTorch without running code."""
 
 import dataclasses
-import functools
 import json
 import math
 import mmap
@@ -12,15 +8,20 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
-from ml_dtypes import bfloat16
 
 from vmsst import errors
 from vmsst.io import input_files
 
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16}
-# JAX uses mapped arrays only if they start at a multiple.
+# Numbers that become float32. Other types are those of quantized weights and of positions.
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_TYPES = _FLOATS | {
+  "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+  "BOOL": np.bool_, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+# JAX maps arrays without a copy only if they are aligned to 64 bytes.
 _ALIGNMENT = 64
 # Values that are checked at once.
 _BLOCK = 1 << 22
@@ -34,36 +35,27 @@ class StoredTensor:
     shape: Its shape.
     where: File and name, for messages.
     load: Reads it as stored.
-    release: Returns the memory of a mapped file to the system, which reads it again when needed.
-    private: Reads it from a mapping of its file that can be changed, where only changed pages take
-      memory; each time the same array. None: the file is not mapped.
   """
 
   shape: tuple[int, ...]
   where: str
   load: Callable[[], np.ndarray]
-  release: Callable[[], None] = lambda: None
-  private: Callable[[], np.ndarray] | None = None
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
 
-    The array is read-only if the file is mapped into memory: the system reads the parts that are
-    used, and can drop them at any time. The file must not be changed in place while it is in use.
+    If the file is mapped into memory, the system reads the parts that are used. Changes of the
+    array stay in memory. The file must not be changed in place while the array is in use.
 
     Raises:
-      InputError: the tensor cannot be read, or its values are not finite floating-point numbers.
+      InputError: the values are not finite floating-point numbers.
     """
-    try:
-      array = np.asarray(self.load())
-    except errors.InputError:
-      raise
-    except Exception as error:  # each format raises its own types for damaged data
-      raise errors.InputError(f"{self.where} cannot be read: {error}") from error
+    array = self.load()
     if array.dtype not in _FLOATS.values():
-      raise _unknown_type(self.where, array.dtype)
-    if array.shape != self.shape:
-      raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")
+      raise errors.InputError(
+        f"{self.where} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
+        "dequantize the checkpoint first if it is quantized"
+      )
     array = np.asarray(array, np.float32)
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
@@ -71,18 +63,12 @@ class StoredTensor:
       # Minimum and maximum are NaN if any value is.
       if not np.isfinite([block.min(), block.max()]).all():
         raise errors.InputError(f"{self.where} contains infinite or NaN values")
-      self.release()
     return array
-
-  def changeable(self) -> np.ndarray:
-    """Returns the values in float32, not checked, in an array that the caller changes, once."""
-    array = self.load().copy() if self.private is None else self.private()
-    return np.asarray(array, np.float32)
 
   def computed(
     self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
   ) -> "StoredTensor":
-    """Returns a tensor that `load` computes from this one, of the same shape if None is given."""
+    """Returns a tensor that `load` computes from this one; default: of the same shape."""
     return StoredTensor(self.shape if shape is None else shape, self.where, load)
 
 
@@ -101,7 +87,24 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
     record = read_torch(path)
     return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
   input_files.check(path)
-  return _open_safetensors(path)
+  try:
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
+      size = int.from_bytes(stream.read(8), "little")
+      header = json.loads(stream.read(size))
+      mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+  except safetensors.SafetensorError as error:
+    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
+
+  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
+    shape, start = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+
+    def load() -> np.ndarray:
+      kind = _TYPES[entry["dtype"]]
+      return np.frombuffer(mapped, kind, math.prod(shape), start).reshape(shape)
+
+    return StoredTensor(shape, f"{name} in {path}", load)
+
+  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
 
 
 def write_file(
@@ -110,9 +113,6 @@ def write_file(
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
   The library's own writer does not align tensors, and gives the file the mode 0600.
-
-  Raises:
-    OSError: the file cannot be written; the message names it.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
   # Tensors follow each other without gaps: those that would misalign the next come last.
@@ -123,43 +123,10 @@ def write_file(
     header[name] = {"dtype": "F32", "shape": arrays[name].shape, "data_offsets": (start, end)}
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-  try:
-    with path.open("wb") as stream:
-      stream.write(len(text).to_bytes(8, "little") + text)
-      for name in names:
-        stream.write(np.ascontiguousarray(arrays[name], "<f4").data)
-  except OSError as error:
-    raise OSError(error.errno, error.strerror, path.name) from error
-
-
-def _open_safetensors(path: pathlib.Path) -> dict[str, StoredTensor]:
-  try:
-    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
-      size = int.from_bytes(stream.read(8), "little")
-      header = json.loads(stream.read(size))
-      mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-      private = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-  except (safetensors.SafetensorError, OSError) as error:
-    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
-
-  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
-    where, shape, kind = f"{name} in {path}", tuple(entry["shape"]), entry["dtype"]
-
-    def load(source: mmap.mmap) -> np.ndarray:
-      if kind not in _FLOATS:
-        raise _unknown_type(where, kind)
-      start = 8 + size + entry["data_offsets"][0]
-      return np.frombuffer(source, _FLOATS[kind], math.prod(shape), start).reshape(shape)
-
-    return StoredTensor(
-      shape,
-      where,
-      functools.partial(load, mapped),
-      functools.partial(mapped.madvise, mmap.MADV_DONTNEED),
-      functools.partial(load, private),
-    )
-
-  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
+  with path.open("wb") as stream:
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+      stream.write(np.ascontiguousarray(arrays[name], "<f4").data)
 
 
 def read_torch(path: pathlib.Path, *allowed: type) -> Any:
@@ -176,9 +143,6 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
   with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
     import torch
   try:
-    with path.open("rb") as stream:
-      if stream.read(1) not in (b"P", b"\x80"):  # torch would unpack a tar file on disk
-        raise ValueError("not a zip archive or pickle")
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
@@ -193,34 +157,21 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   """Returns the tensors of a state dict that was read from a file, by name.
 
   Raises:
-    InputError: it is not a state dict, or the file is smaller than its tensors.
+    InputError: it is not a state dict.
   """
   import torch
 
-  if not isinstance(state, Mapping):
+  if not isinstance(state, Mapping) or not all(
+    isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+  ):
     raise errors.InputError(f"{path} holds no state_dict of names and tensors")
-  for name, value in state.items():
-    if not isinstance(name, str):
-      raise errors.InputError(f"{path} holds no state_dict of names and tensors")
-    if not isinstance(value, torch.Tensor):
-      raise errors.InputError(f"{path}: {name!r} is not a tensor: the file holds no state_dict")
 
   def stored(name: str, tensor: Any) -> StoredTensor:
-    def load() -> np.ndarray:
-      # NumPy has no bfloat16; float32 represents it exactly.
-      plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-      return np.asarray(plain.numpy())
-
-    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", load)
+    # NumPy has no bfloat16; float32 represents it exactly.
+    plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", plain.numpy)
 
   return {name: stored(name, tensor) for name, tensor in state.items()}
-
-
-def _unknown_type(where: str, kind: object) -> errors.InputError:
-  return errors.InputError(
-    f"{where} is of type {kind}, not float32, float16, bfloat16 or float64; dequantize the "
-    "checkpoint first if it is quantized"
-  )
 
 
 def some(names: Iterable[str], count: int = 3) -> str:
