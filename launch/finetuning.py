@@ -17,7 +17,6 @@ from vmsst.checkpoints import t5x
 from vmsst.data import derived_files, formats, readers, teacher_vectors
 from vmsst.encoder import encoding, file_embedding, loading
 from vmsst.encoder.encoder import Encoder
-from vmsst.formats import hugging_face
 from vmsst.io import checksums, input_files, stored_settings
 from vmsst.jobs import atomic_files, base, work_folders
 from vmsst.launch import main
@@ -202,9 +201,7 @@ def _claim(folder: pathlib.Path, settings: dict[str, Any]) -> None:
   settings = json.loads(json.dumps(settings, default=repr))
   if not names & {"config.gin", "start"}:  # It has not begun.
     atomic_files.write_json(folder / _SETTINGS, settings)
-  elif changes := stored_settings.differences(
-    hugging_face.read_object(folder / _SETTINGS), settings
-  ):
+  elif changes := stored_settings.differences(input_files.read_json(folder / _SETTINGS), settings):
     raise errors.InputError(f"{folder} is another run: {changes}; give another output")
 
 
@@ -212,7 +209,7 @@ def _teacher(teacher: str) -> Any:
   """Returns what identifies a teacher, given itself or by its vectors."""
   description = pathlib.Path(teacher).expanduser() / derived_files.DESCRIPTION
   if description.is_file():
-    return hugging_face.read_object(description).get("encoder")
+    return input_files.read_json(description).get("encoder")
   return encoding.identity(loading.load(teacher), teacher)
 
 

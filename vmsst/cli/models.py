@@ -1,8 +1,10 @@
 """`vmsst import`, `export` and `push`: encoders from and for other libraries and people."""
 
-import dataclasses
-from typing import Annotated, Literal
+import pathlib
+import tempfile
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -12,19 +14,10 @@ from vmsst.cli.command import (
   OutputFolder,
   Positive,
 )
+from vmsst.jobs import outputs
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-  """Text splitting in the export.
-
-  Attributes:
-    pretokenized: Texts will be split into words before they are encoded; required for a
-      tokenizer.json if the vocabulary splits them by the rules of their language (EMS), which it
-      cannot do.
-  """
-
-  pretokenized: bool = False
+if TYPE_CHECKING:
+  from vmsst.formats import encoder_json, weight_tables
 
 
 def import_encoder(
@@ -44,10 +37,11 @@ def import_encoder(
       without).
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
-  from vmsst.formats import encoders, weight_tables
+  from vmsst.encoder import loading
 
-  imported = encoders.import_encoder(folder, output, prefix=prefix, vocabulary=vocabulary)
-  print(weight_tables.describe(imported))
+  with storage.local_copy(folder) as path:
+    model = None if vocabulary is None else pathlib.Path(vocabulary)
+    _save(loading.convert(path, prefix=prefix, vocabulary=model), output)
 
 
 def import_ems(
@@ -61,29 +55,58 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.formats import ems, weight_tables
+  from vmsst.formats import ems
+
+  with storage.local_copy(file) as path:
+    _save(ems.convert(path, vocabulary=vocabulary, num_heads=heads), output)
+
+
+def _save(converted: "weight_tables.Converted", output: str) -> None:
+  """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
+  from vmsst.encoder import loading
+  from vmsst.formats import tensors
 
   target = outputs.new_folder(output)
-  with storage.local_copy(file) as path:
-    converted = ems.convert(path, vocabulary=vocabulary, num_heads=heads)
-    imported = weight_tables.save(converted, target)
-  print(weight_tables.describe(imported))
+  with outputs.atomic_folder(target) as folder:
+    vocabulary = loading.write(converted, folder)
+  reasons: dict[str, list[str]] = {}
+  for name, reason in converted.left_out.items():
+    reasons.setdefault(reason, []).append(name)
+  for reason, names in reasons.items():
+    print(f"left out, {reason}: {tensors.some(names)}")
+  numbers = sum(array.size for array in converted.params.values())
+  sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
+  print(f"{len(converted.params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
+  for note in converted.notes:
+    print(note)
+  if vocabulary is not None:
+    print(f"vmsst.load({str(target)!r}) opens the encoder")
+    print(f"VOCABULARY_PATH = {str(target / vocabulary)!r}")
+  print(f"INITIAL_CHECKPOINT_PATH = {str(target / loading.CHECKPOINT)!r}")
 
 
 def export_sentence_transformers(
-  encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer
+  encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False
 ) -> None:
   """Export an encoder as a folder that SentenceTransformer opens.
 
   Args:
     output: Folder to make.
+    pretokenized: Texts will be split into words before they are encoded, which a vocabulary that
+      splits them by the rules of their language (EMS) requires.
   """
-  from vmsst.formats import sentence_transformers_folder as export
+  from vmsst.formats import sentence_transformers, tokenizers
 
-  exported = export.export_sentence_transformers(
-    encoder, output, pretokenized=tokenizer.pretokenized
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
+  _print_local_only(target)
+  print(
+    f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
+    f"vmsst.load({str(target)!r})",
+    *tokenizers.limits(saved.assets.vocabulary),
+    sep="\n",
   )
-  print(export.describe(exported))
 
 
 def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
@@ -92,22 +115,42 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.formats import safetensors_folder
+  from vmsst.formats import encoder_json
 
-  folder = safetensors_folder.export_safetensors(encoder, output)
-  print(f"vmsst.load({str(folder)!r}) opens it")
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    encoder_json.write(saved, folder)
+  print(f"vmsst.load({str(target)!r}) opens it")
 
 
-def export_onnx(encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer) -> None:
+def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False) -> None:
   """Export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO.
 
   Args:
     output: Folder to make.
+    pretokenized: As in `vmsst export sentence-transformers`.
   """
-  from vmsst.formats import onnx as export
+  from vmsst.formats import onnx
 
-  exported = export.export_onnx(encoder, output, pretokenized=tokenizer.pretokenized)
-  print(export.describe(exported))
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    tokenizer = onnx.write(saved, folder, pretokenized=pretokenized)
+  _print_local_only(target)
+  print(onnx.usage(saved, tokenizer, target))
+
+
+def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":
+  """Returns the encoder to export and the new folder."""
+  from vmsst.encoder import loading
+
+  target = outputs.new_folder(output)
+  return loading.read(encoder), target
+
+
+def _print_local_only(folder: "storage.Path") -> None:
+  """Prints what to do before other libraries, which read local files only, open a folder."""
+  if storage.is_url(folder):
+    print(f"Copy {folder} to this machine first, and give the path of the copy:")
 
 
 def push(
@@ -118,7 +161,7 @@ def push(
   revision: Annotated[str, Argument("BRANCH")] | None = None,
   license: Annotated[str, Argument("ID")] | None = None,
   results: InputFolder | None = None,
-  tokenizer: Tokenizer,
+  pretokenized: bool = False,
 ) -> None:
   """Upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers.
 
@@ -128,19 +171,36 @@ def push(
     revision: Branch, made if it is new (default: main).
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`; the model card shows its averages.
+    pretokenized: As in `vmsst export sentence-transformers`.
   """
-  from vmsst.formats import hub_upload
+  from vmsst.encoder import loading
+  from vmsst.evaluation import report, results_files
+  from vmsst.formats import hub_upload, model_card, sentence_transformers, tokenizers
 
-  uploaded = hub_upload.push(
-    encoder,
-    repository,
-    public=public,
-    revision=revision,
-    license_id=license,
-    results=results,
-    pretokenized=tokenizer.pretokenized,
+  hub_upload.check(repository)
+  name = f"{repository}@{revision}" if revision else repository
+  summary = None
+  if results is not None:
+    record = results_files.read_results(storage.path(results) / "results.json")
+    loaded = loading.load(encoder, max_length=record.get("max_length"))
+    if record["encoder"].get("digest") != loaded.digest:
+      raise errors.InputError(
+        f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
+        f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
+      )
+    summary = report.summary(results)
+  saved = loading.read(encoder)
+  card = model_card.text(saved, name, license_id=license, results=summary)
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:
+    folder = pathlib.Path(temporary)
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
+    (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    print(hub_upload.upload(folder, repository, public=public, revision=revision))
+  print(
+    f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
+    *tokenizers.limits(saved.assets.vocabulary),
+    sep="\n",
   )
-  print(hub_upload.describe(uploaded))
 
 
 def finetune(

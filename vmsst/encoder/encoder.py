@@ -7,7 +7,6 @@ import functools
 import hashlib
 import math
 import os
-import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -15,23 +14,20 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from flax import traverse_util
 from scipy.spatial import distance
+from tokenizers import Tokenizer
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching
 from vmsst.formats import (
   encoder_json,
-  hugging_face_vocabulary,
-  sentence_transformers_folder,
-  tokenizer_file,
+  sentence_transformers,
+  tokenizers,
 )
 from vmsst.io import progress_bar
-from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder
 from vmsst.search import device_search, exact_search, margins, quantization
 
@@ -195,7 +191,7 @@ class Encoder:
       InputError: the vocabulary takes no prefix; those of Hugging Face models do.
     """
     vocabulary = self.vocabulary
-    if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} does not support prompts; omit the prompt")
     encoder = copy.copy(self)
     vars(encoder).update(vocabulary=vocabulary.with_prefix(prompt), prompt=prompt)
@@ -213,13 +209,9 @@ class Encoder:
     Raises:
       InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
     """
-    if not isinstance(self.vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
-    # The file is read as long as the process lives.
-    path = f"{tempfile.mkdtemp(dir=storage.process_folder())}/tokenizer.json"
-    vocabulary, rows = hugging_face_vocabulary.trim(
-      self.vocabulary, input_texts.as_list(texts), path
-    )
+    vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self._network.config, vocab_size=len(rows))
     network = dataclasses.replace(self._network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
@@ -230,12 +222,16 @@ class Encoder:
     return encoder
 
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.
+    """Writes a new local folder that `vmsst.load` and sentence-transformers open.
 
     Raises:
       InputError: the folder exists, or its format cannot express the encoder; see
-        `vmsst.formats.sentence_transformers_folder`.
+        `vmsst.formats.sentence_transformers`.
     """
+    storage.check_local(folder, "a saved encoder; use `vmsst export sentence-transformers`")
+    target = pathlib.Path(folder).expanduser()
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+      raise errors.InputError(f"{target} exists; give a new folder")
     assets = encoder_json.EncoderAssets(
       self._network,
       self.vocabulary,
@@ -243,8 +239,8 @@ class Encoder:
       languages=None if self.languages is None else tuple(self.languages),
       similarity_fn_name=self.similarity_fn_name,
     )
-    saved = saved_encoders.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
-    sentence_transformers_folder.write(saved, outputs.new_folder(folder))
+    saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
+    sentence_transformers.write(saved, target)
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -397,10 +393,10 @@ class Encoder:
     return self._encode_as("document", sentences, *positional, **options)
 
   def _encode_as(
-    self, role: hugging_face_vocabulary.Role, sentences: Texts, *positional: Any, **options: Any
+    self, role: tokenizers.Role, sentences: Texts, *positional: Any, **options: Any
   ) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
-      options["prefix"] = hugging_face_vocabulary.role_prompt(self.prompts, role)
+      options["prefix"] = tokenizers.role_prompt(self.prompts, role)
     return self.encode(sentences, *positional, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
@@ -412,7 +408,7 @@ class Encoder:
     if prompt_name is None:
       return next(iter(given.values()), None)
     default = getattr(self.vocabulary, "prefix", "")
-    prompts = hugging_face_vocabulary.method_prompts(default, self.prompts) | dict(self.prompts)
+    prompts = tokenizers.method_prompts(default, self.prompts) | dict(self.prompts)
     if prompt_name not in prompts:
       known = ", ".join(map(repr, prompts))
       raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
@@ -423,7 +419,7 @@ class Encoder:
   ) -> tuple[list[list[int]], list[int]]:
     """Returns the ids of texts, and the indices of those that were cut."""
     vocabulary = self.vocabulary
-    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if prefix is not None and isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]
@@ -549,9 +545,9 @@ class Encoder:
     """Tokenizer of the folder that `save` writes; its ids can differ from `vocabulary`'s ids."""
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
-    exported = tokenizer_file.export_tokenizer(self.vocabulary)
-    tokenizer = tokenizers.Tokenizer.from_buffer(exported.content)
-    options = sentence_transformers_folder.tokenizer_config(exported, self.max_length)
+    exported = tokenizers.export(self.vocabulary)
+    tokenizer = Tokenizer.from_buffer(exported.content)
+    options = tokenizers.described_settings(exported, self.max_length)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
   def tokenize(self, texts: Sequence[str]) -> Any:

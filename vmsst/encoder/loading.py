@@ -1,4 +1,17 @@
-"""Loads encoders and translators from runs, checkpoints and exports, local or remote.
+"""Finds, reads and opens encoders: in folders, object stores, and on the Hugging Face Hub.
+
+An encoder is one of
+
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (in exports
+  for sentence-transformers, the layers after the pooling have folders of their own);
+* a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
+  next to it;
+* a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
+* a folder of transformers or sentence-transformers on this machine, with one of the encoders in
+  `vmsst.formats.transformers`, or of LASER2 or LASER3.
+
+The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
+"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
 
 Neither TensorFlow nor seqio nor gin is needed.
 
@@ -11,26 +24,322 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import operator
 import os
 import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
+from flax import linen as nn
+from flax import traverse_util
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
-from vmsst.formats import encoder_json, hub_models, sentence_transformers_files
+from vmsst.formats import (
+  encoder_json,
+  hub,
+  laser,
+  layer_stacks,
+  mt5,
+  sentence_transformers,
+  tensors,
+  tokenizers,
+  transformers,
+  vmsst_release,
+)
+from vmsst.formats.encoder_json import EncoderAssets, SavedEncoder
+from vmsst.formats.weight_tables import Converted
 from vmsst.io import checksums, global_state
 
+CHECKPOINT = "checkpoint_0"
+"""The checkpoint that `write` makes."""
+_EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
+_ASSETS = {
+  encoder_json.ENCODER_FILE,
+  encoder_json.VOCABULARY_FILE,
+  tokenizers.TOKENIZER_FILE,
+}
+# Files of released encoders; exports for sentence-transformers have them, too.
+_RELEASED = (transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE)
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
 
-def _new_encoder(saved: saved_encoders.SavedEncoder, network: Any, **options: Any) -> Encoder:
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is an encoder without a T5X checkpoint.
+
+  Such an encoder is a name on the Hugging Face Hub, an export, or a folder of transformers.
+  """
+  if storage.is_url(path):
+    return storage.names(os.fspath(path)) >= _EXPORT
+  return hub.is_name(path) or _is_export(pathlib.Path(path)) or _is_released(pathlib.Path(path))
+
+
+def _is_export(folder: pathlib.Path) -> bool:
+  return all((folder / name).is_file() for name in _EXPORT)
+
+
+def _is_released(folder: pathlib.Path) -> bool:
+  return any((folder / name).is_file() for name in _RELEASED) or bool(laser.files(folder))
+
+
+def read(
+  path: str | os.PathLike[str],
+  select_network: Callable[[EncoderAssets], Any] = operator.attrgetter("network"),
+) -> SavedEncoder:
+  """Reads the parts of an encoder.
+
+  Args:
+    path: As in `load`.
+    select_network: Returns the network to read, by default the encoder alone.
+
+  Raises:
+    InputError: as in `load`.
+  """
+  with _opened(path) as (name, folder, released):
+    if released is not None:
+      assets = _released_assets(folder, released)
+      network = select_network(assets)
+      params = traverse_util.unflatten_dict(dict(released.params), sep="/")
+    else:
+      assets, parameters = _own(folder)
+      network = select_network(assets)
+      params = restore_params(parameters, network)
+      name = name or os.fspath(parameters if parameters.is_dir() else folder)
+  return SavedEncoder(name or os.fspath(folder), assets, network, params)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+  """Returns the parameters of an encoder by name, float32; a vocabulary is not needed.
+
+  mT5 has all parameters that training can start from. Arguments and errors are as in `read`.
+  """
+  with _opened(path, whole=True) as (_, _, released):
+    if released is not None:
+      return released.params
+  return read(path).arrays
+
+
+def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
+  """Returns what describes an encoder, without its parameters.
+
+  Arguments and errors are as in `read`.
+  """
+  with _opened(path) as (_, folder, released):
+    return _own(folder)[0] if released is None else _released_assets(folder, released)
+
+
+def convert(
+  folder: pathlib.Path,
+  *,
+  prefix: str | None = None,
+  vocabulary: pathlib.Path | None = None,
+  whole: bool = True,
+) -> Converted:
+  """Returns a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
+
+  Args:
+    folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
+      (`mt5.convert`, `vmsst_release.convert`, `laser.convert`).
+    prefix: As in `sentence_transformers.read`.
+    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
+    whole: Whether to return the decoder of mT5, too.
+
+  Raises:
+    InputError: the folder cannot be used; the message names the file.
+  """
+  if laser.files(folder):
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: LASER has no prefix")
+    return laser.convert(folder)
+  if not (folder / sentence_transformers.MODULES_FILE).is_file():
+    record = transformers.read_object(folder / transformers.CONFIG_FILE)
+    if record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu":
+      errors.check(not prefix, f"the prefix of {folder}", prefix, "None: mT5 has no prefix")
+      names = transformers.open_tensors(folder)
+      if any(name.startswith(vmsst_release.ENCODER) for name in names):
+        return vmsst_release.convert(folder, vocabulary=vocabulary)
+      return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
+  errors.check(vocabulary is None, "the vocabulary", vocabulary, "None: the folder has its own")
+  return sentence_transformers.read(folder, prefix=prefix)
+
+
+@contextlib.contextmanager
+def _opened(
+  path: str | os.PathLike[str], *, whole: bool = False
+) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
+  """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
+
+  The name is None for the path of its parameters. After the context, parameters copied from a store
+  are deleted.
+  """
+  if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
+  name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+  if os.fspath(path) and folder.is_dir():
+    pass
+  elif not os.fspath(path) or folder.exists():
+    raise errors.InputError(
+      f"{os.fspath(path)!r} is no folder; give a training run, one of its checkpoint_<step> "
+      "folders, an imported encoder or an export"
+    )
+  elif storage.is_url(path):
+    url = os.fspath(path).rstrip("/")
+    # The vocabulary's file is read as long as the process lives.
+    target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
+    with storage.explained(url, "read"):
+      name, around = _copy(url, target)
+    try:
+      with storage.naming(str(target), around):
+        yield name, target, None
+    finally:
+      for copied in target.iterdir():
+        if copied.is_dir() and copied.name.startswith("checkpoint_"):
+          shutil.rmtree(copied / "state")
+      (target / transformers.WEIGHTS_FILE).unlink(missing_ok=True)
+    return
+  elif hub.is_name(path):
+    name, folder = hub.find(os.fspath(path))
+  released = None
+  if not _is_export(folder) and _is_released(folder):
+    released = convert(folder, whole=whole)
+  yield name, folder, released
+
+
+def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
+  """Copies an encoder from a store into a folder; returns the paths of its parameters and there."""
+
+  def copy(folder: str, names: set[str], to: pathlib.Path) -> None:
+    to.mkdir(exist_ok=True)
+    for name in names:
+      storage.download(f"{folder}/{name}", to / name)
+
+  names = storage.names(url)
+  if names >= _EXPORT:
+    layers = {name for name in names if name[:1].isdigit()}
+    copy(url, names & (_EXPORT | _ASSETS | {*_RELEASED}) | layers, target)
+    return url, url
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = os.fspath(t5x.find_checkpoint(url))
+  around, _, name = checkpoint.rpartition("/")
+  inside, beside = storage.names(checkpoint), storage.names(around)
+  needed = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
+  copy(checkpoint, inside & {checksums.NAME, "state", *needed}, target / name)
+  if not needed:
+    copy(around, beside & _ASSETS, target)
+  return checkpoint, around
+
+
+def _released_assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
+  if released.assets is None:
+    raise errors.InputError(
+      f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
+      "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
+      "it is"
+    )
+  return released.assets()
+
+
+def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
+  """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
+  if _is_export(folder):
+    assets = encoder_json.load_encoder_assets(folder)
+    return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = t5x.find_checkpoint(epath.Path(folder))
+  inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
+  return encoder_json.load_encoder_assets(checkpoint if inside else checkpoint.parent), checkpoint
+
+
+def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
+  """Reads only the network's parameters, in float32, onto the default device.
+
+  Layers may be scanned in the network and separate in the file, or the other way around.
+
+  Args:
+    parameters: A `checkpoint_<step>` folder; or the `model.safetensors` of an export, with a tensor
+      for each parameter, or with the tensors of transformers in an export for
+      sentence-transformers.
+    network: The network.
+
+  Returns:
+    The parameters as a tree.
+
+  Raises:
+    InputError: a parameter is missing, has another shape or cannot be read.
+  """
+  is_export = parameters.name.endswith(".safetensors")
+  stored: Mapping[str, tensors.StoredTensor]
+  if not is_export:
+    from vmsst.checkpoints import t5x  # imports Orbax
+
+    stored = t5x.open_params(parameters)
+  elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
+    stored = sentence_transformers.open_params(pathlib.Path(parameters.parent), network)
+  else:
+    stored = tensors.open_file(pathlib.Path(parameters))
+  tokens_BT = jnp.zeros((1, 1), jnp.int32)
+  shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
+  sources = {}
+  for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
+    source = layer_stacks.find(name, leaf.shape, stored)
+    if source is None or source.shape(stored) != leaf.shape:
+      shape = "is missing" if source is None else f"has shape {source.shape(stored)}"
+      raise errors.InputError(
+        f"{parameters}: the parameter {name} {shape}, but encoder.json requires {leaf.shape}; it "
+        "was trained with another network or another config (number of layers)"
+      )
+    sources[name] = source
+  parts = {part: stored[part] for source in sources.values() for part in source.names}
+  if is_export:
+    # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
+    arrays = {
+      name: jax.block_until_ready(jax.device_put(part.read(), may_alias=True))
+      for name, part in parts.items()
+    }
+  else:
+    arrays = t5x.read_params(parameters, parts)
+  return traverse_util.unflatten_dict(
+    {name: source.make(arrays) for name, source in sources.items()}, sep="/"
+  )
+
+
+def write(converted: Converted, folder: pathlib.Path) -> str | None:
+  """Writes a released encoder into a folder that training starts from and that `load` opens.
+
+  Args:
+    converted: The encoder.
+    folder: A folder on this machine. It gets `checkpoint_0` and, if the encoder has a vocabulary,
+      `encoder.json` and the vocabulary's file.
+
+  Returns:
+    The name of the vocabulary's file, if there is one.
+  """
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = epath.Path(folder / CHECKPOINT)
+  t5x.write_params(checkpoint, converted.params)
+  checksums.write(checkpoint, {"state": checkpoint / "state"})
+  return converted.assets and encoder_json.save_assets(converted.assets(), folder)
+
+
+# --------------------------------------------------------------------------------------------
+# Opening
+
+
+def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
   encoder = Encoder(
     network,
     saved.params,
@@ -86,7 +395,7 @@ def load(
     dtype = "float32"
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
 
-  def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
+  def in_dtype(assets: EncoderAssets) -> Any:
     network = assets.network
     if dtype is None:
       return network
@@ -94,7 +403,7 @@ def load(
     return dataclasses.replace(network, config=config, parent=None)
 
   with on_host:
-    saved = saved_encoders.read(path, in_dtype)
+    saved = read(path, in_dtype)
   if backend == backends.AUTO:
     backend = backends.fastest(saved.network)
   encoder = _new_encoder(saved, saved.network, backend=backend)
@@ -116,7 +425,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
       decoder.
   """
 
-  def generator(assets: encoder_json.EncoderAssets) -> Any:
+  def generator(assets: EncoderAssets) -> Any:
     if assets.generator is None:
       raise errors.InputError(
         f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
@@ -124,7 +433,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
       )
     return assets.generator
 
-  saved = saved_encoders.read(path, generator)
+  saved = read(path, generator)
   decoder_device = jnp.zeros(()).device
   encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
   return Translator(saved.network, saved.params, encoder)
@@ -157,38 +466,29 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  is_ours = (
-    not path
-    or storage.is_url(path)
-    or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
-    or (folder / encoder_json.ENCODER_FILE).is_file()
+  is_theirs = (
+    bool(path)
+    and not storage.is_url(path)
+    and (folder / sentence_transformers.MODULES_FILE).is_file()
+    and not (folder / encoder_json.ENCODER_FILE).is_file()
   )
   is_automatic = backend in (backends.AUTO, backends.JAX)
-  if is_ours or hub_models.is_released(folder):
-    try:
-      encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
-      return str(encoder.path), with_prompt(encoder, prompt)
-    except errors.InputError as error:
-      if is_ours or dtype is not None or not is_automatic:
-        raise
-      logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
-  if dtype is not None:
-    raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
-  if not is_automatic:
-    raise errors.InputError(
-      f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
-      "`vmsst import encoder`"
-    )
+  try:
+    encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
+    return str(encoder.path), with_prompt(encoder, prompt)
+  except errors.InputError as error:
+    if not is_theirs or dtype is not None or not is_automatic:
+      raise
+    logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
   with errors.requires("sentence-transformers", str(folder)):
-    import sentence_transformers
-  if int(sentence_transformers.__version__.partition(".")[0]) < 6:
+    import sentence_transformers as package
+  if int(package.__version__.partition(".")[0]) < 6:
     raise errors.InputError(
       f"{folder}: versions of sentence-transformers before 6 run code that a folder names; pip "
       "install -U 'vmsst[sentence-transformers]'"
     )
-  sentence_transformers_files.check_layers(folder)
   try:
-    theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
+    theirs = package.SentenceTransformer(str(folder), local_files_only=True)
   except Exception as error:  # torch and other packages raise it
     # The message may advise to trust code in the folder.
     raise errors.InputError(

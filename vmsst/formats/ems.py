@@ -15,7 +15,7 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, tensors, weight_tables
+from vmsst.formats import encoder_json, tensors, transformers, weight_tables
 from vmsst.formats.weight_tables import Converted, Row, Rule, dense, norm
 from vmsst.networks import sentence_encoder, transformer
 
@@ -106,7 +106,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
       name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"
       for name in sorted(stored.keys() - names)
     },
-    assets=lambda _: encoder_json.EncoderAssets(network, pieces, config.max_positions),
+    assets=lambda: encoder_json.EncoderAssets(network, pieces, config.max_positions),
     notes=("`encode` needs the language of texts: encode(sentences, language='en')",),
   )
 
@@ -123,7 +123,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
     Rule(_WORDS, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
     Rule(_POSITIONS, _POSITION_TABLE, ("position_rows", "emb_dim")),
     *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
-    *architectures.bert_layers(_LAYERS, architectures.self_attention("self_attention")),
+    *transformers.bert_layers(_LAYERS, transformers.self_attention("self_attention")),
     *dense("model.transform.dense", "xtr_transform", "xtr_dim", "xtr_inputs"),
     *norm("model.transform.LayerNorm", "xtr_norm", "xtr_dim"),
   ]

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import pathlib
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast, get_args
@@ -22,15 +23,16 @@ from flax import traverse_util
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import vocabularies
+from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
 from vmsst.io import checksums, input_files
-from vmsst.jobs import atomic_files
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
 FORMAT = 1
 ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
+WEIGHTS_FILE = "model.safetensors"
 
 # Networks that encoder.json may name: for inference, and as trained with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
@@ -174,9 +176,30 @@ def save_assets(
   name, content = _vocabulary_file(vocabulary)
   if name is not None:
     record["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
-    atomic_files.write_bytes(folder / name, content)
-  atomic_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+    _write(folder / name, content)
+  _write(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
   return name
+
+
+def _write(path: epath.Path, content: bytes) -> None:
+  """Writes a file, which appears as a whole: a run may be loaded while it starts."""
+  if storage.is_url(path):
+    path.write_bytes(content)
+    return
+  partial = path.with_name(f"{path.name}.partial")
+  partial.write_bytes(content)
+  partial.replace(path)
+
+
+def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
+  """Writes an encoder, without the rest of its run, into a folder that `vmsst.load` opens.
+
+  `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`, or
+  `encoder/layers/...` with an axis of layers if the run scanned them). `encoder.json` has its
+  SHA-256, which `vmsst.load` checks.
+  """
+  tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
+  save_assets(saved.assets, folder, [WEIGHTS_FILE])
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
@@ -257,7 +280,11 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
 
 def _attributes(cls: Any) -> list[str]:
   """Returns the names of the attributes of a vocabulary, except its file."""
-  return [field.name for field in dataclasses.fields(cls) if field.init and field.name not in ("path", "tokenizer")]
+  return [
+    field.name
+    for field in dataclasses.fields(cls)
+    if field.init and field.name not in ("path", "tokenizer")
+  ]
 
 
 def _vocabulary_file(vocabulary: Any) -> tuple[str | None, bytes]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from vmsst import languages, storage
-from vmsst.checkpoints.saved_encoders import SavedEncoder
+from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.io import text_files
 
 FILE = "README.md"

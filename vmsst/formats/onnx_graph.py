@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.formats import architectures, hugging_face, weight_tables
+from vmsst.formats import transformers, weight_tables
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
@@ -167,10 +167,8 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   position_T = graph.Range(np.int64(0), length, np.int64(1))
   max_distance = transformer.RELPOS_MAX_DISTANCE
   if isinstance(config, t5.T5Config):  # a stack with some of the options of a TransformerConfig
-    record = architectures.describe_t5(config, config.num_encoder_layers, max_distance)
-    file = architectures.ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record)
     max_distance = config.relpos_max_distance
-    config = transformer.TransformerConfig(**architectures.ARCHITECTURES["t5"].sizes(file))
+    config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
   pooled = [_pooled(graph, x, hidden_BTD, mask_BT, position_T) for x in network.pooling.split("+")]
   vector_BS = graph.Concat(*pooled, axis=-1)

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: reads released encoders, and writes exports without custom code.
+"""Folders of sentence-transformers: reads released encoders, writes exports without custom code.
 
 `modules.json` lists the modules that follow the transformer; other files have its tokenizer,
 prompts and maximum length. The parameters are those of a
@@ -204,7 +204,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   def params() -> dict[str, np.ndarray]:
     arrays = weight_tables.to_parameters(table, named)
     if padding_id:
-      table_VD = named[architecture.table[0].source].changeable()
+      table_VD = arrays[weight_tables.TOKEN_TABLE]
       if config.vocab_size > rows:
         # No text has an id after the table, so that its vector is not used.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
@@ -218,7 +218,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     max_length = MAX_LENGTH if config.positions == "relative" else config.max_tokens
   text_prefix = default if prefix is None else prefix
 
-  def assets(_: pathlib.Path) -> encoder_json.EncoderAssets:
+  def assets() -> encoder_json.EncoderAssets:
     return encoder_json.EncoderAssets(
       network,
       tokenizers.HuggingFaceVocabulary(
@@ -412,43 +412,9 @@ def open_params(
 # Writing
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
-  """The result of an export.
-
-  Attributes:
-    source: Path of the parameters that were exported.
-    modules: The modules that sentence-transformers applies in turn.
-    max_length: Tokens of a sentence. Longer sentences are cut.
-    pretokenized: Whether texts must be split into words before they are encoded.
-    has_eos: Whether the tokenizer adds an EOS token.
-  """
-
-  source: str
-  modules: tuple[str, ...]
-  max_length: int
-  pretokenized: bool
-  has_eos: bool
-
-  @property
-  def limits(self) -> list[str]:
-    """What users of sentence-transformers must know about the export, as lines."""
-    lines = []
-    if self.pretokenized:
-      lines.append(
-        "Texts must be split into words first: "
-        "vmsst.data.word_splitting.split_words(texts, language)"
-      )
-    if not self.has_eos:
-      lines.append(
-        "A batch of only empty texts is an error there: this vocabulary has no EOS token"
-      )
-    return lines
-
-
 def write(
   saved: encoder_json.SavedEncoder, folder: pathlib.Path, *, pretokenized: bool = False
-) -> Exported:
+) -> ExportedTokenizer:
   """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
 
   The vectors of `vmsst.load(folder).encode` are exactly the vectors of the encoder. The vectors of
@@ -459,7 +425,7 @@ def write(
 
   Args:
     saved: The encoder.
-    folder: An empty folder on this machine.
+    folder: An empty or new folder on this machine.
     pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
       they are encoded, as vocabularies like EMS's require.
 
@@ -479,14 +445,7 @@ def write(
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
     assets = dataclasses.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
-  listed = json.loads((folder / MODULES_FILE).read_bytes())
-  return Exported(
-    source=saved.name,
-    modules=tuple(module["type"].rpartition(".")[2] for module in listed),
-    max_length=assets.max_length,
-    pretokenized=bool(getattr(vocabulary, "pretokenize", False)),
-    has_eos=tokenizer.eos is not None,
-  )
+  return tokenizer
 
 
 def write_modules(
@@ -507,11 +466,6 @@ def write_modules(
     InputError: transformers has no such encoder. Nothing is written then.
   """
   network, assets = saved.network, saved.assets
-  special = {
-    "pad_token": tokenizer.padding,
-    "unk_token": tokenizer.unknown,
-    "eos_token": tokenizer.eos,
-  }
   names = network.pooling.replace("last", "lasttoken").split("+")
   pooling: dict[str, Any] = {"word_embedding_dimension": network.config.width}
   pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
@@ -519,16 +473,7 @@ def write_modules(
     pooling["pooling_mode"] = names
   files: dict[str, Any] = {
     transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
-    tokenizers.SETTINGS_FILE: {
-      "tokenizer_class": "PreTrainedTokenizerFast",
-      "model_max_length": assets.max_length,
-      "padding_side": "right",
-      "truncation_side": "right",
-      "clean_up_tokenization_spaces": False,
-      "model_input_names": ["input_ids", "attention_mask"],
-      "split_special_tokens": tokenizer.splits_special_tokens,
-      **{name: token for name, token in special.items() if token is not None},
-    },
+    tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
     _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
     PROMPTS_FILE: {
       **_written_prompts(assets.vocabulary),
@@ -536,7 +481,7 @@ def write_modules(
     },
     f"1_Pooling/{transformers.CONFIG_FILE}": pooling,
   }
-  (folder / "1_Pooling").mkdir()
+  (folder / "1_Pooling").mkdir(parents=True)
   weights, paths = [], ["", "1_Pooling"]
   inputs, all_rows = network.widths, transformers.layer_rows(network)
   for layer, width, rows in zip(network.layers.values(), inputs, all_rows, strict=False):

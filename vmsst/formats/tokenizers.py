@@ -449,7 +449,7 @@ class Settings(msgspec.Struct):
   truncation_side: str | None = None
   padding_side: str | None = None
   split_special_tokens: bool = False
-  model_input_names: list[str] = ["attention_mask"]
+  model_input_names: tuple[str, ...] = ("attention_mask",)
   model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
   max_len: Annotated[float, msgspec.Meta(ge=1)] | None = None
   extra_ids: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _NUM_EXTRA
@@ -735,6 +735,37 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     eos=eos,
     splits_special_tokens=True,
   )
+
+
+def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
+  """Returns the content of `tokenizer_config.json` for an exported tokenizer."""
+  special = {
+    "pad_token": tokenizer.padding,
+    "unk_token": tokenizer.unknown,
+    "eos_token": tokenizer.eos,
+  }
+  return {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": max_length,
+    "padding_side": "right",
+    "truncation_side": "right",
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "split_special_tokens": tokenizer.splits_special_tokens,
+    **{name: token for name, token in special.items() if token is not None},
+  }
+
+
+def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
+  """Returns what users of an exported tokenizer must know, as lines."""
+  lines = []
+  if getattr(vocabulary, "pretokenize", False):
+    lines.append(
+      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
+    )
+  if vocabulary.eos_id is None:
+    lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
+  return lines
 
 
 def _of_hugging_face(

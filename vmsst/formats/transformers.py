@@ -195,7 +195,7 @@ class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
   pad_token_id: Id | None = None
 
 
-class _Rope(msgspec.Struct, forbid_unknown_fields=True):
+class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The rotations of one kind of layers. transformers reads either name of the type."""
 
   rope_theta: Number | None = None
@@ -203,7 +203,7 @@ class _Rope(msgspec.Struct, forbid_unknown_fields=True):
   type: Literal["default"] = "default"
 
 
-class _Ropes(msgspec.Struct):
+class _Ropes(msgspec.Struct, frozen=True):
   """The rotations of both kinds of layers. transformers ignores what is beside them."""
 
   full_attention: _Rope = _Rope()

@@ -9,7 +9,7 @@ import pathlib
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face, mt5, weight_tables
+from vmsst.formats import mt5, transformers, weight_tables
 from vmsst.formats.weight_tables import Converted, Row
 
 ENCODER = "mt5_encoder."
@@ -31,7 +31,7 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
     InputError: the source cannot be used.
   """
   sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
-  stored = hugging_face.open_tensors(source)
+  stored = transformers.open_tensors(source)
   own = {x: y for x, y in stored.items() if x.startswith(ENCODER) or x == _PROJECTION}
   tensors_by_name = {name.removeprefix(ENCODER): tensor for name, tensor in own.items()}
   dimension = own[_PROJECTION].shape[0] if _PROJECTION in own else 0
@@ -51,5 +51,5 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
       **{ENCODER + name: reason for name, reason in copies.items()},
       **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
     },
-    assets=lambda _: mt5.encoder_assets(sizes, pieces, dimension, head=True),
+    assets=lambda: mt5.encoder_assets(sizes, pieces, dimension, head=True),
   )

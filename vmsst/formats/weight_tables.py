@@ -3,24 +3,18 @@
 A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameter that
 it becomes. `expand` makes the rows of a model of given sizes, `check` compares them with the
 tensors in a file, and `to_parameters` converts. Exports use the same rows backward (`to_tensors`).
-
-`save` writes what an import has converted.
 """
 
 import dataclasses
 import functools
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors, storage
-from vmsst.formats import encoder_json, hugging_face, tensors
-from vmsst.io import checksums
-from vmsst.jobs import work_folders
+from vmsst import errors
+from vmsst.formats import tensors
 
 CHECKPOINT = "checkpoint_0"
 TOKEN_TABLE = "token_embedder/embedding"
@@ -121,86 +115,21 @@ class Converted:
     convert: Returns the parameters by name; see `params`.
     sizes: Sizes of the model by the attributes of its config.
     left_out: By the name of each tensor that became no parameter, the reason.
-    assets: Returns what `vmsst.load` needs next to the parameters, given the folder that they are
-      written to; it may write the vocabulary there. None: the source has no vocabulary.
+    assets: Returns what `vmsst.load` needs next to the parameters. None: the source has no
+      vocabulary.
     notes: What to know before using the result, one sentence each.
   """
 
   convert: Callable[[], Mapping[str, np.ndarray]]
   sizes: Mapping[str, Any]
   left_out: Mapping[str, str]
-  assets: Callable[[pathlib.Path], encoder_json.EncoderAssets] | None
+  assets: Callable[[], Any] | None
   notes: tuple[str, ...] = ()
 
   @functools.cached_property
   def params(self) -> Mapping[str, np.ndarray]:
     """The parameters by name, converted when they are first needed."""
     return self.convert()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Imported:
-  """The result of an import.
-
-  Attributes:
-    checkpoint: The new checkpoint.
-    vocabulary: The vocabulary next to the checkpoint, or None.
-    converted: What it consists of.
-  """
-
-  checkpoint: storage.Path
-  vocabulary: storage.Path | None
-  converted: Converted
-
-
-def check_folder(folder: pathlib.Path) -> None:
-  """Raises InputError, with what to give instead, if a path is not a folder of another library."""
-  if not folder.is_dir():
-    problem = f"{folder} is a file" if folder.exists() else f"no folder {folder}"
-    raise errors.InputError(f"{problem}; give a Hugging Face folder (config.json and weights)")
-  exported = (folder / encoder_json.ENCODER_FILE).is_file()
-  if exported and not (folder / hugging_face.CONFIG_FILE).is_file():
-    raise errors.InputError(
-      f"{folder} is a vmsst encoder, which needs no import; open it with vmsst.load"
-    )
-
-
-def save(converted: Converted, target: storage.Path) -> Imported:
-  """Writes a converted model as a folder that training starts from and that `vmsst.load` opens.
-
-  Args:
-    converted: The model.
-    target: Folder to make: `outputs.new_folder` has checked it.
-
-  Raises:
-    InputError: the folder cannot be written, or another command has written it.
-  """
-  name = None
-  with work_folders.atomic_folder(target) as partial:
-    write_checkpoint(partial, converted.params)
-    if converted.assets is not None:
-      name = encoder_json.save_assets(converted.assets(partial), partial)
-  vocabulary = None if name is None else target / name
-  return Imported(checkpoint=target / CHECKPOINT, vocabulary=vocabulary, converted=converted)
-
-
-def describe(imported: Imported) -> str:
-  """Returns what was left out, the sizes of the model, and how to use the result."""
-  converted, folder = imported.converted, imported.checkpoint.parent
-  numbers = sum(array.size for array in converted.params.values())
-  reasons: dict[str, list[str]] = {}
-  for name, reason in converted.left_out.items():
-    reasons.setdefault(reason, []).append(name)
-  lines = [f"left out, {reason}: {tensors.some(names)}" for reason, names in reasons.items()]
-  lines += [
-    f"{len(converted.params)} parameters ({numbers:,} numbers)",
-    "Sizes: " + ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items()),
-    *converted.notes,
-  ]
-  if imported.vocabulary is not None:
-    lines.append(f"vmsst.load({os.fspath(folder)!r}) opens the encoder")
-    lines.append(f"VOCABULARY_PATH = {os.fspath(imported.vocabulary)!r}")
-  return "\n".join([*lines, f"INITIAL_CHECKPOINT_PATH = {os.fspath(imported.checkpoint)!r}"])
 
 
 def dense(
@@ -314,16 +243,3 @@ def to_parameters(
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the tensors that become these parameters, by their names in the other library."""
   return {row.source: row.tensor(params) for row in rows if row.source}
-
-
-def write_checkpoint(folder: pathlib.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes parameters as the checkpoint of a folder, with checksums.
-
-  Raises:
-    OSError: the checkpoint cannot be written.
-  """
-  from vmsst.checkpoints import t5x  # imports Orbax
-
-  checkpoint = t5x.epath.Path(folder / CHECKPOINT)
-  t5x.write_params(checkpoint, params)
-  checksums.write(checkpoint, {"state": checkpoint / "state"})

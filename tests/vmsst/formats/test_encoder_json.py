@@ -7,8 +7,8 @@ import tiny_encoders
 import tiny_tokenizers
 
 from vmsst import errors
-from vmsst.checkpoints import starting_encoders
 from vmsst.data import vocabularies
+from vmsst.encoder import starting_encoders
 from vmsst.formats import encoder_json, hugging_face_vocabulary
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks

@@ -11,7 +11,7 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import starting_encoders
+from vmsst.encoder import starting_encoders
 from vmsst.formats import encoders
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
