@@ -68,10 +68,7 @@ def __getattr__(name: str) -> Any:
     return importlib.import_module("vmsst.plots")
   if name not in _PUBLIC:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  from vmsst.io import global_state  # imports NumPy
-
-  with global_state.preserve():
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+  value = getattr(importlib.import_module(_PUBLIC[name]), name)
   globals()[name] = value
   return value
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import conversions
 import fake_encoders
 import numpy as np
 import released_folders
@@ -28,11 +29,8 @@ from vmsst.data import vocabularies
 from vmsst.encoder import file_embedding, loading
 from vmsst.formats import (
   ems,
-  encoders,
   hugging_face_vocabulary,
   mt5,
-  safetensors_folder,
-  sentence_transformers_folder,
 )
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -193,8 +191,8 @@ def all_readers() -> list[Reader]:
     folder = trials.lay_out({"text": _TEXT}, pathlib.Path(name))
     _embed(folder)
     vectors = trials.files_below(folder / "out")
-  to_safetensors = safetensors_folder.export_safetensors
-  to_theirs = sentence_transformers_folder.export_sentence_transformers
+  to_safetensors = conversions.export_safetensors
+  to_theirs = conversions.export_sentence_transformers
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
@@ -207,13 +205,13 @@ def all_readers() -> list[Reader]:
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
-    Reader("import mt5", {**mt5_files(), **model}, _writes(encoders.import_encoder)),
-    Reader("import encoder", bert_files(), _writes(encoders.import_encoder)),
+    Reader("import mt5", {**mt5_files(), **model}, _writes(conversions.import_encoder)),
+    Reader("import encoder", bert_files(), _writes(conversions.import_encoder)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
-           _writes(ems.import_ems, "x.pt", vocabulary="x.model")),
+           _writes(conversions.import_ems, "x.pt", vocabulary="x.model")),
     Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(encoders.import_encoder)),
+           _writes(conversions.import_encoder)),
   ]  # fmt: skip
 
 

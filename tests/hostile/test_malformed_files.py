@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 
 import benchmark_trees
+import conversions
 import entry_points
 import numpy as np
 import opus_tree
@@ -28,7 +29,7 @@ from vmsst.downloads import tables
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import knowledge_search
 from vmsst.evaluation.report import reading
-from vmsst.formats import encoders, tensors
+from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
 
@@ -260,10 +261,10 @@ def load(folder, out):
     (EXPORT, load, "encoder.json", {"num_encoder_layers": 1 << 70, "scan_layers": True}),
     (EXPORT, load, "encoder.json", {"emb_dim": 10**9, "mlp_dim": 10**9}),
     (EXPORT, load, "encoder.json", {"relpos_buckets": 4 * 10**9, "relpos_max_distance": 1 << 70}),
-    ("import mt5", encoders.import_encoder, "config.json", {"num_layers": 10**9}),
-    ("import mt5", encoders.import_encoder, "config.json", {"num_layers": 1 << 70}),
-    ("import encoder", encoders.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
-    (EXPORT, encoders.import_encoder, "encoder.json", {}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 10**9}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 1 << 70}),
+    ("import encoder", conversions.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
+    (EXPORT, conversions.import_encoder, "encoder.json", {}),
   ],
 )
 def test_models_of_huge_sizes_or_of_another_kind_are_refused(

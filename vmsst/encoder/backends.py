@@ -26,9 +26,6 @@ DEVICES = "None, and select devices with JAX_PLATFORMS or CUDA_VISIBLE_DEVICES b
 """What to set the option `device` of sentence-transformers to."""
 _PACKAGES = ("onnx", "onnxruntime")
 
-Compute = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""Maps the inputs of a graph to vectors [B, S]; called by several threads at once."""
-
 # Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
 _BATCH_TOKENS = 1024
 
@@ -155,18 +152,40 @@ class CpuBackend:
       InputError: a package is not installed.
     """
     self._network, self.params, self.process = network, params, os.getpid()
+    with errors.requires("onnx", "the backend 'onnx'"):
+      os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # has an effect before the import alone
+      import onnxruntime
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
     graph = onnx_graph.build(layer_stacks.separate(arrays), network)
-    # The runtime uses the arrays of the weights, so that these must live as long.
-    model, self._weights = graph.without_weights(onnx_graph.OUTPUT)
+    model, weights = graph.without_weights(onnx_graph.OUTPUT)
+    # ONNX Runtime copies weights for every session, but not inputs.
+    inputs = {x: weights.pop(x) for x in (weight_tables.TOKEN_TABLE,) if x in weights}
+    helper = onnx_graph.library().helper
+    for name, array in inputs.items():
+      kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+      model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+    for name, array in weights.items():
+      onnx_graph.add_weights(model, name, array, location="given")
+    self._weights = weights  # The runtime uses the arrays, so that they must live as long.
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+    content = model.SerializeToString()
     # This process's own cores, or fewer for one of many workers.
     available = hasattr(os, "sched_getaffinity")
     threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit():
       threads = max(1, min(threads, int(limit)))
+
+    @functools.cache
+    def compiled(alone: bool) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+      options = onnxruntime.SessionOptions()
+      options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
+      options.add_external_initializers(list(weights), values)
+      session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+      return lambda feeds: session.run([onnx_graph.OUTPUT], {**feeds, **inputs})[0]
+
     self.in_flight = 2 * threads
-    self._compiled = functools.cache(_onnx_runtime(model, self._weights, threads))
+    self._compiled = compiled
     self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
 
   def __reduce__(self) -> Any:
@@ -189,32 +208,3 @@ class CpuBackend:
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx_graph.TOKENS: tokens_BT.astype(np.int64), onnx_graph.MASK: mask_BT}
     return self._pool.submit(self._compiled(alone), feeds).result
-
-
-def _onnx_runtime(
-  model: Any, weights: dict[str, np.ndarray], threads: int
-) -> Callable[[bool], Compute]:
-  """Returns what compiles a graph with ONNX Runtime, for batches alone or one per thread."""
-  with errors.requires("onnx", "the backend 'onnx'"):
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # has an effect before the import alone
-    import onnxruntime
-  # ONNX Runtime copies weights for every session, but not inputs.
-  inputs = {name: array for name, array in weights.items() if name == weight_tables.TOKEN_TABLE}
-  others = {name: array for name, array in weights.items() if name not in inputs}
-  helper = onnx_graph.library().helper
-  for name, array in inputs.items():
-    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-    model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
-  for name, array in others.items():
-    onnx_graph.add_weights(model, name, array, location="given")
-  values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in others.values()]
-  content = model.SerializeToString()
-
-  def compiled(alone: bool) -> Compute:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
-    options.add_external_initializers(list(others), values)
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda feeds: session.run([onnx_graph.OUTPUT], {**feeds, **inputs})[0]
-
-  return compiled

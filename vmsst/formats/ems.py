@@ -58,7 +58,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     vocab_size, width = stored[_WORDS].shape
     has_languages = _LANGUAGES in stored
     num_languages, language_dim = stored[_LANGUAGES].shape if has_languages else (0, 0)
-    sizes = {
+    sizes: dict[str, Any] = {
       "vocab_size": vocab_size,
       "emb_dim": width,
       "num_heads": max(1, width // _HEAD_DIM) if num_heads is None else num_heads,

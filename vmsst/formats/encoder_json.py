@@ -110,6 +110,28 @@ class _Record(msgspec.Struct):
   weights: dict[str, str] = {}
 
 
+@dataclasses.dataclass(frozen=True)
+class SavedEncoder:
+  """The parts of an encoder, as saved.
+
+  Attributes:
+    name: Path of its parameters.
+    assets: Networks, vocabulary, maximum length and languages.
+    network: The network that was read.
+    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
+  """
+
+  name: str
+  assets: EncoderAssets
+  network: Any
+  params: Any
+
+  @functools.cached_property
+  def arrays(self) -> dict[str, np.ndarray]:
+    """The parameters by name; `/` joins the parts of a name."""
+    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+
+
 def save_encoder_assets(
   model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:

@@ -67,7 +67,8 @@ For sentence-transformers, split texts into words first \
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 # A number, a word in quotes, or a function, of which scope and parentheses are left out.
 _FACT = re.compile(
-  r"^(MODEL|BATCH_SIZE|MIXTURE_OR_TASK_NAME|OPUS_CONFIG) = (?:@(?:[\w.]+/)*)?'?([\w.-]+)'?(?:\(\))?$",
+  r"^(MODEL|BATCH_SIZE|MIXTURE_OR_TASK_NAME|OPUS_CONFIG) = "
+  r"(?:@(?:[\w.]+/)*)?'?([\w.-]+)'?(?:\(\))?$",
   re.MULTILINE,
 )
 
@@ -76,7 +77,6 @@ def text(
   saved: SavedEncoder,
   name: str,
   *,
-  pretokenized: bool = False,
   license_id: str | None = None,
   results: str | None = None,
 ) -> str:
@@ -85,7 +85,6 @@ def text(
   Args:
     saved: The encoder.
     name: `owner/name`, followed by `@` and the branch unless it is main.
-    pretokenized: Whether texts must be split into words before they are encoded.
     license_id: License, such as "apache-2.0"; default: the card names none.
     results: Averages of an evaluation, as a Markdown list.
   """
@@ -118,7 +117,7 @@ def text(
     dimension=network.latent_dim,
     name=json.dumps(name),
     arguments=f"{json.dumps(repository)}{option}",
-    note=_NOTE if pretokenized else "",
+    note=_NOTE if getattr(assets.vocabulary, "pretokenize", False) else "",
     languages=f"{', '.join(sorted(row.name for row in rows))}." if rows else "Not recorded.",
     model=_list(
       [

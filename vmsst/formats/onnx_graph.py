@@ -271,7 +271,7 @@ class _Stack:
     return bias_BHTT
 
   def rotation(self, is_local: bool) -> tuple[str, str]:
-    """Returns the factors of a vector, and of its swapped halves, that rotate it; each [T, 1, K]."""
+    """Returns the factors of a vector and of its swapped halves that rotate it, each [T, 1, K]."""
     graph, config = self.graph, self.config
     theta, width = config.local_rope_theta if is_local else config.rope_theta, config.head_width
     rate_F = theta ** (-np.arange(0, width, 2) / width)

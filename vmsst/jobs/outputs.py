@@ -388,10 +388,3 @@ def _check_parents(path: str) -> None:
     raise errors.InputError(
       f"{path} cannot be written, because {above} is write-protected; give another output"
     )
-
-
-def local_only(folder: storage.Path) -> list[str]:
-  """Returns what to do before other libraries, which read local files only, open a folder."""
-  if storage.is_url(folder):
-    return [f"Copy {folder} to this machine first, and give the path of the copy:"]
-  return []

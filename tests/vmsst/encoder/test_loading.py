@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import commands
+import conversions
 import line_files
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.encoder import loading
-from vmsst.formats import encoders, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
@@ -112,33 +111,6 @@ def test_options_that_cannot_work_are_named_before_anything_is_read(tmp_path):
     vmsst.load(tmp_path, dtype="float16")
   with pytest.raises(errors.InputError, match=r"device is 'cuda'; .* CUDA_VISIBLE_DEVICES"):
     vmsst.load(tmp_path, device="cuda")
-
-
-_GLOBAL_STATE = """
-import hashlib, logging, random, sys
-import numpy as np
-def state():
-  numpy_state = np.random.get_state()
-  return random.getstate(), numpy_state[1].tolist(), numpy_state[2:], logging.root.handlers[:]
-before = state()
-import vmsst
-for folder in sys.argv[1:]:
-  vmsst.load(folder).encode(["eins"])
-  assert state() == before, folder
-from vmsst.io import global_state
-with global_state.preserve():  # as a later load, while another thread draws a number
-  random.random()
-assert random.getstate() != before[0]
-logging.basicConfig()
-assert len(logging.root.handlers) == 1
-"""
-
-
-def test_random_state_and_logging_stay_as_they_are(run, tmp_path):
-  vmsst.load(run).save(tmp_path / "export")
-  released = released_folders.write(tmp_path / "released", "bert", {})
-  folders = [tmp_path / "export", released, run]  # a checkpoint last: it imports Orbax
-  commands.fresh_script(_GLOBAL_STATE, *folders, cwd=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -246,8 +218,8 @@ def test_versions_of_sentence_transformers_that_run_code_are_refused(tmp_path, m
 def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path, kind):
   changes = {"config.json": {"model_type": kind}, "modules.json": None}
   folder = released_folders.write(tmp_path / "m", "bert", changes)
-  for load in (vmsst.load, loading.open_encoder, encoders.import_encoder):
-    arguments = [str(folder)] + [tmp_path / "out"] * (load is encoders.import_encoder)
+  for load in (vmsst.load, loading.open_encoder, conversions.import_encoder):
+    arguments = [str(folder)] + [tmp_path / "out"] * (load is conversions.import_encoder)
     with pytest.raises(errors.InputError, match=f"{kind!r}.*bert.*gemma3_text.*mt5") as caught:
       load(*arguments)
     assert str(folder) in str(caught.value)
@@ -268,7 +240,7 @@ def both(tmp_path_factory):
   theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
   folder = tmp_path_factory.mktemp("encoder")
   run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
-  sentence_transformers_folder.export_sentence_transformers(run, folder / "export")
+  conversions.export_sentence_transformers(run, folder / "export")
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 
+import commands
+import conversions
 import jax
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from vmsst import errors
-from vmsst.formats import architectures, encoders, layer_stacks, weight_tables
+from vmsst.formats import architectures, encoders, layer_stacks
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 
@@ -77,7 +79,7 @@ def apply_network(imported, tokens_BT, padding_id=0, **options):
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("bert")
-  return encoders.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
+  return conversions.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
 
 
 _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "EncoderModel"}
@@ -115,7 +117,7 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   if "tokenizer_class" in changes:
     saved = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(saved | changes))
-  found = encoders.import_encoder(tmp_path / "hf", tmp_path / "out")
+  found = conversions.import_encoder(tmp_path / "hf", tmp_path / "out")
   padding_id = 1 if changes.get("pad_token_id") == 1 or "tokenizer_class" in changes else 0
   assert any("pads with id 1" in note for note in found.converted.notes) == bool(padding_id)
   sizes = found.converted.sizes
@@ -148,21 +150,22 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   assert error < 1.5 * their_error < 0.3
 
 
-def test_old_names_and_heads_of_pre_training(tmp_path, imported):
+def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
   arrays = weights("bert.", norm=("gamma", "beta")) | {
     "bert.embeddings.position_ids": np.arange(9)[None],
     "bert.pooler.dense.bias": np.zeros(12),
     "cls.predictions.bias": np.zeros(40),
     "cls.seq_relationship.weight": np.zeros((2, 12)),
   }
-  found = encoders.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
+  folder = save_hugging_face(tmp_path / "hf", arrays)
+  assert commands.vmsst("import", "encoder", folder, tmp_path / "out") == 0
+  text, checkpoint = capsys.readouterr().out, tmp_path / "out" / "checkpoint_0"
   expected = tiny_encoders.read_arrays(imported.checkpoint)
-  jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(found.checkpoint), expected)
+  jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(checkpoint), expected)
   left_out = {name for name in arrays if re.search("position_ids|pooler|^cls", name)}
-  assert found.converted.left_out.keys() == left_out
-  text = weight_tables.describe(found)
+  assert encoders.convert(folder).left_out.keys() == left_out
   assert "left out, pre-training head: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
-  assert f"INITIAL_CHECKPOINT_PATH = '{found.checkpoint}'" in text
+  assert f"INITIAL_CHECKPOINT_PATH = '{checkpoint}'" in text
   assert "swap" not in text
   assert "vmsst.load cannot open it" in text  # there is no tokenizer
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
@@ -187,7 +190,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported):
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
   folder = save_hugging_face(tmp_path / "hf", weights(), **changes)
   with pytest.raises(errors.InputError, match=message):
-    encoders.import_encoder(folder, tmp_path / "out")
+    conversions.import_encoder(folder, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
@@ -204,5 +207,5 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
   ):
     folder = save_hugging_face(tmp_path / f"hf{number}", changed)
     with pytest.raises(errors.InputError, match=message):
-      encoders.import_encoder(folder, tmp_path / "out")
+      conversions.import_encoder(folder, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))

@@ -9,6 +9,7 @@ import re
 import shutil
 
 import commands
+import conversions
 import entry_points
 import fake_hub
 import numpy as np
@@ -24,9 +25,7 @@ from vmsst import cli, errors
 from vmsst.formats import (
   encoders,
   hub_models,
-  safetensors_folder,
   sentence_transformers_files,
-  sentence_transformers_folder,
 )
 from vmsst.formats.hugging_face_vocabulary import HuggingFaceVocabulary
 from vmsst.networks import sentence_encoder
@@ -60,7 +59,7 @@ def e5(tmp_path_factory, tokenizer_files):
   """A folder like multilingual E5's, and vectors of its import."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   tiny_hugging_face.save_me5(folder, tokenizer_files["xlmr"])
-  imported = encoders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
+  imported = conversions.import_encoder(folder, folder.parent / "imported").checkpoint.parent
   return folder, vmsst.load(imported, backend="jax").encode(TEXTS)
 
 
@@ -142,13 +141,13 @@ def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
   )
   hub.put("some/without-vocabulary", small)
   (small / "spiece.model").write_bytes(entry_points.sentencepiece_model())
-  sentence_transformers_folder.export_sentence_transformers(own, tmp_path / "st")
+  conversions.export_sentence_transformers(own, tmp_path / "st")
   for name, folder in (("mt5", small), ("vmsst", release), ("st", tmp_path / "st")):
     hub.put(f"some/{name}", folder)
   names = ("some/mt5", "some/vmsst", "some/st", "some/without-vocabulary")
   *loaded, error = load(hub, tmp_path, *names)
-  encoders.import_encoder(small, tmp_path / "imported-mt5")
-  encoders.import_encoder(release, tmp_path / "imported-vmsst")
+  conversions.import_encoder(small, tmp_path / "imported-mt5")
+  conversions.import_encoder(release, tmp_path / "imported-vmsst")
   folders = (tmp_path / "imported-mt5", tmp_path / "imported-vmsst", own)
   for name, folder, (path, found) in zip(names, folders, loaded, strict=False):
     assert path.startswith(f"{name}@")
@@ -200,7 +199,7 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
   )
   record = json.loads((folder / "tokenizer.json").read_text())
   (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
-  assert encoders.import_encoder(folder, tmp_path / "out").vocabulary is not None
+  assert encoders.convert(folder).assets is not None
   assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
 
 
@@ -286,11 +285,11 @@ def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain):
   ours = vmsst.load(folder, backend="jax")
   found = ours.encode(texts, on_cut=None)
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
-  sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "st")
+  conversions.export_sentence_transformers(folder, tmp_path / "st")
   (tmp_path / "copy").mkdir()
   shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
   (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
-  safetensors_folder.export_safetensors(folder, tmp_path / "safetensors")
+  conversions.export_safetensors(folder, tmp_path / "safetensors")
   for path in ("st", "copy/m", "safetensors"):
     again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
     np.testing.assert_array_equal(again, found, err_msg=path)
@@ -310,7 +309,7 @@ def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name
   )
   folder = released_folders.write_architecture(tmp_path, name)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
-  sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "out")
+  conversions.export_sentence_transformers(folder, tmp_path / "out")
   again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
   ours, texts = vmsst.load(folder, backend="jax"), released_folders.LINES
   for prompt in (None, "query"):
@@ -366,6 +365,6 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, case):
   kind, changes, (file, key) = case
   folder = released_folders.write(tmp_path / "m", kind, changes)
   with pytest.raises(errors.InputError, match=rf"{re.escape(str(folder))}.*{key}") as caught:
-    encoders.import_encoder(folder, tmp_path / "out")
+    conversions.import_encoder(folder, tmp_path / "out")
   assert file in str(caught.value)
   assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
   out = capsys.readouterr().out
   assert out.startswith(f"{hub.url}/{NAME}/commit/")
   assert "vmsst.load('me/private@v2')" in out
-  assert hub.messages == [f"Upload by vmsst: {NAME}", "Upload by vmsst: me/private@v2"]
+  assert hub.messages == ["Upload by vmsst"] * 2
   assert hub.private == {"me/private"}
   assert [*hub.files("me/private")] == [".gitattributes"]
   for path, codes, vectors in load(hub, tmp_path, NAME, "me/private@v2"):
@@ -134,8 +134,8 @@ def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
   assert f'SentenceTransformer("{NAME}")' in body
   assert "English, German." in body
   assert "- T5 encoder: 1 layer, hidden size 8, 259 tokens in the vocabulary" in body
-  assert "- Steps: 0\n- Model: `contrastive.ContrastiveModel`\n- Pairs per batch: `16`\n" in body
-  assert "- Task: `bitext.files`\n- Files: `a.de-en.tsv`, `b.de-en.tsv`\n" in body
+  assert "- Steps: 0\n- BATCH_SIZE: `16`\n- MIXTURE_OR_TASK_NAME: `bitext.files`\n" in body
+  assert "- MODEL: `contrastive.ContrastiveModel`\n" in body
   for secret in ("geheim", "private", "/data", "example.com", "bucket", ".gin"):
     assert secret not in body, secret
   (own,) = re.findall(r"^- Tatoeba.*, average \(incomplete\): ([\d.]+)$", body, re.MULTILINE)
@@ -172,10 +172,8 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
     assert hub.branches() == before
 
   check("'new' is not the name of a repository: give owner/name", run, "new")
-  check("me/a--b cannot be uploaded", run, "me/a--b")
   check("give owner/name", run, "me/new@v2")
-  check("no folder", tmp_path / "none")
-  check("neither results.json nor", run, "me/new", "--results", run)
+  check("results.json: cannot be read", run, "me/new", "--results", run)
   other = {
     "encoder": {"name": "other", "digest": "1"},
     "absent": {},
@@ -194,6 +192,6 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   account(token=fake_hub.READER)
   check("the token has no permission")
   account(offline=True)
-  check("HF_HUB_OFFLINE is set")
+  check("HF_HUB_OFFLINE")
   account(endpoint="http://127.0.0.1:9")
   check("me/new cannot be uploaded to http://127.0.0.1:9")

@@ -7,6 +7,7 @@ import json
 import os
 
 import commands
+import conversions
 import memory_store
 import numpy as np
 import pytest
@@ -23,10 +24,7 @@ from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.data import sample, vocabularies
 from vmsst.encoder import loading
 from vmsst.formats import (
-  encoders,
   hugging_face_vocabulary,
-  safetensors_folder,
-  sentence_transformers_folder,
   tokenizer_file,
 )
 from vmsst.networks import lstm
@@ -142,8 +140,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     languages=["deu", "eng"],
   )
   out = tmp_path / "out"
-  exported = sentence_transformers_folder.export_sentence_transformers(run, out)
-  assert exported.has_eos == (kind != "ems")
+  conversions.export_sentence_transformers(run, out)
   texts = sentences + ODD
   if kind in tokenizer_files:
     # transformers reads it as padding, this library as unknown text.
@@ -193,7 +190,7 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   export = vmsst.load(out)
   (out / "encoder.json").unlink()
-  encoders.import_encoder(out, tmp_path / "back")
+  conversions.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]
   with contextlib.suppress(ImportError):
     import sentence_transformers
@@ -231,7 +228,7 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
     tmp_path / "run", tiny_encoders.model_of(encoder(config, 16), max_length=40)
   )
   with pytest.raises(errors.InputError, match=r"LSTM encoder.*vmsst export safetensors"):
-    sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
+    conversions.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -294,7 +291,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
     *(each.encode(ODD, on_cut=None) for each in (found, expected)), rtol=0, atol=1e-6
   )
   # An export can be exported again.
-  again = safetensors_folder.export_safetensors(tmp_path / "out", tmp_path / "again")
+  again = conversions.export_safetensors(tmp_path / "out", tmp_path / "again")
   assert (again / "model.safetensors").read_bytes() == (
     tmp_path / "out" / "model.safetensors"
   ).read_bytes()
@@ -302,7 +299,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
 
 def test_changed_weights_are_refused(tmp_path):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
-  exported = safetensors_folder.export_safetensors(run, tmp_path / "out")
+  exported = conversions.export_safetensors(run, tmp_path / "out")
   path = exported / "model.safetensors"
   content = path.read_bytes()
   place = int(0.9 * len(content))
