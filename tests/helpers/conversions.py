@@ -20,7 +20,7 @@ def import_ems(path, output, vocabulary, **options):
 
 def _save(converted, output):
   with outputs.atomic_folder(pathlib.Path(output)) as folder:
-    loading.write(converted, folder)
+    loading.write(converted.params(), converted.assets, folder)
   checkpoint = pathlib.Path(output, loading.CHECKPOINT)
   return types.SimpleNamespace(checkpoint=checkpoint, converted=converted)
 

@@ -27,11 +27,7 @@ from trials import Reader
 import vmsst
 from vmsst.data import vocabularies
 from vmsst.encoder import file_embedding, loading
-from vmsst.formats import (
-  ems,
-  hugging_face_vocabulary,
-  mt5,
-)
+from vmsst.formats import ems, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store
@@ -197,7 +193,7 @@ def all_readers() -> list[Reader]:
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
     Reader("tokenizer.json", {"x.json": bert_files()["m/tokenizer.json"]},
-           _uses(hugging_face_vocabulary.HuggingFaceVocabulary, "x.json")),
+           _uses(tokenizers.HuggingFaceVocabulary, "x.json")),
     Reader("vectors", vectors, _vectors),
     Reader("vectors to resume",
            {"text": _TEXT, **{f"out/{path}": content for path, content in vectors.items()}},

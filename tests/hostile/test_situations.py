@@ -25,7 +25,6 @@ import trials
 from entry_points import COMMANDS, WORK
 
 from vmsst import cli
-from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import loading
 from vmsst.jobs import work_folders
 

@@ -17,7 +17,7 @@ from vmsst.cli.command import (
 from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
-  from vmsst.formats import encoder_json, weight_tables
+  from vmsst.formats import encoder_json
 
 
 def import_encoder(
@@ -61,22 +61,23 @@ def import_ems(
     _save(ems.convert(path, vocabulary=vocabulary, num_heads=heads), output)
 
 
-def _save(converted: "weight_tables.Converted", output: str) -> None:
+def _save(converted: "encoder_json.Converted", output: str) -> None:
   """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
   from vmsst.encoder import loading
   from vmsst.formats import tensors
 
   target = outputs.new_folder(output)
   with outputs.atomic_folder(target) as folder:
-    vocabulary = loading.write(converted, folder)
+    params = converted.params()
+    vocabulary = loading.write(params, converted.assets, folder)
   reasons: dict[str, list[str]] = {}
   for name, reason in converted.left_out.items():
     reasons.setdefault(reason, []).append(name)
   for reason, names in reasons.items():
     print(f"left out, {reason}: {tensors.some(names)}")
-  numbers = sum(array.size for array in converted.params.values())
+  numbers = sum(array.size for array in params.values())
   sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
-  print(f"{len(converted.params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
+  print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
   for note in converted.notes:
     print(note)
   if vocabulary is not None:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import pathlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args

@@ -24,16 +24,16 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import operator
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from flax import linen as nn
 from flax import traverse_util
@@ -54,9 +54,8 @@ from vmsst.formats import (
   transformers,
   vmsst_release,
 )
-from vmsst.formats.encoder_json import EncoderAssets, SavedEncoder
-from vmsst.formats.weight_tables import Converted
-from vmsst.io import checksums, global_state
+from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
+from vmsst.io import checksums
 
 CHECKPOINT = "checkpoint_0"
 """The checkpoint that `write` makes."""
@@ -67,7 +66,8 @@ _ASSETS = {
   tokenizers.TOKENIZER_FILE,
 }
 # Files of released encoders; exports for sentence-transformers have them, too.
-_RELEASED = (transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE)
+_RELEASED = {transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE}
+_DTYPES = (None, "float32", "bfloat16")
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
@@ -81,28 +81,18 @@ def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
 
   Such an encoder is a name on the Hugging Face Hub, an export, or a folder of transformers.
   """
-  if storage.is_url(path):
-    return storage.names(os.fspath(path)) >= _EXPORT
-  return hub.is_name(path) or _is_export(pathlib.Path(path)) or _is_released(pathlib.Path(path))
+  names = storage.names(path)
+  is_released = not storage.is_url(path) and bool(names & _RELEASED or laser.files(path))
+  return names >= _EXPORT or is_released or hub.is_name(path)
 
 
-def _is_export(folder: pathlib.Path) -> bool:
-  return all((folder / name).is_file() for name in _EXPORT)
-
-
-def _is_released(folder: pathlib.Path) -> bool:
-  return any((folder / name).is_file() for name in _RELEASED) or bool(laser.files(folder))
-
-
-def read(
-  path: str | os.PathLike[str],
-  select_network: Callable[[EncoderAssets], Any] = operator.attrgetter("network"),
-) -> SavedEncoder:
+def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncoder:
   """Reads the parts of an encoder.
 
   Args:
     path: As in `load`.
-    select_network: Returns the network to read, by default the encoder alone.
+    generator: Whether to read the whole network of a run that trained a decoder too, instead of the
+      encoder alone.
 
   Raises:
     InputError: as in `load`.
@@ -110,14 +100,18 @@ def read(
   with _opened(path) as (name, folder, released):
     if released is not None:
       assets = _released_assets(folder, released)
-      network = select_network(assets)
-      params = traverse_util.unflatten_dict(dict(released.params), sep="/")
-    else:
-      assets, parameters = _own(folder)
-      network = select_network(assets)
-      params = restore_params(parameters, network)
-      name = name or os.fspath(parameters if parameters.is_dir() else folder)
-  return SavedEncoder(name or os.fspath(folder), assets, network, params)
+      params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
+      return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
+    assets, parameters = _own(folder)
+    network = assets.generator if generator else assets.network
+    if network is None:
+      raise errors.InputError(
+        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
+        "CONTRASTIVE"
+      )
+    params = restore_params(parameters, network)
+    own = os.fspath(parameters if parameters.is_dir() else folder)
+  return SavedEncoder(name or own, assets, network, params)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -127,7 +121,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
   """
   with _opened(path, whole=True) as (_, _, released):
     if released is not None:
-      return released.params
+      return released.params()
   return read(path).arrays
 
 
@@ -159,10 +153,11 @@ def convert(
   Raises:
     InputError: the folder cannot be used; the message names the file.
   """
-  if laser.files(folder):
+  has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
+  if not has_modules and laser.files(folder):
     errors.check(not prefix, f"the prefix of {folder}", prefix, "None: LASER has no prefix")
     return laser.convert(folder)
-  if not (folder / sentence_transformers.MODULES_FILE).is_file():
+  if not has_modules:
     record = transformers.read_object(folder / transformers.CONFIG_FILE)
     if record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu":
       errors.check(not prefix, f"the prefix of {folder}", prefix, "None: mT5 has no prefix")
@@ -170,7 +165,8 @@ def convert(
       if any(name.startswith(vmsst_release.ENCODER) for name in names):
         return vmsst_release.convert(folder, vocabulary=vocabulary)
       return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
-  errors.check(vocabulary is None, "the vocabulary", vocabulary, "None: the folder has its own")
+  if vocabulary is not None:
+    raise errors.InputError(f"{folder} has a vocabulary of its own; omit {vocabulary}")
   return sentence_transformers.read(folder, prefix=prefix)
 
 
@@ -186,13 +182,13 @@ def _opened(
   if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
     raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
-  if os.fspath(path) and folder.is_dir():
-    pass
-  elif not os.fspath(path) or folder.exists():
+  if not os.fspath(path) or folder.is_file():
     raise errors.InputError(
       f"{os.fspath(path)!r} is no folder; give a training run, one of its checkpoint_<step> "
       "folders, an imported encoder or an export"
     )
+  if folder.is_dir():
+    pass
   elif storage.is_url(path):
     url = os.fspath(path).rstrip("/")
     # The vocabulary's file is read as long as the process lives.
@@ -210,8 +206,9 @@ def _opened(
     return
   elif hub.is_name(path):
     name, folder = hub.find(os.fspath(path))
+  names = {*os.listdir(folder)} if folder.is_dir() else set()
   released = None
-  if not _is_export(folder) and _is_released(folder):
+  if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
     released = convert(folder, whole=whole)
   yield name, folder, released
 
@@ -227,7 +224,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   names = storage.names(url)
   if names >= _EXPORT:
     layers = {name for name in names if name[:1].isdigit()}
-    copy(url, names & (_EXPORT | _ASSETS | {*_RELEASED}) | layers, target)
+    copy(url, names & (_EXPORT | _ASSETS | _RELEASED) | layers, target)
     return url, url
   from vmsst.checkpoints import t5x  # imports Orbax
 
@@ -248,12 +245,12 @@ def _released_assets(folder: pathlib.Path, released: Converted) -> EncoderAssets
       "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
       "it is"
     )
-  return released.assets()
+  return released.assets
 
 
 def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
-  if _is_export(folder):
+  if {*os.listdir(folder)} >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
   from vmsst.checkpoints import t5x  # imports Orbax
@@ -316,13 +313,16 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   )
 
 
-def write(converted: Converted, folder: pathlib.Path) -> str | None:
+def write(
+  params: Mapping[str, np.ndarray], assets: EncoderAssets | None, folder: pathlib.Path
+) -> str | None:
   """Writes a released encoder into a folder that training starts from and that `load` opens.
 
   Args:
-    converted: The encoder.
-    folder: A folder on this machine. It gets `checkpoint_0` and, if the encoder has a vocabulary,
-      `encoder.json` and the vocabulary's file.
+    params: Its parameters by name.
+    assets: What else describes it, if it has a vocabulary.
+    folder: A folder on this machine. It gets `checkpoint_0` and, with `assets`, `encoder.json` and
+      the vocabulary's file.
 
   Returns:
     The name of the vocabulary's file, if there is one.
@@ -330,9 +330,9 @@ def write(converted: Converted, folder: pathlib.Path) -> str | None:
   from vmsst.checkpoints import t5x  # imports Orbax
 
   checkpoint = epath.Path(folder / CHECKPOINT)
-  t5x.write_params(checkpoint, converted.params)
+  t5x.write_params(checkpoint, params)
   checksums.write(checkpoint, {"state": checkpoint / "state"})
-  return converted.assets and encoder_json.save_assets(converted.assets(), folder)
+  return None if assets is None else encoder_json.save_assets(assets, folder)
 
 
 # --------------------------------------------------------------------------------------------
@@ -353,7 +353,6 @@ def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
   return encoder
 
 
-@global_state.preserve()
 def load(
   path: str | os.PathLike[str],
   *,
@@ -385,34 +384,33 @@ def load(
       `backend` is unknown, they exclude each other, `max_length` exceeds its position table, or the
       package that reads the store or computes is not installed.
   """
-  errors.check(device is None, "device", device, backends.DEVICES)
-  errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
-  errors.check(dtype in (None, "float32", "bfloat16"), "dtype", dtype, "'float32' or 'bfloat16'")
+  if device is not None:
+    raise errors.InputError(f"device is {device!r}; set it to {backends.DEVICES}")
+  if backend not in (backends.AUTO, *backends.BACKENDS) or dtype not in _DTYPES:
+    raise errors.InputError(
+      f"backend is {backend!r} and dtype is {dtype!r}; known: {', '.join(backends.BACKENDS)}, "
+      f"{backends.AUTO}, and the dtypes float32 and bfloat16"
+    )
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-  if backend not in (backends.AUTO, backends.JAX):
-    if dtype not in (None, "float32"):
+  if backend == backends.ONNX:
+    if dtype == "bfloat16":
       raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
     dtype = "float32"
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
-
-  def in_dtype(assets: EncoderAssets) -> Any:
-    network = assets.network
-    if dtype is None:
-      return network
-    config = dataclasses.replace(network.config, dtype=dtype)
-    return dataclasses.replace(network, config=config, parent=None)
-
   with on_host:
-    saved = read(path, in_dtype)
+    saved = read(path)
+  network = saved.network
+  if dtype is not None:
+    config = dataclasses.replace(network.config, dtype=dtype)
+    network = dataclasses.replace(network, config=config, parent=None)
   if backend == backends.AUTO:
-    backend = backends.fastest(saved.network)
-  encoder = _new_encoder(saved, saved.network, backend=backend)
+    backend = backends.fastest(network)
+  encoder = _new_encoder(saved, network, backend=backend)
   if max_length is not None:
     encoder.max_length = max_length
   return encoder
 
 
-@global_state.preserve()
 def load_translator(path: str | os.PathLike[str]) -> Translator:
   """Returns encoder and decoder of a training run, on this process's default device.
 
@@ -424,16 +422,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
       decoder.
   """
-
-  def generator(assets: EncoderAssets) -> Any:
-    if assets.generator is None:
-      raise errors.InputError(
-        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
-        "CONTRASTIVE"
-      )
-    return assets.generator
-
-  saved = read(path, generator)
+  saved = read(path, generator=True)
   decoder_device = jnp.zeros(()).device
   encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
   return Translator(saved.network, saved.params, encoder)

@@ -5,13 +5,12 @@ training length. It is data: reading it never imports or runs anything that it n
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import pathlib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast, get_args
 
 import jax
@@ -54,8 +53,7 @@ SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 _OF_EVERY_MODULE = {"parent", "name"}
 
 
-@dataclasses.dataclass(frozen=True)
-class EncoderAssets:
+class EncoderAssets(msgspec.Struct, frozen=True):
   """Everything that inference needs except parameters.
 
   Attributes:
@@ -75,8 +73,7 @@ class EncoderAssets:
   similarity_fn_name: Similarity = SIMILARITIES[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
+class SavedEncoder(msgspec.Struct, frozen=True):
   """The parts of an encoder, as saved.
 
   Attributes:
@@ -91,10 +88,28 @@ class SavedEncoder:
   network: Any
   params: Any
 
-  @functools.cached_property
+  @property
   def arrays(self) -> dict[str, np.ndarray]:
     """The parameters by name; `/` joins the parts of a name."""
     return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+  """A model of another library, converted.
+
+  Attributes:
+    params: Returns the parameters by name.
+    sizes: Sizes of the model by the attributes of its config.
+    left_out: By the name of each tensor that became no parameter, the reason.
+    assets: What `vmsst.load` needs next to the parameters. None: the source has no vocabulary.
+    notes: What to know before using the result, one sentence each.
+  """
+
+  params: Callable[[], Mapping[str, np.ndarray]]
+  sizes: Mapping[str, Any]
+  left_out: Mapping[str, str]
+  assets: EncoderAssets | None
+  notes: tuple[str, ...] = ()
 
 
 class _Record(msgspec.Struct):
@@ -108,28 +123,6 @@ class _Record(msgspec.Struct):
   languages: tuple[str, ...] | None = None
   similarity_fn_name: Similarity = SIMILARITIES[0]
   weights: dict[str, str] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
-  """The parts of an encoder, as saved.
-
-  Attributes:
-    name: Path of its parameters.
-    assets: Networks, vocabulary, maximum length and languages.
-    network: The network that was read.
-    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
-  """
-
-  name: str
-  assets: EncoderAssets
-  network: Any
-  params: Any
-
-  @functools.cached_property
-  def arrays(self) -> dict[str, np.ndarray]:
-    """The parameters by name; `/` joins the parts of a name."""
-    return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
 
 
 def save_encoder_assets(
@@ -208,6 +201,7 @@ def _write(path: epath.Path, content: bytes) -> None:
   if storage.is_url(path):
     path.write_bytes(content)
     return
+  path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f"{path.name}.partial")
   partial.write_bytes(content)
   partial.replace(path)
@@ -343,13 +337,21 @@ def _attribute_types(cls: type) -> dict[str, Any]:
 def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   """Returns the network that `describe` described; missing attributes have their defaults."""
   attributes = dict(entry)
-  cls = known[attributes.pop("class")]
+  cls = _known(attributes.pop("class"), known)
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
     configs = sentence_encoder.CONFIGS
-  config = _instance(configs[attributes.pop("config_class")], attributes.pop("config"))
+  config = _instance(
+    _known(attributes.pop("config_class"), configs), attributes.pop("config")
+  )
   return _instance(cls, attributes, config=config)
+
+
+def _known(name: str, types: dict[str, type]) -> type:
+  if name not in types:
+    raise ValueError(f"{name!r} is not one of {', '.join(types)}")
+  return types[name]
 
 
 def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
@@ -357,11 +359,16 @@ def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
   types = _attribute_types(cls)
   if unknown := sorted(set(values) - set(types)):
     raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
-  return cls(**{key: msgspec.convert(value, types[key]) for key, value in values.items()}, **given)
+  for key, value in values.items():
+    try:
+      given[key] = msgspec.convert(value, types[key])
+    except msgspec.ValidationError as error:
+      raise ValueError(f"{key!r} of {cls.__name__}: {error}") from None
+  return cls(**given)
 
 
 def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
-  cls = VOCABULARIES[entry["kind"]]
+  cls = _known(entry["kind"], VOCABULARIES)
   values = {name: entry[name] for name in _attributes(cls) if name in entry or name != "prompts"}
   if entry["kind"] == "byte":
     return cast(vocabularies.Vocabulary, _instance(cls, values))

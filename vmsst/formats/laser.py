@@ -25,8 +25,8 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.data import vocabularies
-from vmsst.formats import encoder_json, tensors, transformers, weight_tables
-from vmsst.formats.weight_tables import TOKEN_TABLE, Row, Rule, norm
+from vmsst.formats import encoder_json, tensors, transformers
+from vmsst.formats.tensors import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files
 from vmsst.networks import lstm, sentence_encoder, transformer
 
@@ -76,7 +76,7 @@ def files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(folder.glob("laser*.pt"))
 
 
-def convert(folder: pathlib.Path) -> weight_tables.Converted:
+def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """Returns the encoder of LASER in a folder.
 
   The original does not limit the length of a text, and its batches have 12,000 tokens. This is also
@@ -113,7 +113,7 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
-  weight_tables.check(table, stored, str(path))
+  tensors.check(table, stored, str(path))
   rows = config.vocab_size
   content, size = _sentencepiece_model(_vocabulary_file(path, ".spm"), dictionary, rows)
   config = dataclasses.replace(config, vocab_size=size)
@@ -124,7 +124,7 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     raise errors.InputError(f"{path}: it pools the first token, but 'prepend_bos' is not set")
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, stored)
     if isinstance(config, transformer.TransformerConfig):
       arrays["encoder/position_embedding"] = _positions(config.max_positions, config.emb_dim)
     else:  # both directions in one array
@@ -139,20 +139,16 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  def assets() -> encoder_json.EncoderAssets:
-    # The file is read as long as the process lives.
-    target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
-    model_file = target / encoder_json.VOCABULARY_FILE
-    model_file.write_bytes(content)
-    vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
-    network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
-    return encoder_json.EncoderAssets(network, vocabulary, max_length)
-
-  return weight_tables.Converted(
-    convert=params,
+  # The file is read as long as the process lives.
+  model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
+  model_file.write_bytes(content)
+  vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
+  network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
+  return encoder_json.Converted(
+    params=params,
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
-    assets=assets,
+    assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
     notes=(f"Sentence vectors: pooling {pooling!r}, at most {max_length} tokens",),
   )
 
@@ -195,12 +191,12 @@ def _transformer(
     scale_embeddings=not options.no_scale_embedding,
   )
   rules = [
-    Rule(_WORDS, TOKEN_TABLE, ("vocab_size", "emb_dim")),
+    Rule(_WORDS, (TOKEN_TABLE,), ("vocab_size", "emb_dim")),
     *transformers.bert_layers("layers", _ATTENTION, _OTHERS, place),
     *(norm("layernorm_embedding", "encoder/embedding_layer_norm") if config.embedding_norm else ()),
     *(norm("layer_norm", "encoder/encoder_norm") if place == "pre" else ()),
   ]
-  return config, weight_tables.expand(rules, dataclasses.asdict(config))
+  return config, tensors.expand(rules, dataclasses.asdict(config))
 
 
 def _positions(rows: int, width: int) -> np.ndarray:

@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 
 from vmsst.data import vocabularies
-from vmsst.formats import encoder_json, tensors, tokenizers, transformers, weight_tables
-from vmsst.formats.weight_tables import Converted, Row
+from vmsst.formats import encoder_json, tensors, tokenizers, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
@@ -39,7 +40,7 @@ _INSTEAD = {
   "decoder/logits_dense/": "logits_hidden/",
 }
 
-_norm = functools.partial(weight_tables.norm, bias=False)
+_norm = functools.partial(tensors.norm, bias=False)
 # Names in transformers, and in T5X.
 _DECODER = (
   *transformers.t5_stack(
@@ -51,7 +52,7 @@ _DECODER = (
     *_norm("2.layer_norm", "pre_mlp_layer_norm"),
     *transformers.t5_mlp("2.DenseReluDense"),
   ),
-  *weight_tables.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
+  *tensors.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
 )
 
 
@@ -83,17 +84,17 @@ def convert(
   config = transformers.read_object(source / transformers.CONFIG_FILE)
   tokenizer, settings = tokenizers.read(source, config)
 
-  def assets() -> encoder_json.EncoderAssets:
-    pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
-    if not vocabulary.is_file():
-      path = str(source / tokenizers.TOKENIZER_FILE)
-      pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
-    encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
-    return dataclasses.replace(encoder, max_length=min(settings.limit or MAX_LENGTH, MAX_LENGTH))
-
+  pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
+  if not vocabulary.is_file():
+    path = str(source / tokenizers.TOKENIZER_FILE)
+    pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
+  assets = msgspec.structs.replace(
+    encoder_assets(sizes, pieces, sizes["emb_dim"], head=False),
+    max_length=min(settings.limit or MAX_LENGTH, MAX_LENGTH),
+  )
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
-    convert=lambda: weight_tables.to_parameters(used, stored),
+    params=lambda: tensors.to_parameters(used, stored),
     sizes=sizes,
     left_out=left_out,
     assets=assets if tokenizer or vocabulary.is_file() else None,
@@ -110,7 +111,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   encoder = transformers.t5_encoder("wi_0", "wi_1")
   table = (*encoder, *(_DECODER if sizes.get("num_decoder_layers") else ()))
   joined = {"joined": sizes["num_heads"] * sizes["head_dim"]}
-  return weight_tables.expand(table, {**sizes, **joined})
+  return tensors.expand(table, {**sizes, **joined})
 
 
 def match(
@@ -135,7 +136,7 @@ def match(
   table = [*rows(sizes), *head]
   left_out = {name: reason for name, reason in _UNUSED.items() if name in stored}
   used = {name: tensor for name, tensor in stored.items() if name not in left_out}
-  weight_tables.check(table, used, str(where))
+  tensors.check(table, used, str(where))
   return table, left_out
 
 

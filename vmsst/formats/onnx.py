@@ -16,9 +16,9 @@ from vmsst.formats import (
   layer_stacks,
   onnx_graph,
   sentence_transformers,
+  tensors,
   tokenizers,
   transformers,
-  weight_tables,
 )
 from vmsst.formats.encoder_json import SavedEncoder
 
@@ -57,8 +57,8 @@ def write(
   tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
   params = layer_stacks.separate(saved.arrays)
   # The rows of the token table are by the tokenizer's ids.
-  table_VD = params[weight_tables.TOKEN_TABLE]
-  params[weight_tables.TOKEN_TABLE] = transformers.swapped(table_VD, tokenizer.padding_id)
+  table_VD = params[tensors.TOKEN_TABLE]
+  params[tensors.TOKEN_TABLE] = transformers.swapped(table_VD, tokenizer.padding_id)
   onnx_graph.build(params, saved.network).write(folder)
   with contextlib.suppress(errors.InputError):  # transformers has no such encoder
     states = {"file_name": onnx_graph.STATES_FILE}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.formats import transformers, weight_tables
+from vmsst.formats import tensors, transformers
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
@@ -161,7 +161,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
       f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
     )
   graph = Graph(params)
-  x_BTD = graph.Gather(graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
+  x_BTD = graph.Gather(graph.parameter(tensors.TOKEN_TABLE), TOKENS)
   mask_BT = graph.Greater(MASK, np.int64(0))
   length = graph.Gather(graph.Shape(TOKENS), np.int64(1))
   position_T = graph.Range(np.int64(0), length, np.int64(1))

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from vmsst import errors
-from vmsst.formats import encoder_json, tensors, tokenizers, transformers, weight_tables
+from vmsst.formats import encoder_json, tensors, tokenizers, transformers
+from vmsst.formats.encoder_json import Converted
 from vmsst.formats.tokenizers import ExportedTokenizer
-from vmsst.formats.weight_tables import Converted
 from vmsst.networks import sentence_encoder, transformer
 
 MODULES_FILE = "modules.json"
@@ -141,7 +141,17 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   # sentence-transformers reads the other files only if there is a list of modules.
   options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
   if len(modules) > 1:
-    options = _options(source)
+    for options_path in (source / name for name in _OPTIONS_FILES):
+      options_record = transformers.read_object(options_path, if_missing={})
+      for key, value in options_record.items():
+        if key not in _Options.__struct_fields__ and value not in (None, {}, _OPTIONS.get(key)):
+          raise errors.InputError(
+            f"{options_path}: {key!r} is {value!r:.80}, which cannot be imported; remove it if it "
+            "changes no vectors"
+          )
+      if options_record:
+        options = transformers.checked(options_path, options_record, _Options)
+        break
     prompts_path = folder / PROMPTS_FILE
     settings_record = transformers.read_object(prompts_path, if_missing={})
     settings = transformers.checked(
@@ -150,7 +160,18 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       _Prompts,
       {"model_type": "SentenceTransformer", "truncate_dim": None},
     )
-    pooling, pools_prompt = _pooling(folder / modules[1][1])
+    pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
+    pooling_record = transformers.read_object(pooling_path)
+    pooling_settings = transformers.checked(pooling_path, pooling_record, _Pooling)
+    pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
+    if mode is None:
+      mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
+    names = mode if isinstance(mode, list) else [mode]
+    if not names or not {*names} <= {*_POOLING_FLAGS}:
+      raise errors.InputError(
+        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
+      )
+    pooling = "+".join(names).replace("lasttoken", "last")
   else:
     settings_record = {}
     names = record.get("architectures") or [""]
@@ -190,7 +211,22 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       )
     prompts = {}
   config = transformer.TransformerConfig(**sizes)
-  network = _network(config, pooling, [layer for _, layer in layers])
+  # A run that starts from this encoder inherits all but the head.
+  head = [layer for _, layer in layers]
+  dense = [layer for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  pooler_dim = None
+  if dense and head[0] == sentence_encoder.Dense(dense[0].features):
+    pooler_dim = dense[0].features
+    del head[0]
+  normalize = head[-1:] == [sentence_encoder.Normalize()]
+  network = sentence_encoder.SentenceEncoder(
+    config,
+    dense[-1].features if dense else config.width * len(pooling.split("+")),
+    head=tuple(head[: len(head) - normalize]) or False,
+    pooling=pooling,
+    normalize=normalize,
+    pooler_dim=pooler_dim,
+  )
   named, left_out = architecture.named(source, transformers.open_tensors(source))
   table = architecture.rows(dataclasses.replace(config, vocab_size=rows))
   all_rows = transformers.layer_rows(network)
@@ -199,18 +235,18 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     if layer_table:
       stored = transformers.open_tensors(folder / name)
       named |= {f"{name}/{source}": tensor for source, tensor in stored.items()}
-  weight_tables.check(table, named, str(source))
+  tensors.check(table, named, str(source))
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, named)
+    arrays = tensors.to_parameters(table, named)
     if padding_id:
-      table_VD = arrays[weight_tables.TOKEN_TABLE]
+      table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:
         # No text has an id after the table, so that its vector is not used.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
         table_VD = np.concatenate([table_VD, unused_ND])  # np.pad takes ten times as long
       table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
-      arrays[weight_tables.TOKEN_TABLE] = table_VD
+      arrays[tensors.TOKEN_TABLE] = table_VD
     return arrays
 
   max_length = options.max_seq_length or tokenizer_settings.limit or config.max_tokens + 1
@@ -218,16 +254,13 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     max_length = MAX_LENGTH if config.positions == "relative" else config.max_tokens
   text_prefix = default if prefix is None else prefix
 
-  def assets() -> encoder_json.EncoderAssets:
-    return encoder_json.EncoderAssets(
-      network,
-      tokenizers.HuggingFaceVocabulary(
-        str(source / tokenizers.TOKENIZER_FILE), text_prefix, prompts, tokenizer
-      ),
-      max_length,
-      similarity_fn_name=settings.similarity_fn_name or encoder_json.SIMILARITIES[0],
-    )
-
+  vocabulary = tokenizers.HuggingFaceVocabulary(
+    str(source / tokenizers.TOKENIZER_FILE), text_prefix, prompts, tokenizer
+  )
+  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
+  assets = encoder_json.EncoderAssets(
+    network, vocabulary, max_length, similarity_fn_name=similarity
+  )
   if padding_id:
     notes.append(
       f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
@@ -244,7 +277,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       f"{text_prefix!r}, at most {max_length} tokens"
     )
   return Converted(
-    convert=params,
+    params=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
@@ -288,21 +321,6 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   return modules
 
 
-def _options(folder: pathlib.Path) -> _Options:
-  """Returns the options of the transformer, all of which must be known."""
-  for path in (folder / name for name in _OPTIONS_FILES):
-    record = transformers.read_object(path, if_missing={})
-    for key, value in record.items():
-      if key not in _Options.__struct_fields__ and value not in (None, {}, _OPTIONS.get(key)):
-        raise errors.InputError(
-          f"{path}: {key!r} is {value!r:.80}, which cannot be imported; remove it if it changes no "
-          "vectors"
-        )
-    if record:
-      return transformers.checked(path, record, _Options)
-  return _Options()
-
-
 def _prompts(
   folder: pathlib.Path, record: Mapping[str, Any], settings: _Prompts, config: Mapping[str, Any]
 ) -> tuple[str, dict[str, str]]:
@@ -324,24 +342,8 @@ def _prompts(
     )
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
-  prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
+  prompts["document"] = next(filter(None, map(prompts.get, tokenizers.ROLES["document"])), "")
   return prefix, prompts if any(prompts.values()) else {}
-
-
-def _pooling(folder: pathlib.Path) -> tuple[str, bool]:
-  """Returns the way of pooling, which has a name or a flag, and whether prompts are pooled."""
-  path = folder / transformers.CONFIG_FILE
-  record = transformers.read_object(path)
-  config = transformers.checked(path, record, _Pooling)
-  mode = config.pooling_mode
-  if mode is None:
-    mode = [name for name, flag in _POOLING_FLAGS.items() if record.get(flag)] or "mean"
-  names = mode if isinstance(mode, list) else [mode]
-  if not names or not {*names} <= {*_POOLING_FLAGS}:
-    raise errors.InputError(
-      f"{path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
-    )
-  return "+".join(names).replace("lasttoken", "last"), config.include_prompt
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
@@ -366,26 +368,6 @@ def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
   if kind == "Dropout":
     return sentence_encoder.Dropout(record.get("dropout", 0.2))
   return sentence_encoder.LayerNorm() if kind == "LayerNorm" else sentence_encoder.Normalize()
-
-
-def _network(
-  config: transformer.TransformerConfig, pooling: str, layers: list[sentence_encoder.Layer]
-) -> sentence_encoder.SentenceEncoder:
-  """Returns the network of an encoder; a run that starts from it inherits all but the head."""
-  dense = [layer for layer in layers if isinstance(layer, sentence_encoder.Dense)]
-  pooler_dim = None
-  if dense and layers[0] == sentence_encoder.Dense(dense[0].features):
-    pooler_dim = dense[0].features
-    del layers[0]
-  normalize = layers[-1:] == [sentence_encoder.Normalize()]
-  return sentence_encoder.SentenceEncoder(
-    config,
-    dense[-1].features if dense else config.width * len(pooling.split("+")),
-    head=tuple(layers[: len(layers) - normalize]) or False,
-    pooling=pooling,
-    normalize=normalize,
-    pooler_dim=pooler_dim,
-  )
 
 
 def open_params(
@@ -443,7 +425,7 @@ def write(
   if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
     # The encoder reads the tokenizer of this folder.
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
-    assets = dataclasses.replace(assets, vocabulary=vocabulary)
+    assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
   return tokenizer
 
@@ -499,7 +481,7 @@ def write_modules(
       files[f"{paths[-1]}/{transformers.CONFIG_FILE}"] = config
     if rows:
       weights.append(f"{paths[-1]}/{transformers.WEIGHTS_FILE}")
-      arrays = weight_tables.to_tensors(rows, saved.arrays)
+      arrays = tensors.to_tensors(rows, saved.arrays)
       tensors.write_file(folder / weights[-1], arrays, _METADATA)
   files[MODULES_FILE] = [
     {

@@ -43,8 +43,8 @@ _SPECIAL_FILE = "special_tokens_map.json"
 _ADDED_FILE = "added_tokens.json"
 _PADDING = ("<pad>", "[PAD]")
 _TEMPLATE = "TemplateProcessing"
-# Names of the prompts of queries and documents, by preference.
-_ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Names of the prompts of queries and documents, by preference."""
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 # How SentencePiece writes a space.
@@ -272,7 +272,7 @@ def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
   The prompt of texts to be found has the name "document", "passage" or "corpus": the first that is
   not empty.
   """
-  present = [prompts[name] for name in _ROLES[role] if name in prompts]
+  present = [prompts[name] for name in ROLES[role] if name in prompts]
   return next(filter(None, present), "" if present else None)
 
 

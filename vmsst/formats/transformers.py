@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.formats import layer_stacks, tensors, weight_tables
-from vmsst.formats.weight_tables import Row, Rule, Table, dense, norm
+from vmsst.formats import layer_stacks, tensors
+from vmsst.formats.tensors import Row, Rule, Table, dense, norm
 from vmsst.networks import sentence_encoder, t5, transformer
 
 CONFIG_FILE = "config.json"
@@ -341,7 +341,7 @@ class Architecture:
               "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim,
               "num_encoder_layers": config.num_layers}  # fmt: skip
     table = self.table if config.gated or not self.ungated else self.ungated
-    return weight_tables.expand(table, {**vars(config), **widths})
+    return tensors.expand(table, {**vars(config), **widths})
 
   def named(
     self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
@@ -373,11 +373,11 @@ class Architecture:
 
 
 def _token_table(source: str) -> Rule:
-  return Rule(source, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim"))
+  return Rule(source, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim"))
 
 
 def _layers(source: str, *table: Rule) -> tuple[Rule, ...]:
-  return weight_tables.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
+  return tensors.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
 
 
 # --------------------------------------------------------------------------------------------
@@ -426,14 +426,14 @@ def self_attention(name: str) -> tuple[str, str, str, str]:
 
 _POSITIONS = Rule(
   "embeddings.position_embeddings.weight",
-  "encoder/position_embedding",
+  (_POSITION_TABLE,),
   ("max_positions", "emb_dim"),
 )
 _EMBEDDING_NORM = norm("embeddings.LayerNorm", "encoder/embedding_layer_norm")
 _WORDS = (_token_table("embeddings.word_embeddings.weight"), _POSITIONS)
 _TYPES = Rule(
   "embeddings.token_type_embeddings.weight",
-  "encoder/token_type_embedding",
+  (_TYPE_TABLE,),
   ("num_token_types", "emb_dim"),
 )
 
@@ -508,7 +508,7 @@ _MPNET = Architecture(
     *_EMBEDDING_NORM,
     Rule(
       "encoder.relative_attention_bias.weight",
-      "encoder/relpos_bias/rel_embedding",
+      ("encoder/relpos_bias/rel_embedding",),
       ("relpos_buckets", "num_heads"),
       transposed=True,
     ),
@@ -627,7 +627,7 @@ _MODERNBERT = Architecture(
     *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
     *_layers(
       "layers",
-      Rule("attn_norm.weight", "pre_attention_layer_norm/scale", ("emb_dim",), first_layer=1),
+      Rule("attn_norm.weight", ("pre_attention_layer_norm/scale",), ("emb_dim",), first_layer=1),
       Rule(
         "attn.Wqkv.weight",
         tuple(f"attention/{part}/kernel" for part in ("query", "key", "value")),
@@ -760,11 +760,11 @@ def t5_stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
   return (
     Rule(
       f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-      f"{name}/relpos_bias/rel_embedding",
+      (f"{name}/relpos_bias/rel_embedding",),
       ("relpos_buckets", "num_heads"),
       transposed=True,
     ),
-    *weight_tables.each_layer(
+    *tensors.each_layer(
       f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
     ),
     *norm(f"{name}.final_layer_norm", f"{name}/{name}_norm", bias=False),
@@ -930,7 +930,7 @@ def to_tensors(
   exported = exported_config(config)
   architecture, _ = of(exported)
   arrays = layer_stacks.separate(params)
-  arrays[weight_tables.TOKEN_TABLE] = swapped(arrays[weight_tables.TOKEN_TABLE], padding_id)
+  arrays[tensors.TOKEN_TABLE] = swapped(arrays[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in arrays:
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][-exported.max_positions :]
   width, unused = config.emb_dim, {}
@@ -940,7 +940,7 @@ def to_tensors(
     # transformers would initialize it at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
     unused = {f"{_POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
-  return {**weight_tables.to_tensors(architecture.rows(exported), arrays), **unused}
+  return {**tensors.to_tensors(architecture.rows(exported), arrays), **unused}
 
 
 def open_params(folder: pathlib.Path, config: Any) -> dict[str, tensors.StoredTensor]:
@@ -961,9 +961,9 @@ def open_params(folder: pathlib.Path, config: Any) -> dict[str, tensors.StoredTe
     raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
   rows = of(exported)[0].rows(exported)
   params = {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
-  if weight_tables.TOKEN_TABLE in params:
-    table = params[weight_tables.TOKEN_TABLE]
-    params[weight_tables.TOKEN_TABLE] = table.computed(lambda: swapped(table.read(), padding_id))
+  if tensors.TOKEN_TABLE in params:
+    table = params[tensors.TOKEN_TABLE]
+    params[tensors.TOKEN_TABLE] = table.computed(lambda: swapped(table.read(), padding_id))
   if _POSITION_TABLE in params and config.max_positions > exported.max_positions:
     # No token reads the rows before the first position.
     positions = params[_POSITION_TABLE]
@@ -985,7 +985,7 @@ def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
     elif isinstance(layer, sentence_encoder.LayerNorm):
       table = norm("norm", name, "inputs")
     sizes = {"inputs": inputs, "features": getattr(layer, "features", inputs)}
-    rows.append(weight_tables.expand(table, sizes))
+    rows.append(tensors.expand(table, sizes))
   return rows
 
 

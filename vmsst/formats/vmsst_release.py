@@ -9,8 +9,9 @@ import pathlib
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.formats import mt5, transformers, weight_tables
-from vmsst.formats.weight_tables import Converted, Row
+from vmsst.formats import mt5, tensors, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
@@ -45,11 +46,11 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
     )
   pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
   return Converted(
-    convert=lambda: weight_tables.to_parameters(table, tensors_by_name),
+    params=lambda: tensors.to_parameters(table, tensors_by_name),
     sizes=sizes,
     left_out={
       **{ENCODER + name: reason for name, reason in copies.items()},
       **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
     },
-    assets=lambda: mt5.encoder_assets(sizes, pieces, dimension, head=True),
+    assets=mt5.encoder_assets(sizes, pieces, dimension, head=True),
   )
