@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from vmsst import errors, storage
 from vmsst.cli.command import Argument, Positive
 from vmsst.io import text_files
-from vmsst.jobs import atomic_files, outputs
+from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
   from vmsst.jobs.engines import Engine
@@ -211,11 +211,11 @@ def file_to_write(output: str) -> Iterator[str]:
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:
-    with atomic_files.atomic_text(output) as stream:
+    with outputs.atomic_text(output) as stream:
       stream.writelines(f"{line}\n" for line in lines)
     return
   for line in lines:
-    with atomic_files.naming("standard output"):
+    with outputs.naming("standard output"):
       sys.stdout.buffer.write(f"{line}\n".encode())
-  with atomic_files.naming("standard output"):
+  with outputs.naming("standard output"):
     sys.stdout.buffer.flush()
