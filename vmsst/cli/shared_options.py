@@ -111,31 +111,19 @@ class Backend:
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
     how["backend"], prompt = self.backend, self.prompt
-    if self.prompt_name is not None and not storage.is_url(path):  # which would be copied twice
-      try:
-        vocabulary = loading.read_assets(path).vocabulary
-      except errors.InputError:  # `open_encoder` reports it, or sentence-transformers opens it.
-        pass
-      else:
-        self._named_prompt(path, vocabulary)
     name, encoder = loading.open_encoder(path, **how)
     prompts = getattr(encoder, "prompts", {})
     if self.prompt_name is not None:
-      prompt = self._named_prompt(path, encoder)
+      if self.prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
+      prompt = prompts[self.prompt_name]
     elif prompt is None and role:
       prompt = tokenizers.role_prompt(prompts, role)
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
     return name, loading.with_prompt(encoder, prompt), load
-
-  def _named_prompt(self, path: str, owner: Any) -> str:
-    """Returns the prompt with the requested name of an encoder or its vocabulary."""
-    prompts = getattr(owner, "prompts", {})
-    if self.prompt_name not in prompts:
-      known = ", ".join(prompts) or "none"
-      raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
-    return prompts[self.prompt_name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
