@@ -8,7 +8,7 @@ import seqio
 import tiny_tokenizers
 
 from vmsst import errors
-from vmsst.data import features, loader, vocabularies
+from vmsst.data import features, loader, sample, vocabularies
 from vmsst.languages import language
 from vmsst.tasks import bitext
 from vmsst.train import data
@@ -78,10 +78,9 @@ def test_weights_of_language_pairs(corpus, options, expected):
 
 def test_wrong_weighting_is_refused(corpus):
   for options, message in (
-    ({"weighting": "even"}, "use proportional, uniform, temperature"),
-    ({"weighting": "temperature"}, "set a temperature with"),
-    ({"temperature": 2.0}, "set a temperature with"),
-    ({"weighting": "temperature", "temperature": 0.0}, "set it above 0"),
+    ({"weighting": "even"}, "known: proportional, uniform, temperature"),
+    ({"weighting": "temperature"}, "temperature is None; set it to a number above 0"),
+    ({"temperature": 2.0}, "temperature is 2.0; set it to None"),
   ):
     with pytest.raises(errors.InputError, match=message):
       _files(corpus, **options)
@@ -99,11 +98,6 @@ def test_a_pair_of_which_nothing_is_left_is_an_error(corpus):
   for read in (lambda: mixture.get_dataset(LENGTHS), lambda: _rows(mixture.name)):
     with pytest.raises(errors.InputError, match="is left: of 42 pairs, 2 have an empty side"):
       read()
-  (corpus / "c.fr-en.tsv.gz").unlink()
-  for name in ("a", "b"):
-    line_files.write_tsv(corpus / f"{name}.de-en.tsv.gz", [("", "no source")])
-  with pytest.raises(errors.InputError, match="no pair is left: of 2 pairs, 2 have an empty side"):
-    _rows(_files(corpus))
 
 
 def test_validation_files_are_a_split_of_their_own(corpus):
@@ -130,7 +124,6 @@ def test_a_mixture_samples_its_tasks_at_their_rates_and_ends_with_the_first(corp
 
 
 def test_the_sample_corpus_is_a_mixture_too():
-  sample = pytest.importorskip("vmsst.data.sample")
   name = bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20)
   assert bitext.sample(BYTES, languages=["de", "tr"], num_meanings=20) == name
   mixture = seqio.MixtureRegistry.get(name)

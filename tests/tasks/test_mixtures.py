@@ -1,13 +1,11 @@
 import collections
-import json
-import shutil
 
 import numpy as np
 import opus_tree
 import pytest
 import seqio
 
-from vmsst import errors, languages
+from vmsst import languages
 from vmsst.data import readers, seqio_tasks, teacher_vectors, vocabularies
 from vmsst.tasks import mixtures
 
@@ -52,22 +50,15 @@ def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir
   assert set(mixture.splits) == {"train", "validation"}
   codes = seqio_tasks.languages(name)
   assert codes == ["cmn_Hant", "deu", "eng", "fra", "spa"]
-  for task, source, target, count in (
-    ("deu_eng", "German", "English", 31),
-    ("eng_fra", "English", "French", 11),
-    ("cmnHant_spa", "Chinese (traditional)", "Spanish", 6),
+  for task, names, rows in (
+    ("deu_eng", ("German", "English"), PAIRS["de", "en"]),
+    ("eng_fra", ("English", "French"), [row[::-1] for row in PAIRS["fr", "en"]]),
+    ("cmnHant_spa", ("Chinese (traditional)", "Spanish"), PAIRS["zh_TW", "es"]),
   ):
     registered = seqio.TaskRegistry.get(f"{name}_{task}")
     found = texts(registered.get_dataset(LENGTHS, "train", shuffle=True, seed=3))
     found.update(texts(registered.get_dataset(LENGTHS, "validation", shuffle=False)))
-    codes, rows = next(
-      (codes, rows)
-      for codes, rows in PAIRS.items()
-      if {languages.language(code).name for code in codes} == {source, target}
-    )
-    turn = 1 if languages.language(codes[0]).name == source else -1
-    assert found == collections.Counter((*row[::turn], source, target) for row in rows)
-    assert len(rows) == count
+    assert found == collections.Counter((*row, *names) for row in rows)
 
 
 def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypatch):
@@ -81,8 +72,6 @@ def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypat
   assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
   assert {name[-7:] for name in tasks(pivots=["en"])} == {"deu_eng", "eng_fra"}
   assert len(tasks(languages=("de", "en", "es"))) == 1
-  with pytest.raises(errors.InputError, match="no language pair of these languages; choose"):
-    tasks(pivots=["tr"])
   # Longer pairs are dropped.
   name = mixtures.opus("vmsst", BYTES, data_dir, max_length=7, languages=["de", "en"])
   mixture = seqio.MixtureRegistry.get(name)
@@ -92,30 +81,6 @@ def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypat
   )
 
 
-def test_what_is_no_dataset(data_dir, tmp_path):
-  with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
-    mixtures.opus("mine", BYTES, data_dir)
-  folder = opus_tree.write_dataset(tmp_path, "vmsst", {("de", "en"): [("a", "b"), ("c", "d")]})
-  (folder / "dataset_info.json").write_text("{")
-  with pytest.raises(errors.InputError, match="is not a complete TFDS dataset"):
-    mixtures.opus("vmsst", BYTES, str(tmp_path))
-  shutil.rmtree(folder)
-  folder = opus_tree.write_dataset(tmp_path, "short", {("de", "en"): [("a", "b"), ("c", "d")]})
-  (path,) = folder.glob("*-train_*")
-  path.write_bytes(b"")
-  mixture = seqio.MixtureRegistry.get(mixtures.opus("short", BYTES, str(tmp_path)))
-  with pytest.raises(errors.InputError, match=r"has 0 pairs, but .* counts 1; copy or build"):
-    mixture.get_dataset(LENGTHS)
-  opus_tree.write_dataset(tmp_path, "other", {("de", "en"): [("a", "b"), ("c", "d")]})
-  info = tmp_path / "opus_bitext" / "other" / "1.0.0" / "dataset_info.json"
-  record = json.loads(info.read_text())
-  record["splits"][0]["name"] = "train_deu_xyz"
-  info.write_text(json.dumps(record))
-  with pytest.raises(errors.InputError, match="split train_deu_xyz is not named like"):
-    mixtures.opus("other", BYTES, str(tmp_path))
-
-
-@pytest.mark.slow
 def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   pairs_in_batch = {("de", "en"): PAIRS["de", "en"]}
   folder = opus_tree.write_dataset(tmp_path, "mine", pairs_in_batch, shards=3)
@@ -141,7 +106,3 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
       seen.append(pair)
     assert len(seen) == 15 * (index + 1)
   assert len(set(seen)) == 30
-  (path,) = path.parent.glob("*validation_deu_eng*")
-  np.save(path, np.zeros((9, 2, 3), np.float32))
-  with pytest.raises(errors.InputError, match=r"vectors of 9 lines, but .* has 1 lines"):
-    task.get_dataset(lengths, "validation")
