@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
+from vmsst.encoder import loading
 from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder
 
@@ -42,21 +42,6 @@ def network(
   errors.check(not unknown, "starting_encoders.network", sorted(unknown), "options of its config")
   config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
   return dataclasses.replace(saved, config=config, parent=None)
-
-
-def mean_pooled(network: sentence_encoder.SentenceEncoder) -> sentence_encoder.EncoderConfig:
-  """Returns the config of a network whose vectors are means of token states.
-
-  Raises:
-    InputError: it pools in another way, or has a head.
-  """
-  if network.pooling != "mean" or network.head or network.pooler_dim is not None:
-    raise errors.InputError(
-      f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r}, "
-      f"head {network.head} and pooler_dim {network.pooler_dim}: choose another encoder or "
-      "objective"
-    )
-  return network.config
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
@@ -157,7 +142,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # Another encoder may be at the same path by the next run.
-  return saved_encoders.read_assets(checkpoint)
+  return loading.read_assets(checkpoint)
 
 
 def _version(checkpoint: str) -> object:
