@@ -331,7 +331,7 @@ def _batches(
     table = tables.open_files(name, files, negatives=negatives, teacher=teacher)
     texts.append(rows.Texts(name, table, tokenizer))
   lengths = cfg.task_feature_lengths
-  rows.check_texts(texts, lengths, rows.COUNTED)
+  rows.check_texts(texts, lengths)
   rates = [len(part.table) for part in texts]
   shard, size = (shard_id, num_shards), cfg.batch_size // num_shards
   chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=cfg.seed, shard=shard)
