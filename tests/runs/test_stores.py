@@ -3,20 +3,16 @@
 The servers are real: Google's is fake-gcs-server, Amazon's is moto.
 """
 
-import contextlib
 import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import benchmark_trees
 import commands
 import fake_encoders
 import killed_commands
 import line_files
-import memory_store
 import naive_search
 import numpy as np
 import pytest
@@ -25,10 +21,8 @@ import tiny_encoders
 import toy_runs
 
 from vmsst import storage
-from vmsst.errors import InputError
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
-from vmsst.train import model_dir
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
@@ -110,51 +104,6 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
   assert not list(tmp_path.iterdir())
   storage.download(run, tmp_path / "run")
   commands.script(ENCODE, run, tmp_path / "run", cwd=tmp_path)
-
-
-HOLDER = """
-import sys, time
-from vmsst.train import model_dir
-with model_dir.opened("MODEL_DIR", sys.argv[1], claim=True):
-  print("holds", flush=True)
-  time.sleep(600)
-"""
-
-
-def test_two_runs_cannot_share_a_folder(tmp_path):
-  folder = str(tmp_path / "locked")
-  holder = subprocess.Popen(
-    [sys.executable, "-c", HOLDER, folder],
-    env=commands.environment(),
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  with contextlib.ExitStack() as cleanup:
-    cleanup.callback(holder.stdout.close)
-    cleanup.callback(holder.wait)
-    cleanup.callback(holder.kill)
-    assert holder.stdout.readline() == "holds\n"
-    wanted = rf"is in use by another run \(process {holder.pid} on "
-    opened = model_dir.opened("MODEL_DIR", folder, claim=True)
-    with pytest.raises(InputError, match=wanted), opened:
-      pass
-    assert len(storage.names(folder)) == 1  # the lock
-  with model_dir.opened("MODEL_DIR", folder, claim=True) as check:  # the first was killed
-    check()
-  assert storage.names(folder) == set()
-
-
-def test_a_run_that_starts_later_takes_over_a_folder_in_a_store(monkeypatch):
-  memory_store.installed(monkeypatch)
-  with model_dir.opened("MODEL_DIR", "gs://bucket/run", claim=True) as check_first:
-    check_first()
-    with model_dir.opened("MODEL_DIR", "gs://bucket/run", claim=True) as check_second:
-      check_second()
-      with pytest.raises(InputError, match="gs://bucket/run now belongs to another run"):
-        check_first()
-    storage.remove("gs://bucket/run/run_id")
-    with pytest.raises(InputError, match="another run"):
-      check_second()
 
 
 # --------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from vmsst.jobs import outputs
 
 # Raised by gin for errors in a file or a binding.
 _UNPARSED = (
+  OSError,
   ValueError,
   SyntaxError,
   tokenize.TokenError,
@@ -198,8 +199,6 @@ def _explained(source: str, hint: str = "") -> Iterator[None]:
   """
   try:
     yield
-  except OSError as error:  # gin's message names the file and the folders that it searched.
-    raise InputError(f"{source}: {str(error).splitlines()[0]}") from error
   except _UNPARSED as error:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = lines[0] if lines else type(error).__name__

@@ -22,6 +22,7 @@ utils.create_learning_rate_scheduler:
 OFFSET = 0
 """
 
+
 CONFIGS = """
 utils.CheckpointConfig.save = None
 utils.SaveCheckpointConfig.period = 1
@@ -139,15 +140,3 @@ def test_values_of_their_parameters_types_are_accepted(parse):
     "utils.DatasetConfig.seed = @utils.create_learning_rate_scheduler()",  # known when called
     file="configs.gin",
   )
-
-
-def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
-  aliases.install()
-  import t5x.trainer
-
-  from vmsst.train import trainer
-
-  assert t5x.trainer is trainer
-  assert trainer.__spec__.name == "vmsst.train.trainer"
-  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
-    import t5x.decoding
