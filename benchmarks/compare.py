@@ -20,13 +20,13 @@ teacher itself, which also mines the hard negatives of the rows that need them.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -40,7 +40,7 @@ import vmsst
 from vmsst import errors
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabularies, vocabulary_training
-from vmsst.evaluation import results_files, suite
+from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.jobs import atomic_files
@@ -149,26 +149,25 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 def _released() -> Iterator[tuple[str, Row]]:
   """Yields losses and labels for each language pair, from a released encoder."""
-  model, soft = "MODEL", "@soft_contrastive.SoftContrastiveModel()"
-  options = "soft_contrastive.SoftContrastiveModel"
-  plain = {model: soft, f"{options}.monolingual": False}
+  soft = {"OBJECTIVE": "soft_contrastive"}
+  plain = {**soft, "finetuning.model.monolingual": False}
   for name, path in {
     "en-ko": "bitext_other/kor-eng.park_jhe.tsv.gz",
     "en-fr": "bitext_tatoeba/fra-eng.tsv.gz",
   }.items():
     for key, label, bindings in (
-      ("soft", "soft, Priority + TCM", {model: soft}),
+      ("soft", "soft, Priority + TCM", soft),
       ("priority", "soft, Priority", plain),
-      ("average", "soft, Average", {**plain, f"{options}.labels": "average"}),
+      ("average", "soft, Average", {**plain, "finetuning.model.labels": "average"}),
       ("hard", "hard contrastive", {}),
-      ("mse", "MSE", {model: "@distillation.DistillationModel()"}),
-      ("muse", "mUSE", {}),
+      ("mse", "MSE", {"OBJECTIVE": "distillation"}),
+      ("muse", "mUSE", {"NUM_NEGATIVES": 3}),
     ):
       yield (
         f"{name}/{key}",
         Row(
           f"{name}, {label}",
-          f"comparison/released{'_muse' if key == 'muse' else ''}.gin",
+          "comparison/released.gin",
           bindings={"PAIRS": [path], **bindings},
           baseline=f"{name}, released" if key == "soft" else None,
           teacher=key not in ("hard", "muse"),
@@ -360,10 +359,9 @@ def evaluate_run(
   ]
   # A benchmark may have no task in these languages, but its data must exist.
   root = pathlib.Path(data_root)
-  if absent := list(filter(None, (suite.absence(each, root) for each in benchmarks))):
+  if absent := list(filter(None, (each.files.absence(root) for each in benchmarks))):
     raise errors.InputError("; ".join(absent))
-  with tempfile.TemporaryDirectory() as folder:
-    found = suite.evaluate(loaded, benchmarks, root, folder, name=encoder, seen=known)
+  found = suite.evaluate(loaded, benchmarks, root, name=encoder, seen=known)
   results = {key: suite.collect_results(each) for key, each in found["benchmarks"].items()}
   training = uptime(run) if encoder == "trained" else 0.0
   return {
@@ -421,13 +419,13 @@ def run_command(what: str, *command: str) -> None:
 
 def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  report = vocabulary_training.train_vocabulary(
+  vocabulary_training.train_vocabulary(
     [name for file in training_files(bindings, data_root) for name in file.paths],
     str(path),
     size=bindings["VOCAB_SIZE"],
     lowercase=bindings.get("vocabularies.SentencePieceVocabulary.lowercase", False),
   )
-  print(f"{path}: {report.size} pieces", flush=True)
+  print(f"{path}: {bindings['VOCAB_SIZE']} pieces", flush=True)
 
 
 def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
@@ -478,9 +476,8 @@ def compare(options: argparse.Namespace) -> None:
     elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
       raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
   made = comparison_tasks.benchmarks_of(comparison_tasks.SUITES[comparison.suite], lambda x: True)
-  folders = {name for benchmark in made for name in benchmark.folders}
-  data = results_files.data_identity(pathlib.Path(data_root), folders, leave_out=output)
-  inputs = {"evaluation data": data["digest"]}
+  root, checksum = pathlib.Path(data_root), functools.cache(checksums.of_file)
+  inputs = {"evaluation data": ", ".join(each.files.digest(root, checksum) for each in made)}
   if comparison.from_teacher:
     jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.
     inputs["teacher"] = vmsst.load(teacher).digest

@@ -12,13 +12,11 @@ from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import (
   bitext_mining,
+  documents,
   parallel,
   questions,
   sts,
-  stsb,
   tatoeba,
-  topics,
-  xlsts,
 )
 from vmsst.search import exact_search
 
@@ -104,17 +102,17 @@ SUITES: dict[str, dict[str, Column]] = {
 def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[suite.Benchmark]:
   """Returns the benchmarks of columns, most of them restricted to the required texts."""
   made = {
-    "sts": sts.BENCHMARK,
-    "xlsts": _cut(xlsts.BENCHMARK, seen),
+    "sts": sts.STS,
+    "xlsts": _cut(sts.XLSTS, seen),
     "tatoeba": _cut(tatoeba.BENCHMARK, seen),
     "tatoeba_all": dataclasses.replace(tatoeba.BENCHMARK, name="tatoeba_all"),
     "mining": _cut(bitext_mining.MINING, seen),
     "mkqa_small": questions.MKQA_SMALL,
-    "stsb": _cut(stsb.BENCHMARK, seen),
+    "stsb": _cut(sts.STSB, seen),
     "ntrex": dataclasses.replace(
       parallel.NTREX, read=functools.partial(parallel.read_ntrex, keep=lambda code: seen([code]))
     ),
-    "sib200": dataclasses.replace(topics.SIB200, read=functools.partial(_read_topics, seen)),
+    "sib200": dataclasses.replace(documents.SIB200, read=functools.partial(_read_topics, seen)),
   }
   return [made[name] for name in dict.fromkeys(column.benchmark for column in columns.values())]
 
@@ -130,9 +128,9 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
   """Returns topic classification in languages of training, from English to others and back."""
-  labeled = topics.sib200(root / "sib200")
-  texts = {x: labeled.texts[x] for x in labeled.texts if x == labeled.english or seen([x])}
-  return [topics.transfer_task(dataclasses.replace(labeled, texts=texts), into_english=True)]
+  data = documents.sib200(root / "sib200")
+  chosen = {code: data[code] for code in data if code == "eng_Latn" or seen([code])}
+  return [documents.transfer_task("sib200", chosen, into_english=True)]
 
 
 def scores(
@@ -179,12 +177,11 @@ def recording(
 def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndarray:
   english = languages.language("en")
   codes = [languages.language(side.language) for side in task.sides]
-  distinct = [exact_search.DistinctVectors(vectors_of_side) for vectors_of_side in vectors]
   searches = [
     near.index_NK[:, 0] == np.arange(len(near))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
-    for near in exact_search.mutual_top_k(distinct[i], distinct[j], 1)
+    for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
   ]
   return np.mean(searches, axis=0)
 

@@ -34,8 +34,10 @@ import measure
 import numpy as np
 import scipy.sparse
 
+from vmsst.cli import searches
 from vmsst.io import npy_files
-from vmsst.search import exact_search, faiss_index, index_folder, vector_store
+from vmsst.jobs import job
+from vmsst.search import exact_search, faiss_index, vector_store
 
 _BUCKETS, _GRAM = 1 << 17, 4
 _SAMPLE, _WINDOW = 50_000, 20_000
@@ -127,15 +129,13 @@ def gram_counts(texts: list[str]) -> Any:
 
 def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: int) -> Any:
   """Writes the vectors of texts to a folder, as `vmsst embed` does."""
-  starts = range(0, len(texts), _WINDOW)
-  rows = [min(_WINDOW, len(texts) - start) for start in starts]
-  vector_store.start(folder, vector_store.State(width, "float32", rows, {}))
-  sha256 = []
-  for number, start in enumerate(starts):
-    path = vector_store.shard_path(folder, number)
-    vectors_ND = encoder(texts[start : start + _WINDOW])
-    sha256.append(npy_files.write_shard(path, vectors_ND, width, "float32"))
-  vector_store.finish(folder, sha256)
+  with job.Job(folder, inputs={}) as work:
+    for number, start in enumerate(range(0, len(texts), _WINDOW)):
+      vectors_ND = encoder(texts[start : start + _WINDOW])
+      with work.part(vector_store.shard_name(number)) as (path, facts):
+        npy_files.write(path, vectors_ND.shape, [vectors_ND])
+        facts["rows"] = len(vectors_ND)
+    work.finish(dimension=width, dtype="float32")
   return vector_store.open_vectors(folder)
 
 
@@ -169,9 +169,7 @@ def search_lines(
   query_ND = encoder(texts)
   with tempfile.TemporaryDirectory(dir=options.folder) as folder:
     vectors = store(encoder, base, pathlib.Path(folder, "vectors"), options.width)
-    query = exact_search.DistinctVectors(query_ND)
-    distinct = exact_search.DistinctVectors(vectors)
-    exact = exact_search.top_k(query, distinct, 4)
+    exact = exact_search.top_k(query_ND, vectors, 4)
     common = {"benchmark": "index_search", "size": size, "width": options.width}
     exact_times: list[float] = []
     lines = []
@@ -180,13 +178,11 @@ def search_lines(
         continue
       place = pathlib.Path(folder, name)
       built = measure.timed(
-        lambda place=place, factory=factory: index_folder.build_index(
-          vectors.folder, place, factory=factory
-        ),
+        lambda place=place, factory=factory: searches.build_index(vectors, place, factory=factory),
         1,
         warm_up=0,
       )
-      index = index_folder.open_index(place, vectors)
+      index = faiss_index.open_index(place, vectors)
       found: dict[bool, Any] = {}
 
       def rescored(index=index, found=found):
@@ -196,9 +192,9 @@ def search_lines(
         found[False] = index.candidates(query_ND, 4)
 
       for run, is_rescored in ((rescored, True), (plain, False)):
-        exact_times += measure.timed(lambda: exact_search.top_k(query, distinct, 4), 1, warm_up=0)[
-          "seconds"
-        ]
+        exact_times += measure.timed(
+          lambda: exact_search.top_k(query_ND, vectors, 4), 1, warm_up=0
+        )["seconds"]
         seconds = min(measure.timed(run, 3)["seconds"])
         near_NK = found[is_rescored]
         lines.append(

@@ -96,7 +96,7 @@ def with_devices(source_ND, target_ND, k):
   from vmsst.search import device_search
 
   pairs = margins.margin_pairs(
-    source_ND, target_ND, neighbors=k, compare=device_search.compare_on_devices
+    source_ND, target_ND, neighbors=k, search=device_search.search_on_devices
   )
   return np.stack([pairs.source_P, pairs.target_P])
 

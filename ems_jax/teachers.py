@@ -24,8 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
+from vmsst.encoder import loading
 from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
 
@@ -55,7 +55,7 @@ class Teacher:
       InputError: there is no such encoder.
     """
     self.checkpoint = path
-    loaded = saved_encoders.read_assets(path)
+    loaded = loading.read_assets(path)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim
     self.max_length = loaded.max_length
@@ -111,7 +111,7 @@ class Teacher:
     return self._refs
 
   def _read_parameters(self) -> Any:
-    params = saved_encoders.read(self.checkpoint).params
+    params = loading.read(self.checkpoint).params
     if self._partitioner is None:
       return jax.tree.map(jax.new_ref, params)
 
@@ -149,16 +149,21 @@ def from_run(path: str | os.PathLike[str] | None, *, partitioner: Any = None) ->
 
 
 def feature_lengths(
-  *, max_length: int, dimension: int | None, teacher: str | os.PathLike[str] | None
-) -> dict[str, int]:
+  *,
+  max_length: int,
+  dimension: int | None = None,
+  teacher: str | os.PathLike[str] | None = None,
+  negatives: int = 0,
+) -> dict[str, Any]:
   """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
 
   Args:
     max_length: Tokens of a sentence.
     dimension: Width of the teacher's vectors; None if the model does not use them.
     teacher: As for `from_run`; if None, the batch contains the teacher's vectors.
+    negatives: Number of hard negatives of each pair.
   """
-  lengths = {
+  lengths: dict[str, Any] = {
     "inputs": max_length,
     "targets": max_length,
     "input_language": 1,
@@ -166,6 +171,8 @@ def feature_lengths(
   }
   if teacher is None and dimension is not None:
     lengths |= dict.fromkeys(FEATURES, dimension)
+  if negatives:
+    lengths["negatives"] = (negatives, max_length)
   return lengths
 
 

@@ -9,7 +9,7 @@ A gin file trains on your own files with
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
@@ -54,18 +54,16 @@ def files(
       `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
-    InputError: a pattern matches nothing, or a file name does not show format or languages; vectors
-      of a file are missing, or have several dimensions.
+    InputError: a pattern matches nothing, or a file name does not show format or languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
-  if negatives < 0:
-    raise errors.InputError(f"negatives is {negatives}; set it to at least 0")
+  errors.as_integer("negatives", negatives, minimum=0)
   by_split = {"train": readers.find_bitext(_below(root, patterns), languages)}
   if validation_patterns:
     by_split["validation"] = readers.find_bitext(_below(root, validation_patterns), languages)
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
-  of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=(teacher, bitexts))
+  of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
     paths += [teacher_vectors.vectors_path(teacher, bitext) for bitext in bitexts]
@@ -80,22 +78,15 @@ def files(
     teacher,
     [storage.version(path) for path in paths],
   )
-  groups: dict[tuple[Language, Language], dict[str, list[readers.BitextFile]]] = {}
+  splits: dict[tuple[Language, Language], dict[str, Callable[[], tables.Table]]] = {}
   for split, bitexts in by_split.items():
-    for bitext in bitexts:
-      groups.setdefault((bitext.source, bitext.target), {}).setdefault(split, []).append(bitext)
-
-  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
-    return seqio_tasks.TableSource(
-      {
-        split: functools.partial(
-          tables.open_files, f"{task_name} {split}", bitexts, negatives=negatives, teacher=teacher
-        )
-        for split, bitexts in groups[pair].items()
-      }
-    )
-
-  return seqio_tasks.add(name, list(groups), source, of_rows, vocabulary, max_length, power)
+    for pair, files in readers.by_pair(bitexts).items():
+      label = f"{readers.pair_name(*pair)} {split}"
+      splits.setdefault(pair, {})[split] = functools.partial(
+        tables.open_files, label, files, negatives=negatives, teacher=teacher
+      )
+  sources = {pair: seqio_tasks.TableSource(tables) for pair, tables in splits.items()}
+  return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power)
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
@@ -128,20 +119,19 @@ def sample(
   )
   english = languages_lib.language("en")
 
-  def load(split: str, pair: tuple[Language, Language], task_name: str) -> tables.Table:
+  def load(split: str, pair: tuple[Language, Language]) -> tables.Table:
     total = corpus.num_meanings(split)
     texts = (
       (corpus.sentence(meaning, codes[pair[0]], split), corpus.sentence(meaning, "en", split))
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
-    return tables.pair_table(f"{task_name} {split}", texts, pair)
+    return tables.pair_table(f"{readers.pair_name(*pair)} {split}", texts, pair)
 
-  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
-    splits = ("train", "validation")
-    return seqio_tasks.TableSource(
-      {split: functools.partial(load, split, pair, task_name) for split in splits}
+  sources = {
+    pair: seqio_tasks.TableSource(
+      {split: functools.partial(load, split, pair) for split in ("train", "validation")}
     )
-
-  pairs = [(language, english) for language in codes]
+    for pair in ((language, english) for language in codes)
+  }
   of_rows = features.pair_features(vocabulary)
-  return seqio_tasks.add(name, pairs, source, of_rows, vocabulary, max_length, power=1.0)
+  return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power=1.0)

@@ -1,9 +1,8 @@
 """SeqIO evaluation tasks: one text per row, embedded by the model and scored together.
 
-The texts of a `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with their place:
-`task`, `side` and `id`, the numbers of the task in its list, of the side in the task and of the
-text in the side. `VectorMetric` computes the metrics of a task from these places and the embeddings
-of all rows, [N, D]. Metrics use NumPy only and are times 100.
+The texts of several `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with `row`,
+their number in the order of the tasks and sides. `VectorMetric` computes metrics from these numbers
+and the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
 """
 
 import functools
@@ -29,12 +28,11 @@ from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language
 from vmsst.opus import datasets
-from vmsst.search import exact_search
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
-PLACE = ("task", "side", "id")
-"""The features with the place of a text."""
+ROW = "row"
+"""The feature with the number of a text."""
 
 
 def tatoeba(
@@ -215,17 +213,16 @@ def suite(
     seen = suite_lib.seen_test(map(languages.language, training_languages))
   names = []
   for benchmark in chosen:
-    if reason := suite_lib.absence(benchmark, folder):
+    if reason := benchmark.files.absence(folder):
       if benchmarks is not None:
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
       logging.warning("benchmark %s is missing: %s", benchmark.name, reason)
       continue
-    patterns = (*(f"{name}/**/*" for name in benchmark.folders), *benchmark.more_files)
-    files = [path for pattern in patterns for path in storage.find(folder, pattern)]
+    versions = [storage.version(path) for path in benchmark.files.find(folder)]
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages, benchmark.options, [*map(storage.version, files)]),
+        (str(folder), training_languages, benchmark.options, versions),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,
@@ -246,13 +243,12 @@ def suite(
 
 def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
   tasks = benchmark.read(folder)
-  held = [task for task in tasks if isinstance(task, suite_lib.Task)]
-  if len(held) < len(tasks):
+  if any(task.large for task in tasks):
     raise errors.InputError(
       f"benchmark {benchmark.name} is too large for SeqIO; run `vmsst eval --suite "
       f"{benchmark.name}` on a checkpoint"
     )
-  return held
+  return [*tasks]
 
 
 def _data_folder(root: str) -> storage.Path:
@@ -279,7 +275,7 @@ class VectorMetric(seqio.metrics.Metric):
   Evaluators convert the arguments of `metric_fns` to Python lists, eight times as large.
 
   Attributes:
-    measure: Maps the place of each row [N, 3] and the vectors [N, D] to metrics by name.
+    measure: Maps the number of each row [N] and the vectors [N, D] to metrics by name.
     metrics: The metrics.
   """
 
@@ -291,8 +287,8 @@ class VectorMetric(seqio.metrics.Metric):
     self, inputs: Iterable[Mapping[str, Any]], model_output: np.ndarray, *unused: Any
   ) -> "VectorMetric":
     """Returns the metrics of a dataset's rows and their vectors."""
-    place_N3 = np.array([[row[name] for name in PLACE] for row in inputs], np.int32)
-    return self.replace(metrics=self.measure(place_N3, model_output))
+    row_N = np.array([row[ROW] for row in inputs], np.int32)
+    return self.replace(metrics=self.measure(row_N, model_output))
 
   def compute(self) -> dict[str, float]:
     """Returns the metrics by name."""
@@ -300,13 +296,13 @@ class VectorMetric(seqio.metrics.Metric):
 
 
 def collect_results(
-  tasks: Sequence[suite_lib.Task], place_N3: np.ndarray, vectors_ND: np.ndarray
+  tasks: Sequence[suite_lib.Task], row_N: np.ndarray, vectors_ND: np.ndarray
 ) -> list[suite_lib.Result]:
   """Returns the results of tasks with the embeddings of their texts.
 
   Args:
     tasks: The tasks.
-    place_N3: The place of each row, `PLACE`; rows in any order.
+    row_N: The number of each text, in any order.
     vectors_ND: The embeddings.
 
   Raises:
@@ -317,7 +313,7 @@ def collect_results(
     raise errors.InputError(
       "the model's vectors are not finite: training has diverged; evaluate an earlier checkpoint"
     )
-  order_N = np.lexsort(place_N3.T[::-1])  # By task, side and id.
+  order_N = np.argsort(row_N)
   if (np.diff(order_N) != 1).any():  # Otherwise a copy would waste memory.
     vectors_ND = vectors_ND[order_N]
   ends = np.cumsum([len(side.texts) for task in tasks for side in task.sides])
@@ -335,11 +331,8 @@ def _pair_task(
   texts = tuple(zip(*rows, strict=True))
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    nearest = exact_search.mutual_top_k(source_ND, target_ND, 1)
-    ways = zip(nearest, (texts, texts[::-1]), strict=True)
-    to_target, from_target = (
-      100 * retrieval_lib.pair_accuracy(near.index_NK[:, 0], *both) for near, both in ways
-    )
+    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts)
+    to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
     average = (to_target + from_target) / 2
     metrics = {"to target": to_target, "from target": from_target, "average": average}
     return [suite_lib.Result(name, codes, metrics)]
@@ -382,8 +375,8 @@ def _register(
     return name
   load = functools.cache(load)
 
-  def measure(place_N3: np.ndarray, vectors_ND: np.ndarray) -> dict[str, float]:
-    return metrics(collect_results(load(), place_N3, vectors_ND))
+  def measure(row_N: np.ndarray, vectors_ND: np.ndarray) -> dict[str, float]:
+    return metrics(collect_results(load(), row_N, vectors_ND))
 
   task = seqio_tasks.TextTask(
     name,
@@ -399,14 +392,10 @@ def _register(
 
 
 def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
-  """Returns the texts of tasks, their languages and their places."""
-  texts: list[str] = []
-  rows: list[tuple[int, int, int, int]] = []
-  for task_number, task in enumerate(load()):
-    for side_number, side in enumerate(task.sides):
-      language = languages.language(side.language).index
-      texts += side.texts
-      rows += [(task_number, side_number, row, language) for row in range(len(side.texts))]
-  *numbers, language_N = np.array(rows, np.int32).T
-  columns = {**dict(zip(PLACE, numbers, strict=True)), "input_language": language_N[:, None]}
+  """Returns the texts of tasks, their languages and their numbers."""
+  sides = [side for task in load() for side in task.sides]
+  texts = [text for side in sides for text in side.texts]
+  index_S = [languages.language(side.language).index for side in sides]
+  language_N = np.repeat(np.array(index_S, np.int32), [len(side.texts) for side in sides])
+  columns = {ROW: np.arange(len(texts), dtype=np.int32), "input_language": language_N[:, None]}
   return tables.TextTable(([text] for text in texts), columns)

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Sequence
 
 from vmsst.data import features, seqio_tasks, tables, vocabularies
-from vmsst.languages import Language
 from vmsst.opus import datasets
 
 
@@ -49,8 +48,7 @@ def opus(
       features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
-    InputError: the dataset does not exist, or it has no pair of these languages; vectors of a file
-      are missing, or have several dimensions.
+    InputError: the dataset does not exist, or it has no pair of these languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   name, folder = datasets.find(config, data_dir)
@@ -58,20 +56,15 @@ def opus(
   mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
-  files = [
-    file for by_split in splits.values() for split in by_split.values() for file in split.files
-  ]
-  output_features = features.pair_features(vocabulary, teacher=(teacher, files))
+  output_features = features.pair_features(vocabulary, teacher=bool(teacher))
 
-  def source(pair: tuple[Language, Language], task_name: str) -> seqio_tasks.TableSource:
-    del task_name
-    return seqio_tasks.TableSource(
+  sources = {
+    pair: seqio_tasks.TableSource(
       {
         name: functools.partial(tables.RecordTable, split.files, split.counts, teacher)
-        for name, split in splits[pair].items()
+        for name, split in by_split.items()
       }
     )
-
-  return seqio_tasks.add(
-    mixture, list(splits), source, output_features, vocabulary, max_length, power
-  )
+    for pair, by_split in splits.items()
+  }
+  return seqio_tasks.add(mixture, sources, output_features, vocabulary, max_length, power)

@@ -46,7 +46,7 @@ class Lengths:
 data = pathlib.Path(tempfile.mkdtemp(dir=place))
 (data / "proverbs").mkdir()
 (data / "proverbs" / "deu-eng.tsv").write_text("aaa\\tbbb\\ncccccc\\tdddddd\\n")
-found = suite.evaluate(Lengths(), [proverbs.BENCHMARK], data, data / "out", name="lengths")
+found = suite.evaluate(Lengths(), [proverbs.BENCHMARK], data)
 accuracy = found["benchmarks"]["proverbs"]["summary"]["accuracy"]
 called = 0
 for path in sorted(place.glob("vmsst/**/*.py")):
@@ -232,7 +232,7 @@ BENCHMARKS = {
   "--gin TRAIN_STEPS=2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
   "encode": "--data={data} --sentences=50 --repeats=1 --rounds=1",
-  "finetune": "--data={data} --steps=4 --warm_up=2 --batch_size=4",
+  "finetune": "--data={data} --steps=20 --warm_up=10 --batch_size=4",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
   "paper_step": "--model=ems --size=tiny --peak_tflops=0.1 --steps=3 --microbatches=2",

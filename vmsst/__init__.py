@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
-  from vmsst.launch.finetuning import finetune
+  from vmsst.finetuning import finetune
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
   from vmsst.search.embedded_text import open_text
   from vmsst.search.exact_search import top_k, unit_rows
-  from vmsst.search.index_folder import build_index, open_index
+  from vmsst.search.faiss_index import build_index, open_index
   from vmsst.search.margins import margin_pairs
   from vmsst.search.quantization import quantize
   from vmsst.search.vector_store import open_vectors
@@ -43,16 +43,16 @@ _PUBLIC = {
   "InputError": "vmsst.errors",
   "Searcher": "vmsst.mining.text_search",
   "Translator": "vmsst.encoder.translation",
-  "build_index": "vmsst.search.index_folder",
+  "build_index": "vmsst.search.faiss_index",
   "evaluate": "vmsst.evaluation.suite",
-  "finetune": "vmsst.launch.finetuning",
+  "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
   "load": "vmsst.encoder.loading",
   "load_sample": "vmsst.data.sample",
   "load_translator": "vmsst.encoder.loading",
   "margin_pairs": "vmsst.search.margins",
-  "open_index": "vmsst.search.index_folder",
+  "open_index": "vmsst.search.faiss_index",
   "open_text": "vmsst.search.embedded_text",
   "open_vectors": "vmsst.search.vector_store",
   "quantize": "vmsst.search.quantization",

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import conversions
 import fake_encoders
 import numpy as np
 import released_folders
@@ -24,16 +25,10 @@ import trials
 from trials import Reader
 
 import vmsst
+from vmsst.cli import embedding
 from vmsst.data import vocabularies
-from vmsst.encoder import file_embedding, loading
-from vmsst.formats import (
-  ems,
-  encoders,
-  hugging_face_vocabulary,
-  mt5,
-  safetensors_folder,
-  sentence_transformers_folder,
-)
+from vmsst.encoder import loading
+from vmsst.formats import ems, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store
@@ -173,7 +168,7 @@ def _uses(kind: Callable[[str], Any], name: str) -> Any:
 
 def _embed(folder: pathlib.Path, name: str = "out") -> None:
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  file_embedding.embed_file(encoder, str(folder / "text"), folder / name, name="x")
+  embedding.embed(encoder, [str(folder / "text")], folder / name, name="x")
 
 
 def _vectors(folder: pathlib.Path) -> None:
@@ -193,32 +188,25 @@ def all_readers() -> list[Reader]:
     folder = trials.lay_out({"text": _TEXT}, pathlib.Path(name))
     _embed(folder)
     vectors = trials.files_below(folder / "out")
-  to_safetensors = safetensors_folder.export_safetensors
-  to_theirs = sentence_transformers_folder.export_sentence_transformers
+  to_safetensors = conversions.export_safetensors
+  to_theirs = conversions.export_sentence_transformers
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
     Reader("tokenizer.json", {"x.json": bert_files()["m/tokenizer.json"]},
-           _uses(hugging_face_vocabulary.HuggingFaceVocabulary, "x.json")),
+           _uses(tokenizers.HuggingFaceVocabulary, "x.json")),
     Reader("vectors", vectors, _vectors),
-    Reader("vectors to resume",
-           {"text": _TEXT, **{f"out/{path}": content for path, content in vectors.items()}},
-           _embed, kept=tuple(vectors)),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
     Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
-    Reader("import mt5", {**mt5_files(), **model}, _writes(encoders.import_encoder)),
-    Reader("import encoder", bert_files(), _writes(encoders.import_encoder)),
+    Reader("import mt5", {**mt5_files(), **model}, _writes(conversions.import_encoder)),
+    Reader("import encoder", bert_files(), _writes(conversions.import_encoder)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
-           _writes(ems.import_ems, "x.pt", vocabulary="x.model")),
+           _writes(conversions.import_ems, "x.pt", vocabulary="x.model")),
     Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(encoders.import_encoder)),
+           _writes(conversions.import_encoder)),
   ]  # fmt: skip
-
-
-WORK = "the work folder"
-"""Stands for `.OUT.vmsst` among the places that an interrupted command leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,14 +217,14 @@ class Subcommand:
     argv: Its arguments; OUT stands for the output.
     folder: Whether the output is a folder.
     stream: Whether the output may be a device or pipe.
-    resumes: What an interrupted command may leave, as suffixes of the output's name.
+    resumes: Whether an interrupted command resumes.
     result: Reads the output.
   """
 
   argv: str
   folder: bool = False
   stream: bool = True
-  resumes: tuple[str, ...] = ()
+  resumes: bool = False
   result: Callable[[pathlib.Path], Any] = pathlib.Path.read_bytes
 
 
@@ -255,21 +243,19 @@ def _scores(folder):
 
 
 _At_once = functools.partial(Subcommand, folder=True)
-_Resumed = functools.partial(Subcommand, folder=True, resumes=("",))
+_Resumed = functools.partial(Subcommand, folder=True, resumes=True)
 COMMANDS = {
   "embed": _Resumed("embed encoder a.txt OUT", result=_files(".npy")),
-  "score": Subcommand("score encoder a.txt b.txt --output OUT", resumes=(WORK,)),
+  "score": Subcommand("score encoder a.txt b.txt --output OUT", resumes=True),
   "score by likelihood": Subcommand(
-    "score run a.txt b.txt --output OUT --by likelihood --languages en de", resumes=(WORK,)
+    "score run a.txt b.txt --output OUT --by likelihood --languages en de", resumes=True
   ),
   "mine": Subcommand(
     "mine a.txt b.txt OUT --encoder encoder",
     stream=False,
-    resumes=(WORK, ".source.vectors", ".target.vectors"),
+    resumes=True,
   ),
-  "search": Subcommand(
-    "search b.txt corpus vectors --output OUT --encoder encoder", resumes=(WORK,)
-  ),
+  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder", resumes=True),
   "index": _Resumed("index vectors OUT --factory IVF2,SQ8", result=_files("")),
   "translate": Subcommand("translate run --to de --input a.txt --output OUT"),
   "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21", stream=False),
@@ -305,6 +291,7 @@ def write_inputs(folder, encoder=None):
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
   encoder = encoder or loading.load(folder / "run")
-  file_embedding.embed_file(encoder, str(folder / "corpus"), folder / "vectors", name="encoder")
+  embedding.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
-  vmsst.evaluate(encoder, chosen, folder / "data", folder / "results", name="x")
+  results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
+  trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

@@ -1,9 +1,10 @@
-"""Margins, and the pairs that are mined by them, by plain loops; folders of computed vectors."""
+"""Neighbors and mined pairs by plain loops and sorts; folders of computed vectors."""
 
 import numpy as np
 
 from vmsst.io import npy_files
-from vmsst.search import vector_store
+from vmsst.jobs import job
+from vmsst.search import exact_search, vector_store
 
 MARGINS = {
   "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
@@ -46,17 +47,46 @@ class Naive:
     return sorted(kept, key=lambda pair: (-self.score(*pair), pair))
 
 
-def write_vectors(folder, vectors_ND, *, dtype="float32", settings=None, shard_rows=1 << 14):
+def signs(rng, count, width=4):
+  """Returns rows of +-1: cosines are exact with few values, so that there are many ties."""
+  return rng.choice([-1.0, 1.0], [count, width])
+
+
+def assert_best(near, score_NM, k):
+  """Asserts that neighbors are the first k columns of a stable sort of each row."""
+  order_NK = np.argsort(-score_NM, axis=1, kind="stable")[:, :k]
+  np.testing.assert_array_equal(near.index_NK, order_NK)
+  np.testing.assert_allclose(
+    near.score_NK, np.take_along_axis(score_NM, order_NK, axis=1), rtol=0, atol=1e-6
+  )
+  assert (near.index_NK.dtype, near.score_NK.dtype) == (np.int64, np.float32)
+
+
+def check_searches(search, n, m, k, width):
+  """Asserts that searches of all rows and of some find what a stable sort of all scores finds."""
+  rng = np.random.default_rng(n)
+  source, target = signs(rng, n, width), signs(rng, m, width)
+  score = source @ target.T / width
+  forward, backward = exact_search.mutual_top_k(3 * source, target, k, search=search)
+  assert_best(forward, score, k)
+  assert_best(backward, score.T, k)
+  assert_best(exact_search.top_k(source.tolist(), target, k, search=search), score, k)
+  assert_best(exact_search.top_k(source[0], target, k, search=search), score[:1], k)
+  row_N, row_M = np.flatnonzero(np.arange(n) % 3 != 1), np.flatnonzero(np.arange(m) % 2 == 0)
+  sides = exact_search.Selection(source, row_N), exact_search.Selection(target, row_M)
+  forward, backward = exact_search.mutual_top_k(*sides, k, search=search)
+  assert_best(forward, score[row_N][:, row_M], k)
+  assert_best(backward, score[row_N][:, row_M].T, k)
+
+
+def write_vectors(folder, vectors_ND, *, dtype="float32", inputs=None, shard_rows=1 << 14):
   """Writes vectors to a new folder as `vmsst embed` does, and opens it."""
   count, width = vectors_ND.shape
-  starts = range(0, count, shard_rows)
-  rows = [min(shard_rows, count - start) for start in starts]
-  vector_store.start(folder, vector_store.State(width, dtype, rows, settings or {}))
-  sha256 = [
-    npy_files.write_shard(
-      vector_store.shard_path(folder, number), vectors_ND[start : start + shard_rows], width, dtype
-    )
-    for number, start in enumerate(starts)
-  ]
-  vector_store.finish(folder, sha256)
+  with job.Job(folder, inputs=inputs or {}) as work:
+    for number, rows in enumerate(exact_search.blocks(count, shard_rows)):
+      with work.part(vector_store.shard_name(number)) as (path, facts):
+        shard_ND = vectors_ND[rows]
+        npy_files.write(path, shard_ND.shape, [shard_ND], dtype)
+        facts["rows"] = len(shard_ND)
+    work.finish(dimension=width, dtype=dtype)
   return vector_store.open_vectors(folder)

@@ -26,7 +26,7 @@ import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
 
 from vmsst import storage
-from vmsst.data import loader
+from vmsst.data import batches, loader
 from vmsst.io import checksums
 from vmsst.train import adafactor, checkpoints, data, partitioning, schedules, train, trainer
 from vmsst.train import eval as eval_lib
@@ -167,11 +167,11 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   """Returns this process's rows of the batches of one process: the same for any number of them."""
   size = cfg.batch_size // num_shards
   rows = slice(shard_id * size, (shard_id + 1) * size)
-  batches = loader.get_batches(cfg, 0, 1, converter, **options)
-  return loader.BatchIterator(
-    batches._dataset.map(lambda batch: data.take_rows(batch, rows)),
+  whole = loader.get_batches(cfg, 0, 1, converter, **options)
+  return batches.BatchIterator(
+    whole._dataset.map(lambda batch: data.take_rows(batch, rows)),
     {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-     for name, x in batches.element_spec.items()},
+     for name, x in whole.element_spec.items()},
   )  # fmt: skip
 
 

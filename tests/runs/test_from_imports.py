@@ -4,6 +4,7 @@ import json
 import math
 
 import commands
+import conversions
 import numpy as np
 import opus_tree
 import pytest
@@ -13,7 +14,7 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst.data import sample
-from vmsst.formats import encoders, hugging_face_vocabulary
+from vmsst.formats import tokenizers
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,9 @@ def steps_of(run):
 def mt5_runs(tmp_path_factory):
   """Trains with all files; returns the parameters of the import, and the folders of the runs."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  imported = encoders.import_encoder(tiny_hugging_face.save_mt5(folder / "hf"), folder / "import")
+  imported = conversions.import_encoder(
+    tiny_hugging_face.save_mt5(folder / "hf"), folder / "import"
+  )
   bindings = [
     *tiny_hugging_face.TINY.strip().splitlines(),
     f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
@@ -139,7 +142,7 @@ def start(tmp_path_factory):
   texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
   tokenizers = tiny_tokenizers.save(folder, texts)
   sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
-  imported = encoders.import_encoder(folder / "multilingual-e5-tiny", folder / "me5")
+  imported = conversions.import_encoder(folder / "multilingual-e5-tiny", folder / "me5")
   assert vmsst.load(imported.checkpoint).vocabulary.prefix == "query: "
   pairs = {
     (code, "en"): [
@@ -223,9 +226,7 @@ def test_me5_teaches_itself(start, soft_runs):
   encoder = vmsst.load(run)
   vector_NS = encoder.encode(["Hello", "a b c"], progress=False)
   np.testing.assert_allclose(np.linalg.norm(vector_NS, axis=1), 1, rtol=1e-5)
-  assert encoder.vocabulary == hugging_face_vocabulary.HuggingFaceVocabulary(
-    encoder.vocabulary.path, ""
-  )
+  assert encoder.vocabulary == tokenizers.HuggingFaceVocabulary(encoder.vocabulary.path, "")
 
 
 def test_a_run_stops_when_the_validation_pairs_get_no_better(soft_runs):

@@ -150,17 +150,17 @@ JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
 import vmsst.encoder.encoder, vmsst.encoder.loading, vmsst.encoder.translation
-import vmsst.search.device_search, vmsst.encoder.file_embedding
+import vmsst.search.device_search, vmsst.cli.embedding
 from vmsst import cli
 from vmsst import storage
 import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
 from vmsst.mining import pair_scoring
-from vmsst.search import sharded_search
+from vmsst.search import exact_search
 from vmsst.jobs import engines
-from vmsst.search import index_folder
+from vmsst.search import faiss_index
 pair_scoring._WINDOW = 16
-index_folder._SHARD_ROWS = 30
-sharded_search._LEAST_SOURCES = 16
+faiss_index.SHARD_ROWS = 30
+exact_search._LEAST_SOURCES = 16
 filesystem, work = storage.filesystem, engines.Local.work
 
 def kill_at(kind, left):
@@ -182,8 +182,8 @@ def kill_at(kind, left):
     system.put_file = put_file
     return system
 
-  def counted_work(self, title, units):
-    for unit in work(self, title, units):
+  def counted_work(self, *arguments):
+    for unit in work(self, *arguments):
       if kind == "units":
         count()
       yield unit

@@ -1,7 +1,10 @@
 """`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
 
 import dataclasses
+import functools
+import os
 import pathlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -58,12 +61,14 @@ def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vo
     output: Model file to write.
   """
   from vmsst.data import vocabulary_training
+  from vmsst.jobs import outputs
 
-  report = vocabulary_training.train_vocabulary(input, output, **vars(vocabulary))
-  for name, count in report.sentences_by_file.items():
+  with outputs.atomic_path(output) as path:
+    counts = vocabulary_training.train_vocabulary(input, path, **vars(vocabulary))
+  for name, count in counts.items():
     print(f"{count:>10,} sentences  {name}")
   kind = vocabulary.model_type
-  print(f"{report.path}: {report.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
+  print(f"{output}: {vocabulary.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
     if getattr(vocabulary, option):
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
@@ -93,11 +98,13 @@ def embed_bitext(
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
   """
-  from vmsst.encoder import file_embedding
+  from vmsst.data import teacher_vectors
+  from vmsst.encoder import bitext_embedding
 
-  made = file_embedding.embed_files(encoder, patterns, output, **vars(bitext))
-  for path, counts in made.items():
-    print(f"{path}: {counts['lines']:,} pairs of vectors of dimension {counts['dimension']}")
+  write = functools.partial(bitext_embedding.write_vectors, batch_size=bitext.batch_size)
+  files = _write_files(encoder, output, patterns, bitext, {}, teacher_vectors.file_name, write)
+  for path, facts in files.items():
+    print(f"{path}: {facts['lines']:,} pairs of vectors of dimension {facts['dimension']}")
 
 
 def mine_negatives(
@@ -105,7 +112,7 @@ def mine_negatives(
   output: OutputFolder,
   patterns: list[Pattern],
   *,
-  count: int = 3,
+  count: Positive = 3,
   bitext: Bitext,
 ) -> None:
   """Mine hard negatives for bitext files: plausible but wrong translations.
@@ -115,11 +122,61 @@ def mine_negatives(
     patterns: Bitext files, as in training; quote patterns.
     count: Number of hard negatives per pair.
   """
-  from vmsst.mining import hard_negative_mining
+  from vmsst.mining import hard_negative_mining as mining
 
-  made = hard_negative_mining.mine_files(encoder, patterns, output, count=count, **vars(bitext))
-  for path, counts in made.items():
-    print(f"{path}: {counts['negatives']:,} hard negatives of {counts['pairs']:,} pairs")
+  write = functools.partial(mining.write_negatives, count=count, batch_size=bitext.batch_size)
+  options = {"count": count}
+  files = _write_files(encoder, output, patterns, bitext, options, mining.file_name, write)
+  for path, facts in files.items():
+    print(f"{path}: {facts['negatives']:,} hard negatives of {facts['pairs']:,} pairs")
+
+
+def _write_files(
+  encoder: str,
+  output: str,
+  patterns: list[str],
+  bitext: Bitext,
+  options: dict[str, Any],
+  file_name: Callable[[Any], str],
+  write: Callable[..., dict[str, Any]],
+) -> dict[str, dict[str, Any]]:
+  """Writes a file for each bitext that has none in a folder; returns facts by path.
+
+  Args:
+    encoder: The encoder to open.
+    output: The folder.
+    patterns: The bitexts.
+    bitext: Options of the command.
+    options: Further options that the files depend on.
+    file_name: Returns the path of a bitext's file in the folder.
+    write: Called as `write(encoder, bitext, path)`; returns facts about the file.
+  """
+  from vmsst.data import readers
+  from vmsst.encoder import encoding, loading
+  from vmsst.jobs import job
+
+  files = readers.find_bitext(patterns, bitext.languages)
+  names = list(map(file_name, files))
+  sources = {os.path.realpath(path) for file in files for path in file.paths}
+  for name in names:
+    if names.count(name) > 1 or os.path.realpath(os.path.join(output, name)) in sources:
+      raise errors.InputError(
+        f"{os.path.join(output, name)} would replace an input, or is of two inputs; use another "
+        "folder"
+      )
+  name, opened = loading.open_encoder(encoder)
+  inputs = {"encoder": encoding.identity(opened, name)}
+  facts_by_path = {}
+  with job.Job(output, inputs=inputs, options=options, replace=bitext.refresh) as work:
+    for name, file in zip(names, files, strict=True):
+      digest = readers.digest(file)
+      facts = work.done(name, digest)
+      if facts is None:
+        with work.part(name, digest) as (path, facts):
+          facts.update(write(opened, file, path), bitext=digest)
+      facts_by_path[work.path(name)] = facts
+    work.finish()
+  return facts_by_path
 
 
 def build(
@@ -138,8 +195,8 @@ def build(
     input: Folder of OPUS releases.
     held_out: Folder of evaluation sets, whose sentences are excluded.
     output: TFDS data folder for the dataset opus_bitext/NAME.
-    work: Local folder for intermediate files, kept for other recipes (default: a folder in
-      --output, removed at the end; required if --output is not local).
+    work: Local folder to build the dataset in before it is copied to --output; required if
+      --output is not local (default: --output).
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.opus import builder

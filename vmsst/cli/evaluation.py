@@ -1,7 +1,7 @@
 """`vmsst eval` and `vmsst report`."""
 
 import os
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
@@ -15,6 +15,10 @@ from vmsst.cli.command import (
   Positive,
 )
 from vmsst.cli.shared_options import Backend, GpuWorkers
+
+if TYPE_CHECKING:
+  from vmsst.evaluation.results_files import Results
+  from vmsst.evaluation.suite import Benchmark
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""
@@ -63,21 +67,21 @@ def evaluate(
     list: Print the benchmarks and their files, and exit.
   """
   from vmsst import languages
-  from vmsst.evaluation import benchmarks, mteb_models
-  from vmsst.evaluation import suite as suites
+  from vmsst.cli import evaluation_job
+  from vmsst.evaluation import benchmarks, mteb_models, results_files
   from vmsst.evaluation.benchmarks import own_files
   from vmsst.io import progress_bar
   from vmsst.search import device_search
 
   if list:
-    print("\n\n".join(map(suites.describe_benchmark, benchmarks.BENCHMARKS.values())))
+    print("\n\n".join(map(describe_benchmark, benchmarks.BENCHMARKS.values())))
     return
   if not encoder or out is None:
     missing = "--out" if encoder else "ENCODER, before all options,"
     raise errors.InputError(f"{missing} is missing: give it, or --list")
   files = (("sts", sts), ("bitext", bitext), ("retrieval", retrieval))
   own = {kind: paths for kind, paths in files if paths}
-  if sum(map(bool, (own, mteb, data or suite))) > 1 or (mteb and dimensions):
+  if sum(map(bool, (own, mteb, data))) != 1 or (suite and not data) or (mteb and dimensions):
     raise errors.InputError(
       "give one of --data with --suite, --mteb without --dimensions, or your files with --sts, "
       "--bitext and --retrieval"
@@ -90,12 +94,11 @@ def evaluate(
   if mteb:
     storage.check_local(out, "the results of MTEB")
     named_tasks = mteb_models.get_tasks(mteb)
-  elif own:
-    chosen = own_files.benchmarks(**own)
-  elif data is None:
-    raise errors.InputError("no data: give --data, or --sts, --bitext or --retrieval, or --list")
   else:
     chosen = benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
+    files_of = evaluation_job.Data(own_files.benchmarks(**own) if own else chosen, data)
+    for key in files_of.benchmarks if own else ():
+      files_of.tasks(key)  # Errors in files are found before encoders are opened.
   workers = None if mteb else engine.chosen()
   for code in seen or ():
     languages.language(code)
@@ -111,27 +114,53 @@ def evaluate(
           print(f"{shown:48}{score:8.2f}")
       continue
     codes = seen or getattr(model, "languages", None)
-    evaluated = suites.evaluate(
+    results = evaluation_job.evaluate(
+      files_of,
       model,
-      chosen,
-      data,
+      label,
       folder,
-      name=label,
       seen=None if codes is None else {languages.language(code) for code in codes},
-      report=progress_bar.note,
-      compare=device_search.compare,
       engine=workers,
+      report=progress_bar.note,
       load=load,
       dimensions=dimensions or [],
+      search=device_search.search,
     )
-    results = storage.path(folder) / suites.RESULTS_FILE
-    print(suites.format_table(evaluated))
-    print(f"{results}; `vmsst report {folder}` shows all results")
-    if failed := evaluated["failed"]:
-      count = f"{len(failed)} of {len(chosen)} benchmarks failed"
-      failures.append(f"{count}: {', '.join(failed)}; {results} has the reasons")
+    print(format_table(results))
+    place = storage.path(folder) / results_files.NAME
+    print(f"{place}; `vmsst report {folder}` shows all results")
+    if failed := results["failed"]:
+      count = f"{len(failed)} of {len(files_of.benchmarks)} benchmarks failed"
+      failures.append(f"{count}: {', '.join(failed)}; {place} has the reasons")
   if failures:
     raise errors.InputError("; ".join(failures))
+
+
+def describe_benchmark(benchmark: "Benchmark") -> str:
+  """Describes a benchmark and the place of its files, for people."""
+  folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.files.paths)
+  lines = [f"{benchmark.name}: {benchmark.title}", f"{folders}: {benchmark.files.layout}"]
+  return "\n  ".join([*lines, benchmark.files.source])
+
+
+def format_table(results: "Results") -> str:
+  """Formats results: all averages, and what failed, is absent or missing.
+
+  "first 64" follows the names of averages of vectors cut to 64 dimensions.
+  """
+  from vmsst.evaluation import suite
+
+  rows = []
+  for name, scored in results["benchmarks"].items():
+    rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
+    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
+      title = f"first {cut['dimension']}"
+      rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
+    if lacking := scored["missing"]:
+      rows.append(f"{name:23} missing: {suite.shortened(lacking)}")
+  rows += [f"{name:23} failed: {reason}" for name, reason in results["failed"].items()]
+  rows += [f"{name:23} absent: {reason}" for name, reason in results["absent"].items()]
+  return "\n".join(rows)
 
 
 def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder) -> None:
@@ -141,9 +170,13 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
     folders: Output folder of `vmsst eval`, or a run's MODEL_DIR.
     out: Output folder for report.html.
   """
-  from vmsst.evaluation import report
+  from vmsst.evaluation.report import page
+  from vmsst.jobs import atomic_files, outputs
 
-  print(report.write_report(folders, out))
+  path = storage.path(out) / "report.html"
+  outputs.check(folders, folder=out, files=[path.name])
+  atomic_files.write_text(path, page.html(folders))
+  print(path)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

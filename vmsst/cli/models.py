@@ -1,8 +1,10 @@
 """`vmsst import`, `export` and `push`: encoders from and for other libraries and people."""
 
-import dataclasses
-from typing import Annotated, Literal
+import pathlib
+import tempfile
+from typing import TYPE_CHECKING, Annotated
 
+from vmsst import errors, finetuning, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -10,21 +12,11 @@ from vmsst.cli.command import (
   InputFile,
   InputFolder,
   OutputFolder,
-  Positive,
 )
+from vmsst.jobs import outputs
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-  """Text splitting in the export.
-
-  Attributes:
-    pretokenized: Texts will be split into words before they are encoded; required for a
-      tokenizer.json if the vocabulary splits them by the rules of their language (EMS), which it
-      cannot do.
-  """
-
-  pretokenized: bool = False
+if TYPE_CHECKING:
+  from vmsst.formats import encoder_json
 
 
 def import_encoder(
@@ -44,10 +36,11 @@ def import_encoder(
       without).
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
-  from vmsst.formats import encoders, weight_tables
+  from vmsst.encoder import loading
 
-  imported = encoders.import_encoder(folder, output, prefix=prefix, vocabulary=vocabulary)
-  print(weight_tables.describe(imported))
+  with storage.local_copy(folder) as path:
+    model = None if vocabulary is None else pathlib.Path(vocabulary)
+    _save(loading.convert(path, prefix=prefix, vocabulary=model), output)
 
 
 def import_ems(
@@ -61,26 +54,59 @@ def import_ems(
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Attention heads (default: width / 64).
   """
-  from vmsst.formats import ems, weight_tables
+  from vmsst.formats import ems
 
-  imported = ems.import_ems(file, output, vocabulary=vocabulary, num_heads=heads)
-  print(weight_tables.describe(imported))
+  with storage.local_copy(file) as path:
+    _save(ems.convert(path, vocabulary=vocabulary, num_heads=heads), output)
+
+
+def _save(converted: "encoder_json.Converted", output: str) -> None:
+  """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
+  from vmsst.encoder import loading
+  from vmsst.formats import tensors
+
+  target = outputs.new_folder(output)
+  with outputs.atomic_folder(target) as folder:
+    params = converted.params()
+    vocabulary = loading.write(params, converted.assets, folder)
+  reasons: dict[str, list[str]] = {}
+  for name, reason in converted.left_out.items():
+    reasons.setdefault(reason, []).append(name)
+  for reason, names in reasons.items():
+    print(f"left out, {reason}: {tensors.some(names)}")
+  numbers = sum(array.size for array in params.values())
+  sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
+  print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
+  for note in converted.notes:
+    print(note)
+  if vocabulary is not None:
+    print(f"vmsst.load({str(target)!r}) opens the encoder")
+    print(f"VOCABULARY_PATH = {str(target / vocabulary)!r}")
+  print(f"INITIAL_CHECKPOINT_PATH = {str(target / loading.CHECKPOINT)!r}")
 
 
 def export_sentence_transformers(
-  encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer
+  encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False
 ) -> None:
   """Export an encoder as a folder that SentenceTransformer opens.
 
   Args:
     output: Folder to make.
+    pretokenized: Texts will be split into words before they are encoded, which a vocabulary that
+      splits them by the rules of their language (EMS) requires.
   """
-  from vmsst.formats import sentence_transformers_folder as export
+  from vmsst.formats import sentence_transformers, tokenizers
 
-  exported = export.export_sentence_transformers(
-    encoder, output, pretokenized=tokenizer.pretokenized
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
+  _print_local_only(target)
+  print(
+    f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
+    f"vmsst.load({str(target)!r})",
+    *tokenizers.limits(saved.assets.vocabulary),
+    sep="\n",
   )
-  print(export.describe(exported))
 
 
 def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
@@ -89,22 +115,42 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.formats import safetensors_folder
+  from vmsst.formats import encoder_json
 
-  folder = safetensors_folder.export_safetensors(encoder, output)
-  print(f"vmsst.load({str(folder)!r}) opens it")
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    encoder_json.write(saved, folder)
+  print(f"vmsst.load({str(target)!r}) opens it")
 
 
-def export_onnx(encoder: Encoder, output: OutputFolder, *, tokenizer: Tokenizer) -> None:
+def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False) -> None:
   """Export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO.
 
   Args:
     output: Folder to make.
+    pretokenized: As in `vmsst export sentence-transformers`.
   """
-  from vmsst.formats import onnx as export
+  from vmsst.formats import onnx
 
-  exported = export.export_onnx(encoder, output, pretokenized=tokenizer.pretokenized)
-  print(export.describe(exported))
+  saved, target = _read(encoder, output)
+  with outputs.atomic_folder(target) as folder:
+    tokenizer = onnx.write(saved, folder, pretokenized=pretokenized)
+  _print_local_only(target)
+  print(onnx.usage(saved, tokenizer, target))
+
+
+def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":
+  """Returns the encoder to export and the new folder."""
+  from vmsst.encoder import loading
+
+  target = outputs.new_folder(output)
+  return loading.read(encoder), target
+
+
+def _print_local_only(folder: "storage.Path") -> None:
+  """Prints what to do before other libraries, which read local files only, open a folder."""
+  if storage.is_url(folder):
+    print(f"Copy {folder} to this machine first, and give the path of the copy:")
 
 
 def push(
@@ -115,7 +161,7 @@ def push(
   revision: Annotated[str, Argument("BRANCH")] | None = None,
   license: Annotated[str, Argument("ID")] | None = None,
   results: InputFolder | None = None,
-  tokenizer: Tokenizer,
+  pretokenized: bool = False,
 ) -> None:
   """Upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers.
 
@@ -125,70 +171,52 @@ def push(
     revision: Branch, made if it is new (default: main).
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`; the model card shows its averages.
+    pretokenized: As in `vmsst export sentence-transformers`.
   """
-  from vmsst.formats import hub_upload
+  from vmsst.encoder import loading
+  from vmsst.evaluation import results_files
+  from vmsst.evaluation.report import markdown
+  from vmsst.formats import hub_upload, model_card, sentence_transformers, tokenizers
 
-  uploaded = hub_upload.push(
-    encoder,
-    repository,
-    public=public,
-    revision=revision,
-    license_id=license,
-    results=results,
-    pretokenized=tokenizer.pretokenized,
+  hub_upload.check(repository)
+  name = f"{repository}@{revision}" if revision else repository
+  summary = None
+  if results is not None:
+    record = results_files.read_results(storage.path(results) / "results.json")
+    loaded = loading.load(encoder, max_length=record.get("max_length"))
+    if record["encoder"].get("digest") != loaded.digest:
+      raise errors.InputError(
+        f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
+        f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
+      )
+    summary = markdown.averages(results)
+  saved = loading.read(encoder)
+  card = model_card.text(saved, name, license_id=license, results=summary)
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:
+    folder = pathlib.Path(temporary)
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
+    (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    print(hub_upload.upload(folder, repository, public=public, revision=revision))
+  print(
+    f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
+    *tokenizers.limits(saved.assets.vocabulary),
+    sep="\n",
   )
-  print(hub_upload.describe(uploaded))
-
-
-def finetune(
-  encoder: Encoder,
-  pairs: InputFile,
-  output: OutputFolder,
-  *,
-  dev: InputFile | None = None,
-  objective: Literal["contrastive", "distillation", "soft_contrastive", "ems"] = "contrastive",
-  negatives: int = 0,
-  teacher: Encoder | None = None,
-  steps: Positive = 500,
-  batch_size: Positive = 64,
-  learning_rate: float = 2e-5,
-  max_length: Positive | None = None,
-  eval_every: Positive = 100,
-  patience: Positive | None = None,
-  slices: Positive = 1,
-  freeze_tokens: bool = False,
-  seed: int = 0,
-) -> None:
-  """Fine-tune an encoder on pairs of texts, such as translations.
-
-  Args:
-    pairs: TSV file of pairs, with hard negatives in further columns; or JSONL with such fields, of
-      any name, as in datasets of sentence-transformers; or the output of `vmsst mine`.
-    output: Folder of the run, for vmsst.load; rerun the command to resume.
-    dev: Held-out pairs, for evaluation and to choose the best checkpoint.
-    objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which
-      also predicts the tokens of translations (default: contrastive).
-    negatives: Hard negatives of each pair (default: 0).
-    teacher: Encoder to learn from, or vectors of the pairs (`vmsst data embed`).
-    steps: Training steps (default: 500).
-    batch_size: Pairs in a batch (default: 64).
-    learning_rate: Highest learning rate (default: 2e-5).
-    max_length: Tokens of a text, in training and later (default: at most 128).
-    eval_every: Steps between evaluations and checkpoints (default: 100).
-    patience: Stop after this many evaluations without improvement (default: never).
-    slices: Slices of a batch, for batches that do not fit (gradient caching).
-    freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
-    seed: Seed of dropout and of the order of the pairs (default: 0).
-  """
-  options = locals()
-  from vmsst.launch import finetuning
-
-  finetuning.finetune(**options)
-  print(f"vmsst.load({output!r}) opens the encoder; {output}/report.md has the results")
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("finetune",): Command(finetune, resumable=True),
+  ("finetune",): Command(
+    finetuning.finetune,
+    resumable=True,
+    types={
+      "encoder": Encoder,
+      "pairs": InputFile,
+      "output": OutputFolder,
+      "dev": InputFile | None,
+      "teacher": Encoder | None,
+    },
+    message="vmsst.load({output!r}) opens the encoder; {output}/report.md has the results",
+  ),
   ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
   ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),

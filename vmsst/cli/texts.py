@@ -1,6 +1,7 @@
 """Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
 import dataclasses
+import logging
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -20,12 +21,14 @@ from vmsst.cli.shared_options import (
   Batches,
   Computing,
   GpuWorkers,
+  file_to_write,
+  is_streamed,
   local_file,
   read_lines,
   write_lines,
 )
 from vmsst.io import text_fields
-from vmsst.jobs import atomic_files, outputs
+from vmsst.jobs import outputs
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""
@@ -55,7 +58,7 @@ def embed(
     dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
-  from vmsst.encoder import file_embedding
+  from vmsst.cli import embedding
 
   chosen = engine.chosen()
   if outputs.STANDARD in file and (len(file) > 1 or not chosen.this_machine):
@@ -77,7 +80,7 @@ def embed(
   }
   with local_file(file[0]) as first:
     paths = [first, *file[1:]]
-    count, width = file_embedding.embed_file(
+    count, width = embedding.embed(
       model, paths, out, name=name, engine=chosen, load=load, **options
     )
   print(f"{out}: {count:,} vectors of width {width}")
@@ -108,6 +111,7 @@ def score(
       source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
+  from vmsst.cli import searches
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
@@ -137,12 +141,10 @@ def score(
       translator = loading.load_translator(encoder)
       scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
     left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
-    if output == outputs.STANDARD:
-      blocks = pair_scoring.pair_scores(scorer, left, right)
-      write_lines(pair_scoring.as_line(row) for score_BC in blocks for row in score_BC)
-    else:
-      count = pair_scoring.score_file(scorer, left, right, output)
-      print(f"{output}: scores of {count:,} pairs by {by}")
+    with file_to_write(output) as place:
+      count = searches.score(scorer, left, right, place)
+  if output != outputs.STANDARD:
+    print(f"{output}: scores of {count:,} pairs by {by}")
 
 
 def index(
@@ -162,10 +164,10 @@ def index(
       OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
       vectors).
   """
-  from vmsst.search import index_folder
+  from vmsst.cli import searches
 
-  settings = index_folder.build_index(vectors, index, factory=factory, engine=engine.chosen())
-  print(f"{index}: {settings.factory} of {settings.vectors['count']:,} vectors")
+  built = searches.build_index(vectors, index, factory=factory, engine=engine.chosen())
+  print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,13 +227,14 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.encoder import file_embedding
+  from vmsst.cli import embedding, searches
+  from vmsst.jobs import job
   from vmsst.mining import bitext_mining
-  from vmsst.search import device_search, embedded_text
+  from vmsst.search import embedded_text, faiss_index
 
   paths = source, target
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
-  if out == outputs.STANDARD or atomic_files.is_stream(out):
+  if is_streamed(out):
     raise errors.InputError(
       f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )
@@ -239,15 +242,16 @@ def mine(
     raise errors.InputError("--gold chooses the threshold; omit --threshold")
   chosen = engine.chosen()
   _check_index(index, chosen)
+  if gold:
+    bitext_mining.read_gold(gold)
   if encoder:
-    bitext_mining.check_texts(source, target, gold)
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       if storage.is_file(folder):
         raise errors.InputError(f"{folder} has vectors already; omit --encoder")
-      file_embedding.embed_file(
+      embedding.embed(
         model,
-        path,
+        [path],
         folder,
         name=name,
         field=text_fields.default_field(path),
@@ -261,20 +265,25 @@ def mine(
       "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
     )
   texts = embedded_text.open_text(source, folders[0]), embedded_text.open_text(target, folders[1])
-  mined = bitext_mining.mine(
-    *texts,
-    out,
-    gold=gold,
-    indexes=(texts[0].open_index(index[0]), texts[1].open_index(index[1])) if index else None,
-    compare=device_search.compare,
-    engine=chosen,
-    **vars(pairs),
-  )
+  opened = [
+    faiss_index.open_index(folder, text.vectors)
+    for folder, text in zip(index or (), texts, strict=False)
+  ]
+  inputs = dict(zip(("source", "target"), map(searches.describe, texts), strict=True))
+  # Finished blocks do not depend on other options.
+  options = {"neighbors": pairs.neighbors}
+  with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
+    search = searches.in_parts(work, chosen)
+    if not all(index.exact for index in opened):
+      search = faiss_index.search_in(opened[0], opened[1])
+    mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
+    with work.output() as place, place.open("w", encoding="utf-8", newline="\n") as stream:
+      stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))
   if best := mined.best:
     rates = f"F1 {100 * best.f1:.2f}, precision {100 * best.precision:.2f}"
     print(f"threshold {best.threshold!r}: {rates}, recall {100 * best.recall:.2f}")
   print(
-    f"{out}: {mined.kept:,} of {mined.candidates:,} pairs found among {mined.source:,} and "
+    f"{out}: {len(mined.pairs):,} of {mined.candidates:,} pairs found among {mined.source:,} and "
     f"{mined.target:,} sentences"
   )
 
@@ -305,43 +314,40 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
+  from vmsst.cli import searches
   from vmsst.mining import text_search
-  from vmsst.search import device_search, embedded_text
+  from vmsst.search import embedded_text, faiss_index
 
   chosen = engine.chosen()
   _check_index(index, chosen)
-  streamed = output == outputs.STANDARD or atomic_files.is_stream(output)
-  if not chosen.in_process and streamed:
-    raise errors.InputError("several processes need a file; give --output, or omit --workers")
   searched = embedded_text.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   outputs.check([path], file=output)
-  opened = searched.open_index(index) if index else None
+  opened = faiss_index.open_index(index, searched.vectors) if index else None
   name, model, load = computing.open(path, role="query")
-  if not encoder and (differences := text_search.other_encoder(searched, model, name)):
-    raise errors.InputError(
-      f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
-      "give the original encoder with --encoder"
-    )
-  options: dict[str, Any] = {
-    "name": name,
-    "language": language,
-    "batch_size": computing.batch_size,
-    "compare": device_search.compare,
-  }
-  if not streamed and (opened is None or opened.exact):
-    with local_file(queries) as path:
-      text_search.search_file(
-        model, path, searched, output, count, engine=chosen, load=load, **options
+  if differences := text_search.other_encoder(searched, model, name):
+    if not encoder:
+      raise errors.InputError(
+        f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
+        "give the original encoder with --encoder"
       )
-    return
-  searcher = text_search.Searcher(model, searched, index=opened, **options)
-  lines = (
-    text_search.as_line(query, hits) for query, hits in searcher.stream(read_lines(queries), count)
-  )
-  write_lines(lines, output)
+    logging.getLogger(__name__).warning("%s: %s", searched.folder, differences)
+  with local_file(queries) as path, file_to_write(output) as place:
+    searches.search(
+      model,
+      path,
+      searched,
+      place,
+      count,
+      index=opened,
+      name=name,
+      language=language,
+      batch_size=computing.batch_size,
+      engine=chosen,
+      load=load,
+    )
 
 
 def translate(

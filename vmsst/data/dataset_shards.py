@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vmsst import errors, storage
@@ -23,7 +23,6 @@ _NAME = re.compile(
   r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
 )
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
-_RECORD_BYTES = 1 << 26  # A longer record is not a pair of texts.
 
 
 def is_shard(path: str) -> bool:
@@ -57,41 +56,29 @@ class Records:
         self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     position = 0
     while position < size:
-      length = 0
-      if position + _HEADER.size <= size:
-        length = _HEADER.unpack_from(self._content, position)[0]
-      if length > _RECORD_BYTES:
-        raise errors.InputError(
-          f"{self._location(len(self))} has {length} bytes: not a TFRecord file"
-        )
       self._starts.append(position)
-      position += _HEADER.size + length + _CHECKSUM.size
+      position += _HEADER.size + _CHECKSUM.size
+      if position <= size:
+        position += _HEADER.unpack_from(self._content, self._starts[-1])[0]
     if position > size:
-      last = self._location(len(self) - 1)
-      raise errors.InputError(f"{last} is truncated; copy or build the file again")
+      raise errors.InputError(
+        f"{path}: record {len(self)} is truncated; copy or build the file again"
+      )
 
   def __len__(self) -> int:
     return len(self._starts)
-
-  def _location(self, number: int) -> str:
-    return f"{self._path}: record {number + 1}"
 
   def pair(self, number: int) -> tuple[str, str]:
     """Returns source and target of an example.
 
     Raises:
-      InputError: see `texts`; or the example lacks a side.
+      InputError: the record is damaged, or is not such an example.
     """
-    example = self.texts(number)
-    if missing := [side for side in ("source", "target") if side not in example]:
-      raise errors.InputError(
-        f"{self._location(number)} has no {' and no '.join(missing)}; use a dataset of `vmsst data "
-        "build`"
-      )
-    return example["source"], example["target"]
+    texts = self.texts(number, ("source", "target"))
+    return texts["source"], texts["target"]
 
-  def texts(self, number: int) -> dict[str, str]:
-    """Returns the features of an example, which are single texts.
+  def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
+    """Returns features of an example, which are single texts.
 
     Raises:
       InputError: the record is damaged, or is not such an example.
@@ -101,14 +88,15 @@ class Records:
     start = self._starts[number] + _HEADER.size
     end = start + _HEADER.unpack_from(self._content, self._starts[number])[0]
     record = self._content[start:end]
-    if _checksum(record) != self._content[end : end + _CHECKSUM.size]:
-      raise errors.InputError(f"{self._location(number)} is damaged; copy or build the file again")
     try:
+      if _checksum(record) != self._content[end : end + _CHECKSUM.size]:
+        raise ValueError("damaged")
       features = _example_class().FromString(record).features.feature
-      return {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
-    except (message.DecodeError, IndexError, UnicodeDecodeError):
+      return {name: features[name].bytes_list.value[0].decode() for name in names}
+    except (message.DecodeError, IndexError, ValueError):
       raise errors.InputError(
-        f"{self._location(number)} is not an example of texts; build it again"
+        f"{self._path}: record {number + 1} is damaged, or not an example of `vmsst data build`; "
+        "copy or build the file again"
       ) from None
 
 

@@ -6,8 +6,6 @@ evaluation.
 """
 
 import copy
-import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +14,12 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors, languages
-from vmsst.data import readers, teacher_vectors, vocabularies
-from vmsst.data.tables import SIDES, TEACHER_SIDES
+from vmsst.data import vocabularies
+from vmsst.data.tables import TEACHER_SIDES
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
 """Features that not all data has, and that data leaves out if they have no length: hard negatives
 of a pair's source, and a teacher's vectors of its sides."""
-_LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 # The argument of `bitext.files` for each feature that not all data has.
 _ARGUMENTS = {"negatives": "negatives", **dict.fromkeys(TEACHER_SIDES, "teacher")}
@@ -96,17 +93,14 @@ def pair_features(
   vocabulary: vocabularies.Vocabulary,
   *,
   negatives: int = 0,
-  teacher: tuple[str | None, Sequence[readers.BitextFile]] = (None, ()),
+  teacher: bool = False,
 ) -> Mapping[str, seqio.Feature]:
   """Returns the seqio features of a pair: two texts, two language ids, and extra features.
 
   Args:
     vocabulary: Tokenizes the texts.
     negatives: Number of hard negatives of a pair.
-    teacher: Folder of a teacher's vectors, from `vmsst data embed`, or None; and the files.
-
-  Raises:
-    InputError: vectors of a file are missing, or have several dimensions.
+    teacher: Whether there are a teacher's vectors, from `vmsst data embed`.
   """
   size = 1 + max(language.index for language in languages.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
@@ -121,95 +115,10 @@ def pair_features(
     features["negatives"] = seqio.Feature(
       text.vocabulary, add_eos=False, required=False, dtype=tf.int32, rank=2
     )
-  folder, bitexts = teacher
-  if folder:
-    paths = {}
-    for bitext in bitexts:
-      width = teacher_vectors.open_vectors(folder, bitext).shape[2]
-      paths[width] = teacher_vectors.vectors_path(folder, bitext)
-    if len(paths) > 1:
-      widths = ", ".join(f"{width} ({path})" for width, path in sorted(paths.items()))
-      raise errors.InputError(
-        f"teacher vectors have several dimensions: {widths}; embed all files with one encoder"
-      )
+  if teacher:
     vector = seqio.ContinuousFeature(required=False, dtype=tf.float32)
     features |= dict.fromkeys(TEACHER_SIDES, vector)
   return features
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-  """Turns the texts of rows into ids.
-
-  Attributes:
-    vocabulary: Tokenizes the texts.
-    max_length: Rows with a side of more tokens are dropped, None: no limit; and so are rows with a
-      side of none.
-    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length` ids.
-  """
-
-  vocabulary: vocabularies.Vocabulary
-  max_length: int | None
-  keep_all: bool
-
-  def __call__(
-    self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
-  ) -> dict[str, np.ndarray]:
-    """Returns rows with padded ids in place of their texts, and their other columns.
-
-    Args:
-      columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
-      lengths: The columns to return, with the maximum length of those of texts; None: no limit.
-    """
-    result = {name: columns[name] for name in lengths}
-    keep_N = np.ones(len(columns["inputs"]), bool)
-    for side in SIDES:
-      if side in columns and (side in lengths or not self.keep_all):
-        ids = self.vocabulary.tokenize(columns[side], self._languages(columns, SIDES[side]))
-        if not self.keep_all:
-          size_N = np.fromiter(map(len, ids), int, len(ids))
-          keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
-        if side in lengths:
-          ids = self._ended(ids, lengths[side], self.max_length if self.keep_all else None)
-          result[side] = _padded_ids(ids, lengths[side])
-    if "negatives" in lengths:
-      count, length = lengths["negatives"] or (None, None)
-      kept = [row[:count] for row in columns["negatives"]]
-      width = len(kept[0]) if kept else 0
-      kinds = self._languages(columns, "target_language")
-      ids = self.vocabulary.tokenize(
-        list(itertools.chain.from_iterable(kept)),
-        kinds and [kind for kind in kinds for _ in range(width)],
-      )
-      # A missing text has no EOS token.
-      ended = zip(ids, self._ended(ids, length), strict=True)
-      ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
-      ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
-      missing = (count or width) - width
-      result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
-    return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
-
-  def _ended(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
-    """Returns ids with an EOS token, if the vocabulary has one, cut to the smallest limit."""
-    limit = min((limit for limit in limits if limit), default=None)
-    eos_id = self.vocabulary.eos_id
-    return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
-
-  def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
-    """Returns the language of each row's text if the vocabulary splits words."""
-    if not getattr(self.vocabulary, "pretokenize", False):
-      return None
-    return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
-
-
-def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
-  """Returns texts of ids, int32 [N, length]; None: the length of the longest text."""
-  size_N = np.fromiter(map(len, ids), int, len(ids))
-  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids.
-  ids_NT = np.zeros([len(ids), width], np.int32)
-  flat = itertools.chain.from_iterable(ids)
-  ids_NT[np.arange(width) < size_N[:, None]] = np.fromiter(flat, np.int32, int(size_N.sum()))
-  return ids_NT
 
 
 def check_lengths(
@@ -230,23 +139,18 @@ def check_lengths(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs' and may have "
       f"{sorted(set(ranks) - {'inputs'})}"
     )
-  for name, length in lengths.items():
-    if name not in ranks:
-      continue
+  for name in ranks.keys() & lengths.keys():
     if name not in shapes:
-      argument = _ARGUMENTS.get(name)
+      how = f"; bind bitext.files.{_ARGUMENTS[name]}" if name in _ARGUMENTS else ""
       raise errors.InputError(
-        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}; "
-        + (f"bind bitext.files.{argument}" if argument else "remove it")
+        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}{how}"
       )
-    if np.size(length) != ranks[name]:
-      wanted = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
-      raise errors.InputError(f"task_feature_lengths[{name!r}] is {length}; set it to {wanted}")
-    if name in TEACHER_SIDES and shapes[name][0] != length:
-      raise errors.InputError(
-        f"task_feature_lengths[{name!r}] is {length}; set it to {shapes[name][0]}, the dimension "
-        "of the teacher's vectors"
-      )
+    label, size = f"task_feature_lengths[{name!r}]", np.size(lengths[name])
+    shape = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
+    errors.check(size == ranks[name], label, lengths[name], shape)
+    if name in TEACHER_SIDES:
+      same = lengths[name] == shapes[name][0]
+      errors.check(same, label, lengths[name], f"{shapes[name][0]}, as the teacher's vectors have")
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):

@@ -86,15 +86,8 @@ def languages(value: Any, count: int) -> list[str]:
   return codes
 
 
-def languages_by_side(languages: Any) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets.
-
-  Raises:
-    ValueError: there are not two values.
-  """
-  if isinstance(languages, str) or not isinstance(languages, Sequence) or len(languages) != 2:
-    raise ValueError(
-      f"languages is {languages!r}; it must be two values, for sources and targets, such as "
-      "('de', 'en')"
-    )
+def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
+  """Returns the languages of sources and of targets; raises ValueError unless there are two."""
+  if isinstance(languages, str) or len(languages) != 2:
+    raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
   return languages[0], languages[1]

@@ -1,7 +1,6 @@
 """Batches of SeqIO tasks and mixtures, of which each host reads its share of the rows."""
 
 import importlib
-import json
 import math
 import re
 import time
@@ -13,75 +12,13 @@ import jax
 import numpy as np
 import seqio
 import tensorflow as tf
-from clu.data import dataset_iterator
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.data import features, seqio_tasks
-from vmsst.data.tables import SIDES
+from vmsst.data import batches, features, seqio_tasks
+from vmsst.data import rows as rows_lib
 
-Batch = Mapping[str, np.ndarray]
-
-
-class BatchIterator(dataset_iterator.DatasetIterator):
-  """Iterates over the batches of a Grain dataset; upstream T5X takes it too.
-
-  Args:
-    dataset: The dataset.
-    element_spec: Shape and dtype of the columns of a batch.
-    shard: Number of the share of the rows that it reads, and number of shares.
-  """
-
-  def __init__(
-    self,
-    dataset: grain.IterDataset,
-    element_spec: Mapping[str, jax.ShapeDtypeStruct],
-    shard: tuple[int, int] = (0, 1),
-  ):
-    self._dataset = dataset
-    self._element_spec = element_spec
-    self._shard = [*shard]
-    self.reset()
-
-  @property
-  def element_spec(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of the columns of a batch."""
-    return self._element_spec
-
-  def __next__(self) -> Batch:
-    batch = next(self._iterator)
-    self._count += 1
-    return batch
-
-  def reset(self) -> None:
-    """Starts over."""
-    self._iterator = iter(self._dataset)
-    self._count = 0
-
-  def state(self) -> dict[str, Any]:
-    """Returns the number of batches so far, and the state of the dataset, for JSON."""
-    dataset = {"shard": self._shard, "iterator": self._iterator.get_state()}
-    return {"batches": self._count, "dataset": dataset}
-
-  def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues after the batches of a state; only before the first batch.
-
-    Raises:
-      ValueError: the state is of another share of the rows.
-    """
-    if (shard := state["dataset"]["shard"]) != self._shard:
-      raise ValueError(f"it is of shard {shard} of the data, not {self._shard}")
-    self._count = int(state["batches"])
-    self._iterator.set_state(state["dataset"]["iterator"])
-
-  def save(self, filename: Any) -> None:
-    """Writes the state, for upstream T5X."""
-    epath.Path(filename).write_text(json.dumps(self.state()))
-
-  def restore(self, filename: Any) -> None:
-    """Reads the state, for upstream T5X."""
-    self.set_state(json.loads(epath.Path(filename).read_text()))
+Spec = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def get_batches(
@@ -95,7 +32,7 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
   group_batches: int = 16,
-) -> BatchIterator:
+) -> batches.BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
   Each host reads its share of every task, and the hosts' rows together are a batch. So the order of
@@ -136,47 +73,47 @@ def get_batches(
       f"ONE_LANGUAGE_PAIR needs a task for each language pair, but {provider.name} is a single "
       "task; make a mixture of tasks, or set it to False"
     )
-  texts = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
-  texts = [task for task in texts if cfg.split in task.splits]
-  counted = seqio_tasks.COUNTED if cfg.shuffle else 0  # An evaluation has a dataset for every task.
-  seqio_tasks.check_texts(texts, cfg.task_feature_lengths, cfg.split, counted)
+  tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
+  texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
+  counted = rows_lib.COUNTED if cfg.shuffle else 0  # An evaluation has a dataset for every task.
+  rows_lib.check_texts(texts, cfg.task_feature_lengths, counted)
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
-  bounds = _boundaries(boundaries, cfg.task_feature_lengths) if group_by_length else []
 
-  def batches(
+  def load(
     part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
-  ) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
+  ) -> tuple[grain.IterDataset, Spec]:
     rows, spec = _rows(
       cfg,
       part,
       feature_converter_cls,
       seed=seed,
-      shard=seqio.ShardInfo(index=shard_id, num_shards=num_shards),
+      shard=(shard_id, num_shards),
       num_epochs=num_epochs,
       reading=reading,
     )
     if not group_by_length:
       return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
-    order_seed = seed % 2**63 if cfg.shuffle else None
-    return _sorted_by_length(rows, size, bounds, group_batches, order_seed), spec
+    sorted_rows = batches.length_batches(
+      rows,
+      size,
+      cfg.task_feature_lengths,
+      seed=seed % 2**63 if cfg.shuffle else None,
+      boundaries=boundaries,
+      group=group_batches,
+    )
+    return sorted_rows, spec
 
   if one_language_pair and is_mixture:
     tasks = [task for task in provider.tasks if cfg.split in task.splits]
     few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    parts = [batches(task, seed + number, few) for number, task in enumerate(tasks)]
+    parts = [load(task, seed + number, few) for number, task in enumerate(tasks)]
     rates = [provider.get_rate(task) for task in tasks]
     dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
-    dataset, spec = batches(provider, seed, seqio_tasks.READING)
-  return BatchIterator(
-    dataset,
-    {
-      name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype.as_numpy_dtype)
-      for name, x in spec.items()
-    },
-    (shard_id, num_shards),
-  )
+    dataset, spec = load(provider, seed, rows_lib.READING)
+  of_batch = {name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype) for name, x in spec.items()}
+  return batches.BatchIterator(dataset, of_batch, (shard_id, num_shards))
 
 
 def _rows(
@@ -185,10 +122,10 @@ def _rows(
   feature_converter_cls: Callable[..., seqio.FeatureConverter],
   *,
   seed: int,
-  shard: seqio.ShardInfo,
+  shard: tuple[int, int],
   num_epochs: int | None,
   reading: grain.ReadOptions,
-) -> tuple[grain.IterDataset, Mapping[str, tf.TensorSpec]]:
+) -> tuple[grain.IterDataset, Spec]:
   """Returns some rows at a time, as columns [N, ...], and the shape and dtype of a row."""
   converter = feature_converter_cls(
     pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
@@ -202,24 +139,22 @@ def _rows(
     and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
   ):
     seqio_tasks.check_uncached(tasks[0], cfg.use_cached)
-    features.check_lengths(
-      {name: x.shape for name, x in tasks[0].spec(cfg.split, {}).items()}, lengths
-    )
+    texts = [task.texts(cfg.split) for task in tasks]
+    features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
     rates = [1.0]
     if isinstance(provider, seqio.Mixture):
       rates = [provider.get_rate(task) for task in tasks]
-    rows = seqio_tasks.read_rows(
-      tasks,
+    rows = rows_lib.read_rows(
+      texts,
       rates,
       lengths,
-      split=cfg.split,
       shuffle=cfg.shuffle,
       seed=seed,
       shard=shard,
       num_epochs=num_epochs,
       reading=reading,
     )
-    spec = tasks[0].spec(cfg.split, lengths)
+    spec = texts[0].spec(lengths)
     return rows, {name: spec[name] for name in lengths}
   dataset = provider.get_dataset(
     lengths,
@@ -227,21 +162,24 @@ def _rows(
     use_cached=cfg.use_cached,
     shuffle=cfg.shuffle,
     seed=seed,
-    shard_info=shard,
+    shard_info=seqio.ShardInfo(*shard),
     num_epochs=num_epochs,
     trim_output_features=cfg.trim_output_features,
   )
   dataset = converter(dataset, lengths)
-  return _TensorFlowDataset(dataset.batch(seqio_tasks.CHUNK)), dataset.element_spec
+  return _TensorFlowDataset(dataset.batch(rows_lib.CHUNK)), _spec(dataset)
 
 
-def from_tensorflow(dataset: tf.data.Dataset) -> BatchIterator:
-  """Returns the batches of a tf.data dataset, whose first iteration always has the same order."""
-  spec = {
+def _spec(dataset: tf.data.Dataset) -> Spec:
+  return {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype.as_numpy_dtype)
     for name, x in dataset.element_spec.items()
   }
-  return BatchIterator(_TensorFlowDataset(dataset), spec)
+
+
+def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
+  """Returns the batches of a tf.data dataset, whose first iteration always has the same order."""
+  return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 
 class _TensorFlowDataset(grain.IterDataset):
@@ -263,9 +201,9 @@ class _TensorFlowIterator(grain.DatasetIterator):
     super().__init__()
     self._dataset = dataset
     self._count = 0
-    self._iterator: Iterator[Batch] | None = None
+    self._iterator: Iterator[batches.Batch] | None = None
 
-  def __next__(self) -> Batch:
+  def __next__(self) -> batches.Batch:
     if self._iterator is None:
       self._iterator = self._dataset.skip(self._count).as_numpy_iterator()
     element = next(self._iterator)
@@ -277,42 +215,6 @@ class _TensorFlowIterator(grain.DatasetIterator):
 
   def set_state(self, state: dict[str, Any]) -> None:
     self._count, self._iterator = int(state["elements"]), None
-
-
-def _sorted_by_length(
-  rows: grain.IterDataset, size: int, boundaries: Sequence[int], group: int, seed: int | None
-) -> grain.IterDataset:
-  """Returns batches of rows of similar length; drops an incomplete last batch.
-
-  Args:
-    rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
-      `targets` and `negatives`; 0 is padding.
-    size: Rows per batch.
-    boundaries: Maximum length of each length class, ascending.
-    group: Number of batches that are sorted together.
-    seed: Seed of the order of a group's batches; None: short batches first.
-  """
-
-  def cut(number: int, rows: Batch) -> list[Batch]:
-    texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
-    # Of each row, the longest one: hard negatives are [N, K, T].
-    lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
-    class_N = np.searchsorted(boundaries, np.max(lengths, axis=0))
-    count = len(class_N) // size
-    order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)
-    if seed is not None:
-      order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
-    return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
-
-  groups = grain.experimental.RebatchIterDataset(rows, size * group)
-  return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
-
-
-class _Flatten(grain.experimental.FlatMapTransform):
-  max_fan_out = 1 << 20
-
-  def flat_map(self, element: list[Batch]) -> list[Batch]:
-    return element
 
 
 def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
@@ -373,15 +275,6 @@ def epoch_steps(
       "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
     )
   return math.ceil(epochs * pairs / batch_size)
-
-
-def _boundaries(boundaries: Sequence[int], lengths: Mapping[str, int]) -> list[int]:
-  if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
-    raise errors.InputError(
-      f"boundaries are {tuple(boundaries)}; use positive numbers in ascending order"
-    )
-  longest = max(lengths[name] for name in SIDES if name in lengths)
-  return [*(bound for bound in boundaries if bound < longest), longest]
 
 
 def time_seed() -> int:

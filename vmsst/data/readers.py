@@ -25,7 +25,7 @@ from typing import cast
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import input_files
+from vmsst.io import checksums, input_files, manifest
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -54,6 +54,14 @@ class BitextFile:
 
   def __str__(self) -> str:
     return " + ".join(self.paths)
+
+
+def digest(bitext: BitextFile) -> str:
+  """Returns a hash of the texts of a bitext: of the content of its files, and how it is read."""
+  how = []
+  if bitext.format in ("tmx", "jsonl"):  # whose texts are chosen by their languages or fields
+    how = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
+  return manifest.digest([checksums.of_file(path) for path in bitext.paths], how)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:
@@ -150,6 +158,14 @@ def pair_name(source: Language, target: Language) -> str:
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
+def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], list[BitextFile]]:
+  """Returns the files of each language pair."""
+  groups: dict[tuple[Language, Language], list[BitextFile]] = {}
+  for bitext in bitexts:
+    groups.setdefault((bitext.source, bitext.target), []).append(bitext)
+  return groups
+
+
 def shown_pair(bitext: BitextFile) -> str:
   """Returns the name of a file's language pair; "source_target" if even its name does not tell."""
   if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):
@@ -163,7 +179,7 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
 
   Raises:
     InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
-      or corrupt file, an entity or DTD in TMX, or no pair at all.
+      or corrupt file, an unknown entity in TMX, or no pair at all.
   """
   return cast(Iterator[tuple[str, str]], read_rows(bitext))
 

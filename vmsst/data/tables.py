@@ -119,7 +119,7 @@ def open_files(
       for count, row in enumerate(readers.read_rows(file, negatives), 1):  # noqa: B007
         yield row
       if teacher:
-        teacher_vectors.check_count(teacher, file, count)
+        teacher_vectors.check(teacher, file, count)
 
   vectors = [teacher_vectors.open_vectors(teacher, file) for file in files] if teacher else []
   return pair_table(name, rows(), (files[0].source, files[0].target), vectors)
@@ -195,7 +195,7 @@ class RecordTable(Table):
     if teacher:
       vectors = [teacher_vectors.open_vectors(teacher, file) for file in files]
       for file, count in zip(files, counts, strict=True):
-        teacher_vectors.check_count(teacher, file, count)
+        teacher_vectors.check(teacher, file, count)
       for side, column in enumerate(TEACHER_SIDES):
         self._columns[column] = teacher_vectors.Column(vectors, side)
 

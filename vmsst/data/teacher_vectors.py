@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.data import derived_files
+from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import npy_files
+from vmsst.io import manifest, npy_files
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
@@ -35,29 +35,37 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
 
 def vectors_path(folder: str, bitext: BitextFile) -> str:
   """Returns the path of a bitext's vectors."""
-  return os.path.join(folder, relative_path(bitext))
+  return os.path.join(folder, file_name(bitext))
 
 
-def relative_path(bitext: BitextFile) -> str:
-  """Returns the path of a bitext's vectors in their folder."""
-  return derived_files.relative_path(bitext, f"{os.path.basename(bitext.paths[0])}.npy")
+def file_name(bitext: BitextFile) -> str:
+  """Returns the path of a bitext's vectors in their folder.
 
-
-def check_count(folder: str, bitext: BitextFile, count: int) -> None:
-  """Raises InputError unless there are vectors of a bitext as it is now, with `count` lines.
-
-  Vectors that have changed since they were written are an error too.
+  It contains the name of the bitext's folder, so that files of several folders do not collide.
   """
-  stored = len(open_vectors(folder, bitext))
+  folder, name = os.path.split(bitext.paths[0])
+  return os.path.join(os.path.basename(folder), f"{name}.npy")
+
+
+def check(folder: str, bitext: BitextFile, count: int) -> None:
+  """Raises InputError unless a folder has the vectors of a bitext as it is now.
+
+  Args:
+    folder: The folder. If `vmsst data embed` wrote it, the content of the bitext is compared, too.
+    bitext: The bitext.
+    count: Its number of lines.
+  """
+  stored, problem = len(open_vectors(folder, bitext)), ""
   if stored != count:
     problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
-  elif differences := derived_files.differences(folder, relative_path(bitext), bitext):
-    problem = f"does not have the vectors of {bitext} ({differences})"
-  else:
-    return
-  raise errors.InputError(
-    f"{vectors_path(folder, bitext)}: {problem}: recompute them (`vmsst data embed --refresh`)"
-  )
+  elif storage.names(folder) & {manifest.NAME, storage.UNFINISHED}:
+    part = manifest.read(folder).parts.get(file_name(bitext))
+    if part is None or part.facts["bitext"] != readers.digest(bitext):
+      problem = f"does not have the vectors of {bitext} as it is now"
+  if problem:
+    raise errors.InputError(
+      f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
+    )
 
 
 class Column:

@@ -1,6 +1,5 @@
 """Trains a SentencePiece vocabulary on the training files of a model."""
 
-import dataclasses
 import io
 import itertools
 import os
@@ -12,7 +11,6 @@ from vmsst import arrays, errors
 from vmsst import languages as languages_lib
 from vmsst.data import vocabularies, word_splitting
 from vmsst.io import text_fields, text_files
-from vmsst.jobs import atomic_files
 from vmsst.languages import Language
 
 MODEL_TYPES = ("unigram", "bpe")
@@ -25,24 +23,9 @@ _RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sen
 _Sentence = tuple[str, Language | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class VocabularyReport:
-  """The training data of a vocabulary.
-
-  Attributes:
-    path: The model file.
-    size: Number of pieces.
-    sentences_by_file: Number of sentences of each input.
-  """
-
-  path: str
-  size: int
-  sentences_by_file: dict[str, int]
-
-
 def train_vocabulary(
   patterns: str | Sequence[str],
-  output: str,
+  output: str | os.PathLike[str],
   *,
   size: int,
   model_type: str = "unigram",
@@ -52,10 +35,10 @@ def train_vocabulary(
   pretokenize: bool = False,
   max_sentences: int | None = None,
   languages: tuple[str, str] | None = None,
-) -> VocabularyReport:
+) -> dict[str, int]:
   """Trains a vocabulary with ids pad 0, eos 1, unk 2 and no bos, and writes its `.model` file.
 
-  The same files and options give the same model. The file is written atomically.
+  The same files and options give the same model. Returns the number of sentences of each input.
 
   Args:
     patterns: Files or shell patterns of bitext (as in training; both sides are used) or of plain
@@ -80,8 +63,6 @@ def train_vocabulary(
   errors.check_choice("model_type", model_type, MODEL_TYPES)
   share = character_coverage
   errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
-  if atomic_files.is_stream(output):
-    raise errors.InputError(f"{output} is not a file; give a file as output")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
   counts = dict.fromkeys(files, 0)
   sample = _sample(_counted(files, counts), max_sentences)
@@ -114,8 +95,9 @@ def train_vocabulary(
     raise errors.InputError(
       f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
     ) from None
-  atomic_files.write_bytes(output, model.getvalue())
-  return VocabularyReport(output, vocabularies.SentencePieceVocabulary(output).size, counts)
+  with open(output, "wb") as stream:
+    stream.write(model.getvalue())
+  return counts
 
 
 def _texts_by_file(

@@ -1,7 +1,6 @@
 """Calls any encoder: one of this library, or another object with `encode(texts)`.
 
-Units of work compute the vectors of texts in memory, in any process: an `EncoderSource` says what
-identifies an encoder, and how a process gets it.
+An `EncoderSource` says what identifies an encoder, and how a process gets it.
 """
 
 import contextlib
@@ -9,7 +8,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.encoder import batching
-from vmsst.io import input_files, npy_files, progress_bar
-from vmsst.jobs import atomic_files, base, engines
+from vmsst.io import input_files, progress_bar
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
@@ -52,7 +48,7 @@ def encode(
   """
   known = inspect.signature(encoder.encode).parameters
   given = {name: value for name, value in options.items() if name in known}
-  if getattr(encoder, "prompt", None) is not None:  # It is that of all texts.
+  if getattr(encoder, "prompt", None) is not None:  # This prompt applies to every text.
     method = "encode"
   compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(
@@ -66,7 +62,7 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns what identifies an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
 
-  Stored results with other digests are of another encoder; see `stored_settings.differences`.
+  Stored results with other digests are of another encoder; see `vmsst.io.manifest`.
 
   Args:
     encoder: An object with `encode(texts)`; the encoders of this library have a `digest` of their
@@ -202,132 +198,14 @@ def using(source: EncoderSource, encoder: Any) -> Iterator[None]:
       _opened.clear()
 
 
-WINDOW = 1 << 14
-"""Texts of a unit."""
-_FORMAT = 1
-"""Version of the files; increase it if the same texts get other vectors."""
-
-
-class NotFiniteError(errors.InputError):
-  """An encoder's vectors contain a value that is not finite or too large.
-
-  Attributes:
-    every: Whether this holds for the vectors of all texts.
-  """
-
-  def __init__(self, text: str, every: bool):
-    super().__init__(
-      f"the encoder's vector of {input_files.shown(text)} contains a value that is not finite or "
-      "is too large"
-    )
-    self.text, self.every = text, every
-
-  def __reduce__(self) -> Any:
-    return type(self), (self.text, self.every)
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbedTexts(base.StagedUnit):
-  """Writes the vectors of texts, float32 [N, D].
-
-  Attributes:
-    encoder: The encoder.
-    texts: The texts.
-    languages: Code of each text's language.
-    method: Method of the encoder; see `encode`.
-    path: Output file; "": the vectors are not written.
-  """
-
-  encoder: EncoderSource
-  texts: tuple[str, ...]
-  languages: tuple[str, ...]
-  method: str = "encode"
-  path: str = ""
-
-  @functools.cached_property
-  def key(self) -> str:
-    """Hash of everything that the output depends on."""
-    identity = self.encoder.identity
-    return base.digest("texts", _FORMAT, identity, self.texts, self.languages, self.method)
-
-  def __str__(self) -> str:
-    return f"{len(self.texts):,} texts"
-
-  def read(self) -> Any:
-    """Returns the texts, tokenized if the encoder supports it for the method."""
-    if self.method != "encode":
-      return list(self.texts)
-    return prepare(self.encoder.open(), list(self.texts), list(self.languages))
-
-  def compute(self, prepared: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Returns the vectors, and how many texts were cut."""
-    options: dict[str, Any] = {"method": self.method, "language": list(self.languages)}
-    with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
-      vectors_ND, cut = self.encoder.encode(prepared, **options)
-    check_finite(vectors_ND, self.texts)
-    return vectors_ND, cut
-
-  def write(self, computed: Any) -> dict[str, Any]:
-    """Writes the file; returns how many texts were cut."""
-    vectors_ND, cut = computed
-    with atomic_files.atomic_file(self.path) as stream:
-      np.save(stream, vectors_ND)
-    return {"cut": cut}
-
-
-def embed(
-  encoder: EncoderSource,
-  texts: Sequence[str],
-  languages: Sequence[str],
-  folder: str | os.PathLike[str],
-  engine: engines.Engine,
-  *,
-  method: str = "encode",
-  keep: bool = False,
-) -> np.ndarray:
-  """Returns the vectors of texts, float32 [N, D]; the same for every engine.
-
-  Args:
-    encoder: The encoder.
-    texts: N texts.
-    languages: Code of each text's language.
-    folder: Folder for the vectors that other processes compute, which they must see too. Finished
-      ones are kept in it; rerun to resume. Unused if the engine has no other processes, unless
-      vectors are kept.
-    engine: Where to compute.
-    method: Method of the encoder; see `encode`.
-    keep: Keep the vectors in the folder, from which later calls with the same texts read them.
-
-  Raises:
-    NotFiniteError: a value is not finite, or too large for a norm in float32.
-    InputError: a unit failed.
-    ValueError: the encoder returns arrays of another shape.
-  """
-  starts = range(0, max(1, len(texts)), WINDOW)
-  parts = [(tuple(texts[i : i + WINDOW]), tuple(languages[i : i + WINDOW])) for i in starts]
-  units = [EmbedTexts(encoder, *part, method) for part in parts]
-  if engine.in_process and not keep:
-    vectors, cuts = [], []
-    with progress_bar.Bar(total=len(texts), unit=" texts", desc="embed", outer=True) as bar:
-      for start, unit in zip(starts, units, strict=True):
-        vectors_ND, cut = unit.compute(unit.read())
-        vectors.append(vectors_ND)
-        cuts.append(cut)
-        bar.reach(start + len(unit.texts))
-  else:
-    units = [dataclasses.replace(x, path=os.path.join(folder, f"{x.key}.npy")) for x in units]
-    known = keep and all(base.result(unit, verify=True) is not None for unit in units)
-    # The first call has warned of cut texts.
-    cuts = [] if known else [made["cut"] for made in engines.run("embed", units, engine)]
-    vectors = [npy_files.read_array(unit.path) for unit in units]
-  batching.log_all_cut([count for cut in cuts for count in cut], len(texts))
-  return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
-
-
 def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
-  """Raises NotFiniteError if a vector or its norm is not finite in float32."""
+  """Raises InputError if a vector or its norm is not finite in float32."""
   # Up to here the norm is finite in float32.
   most = np.finfo(np.float32).max / max(1, vectors_ND.shape[1]) ** 0.5
   finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
   if not finite_N.all():
-    raise NotFiniteError(texts[int(np.argmin(finite_N))], not finite_N.any())
+    text = input_files.shown(texts[int(np.argmin(finite_N))])
+    raise errors.InputError(
+      f"the encoder's vector of {text} contains a value that is not finite or is too large; use "
+      "an earlier checkpoint if its training has diverged"
+    )

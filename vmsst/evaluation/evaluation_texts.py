@@ -29,7 +29,7 @@ def iter_texts(
   has_data = False
   for benchmark in benchmarks:
     sets: Iterable[Iterable[str]] = ()
-    if suite.absence(benchmark, root) is None:
+    if benchmark.files.absence(root) is None:
       sets = (task.texts() for task in benchmark.read(root))
     elif benchmark.name == questions.QUESTIONS.name:
       sets = (questions_of_set.texts for questions_of_set in questions.question_sets(root))

@@ -9,7 +9,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import encoding
-from vmsst.jobs import base
+from vmsst.io import manifest
 
 _ORGANIZATION = "vmsst"
 """First part of the names of models, as that of owners on the Hugging Face Hub."""
@@ -43,7 +43,7 @@ class MtebModel:
     identity = encoding.identity(encoder, name)
     revision = identity.get("digest", "unknown")[:16]
     if "prompt" in identity:
-      revision += f"-{base.digest(identity['prompt'])[:16]}"
+      revision += f"-{manifest.digest(identity['prompt'])[:16]}"
     self.mteb_model_meta = ModelMeta.create_empty(
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",

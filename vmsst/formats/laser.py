@@ -16,16 +16,17 @@ import dataclasses
 import importlib
 import math
 import pathlib
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, hugging_face, tensors, weight_tables
-from vmsst.formats.architectures import ConfigFile
-from vmsst.formats.weight_tables import TOKEN_TABLE, Row, Rule, norm
+from vmsst.formats import encoder_json, tensors, transformers
+from vmsst.formats.tensors import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files
 from vmsst.networks import lstm, sentence_encoder, transformer
 
@@ -37,16 +38,37 @@ _NO_PARAMETERS = ("version", "embed_positions._float_tensor")
 _MAX_TOKENS = 12_000
 # Row of the first position in fairseq.
 _OFFSET = 2
-_LSTM_SIZES = {"vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
-               "num_layers": "num_layers"}  # fmt: skip
-_SIZES = {"emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
-          "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers"}  # fmt: skip
 _LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
 _OTHERS = ("self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
 
-_Stored = Mapping[str, tensors.StoredTensor]
-_Config = lstm.LstmConfig | transformer.TransformerConfig
+
+class _LstmOptions(msgspec.Struct, rename={
+  "vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
+}):  # fmt: skip
+  """The options of LASER2, by the names of an LstmConfig."""
+
+  vocab_size: transformers.Size
+  emb_dim: transformers.Size
+  hidden_dim: transformers.Size
+  num_layers: transformers.Layers
+
+
+class _Options(msgspec.Struct, rename={
+  "emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
+  "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers",
+}):  # fmt: skip
+  """The options of LASER3, by the names of a TransformerConfig where it has them."""
+
+  emb_dim: transformers.Size
+  num_heads: transformers.Size
+  mlp_dim: transformers.Size
+  num_layers: transformers.Layers
+  max_source_positions: transformers.Size = 1024
+  activation_fn: transformers.Activation = "relu"
+  encoder_normalize_before: bool = False
+  layernorm_embedding: bool = False
+  no_scale_embedding: bool = False
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -54,7 +76,7 @@ def files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(folder.glob("laser*.pt"))
 
 
-def convert(folder: pathlib.Path) -> weight_tables.Converted:
+def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """Returns the encoder of LASER in a folder.
 
   The original does not limit the length of a text, and its batches have 12,000 tokens. This is also
@@ -73,60 +95,69 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
   record = tensors.read_torch(path, argparse.Namespace)
   try:
     is_lstm = "params" in record
-    options = (record["params"] if is_lstm else vars(record["cfg"]["model"])).items()
-    model, dictionary = record["model"], record["dictionary"] if is_lstm else {}
-  except Exception as error:  # of any type, as the content
+    options = dict(record["params"] if is_lstm else vars(record["cfg"]["model"]))
+    state = tensors.of_state(path, record["model"])
+    dictionary = dict(record["dictionary"] if is_lstm else {})
+  except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
-  plain = {key: x for key, x in options if isinstance(x, bool | int | float | str)}
-  file, state = ConfigFile(path, plain), tensors.of_state(path, model)
   # Checkpoints of training have a decoder, too.
   start = "encoder." if f"encoder.{_WORDS}" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
-  spm = _vocabulary_file(path, ".spm")
+  config: lstm.LstmConfig | transformer.TransformerConfig
   if is_lstm:
-    config, table = _lstm(file, stored)
+    config, table = _lstm(path, options)
   else:
-    dictionary = _read_dictionary(_vocabulary_file(path, ".cvocab"))
-    config, table = _transformer(file, stored, dictionary)
-  weight_tables.check(table, stored, str(path))
+    for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
+      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows
+    if options.get("encoder_normalize_before"):
+      dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
+    config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
+  tensors.check(table, stored, str(path))
   rows = config.vocab_size
-  content, size = _sentencepiece_model(spm, dictionary, rows)
+  content, size = _sentencepiece_model(_vocabulary_file(path, ".spm"), dictionary, rows)
   config = dataclasses.replace(config, vocab_size=size)
   max_length = getattr(config, "max_tokens", _MAX_TOKENS)
-  pooling = "cls" if plain.get("sentemb_criterion") == "cls" else "max"
-  if pooling == "cls":
-    hugging_face.check_choice(path, plain, "prepend_bos", False, (True,))
+  pooling = "cls" if options.get("sentemb_criterion") == "cls" else "max"
+  prepends_bos = bool(options.get("prepend_bos"))
+  if pooling == "cls" and not prepends_bos:
+    raise errors.InputError(f"{path}: it pools the first token, but 'prepend_bos' is not set")
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, stored)
-    if isinstance(config, lstm.LstmConfig):
-      arrays |= _both_directions(arrays, config.num_layers)
-    else:
+    arrays = tensors.to_parameters(table, stored)
+    if isinstance(config, transformer.TransformerConfig):
       arrays["encoder/position_embedding"] = _positions(config.max_positions, config.emb_dim)
+    else:  # both directions in one array
+      for i in range(config.num_layers):
+        inputs_RQD, recurrent_RQC, bias_RQ, other_bias_RQ = (
+          np.stack([arrays.pop(f"{name}_l{i}"), arrays.pop(f"{name}_l{i}_reverse")])
+          for name in _LSTM
+        )
+        arrays[f"encoder/layers_{i}/input_kernel"] = np.concatenate(inputs_RQD).T.copy()
+        arrays[f"encoder/layers_{i}/recurrent_kernel"] = recurrent_RQC.swapaxes(1, 2).copy()
+        arrays[f"encoder/layers_{i}/bias"] = (bias_RQ + other_bias_RQ).reshape(-1)
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  def assets(target: pathlib.Path) -> encoder_json.EncoderAssets:
-    model_file = target / encoder_json.VOCABULARY_FILE
-    model_file.write_bytes(content)
-    vocabulary = vocabularies.LaserVocabulary(str(model_file), bool(plain.get("prepend_bos")))
-    network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
-    return encoder_json.EncoderAssets(network, vocabulary, max_length)
-
-  return weight_tables.Converted(
-    convert=params,
+  # The file is read as long as the process lives.
+  model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
+  model_file.write_bytes(content)
+  vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
+  network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
+  return encoder_json.Converted(
+    params=params,
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
-    assets=assets,
+    assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
     notes=(f"Sentence vectors: pooling {pooling!r}, at most {max_length} tokens",),
   )
 
 
-def _lstm(file: ConfigFile, stored: _Stored) -> tuple[_Config, list[Row]]:
+def _lstm(path: pathlib.Path, options: dict[str, Any]) -> tuple[lstm.LstmConfig, list[Row]]:
   """Returns the sizes of LASER2 and its tensors."""
-  hugging_face.check_choice(file.path, file.record, "bidirectional", False, (True,))
-  config = lstm.LstmConfig(**file.integers(_LSTM_SIZES))  # type: ignore[arg-type]
+  options = {"bidirectional": False, **options}
+  sizes = transformers.checked(path, options, _LstmOptions, {"bidirectional": True})
+  config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
   gates = 4 * config.hidden_dim
   table = [Row(_WORDS, (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
   for i in range(config.num_layers):
@@ -138,57 +169,34 @@ def _lstm(file: ConfigFile, stored: _Stored) -> tuple[_Config, list[Row]]:
   return config, table
 
 
-def _both_directions(arrays: dict[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
-  """Returns the parameters of an `LstmEncoder`, without those of PyTorch, which it removes."""
-  made = {}
-  for i in range(layers):
-    inputs_RQD, recurrent_RQC, bias_RQ, other_bias_RQ = (
-      np.stack([arrays.pop(f"{name}_l{i}"), arrays.pop(f"{name}_l{i}_reverse")]) for name in _LSTM
-    )
-    made[f"encoder/layers_{i}/input_kernel"] = np.concatenate(inputs_RQD).T.copy()
-    made[f"encoder/layers_{i}/recurrent_kernel"] = recurrent_RQC.swapaxes(1, 2).copy()
-    made[f"encoder/layers_{i}/bias"] = (bias_RQ + other_bias_RQ).reshape(-1)
-  return made
-
-
 def _transformer(
-  file: ConfigFile, stored: _Stored, dictionary: dict[str, int]
-) -> tuple[_Config, list[Row]]:
-  """Returns the sizes of LASER3 and its tensors; adds the mask token that some have."""
-  file.require("encoder_learned_pos", False)
-  file.require("no_token_positional_embeddings", False)
-  is_set = file.record.get
-  place = "pre" if is_set("encoder_normalize_before") else "post"
-  if place == "pre":
-    dictionary.setdefault("<mask>", len(dictionary))
-  rows = len(dictionary)
-  if _WORDS in stored and stored[_WORDS].shape[:1] != (rows,):
-    raise errors.InputError(
-      f"{stored[_WORDS].where} has shape {stored[_WORDS].shape}, but the .cvocab has {rows} pieces "
-      f"with special ones; download {_URL}{file.path.stem}.cvocab and .spm"
-    )
-  sizes: dict[str, Any] = {
-    **file.integers(_SIZES),
-    "vocab_size": rows,
-    "max_positions": _OFFSET + min(file.integer("max_source_positions", 1024), _MAX_TOKENS),
-    "position_offset": _OFFSET,
-    "activation": file.activation("activation_fn", "relu"),
-    "layer_norm_eps": 1e-5,
-    "norm_place": "before" if place == "pre" else "after",
-    "embedding_norm": bool(is_set("layernorm_embedding")),
-    "scale_embeddings": not is_set("no_scale_embedding"),
-  }
-  try:
-    config = transformer.TransformerConfig(**sizes)
-  except errors.InputError as error:
-    raise errors.InputError(f"{file.path}: {error}") from None
+  path: pathlib.Path, record: dict[str, Any], rows: int
+) -> tuple[transformer.TransformerConfig, list[Row]]:
+  """Returns the sizes of LASER3, whose token table has a number of rows, and its tensors."""
+  fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
+  options = transformers.checked(path, record, _Options, fixed)
+  place = "pre" if options.encoder_normalize_before else "post"
+  config = transformer.TransformerConfig(
+    vocab_size=rows,
+    emb_dim=options.emb_dim,
+    num_heads=options.num_heads,
+    mlp_dim=options.mlp_dim,
+    num_layers=options.num_layers,
+    max_positions=_OFFSET + min(options.max_source_positions, _MAX_TOKENS),
+    position_offset=_OFFSET,
+    activation=transformers.ACTIVATIONS[options.activation_fn],
+    layer_norm_eps=1e-5,
+    norm_place="before" if place == "pre" else "after",
+    embedding_norm=options.layernorm_embedding,
+    scale_embeddings=not options.no_scale_embedding,
+  )
   rules = [
-    Rule(_WORDS, TOKEN_TABLE, ("vocab_size", "emb_dim")),
-    *architectures.bert_layers("layers", _ATTENTION, _OTHERS, place),
+    Rule(_WORDS, (TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+    *transformers.bert_layers("layers", _ATTENTION, _OTHERS, place),
     *(norm("layernorm_embedding", "encoder/embedding_layer_norm") if config.embedding_norm else ()),
     *(norm("layer_norm", "encoder/encoder_norm") if place == "pre" else ()),
   ]
-  return config, weight_tables.expand(rules, dataclasses.asdict(config))
+  return config, tensors.expand(rules, dataclasses.asdict(config))
 
 
 def _positions(rows: int, width: int) -> np.ndarray:
@@ -213,17 +221,6 @@ def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
   return file
 
 
-def _read_dictionary(path: pathlib.Path) -> dict[str, int]:
-  """Returns the ids of the pieces in a dictionary of fairseq, whose lines are pieces and counts."""
-  ids = {word: i for i, word in enumerate(_SPECIAL)}
-  for number, line in enumerate(text_files.read_lines(str(path)), 1):
-    word, _, count = line.rstrip().rpartition(" ")
-    if not word or word in ids or not count.isdecimal():
-      raise errors.InputError(f"{path}:{number}: not a new piece and its count; download it again")
-    ids[word] = len(ids)
-  return ids
-
-
 def _sentencepiece_model(
   path: pathlib.Path, dictionary: Mapping[str, int], rows: int
 ) -> tuple[bytes, int]:
@@ -231,36 +228,23 @@ def _sentencepiece_model(
 
   Args:
     path: The model with ids of its own.
-    dictionary: Ids of pieces in fairseq, below `rows`.
+    dictionary: Ids of pieces in fairseq, below `rows`; those of special ones are not used.
     rows: Rows of the token table.
   """
-  import sentencepiece
-
   # The module makes its classes at run time, unseen by type checkers.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
-  content = input_files.read_bytes(path)
-  try:
-    words = {int(i): word for word, i in dictionary.items() if word not in _SPECIAL}
-    words |= dict(enumerate(_SPECIAL))
-    if not words.keys() <= set(range(rows)):
-      raise ValueError("ids outside the token table")
-    model.ParseFromString(content)
-    own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
-    # Words that are not pieces become control symbols, which no text contains.
-    names = [words.get(i, f"<row {i}>") for i in range(rows)]
-    pieces = [own.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
-    pieces[:2] = pieces[1::-1]
-    pieces[_UNKNOWN].type = kinds.UNKNOWN
-    pieces += own.values()
-    del model.pieces[:]
-    model.pieces.extend(pieces)
-    trainer = model.trainer_spec
-    trainer.bos_piece, trainer.pad_piece, trainer.eos_piece, trainer.unk_piece = _SPECIAL
-    content = model.SerializeToString(deterministic=True)
-    sentencepiece.SentencePieceProcessor().load_from_serialized_proto(content)
-  except Exception as error:  # of several packages
-    raise errors.InputError(
-      f"{path} and the dictionary make no vocabulary ({error}); download both again"
-    ) from None
-  return content, len(pieces)
+  model.ParseFromString(vocabularies.SentencePieceVocabulary(str(path)).model_bytes)
+  words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
+  own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
+  # Words that are not pieces become control symbols, which no text contains.
+  names = [words.get(i, f"<row {i}>") for i in range(rows)]
+  pieces = [own.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
+  pieces[:2] = pieces[1::-1]
+  pieces[_UNKNOWN].type = kinds.UNKNOWN
+  pieces += own.values()
+  del model.pieces[:]
+  model.pieces.extend(pieces)
+  trainer = model.trainer_spec
+  trainer.bos_piece, trainer.pad_piece, trainer.eos_piece, trainer.unk_piece = _SPECIAL
+  return model.SerializeToString(deterministic=True), len(pieces)

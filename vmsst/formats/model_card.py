@@ -1,18 +1,15 @@
 """Model cards: the README.md of an encoder on the Hugging Face Hub.
 
-Facts about the run are from its `config.gin`, read without gin. Only names and numbers are taken:
-the file may contain paths, addresses, passwords and tokens.
+Facts about the run are from its `config.gin`, read without gin. Only single words and numbers are
+taken: the file may contain paths, addresses, passwords and tokens.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable
 
 from vmsst import languages, storage
-from vmsst.evaluation import report
-from vmsst.formats import encoder_json
-from vmsst.formats.sentence_transformers_folder import Exported
+from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.io import text_files
 
 FILE = "README.md"
@@ -67,98 +64,74 @@ _NOTE = """
 For sentence-transformers, split texts into words first \
 (`vmsst.data.word_splitting.split_words(texts, language)`).
 """
-_CONFIG = "config.gin"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
-# `MACRO = value`; further lines of the value are indented.
-_MACRO = re.compile(r"^([A-Z_]+) = \\?\s*(.*(?:\n[ \t].*)*)", re.MULTILINE)
-_FUNCTION = r"\A@(?:[\w.]+/)*([\w.]+)\(\)\Z"
-# What is taken of a macro's value: numbers, and names of functions, tasks, recipes and files. A
-# file's name is the last part of its path, without what may follow it in an address.
-_FACTS = {
-  "MODEL": ("Model", _FUNCTION),
-  "BATCH_SIZE": ("Pairs per batch", r"\A(\d+)\Z"),
-  "MIXTURE_OR_TASK_NAME": ("Task", rf"{_FUNCTION}|\A'([\w.-]+)'\Z"),
-  "OPUS_CONFIG": ("Recipe of the OPUS dataset", r"\A'([\w-]+)'\Z"),
-  "PATTERNS": ("Files", r"['\"](?:[^'\"\s]*/)?([\w.*+-]+)['\"]"),
-}
+# A number, a word in quotes, or a function, of which scope and parentheses are left out.
+_FACT = re.compile(
+  r"^(MODEL|BATCH_SIZE|MIXTURE_OR_TASK_NAME|OPUS_CONFIG) = "
+  r"(?:@(?:[\w.]+/)*)?'?([\w.-]+)'?(?:\(\))?$",
+  re.MULTILINE,
+)
 
 
 def text(
-  exported: Exported,
+  saved: SavedEncoder,
   name: str,
   *,
   license_id: str | None = None,
-  results: str | os.PathLike[str] | None = None,
+  results: str | None = None,
 ) -> str:
-  """Returns the model card of an export: facts about the encoder and its run, without paths.
+  """Returns the model card of an encoder: facts about it and its run, without paths.
 
   Args:
-    exported: The export; the facts are of the run that it was made from.
+    saved: The encoder.
     name: `owner/name`, followed by `@` and the branch unless it is main.
-    license_id: License, such as "apache-2.0"; None: the card names none.
-    results: Output folder of `vmsst eval`, or None.
-
-  Raises:
-    InputError: the results or the configuration cannot be read.
+    license_id: License, such as "apache-2.0"; default: the card names none.
+    results: Averages of an evaluation, as a Markdown list.
   """
   import huggingface_hub
 
-  assets = encoder_json.load_encoder_assets(exported.folder)
-  known = [languages.language(code) for code in assets.languages or ()]
+  assets = saved.assets
+  network, config = assets.network, assets.network.config
+  rows = [languages.language(code) for code in assets.languages or ()]
   repository, _, revision = name.partition("@")
   front_matter = huggingface_hub.ModelCardData(
-    language=sorted({language_row.iso639_1 or language_row.iso639_3 for language_row in known})
-    or None,
+    language=sorted({row.iso639_1 or row.iso639_3 for row in rows}) or None,
     license=license_id,
     library_name="sentence-transformers",
     pipeline_tag="sentence-similarity",
     tags=_TAGS,
   )
+  layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
+  prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
+  prompts |= getattr(assets.vocabulary, "prompts", {})
+  training = []
+  path = storage.path(saved.name)
+  if (step := _CHECKPOINT.fullmatch(path.name)) and storage.is_file(path.parent / "config.gin"):
+    config_text = "\n".join(text_files.read_lines(str(path.parent / "config.gin")))
+    training = [f"Steps: {step[1]}", *(f"{x}: `{y}`" for x, y in _FACT.findall(config_text))]
   option = f", revision={json.dumps(revision)}" if revision else ""
   return _CARD.format(
     front_matter=front_matter.to_yaml(),
     repository=repository,
-    max_length=exported.max_length,
-    dimension=assets.network.latent_dim,
+    max_length=assets.max_length,
+    dimension=network.latent_dim,
     name=json.dumps(name),
     arguments=f"{json.dumps(repository)}{option}",
-    note=_NOTE if exported.pretokenized else "",
-    languages=f"{', '.join(sorted(x.name for x in known))}." if known else "Not recorded.",
-    model=_list(_model(assets)),
-    training=_list(_facts(exported.source)) or "Not recorded.",
-    results="Not evaluated (`vmsst push --results` adds the results of `vmsst eval`)."
-    if results is None
-    else report.summary(results),
+    note=_NOTE if getattr(assets.vocabulary, "pretokenize", False) else "",
+    languages=f"{', '.join(sorted(row.name for row in rows))}." if rows else "Not recorded.",
+    model=_list(
+      [
+        f"{type(config).__name__.removesuffix('Config')} encoder: {layers} "
+        f"layer{'s' * (layers != 1)}, hidden size {config.width}, {config.vocab_size:,} tokens in "
+        "the vocabulary",
+        ", then ".join([f"Pooling: {network.pooling}", *map(str, network.layers.values())]),
+        *(f"Prompt {json.dumps(key)}: {json.dumps(x)}" for key, x in prompts.items() if x),
+      ]
+    ),
+    training=_list(training) or "Not recorded.",
+    results=results or "Not evaluated (`vmsst push --results` adds the results of `vmsst eval`).",
   )
 
 
 def _list(lines: Iterable[str]) -> str:
   return "\n".join(f"- {line}" for line in lines)
-
-
-def _model(assets: encoder_json.EncoderAssets) -> list[str]:
-  network, config = assets.network, assets.network.config
-  layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
-  prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
-  prompts |= getattr(assets.vocabulary, "prompts", {})
-  return [
-    f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layer{'s' * (layers != 1)}, "
-    f"hidden size {config.width}, {config.vocab_size:,} tokens in the vocabulary",
-    ", then ".join([f"Pooling: {network.pooling}", *map(str, network.layers.values())]),
-    *(f"Prompt {json.dumps(name)}: {json.dumps(x)}" for name, x in prompts.items() if x),
-  ]
-
-
-def _facts(parameters: str) -> list[str]:
-  """Returns facts about a run from the path of its `checkpoint_<step>`; none without its file."""
-  path = storage.path(parameters)
-  checkpoint = _CHECKPOINT.fullmatch(path.name)
-  if checkpoint is None or not storage.is_file(path.parent / _CONFIG):
-    return []
-  values = dict(_MACRO.findall("\n".join(text_files.read_lines(str(path.parent / _CONFIG)))))
-  facts = [f"Steps: {checkpoint[1]}"]
-  for macro, (title, pattern) in _FACTS.items():
-    taken = re.finditer(pattern, values.get(macro, "").strip())
-    if names := sorted({f"`{x[x.lastindex]}`" for x in taken if x.lastindex}):
-      facts.append(f"{title}: {', '.join(names)}")
-  return facts

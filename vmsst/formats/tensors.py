@@ -1,26 +1,35 @@
-"""Tensors in files: shapes first, values on request, and checks against damaged files.
+"""Tensors in files, and the tables that map them to parameters.
 
-`open_file` reads safetensors, and state dicts of PyTorch without running any code in them.
+`open_file` reads safetensors, and state dicts of PyTorch without running code.
+
+A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameter that
+it becomes. `expand` makes the rows of a model of given sizes, `check` compares them with the
+tensors in a file, and `to_parameters` converts. Exports use the same rows backward (`to_tensors`).
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import mmap
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
-from ml_dtypes import bfloat16
 
 from vmsst import errors
-from vmsst.io import input_files
 
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16}
-# JAX uses mapped arrays only if they start at a multiple.
+# Numbers that become float32. Other types are those of quantized weights and of positions.
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_TYPES = _FLOATS | {
+  "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+  "BOOL": np.bool_, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+# JAX maps arrays without a copy only if they are aligned to 64 bytes.
 _ALIGNMENT = 64
 # Values that are checked at once.
 _BLOCK = 1 << 22
@@ -34,36 +43,27 @@ class StoredTensor:
     shape: Its shape.
     where: File and name, for messages.
     load: Reads it as stored.
-    release: Returns the memory of a mapped file to the system, which reads it again when needed.
-    private: Reads it from a mapping of its file that can be changed, where only changed pages take
-      memory; each time the same array. None: the file is not mapped.
   """
 
   shape: tuple[int, ...]
   where: str
   load: Callable[[], np.ndarray]
-  release: Callable[[], None] = lambda: None
-  private: Callable[[], np.ndarray] | None = None
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
 
-    The array is read-only if the file is mapped into memory: the system reads the parts that are
-    used, and can drop them at any time. The file must not be changed in place while it is in use.
+    If the file is mapped into memory, the system reads the parts that are used. Changes of the
+    array stay in memory. The file must not be changed in place while the array is in use.
 
     Raises:
-      InputError: the tensor cannot be read, or its values are not finite floating-point numbers.
+      InputError: the values are not finite floating-point numbers.
     """
-    try:
-      array = np.asarray(self.load())
-    except errors.InputError:
-      raise
-    except Exception as error:  # each format raises its own types for damaged data
-      raise errors.InputError(f"{self.where} cannot be read: {error}") from error
+    array = self.load()
     if array.dtype not in _FLOATS.values():
-      raise _unknown_type(self.where, array.dtype)
-    if array.shape != self.shape:
-      raise errors.InputError(f"{self.where} has shape {array.shape}, its header says {self.shape}")
+      raise errors.InputError(
+        f"{self.where} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
+        "dequantize the checkpoint first if it is quantized"
+      )
     array = np.asarray(array, np.float32)
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
@@ -71,18 +71,12 @@ class StoredTensor:
       # Minimum and maximum are NaN if any value is.
       if not np.isfinite([block.min(), block.max()]).all():
         raise errors.InputError(f"{self.where} contains infinite or NaN values")
-      self.release()
     return array
-
-  def changeable(self) -> np.ndarray:
-    """Returns the values in float32, not checked, in an array that the caller changes, once."""
-    array = self.load().copy() if self.private is None else self.private()
-    return np.asarray(array, np.float32)
 
   def computed(
     self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
   ) -> "StoredTensor":
-    """Returns a tensor that `load` computes from this one, of the same shape if None is given."""
+    """Returns a tensor that `load` computes from this one; default: of the same shape."""
     return StoredTensor(self.shape if shape is None else shape, self.where, load)
 
 
@@ -100,8 +94,24 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
   if path.suffix != ".safetensors":
     record = read_torch(path)
     return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
-  input_files.check(path)
-  return _open_safetensors(path)
+  try:
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
+      size = int.from_bytes(stream.read(8), "little")
+      header = json.loads(stream.read(size))
+      mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+  except safetensors.SafetensorError as error:
+    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
+
+  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
+    shape, start = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+
+    def load() -> np.ndarray:
+      kind = _TYPES[entry["dtype"]]
+      return np.frombuffer(mapped, kind, math.prod(shape), start).reshape(shape)
+
+    return StoredTensor(shape, f"{name} in {path}", load)
+
+  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
 
 
 def write_file(
@@ -110,9 +120,6 @@ def write_file(
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
   The library's own writer does not align tensors, and gives the file the mode 0600.
-
-  Raises:
-    OSError: the file cannot be written; the message names it.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
   # Tensors follow each other without gaps: those that would misalign the next come last.
@@ -123,43 +130,10 @@ def write_file(
     header[name] = {"dtype": "F32", "shape": arrays[name].shape, "data_offsets": (start, end)}
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-  try:
-    with path.open("wb") as stream:
-      stream.write(len(text).to_bytes(8, "little") + text)
-      for name in names:
-        stream.write(np.ascontiguousarray(arrays[name], "<f4").data)
-  except OSError as error:
-    raise OSError(error.errno, error.strerror, path.name) from error
-
-
-def _open_safetensors(path: pathlib.Path) -> dict[str, StoredTensor]:
-  try:
-    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
-      size = int.from_bytes(stream.read(8), "little")
-      header = json.loads(stream.read(size))
-      mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-      private = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-  except (safetensors.SafetensorError, OSError) as error:
-    raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
-
-  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
-    where, shape, kind = f"{name} in {path}", tuple(entry["shape"]), entry["dtype"]
-
-    def load(source: mmap.mmap) -> np.ndarray:
-      if kind not in _FLOATS:
-        raise _unknown_type(where, kind)
-      start = 8 + size + entry["data_offsets"][0]
-      return np.frombuffer(source, _FLOATS[kind], math.prod(shape), start).reshape(shape)
-
-    return StoredTensor(
-      shape,
-      where,
-      functools.partial(load, mapped),
-      functools.partial(mapped.madvise, mmap.MADV_DONTNEED),
-      functools.partial(load, private),
-    )
-
-  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
+  with path.open("wb") as stream:
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+      stream.write(np.ascontiguousarray(arrays[name], "<f4").data)
 
 
 def read_torch(path: pathlib.Path, *allowed: type) -> Any:
@@ -172,13 +146,9 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
   Raises:
     InputError: the file is missing, damaged or holds other objects, or torch is not installed.
   """
-  input_files.check(path)
   with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
     import torch
   try:
-    with path.open("rb") as stream:
-      if stream.read(1) not in (b"P", b"\x80"):  # torch would unpack a tar file on disk
-        raise ValueError("not a zip archive or pickle")
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
@@ -193,34 +163,21 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   """Returns the tensors of a state dict that was read from a file, by name.
 
   Raises:
-    InputError: it is not a state dict, or the file is smaller than its tensors.
+    InputError: it is not a state dict.
   """
   import torch
 
-  if not isinstance(state, Mapping):
+  if not isinstance(state, Mapping) or not all(
+    isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+  ):
     raise errors.InputError(f"{path} holds no state_dict of names and tensors")
-  for name, value in state.items():
-    if not isinstance(name, str):
-      raise errors.InputError(f"{path} holds no state_dict of names and tensors")
-    if not isinstance(value, torch.Tensor):
-      raise errors.InputError(f"{path}: {name!r} is not a tensor: the file holds no state_dict")
 
   def stored(name: str, tensor: Any) -> StoredTensor:
-    def load() -> np.ndarray:
-      # NumPy has no bfloat16; float32 represents it exactly.
-      plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-      return np.asarray(plain.numpy())
-
-    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", load)
+    # NumPy has no bfloat16; float32 represents it exactly.
+    plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", plain.numpy)
 
   return {name: stored(name, tensor) for name, tensor in state.items()}
-
-
-def _unknown_type(where: str, kind: object) -> errors.InputError:
-  return errors.InputError(
-    f"{where} is of type {kind}, not float32, float16, bfloat16 or float64; dequantize the "
-    "checkpoint first if it is quantized"
-  )
 
 
 def some(names: Iterable[str], count: int = 3) -> str:
@@ -228,3 +185,203 @@ def some(names: Iterable[str], count: int = 3) -> str:
   names = sorted(names)
   more = f" and {len(names) - count} more" if len(names) > count else ""
   return ", ".join(names[:count]) + more
+
+
+# --------------------------------------------------------------------------------------------
+# Tables
+
+TOKEN_TABLE = "token_embedder/embedding"
+# Stands for a layer's number in the names of a rule.
+_LAYER = "{i}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """Says which parameter a tensor becomes.
+
+  Attributes:
+    source: The tensor's name in the other library; `{i}` stands for a layer's number.
+    target: Name of the parameter, with `{i}` likewise. Several are equal parts of the tensor along
+      its first axis.
+    axes: Names of the sizes of the tensor's axes, in order.
+    transposed: Whether the parameter is the tensor's transpose.
+    plus: Constant added to the tensor.
+    layers: Name of the number of layers, for a rule that every layer has.
+    first_layer: First layer with this tensor. In those before, the parameter is 1 and unused.
+  """
+
+  source: str
+  target: tuple[str, ...]
+  axes: tuple[str, ...]
+  transposed: bool = False
+  plus: float = 0.0
+  layers: str | None = None
+  first_layer: int = 0
+
+
+Table = Sequence[Rule]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What a tensor becomes.
+
+  Attributes:
+    source: Its name in the other library; empty: there is no tensor, and the parameter is 1.
+    shape: Its shape there.
+    targets: Names of the parameters that it becomes.
+    transposed: Whether they are its transpose.
+    fused: Whether they are its parts along the first axis; otherwise, all are the whole.
+    plus: Constant added to the tensor.
+  """
+
+  source: str
+  shape: tuple[int, ...]
+  targets: tuple[str, ...]
+  transposed: bool = False
+  fused: bool = False
+  plus: float = 0.0
+
+  def parameters(self, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the parameters that the tensor becomes, by name."""
+    parts = np.split(array, len(self.targets)) if self.fused else [array] * len(self.targets)
+    made = {}
+    for name, part in zip(self.targets, parts, strict=True):
+      part = np.ascontiguousarray(part.T) if self.transposed else part
+      made[name] = part + np.float32(self.plus) if self.plus else part
+    return made
+
+  def opened(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the parameters by name, to be read on request; none if the tensor is missing."""
+    shape = self.shape
+    if self.fused:
+      shape = (shape[0] // len(self.targets), *shape[1:])
+    shape = shape[::-1] if self.transposed else shape
+    if not self.source:
+      ones = StoredTensor(shape, "", lambda: np.ones(shape, np.float32))
+      return dict.fromkeys(self.targets, ones)
+    if self.source not in stored:
+      return {}
+    tensor = stored[self.source]
+    if not (self.transposed or self.fused or self.plus):
+      return dict.fromkeys(self.targets, tensor)
+    check([self], {self.source: tensor}, tensor.where)
+
+    def read(name: str) -> np.ndarray:
+      return self.parameters(tensor.read())[name]
+
+    return {name: tensor.computed(functools.partial(read, name), shape) for name in self.targets}
+
+  def tensor(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the tensor that becomes these parameters."""
+    parts = [params[name] for name in (self.targets if self.fused else self.targets[:1])]
+    parts = [part - np.float32(self.plus) if self.plus else part for part in parts]
+    parts = [np.ascontiguousarray(part.T if self.transposed else part) for part in parts]
+    return np.concatenate(parts) if self.fused else parts[0]
+
+
+def dense(
+  source: str,
+  target: str,
+  outputs: str = "emb_dim",
+  inputs: str = "emb_dim",
+  *,
+  bias: bool = True,
+) -> tuple[Rule, ...]:
+  """Returns the rules of a dense layer of PyTorch, whose weight is [outputs, inputs]."""
+  rules = (
+    Rule(f"{source}.weight", (f"{target}/kernel",), (outputs, inputs), transposed=True),
+    Rule(f"{source}.bias", (f"{target}/bias",), (outputs,)),
+  )
+  return rules if bias else rules[:1]
+
+
+def norm(
+  source: str, target: str, width: str = "emb_dim", *, bias: bool = True, plus: float = 0.0
+) -> tuple[Rule, ...]:
+  """Returns the rules of a normalization layer of PyTorch; `plus` is added to its weight."""
+  rules = (
+    Rule(f"{source}.weight", (f"{target}/scale",), (width,), plus=plus),
+    Rule(f"{source}.bias", (f"{target}/bias",), (width,)),
+  )
+  return rules if bias else rules[:1]
+
+
+def each_layer(layers: str, source: str, target: str, table: Table) -> tuple[Rule, ...]:
+  """Returns the rules of all layers of a stack, from those of one layer.
+
+  Args:
+    layers: Name of the number of layers.
+    source: Start of the tensors' names, with `{i}` in it.
+    target: Start of the parameters' names, with `{i}` in it.
+    table: Rules of one layer.
+  """
+  return tuple(
+    dataclasses.replace(
+      rule,
+      source=source + rule.source,
+      target=tuple(target + name for name in rule.target),
+      layers=layers,
+    )
+    for rule in table
+  )
+
+
+def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
+  """Returns the rows of a model of these sizes, layer by layer."""
+  rows = []
+  for layers, group in itertools.groupby(table, lambda rule: rule.layers):
+    rules = tuple(group)
+    for i in range(1 if layers is None else sizes[layers]):
+      for rule in rules:
+        targets = tuple(name.replace(_LAYER, str(i)) for name in rule.target)
+        rows.append(
+          Row(
+            rule.source.replace(_LAYER, str(i)) if i >= rule.first_layer else "",
+            tuple(sizes[axis] for axis in rule.axes),
+            targets,
+            rule.transposed,
+            len(targets) > 1,
+            rule.plus,
+          )
+        )
+  return rows
+
+
+def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -> None:
+  """Compares the tensors in a file with the rows of a model.
+
+  Raises:
+    InputError: a tensor is missing, has another shape or is not expected; the message names it.
+  """
+  expected = {row.source: row.shape for row in rows if row.source}
+  for name, shape in expected.items():
+    if name in stored and stored[name].shape != shape:
+      raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
+  problems = []
+  if missing := expected.keys() - stored.keys():
+    problems.append(f"lacks {some(missing)}")
+  if unknown := stored.keys() - expected.keys():
+    problems.append(f"holds {some(unknown)}, which this kind of model does not have")
+  if problems:
+    raise errors.InputError(
+      f"{where} {' and '.join(problems)} ({len(expected)} tensors expected, {len(stored)} found)"
+    )
+
+
+def to_parameters(rows: Iterable[Row], stored: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
+  """Returns the parameters that stored tensors become, by name, in float32.
+
+  Raises:
+    InputError: a tensor cannot be read, or has values that are not finite.
+  """
+  params: dict[str, np.ndarray] = {}
+  for row in rows:
+    array = stored[row.source].read() if row.source else np.ones(row.shape, np.float32)
+    params |= row.parameters(array)
+  return params
+
+
+def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the tensors that become these parameters, by their names in the other library."""
+  return {row.source: row.tensor(params) for row in rows if row.source}

@@ -9,8 +9,9 @@ import pathlib
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face, mt5, tensors, weight_tables
-from vmsst.formats.weight_tables import Converted, Row
+from vmsst.formats import mt5, tensors, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
@@ -31,29 +32,25 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
     InputError: the source cannot be used.
   """
   sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
-  stored = hugging_face.open_tensors(source)
-  if _PROJECTION not in stored:
-    raise errors.InputError(f"{source} lacks {_PROJECTION}: it holds {tensors.some(stored)}")
-  encoder = {x.removeprefix(ENCODER): y for x, y in stored.items() if x.startswith(ENCODER)}
-  table, copies = mt5.match(encoder, sizes, source)
-  head = stored[_PROJECTION]
-  if len(head.shape) != 2 or head.shape[1] != sizes["emb_dim"]:
-    raise errors.InputError(
-      f"{head.where} has shape {head.shape}, not {sizes['emb_dim']} inputs as the encoder's width"
-    )
+  stored = transformers.open_tensors(source)
+  own = {x: y for x, y in stored.items() if x.startswith(ENCODER) or x == _PROJECTION}
+  tensors_by_name = {name.removeprefix(ENCODER): tensor for name, tensor in own.items()}
+  dimension = own[_PROJECTION].shape[0] if _PROJECTION in own else 0
+  shape = (dimension, sizes["emb_dim"])
+  head = Row(_PROJECTION, shape, ("mean/kernel",), transposed=True)
+  table, copies = mt5.match(tensors_by_name, sizes, source, head)
   vocabulary = vocabulary or source / mt5.VOCABULARY_FILE
   if not vocabulary.is_file():
     raise errors.InputError(
       f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
     )
   pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
-  used = {ENCODER + name for name in encoder} | {_PROJECTION}
-  table.append(Row(_PROJECTION, head.shape, ("mean/kernel",), transposed=True))
-  tensors_by_name = {**encoder, _PROJECTION: head}
   return Converted(
-    convert=lambda: weight_tables.to_parameters(table, tensors_by_name),
+    params=lambda: tensors.to_parameters(table, tensors_by_name),
     sizes=sizes,
-    left_out={ENCODER + name: reason for name, reason in copies.items()}
-    | dict.fromkeys(sorted(stored.keys() - used), "the sentence encoder has no such parameter"),
-    assets=lambda _: mt5.encoder_assets(sizes, pieces, head.shape[0], head=True),
+    left_out={
+      **{ENCODER + name: reason for name, reason in copies.items()},
+      **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
+    },
+    assets=mt5.encoder_assets(sizes, pieces, dimension, head=True),
   )

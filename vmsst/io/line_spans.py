@@ -1,17 +1,12 @@
 """Cuts text files into spans of lines, once, so that many processes can each read their own."""
 
 import dataclasses
-import fnmatch
 import itertools
 import os
 from collections.abc import Sequence
-from typing import IO, Any
 
 from vmsst import errors, storage
 from vmsst.io import input_files, text_files
-from vmsst.jobs import atomic_files
-
-_COPY = "lines-{}.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +17,7 @@ class Span:
     name: The text file, for messages.
     first: Number of the first line, from 1.
     lines: Number of lines.
-    path: Uncompressed file of the lines.
+    path: Uncompressed file of the lines; before `unpacked`, perhaps a gzipped one.
     offset: Place of the first byte.
     digest: Hash of the bytes.
   """
@@ -67,64 +62,56 @@ class Cut:
   digest: str
 
 
-def cut(paths: Sequence[str], lines: int, copies: str | None = None) -> Cut:
+def cut(paths: Sequence[str], lines: int) -> Cut:
   """Cuts texts into spans of `lines` lines; reads every file once.
 
   Args:
-    paths: UTF-8 texts, plain or gzipped.
+    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones are to be `unpacked`.
     lines: Most lines of a span.
-    copies: Folder for uncompressed copies of gzipped files, from which their spans are read. None:
-      these spans cannot be read.
 
   Raises:
     InputError: a file cannot be read, a line is too long, or there is no line at all.
-    OSError: a copy cannot be written.
   """
   spans: list[Span] = []
-  whole, last = text_files.new_digest(), b"\n"
-  for number, path in enumerate(paths):
+  whole, raw = text_files.new_digest(), b"\n"
+  for path in paths:
     if input_files.is_pipe(path):
       raise errors.InputError(f"{path}: a pipe, which can be read only once; give a file")
-    if last != b"\n":
+    if not raw.endswith(b"\n"):
       whole.update(b"\n")
-      last = b"\n"
-    if path.endswith(".gz") and copies is not None:
-      target = os.path.join(copies, _COPY.format(f"{number:05d}"))
-      with atomic_files.atomic_file(target) as stream:
-        pieces, end = _cut(path, target, lines, whole, stream)
-    else:
-      pieces, end = _cut(path, storage.absolute(path), lines, whole, None)
-    spans += pieces
-    last = end or last
+    raw_lines = text_files.read_raw_lines(path)
+    first, offset = 1, 0
+    while True:
+      digest, start, count = text_files.new_digest(), offset, 0
+      for raw in itertools.islice(raw_lines, lines):
+        whole.update(raw)
+        digest.update(raw)
+        offset += len(raw)
+        count += 1
+      if not count:
+        break
+      spans.append(Span(path, first, count, storage.absolute(path), start, digest.hexdigest()))
+      first += count
   if not spans:
     raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
 
 
-def remove_copies(folder: str) -> None:
-  """Removes the copies that `cut` has made in a folder."""
-  for name in storage.names(folder):
-    if fnmatch.fnmatch(name, _COPY.format("*")):
-      storage.remove(os.path.join(folder, name))
+def unpacked(spans: Sequence[Span], folder: str) -> list[Span]:
+  """Returns the same spans; those of gzipped files are now in uncompressed copies in a folder.
 
-
-def _cut(
-  path: str, target: str, lines: int, whole: Any, copy: IO[bytes] | None
-) -> tuple[list[Span], bytes]:
-  """Returns the spans of a file, and its last byte."""
-  spans: list[Span] = []
-  raw_lines = text_files.read_raw_lines(path)
-  first, offset, raw = 1, 0, b""
-  while True:
-    digest, start, count = text_files.new_digest(), offset, 0
-    for raw in itertools.islice(raw_lines, lines):
-      whole.update(raw)
-      digest.update(raw)
-      if copy is not None:
-        copy.write(raw)
-      offset += len(raw)
-      count += 1
-    if not count:
-      return spans, raw[-1:]
-    spans.append(Span(path, first, count, target, start, digest.hexdigest()))
-    first += count
+  Args:
+    spans: The spans.
+    folder: Folder for the copies, local or in an object store, which the caller removes.
+  """
+  copies: dict[str, str] = {}
+  for path in dict.fromkeys(span.name for span in spans if span.name.endswith(".gz")):
+    copies[path] = copy = os.path.join(folder, f"lines-{len(copies):05d}.txt")
+    if storage.is_url(copy):
+      opened = storage.filesystem(copy).open(copy, "wb")
+    else:
+      os.makedirs(folder, exist_ok=True)
+      opened = open(copy, "wb")  # noqa: SIM115  # closed below
+    with opened as stream:
+      stream.writelines(text_files.read_chunks(path))
+  return [dataclasses.replace(x, path=copies.get(x.name, x.path)) for x in spans]

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import math
 import os
 import zipfile
 import zlib
@@ -14,8 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import checksums, input_files
-from vmsst.jobs import atomic_files
+from vmsst.io import input_files
 
 _AGAIN = "delete the folder and embed again"
 
@@ -44,16 +42,16 @@ def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) ->
     first: Number of the first vector, for error messages.
 
   Raises:
-    ValueError: the shape is not [N, dimension], or a value is not finite in this dtype.
+    InputError: the shape is not [N, dimension], or a value is not finite in this dtype.
   """
   with np.errstate(over="ignore"):
     array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
   if array_ND.ndim != 2 or array_ND.shape[1] != dimension:
-    raise ValueError(f"the shape must be [N, {dimension}], not {array_ND.shape}")
+    raise errors.InputError(f"the shape must be [N, {dimension}], not {array_ND.shape}")
   finite_N = np.isfinite(array_ND).all(axis=1)
   if not finite_N.all():
     row = first + int(np.argmin(finite_N))
-    raise ValueError(f"vector {row} contains a value that is not finite as {dtype}")
+    raise errors.InputError(f"vector {row} contains a value that is not finite as {dtype}")
   return array_ND
 
 
@@ -72,7 +70,7 @@ def write(
     dtype: float32 or float16.
 
   Raises:
-    ValueError: a window has another width, or a value is not finite.
+    InputError: a window has another width, or a value is not finite.
   """
   done = 0
   with open(path, "wb") as file:
@@ -114,63 +112,19 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
   return array
 
 
-def write_shard(path: str, vectors_ND: Any, dimension: int, dtype: str) -> str:
-  """Writes a file atomically; several processes may write the same one.
+def read_shard(path: str, sha256: str) -> np.ndarray:
+  """Returns the vectors of a file: a read-only memory map, or in memory if it is in a store.
 
   Args:
     path: The file.
-    vectors_ND: Its vectors.
-    dimension: Their width.
-    dtype: float32 or float16.
-
-  Returns:
-    The SHA-256 of the file.
-
-  Raises:
-    ValueError: as in `checked_rows`.
-    OSError: the file cannot be written.
-  """
-  with atomic_files.atomic_path(path) as partial:
-    write(partial, (len(vectors_ND), dimension), [vectors_ND], dtype)
-    return checksums.of_file(partial)
-
-
-def check_shard(path: str, shape: tuple[int, int], dtype: str) -> None:
-  """Raises InputError unless a file has vectors of a shape and dtype, by its header and size."""
-  wanted = header(shape, dtype)
-  try:
-    content = input_files.read_bytes(path, len(wanted))
-    length = storage.size(path)
-  except errors.InputError as error:
-    raise errors.InputError(f"{error}: {_AGAIN}") from None
-  if content != wanted:
-    raise errors.InputError(
-      f"{path}: broken: its header is not that of {shape[0]} {dtype} vectors of width {shape[1]}: "
-      f"{_AGAIN}"
-    )
-  if length < len(wanted) + shape[0] * shape[1] * np.dtype(dtype).itemsize:
-    raise errors.InputError(f"{path}: truncated: it has fewer than {shape[0]} vectors: {_AGAIN}")
-
-
-def read_shard(path: str, shape: tuple[int, int], dtype: str, sha256: str) -> np.ndarray:
-  """Returns the vectors of a file, read-only: a memory map if possible.
-
-  Files in object stores are read as a whole; the last two stay in memory.
-
-  Args:
-    path: The file.
-    shape: Shape of its array.
-    dtype: float32 or float16.
     sha256: Checksum to verify if the file is in an object store.
 
   Raises:
     InputError: the file has another checksum or cannot be read.
   """
-  stored, offset = np.dtype(dtype).newbyteorder("<"), len(header(shape, dtype))
   if storage.is_url(path):
-    content = _downloaded(path, sha256)
-    return np.frombuffer(content, stored, shape[0] * shape[1], offset).reshape(shape)
-  return np.memmap(path, stored, "r", offset, shape).view(np.ndarray)
+    return np.load(io.BytesIO(_downloaded(path, sha256)), allow_pickle=False)
+  return mapped(path).view(np.ndarray)
 
 
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
@@ -179,8 +133,8 @@ def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -
   stored = np.dtype(dtype).newbyteorder("<")
   size = shape[1] * stored.itemsize
   starts = len(header(shape, dtype)) + row_U * size
-  parts = storage.read_ranges(url, starts.tolist(), size)
-  return np.frombuffer(b"".join(parts), stored).reshape(-1, shape[1])[place_P]
+  ranges = storage.read_ranges(url, starts.tolist(), size)
+  return np.frombuffer(b"".join(ranges), stored).reshape(-1, shape[1])[place_P]
 
 
 @functools.lru_cache(maxsize=2)
@@ -192,33 +146,15 @@ def _downloaded(url: str, sha256: str) -> bytes:
 
 
 def read(path: str | os.PathLike[str], names: Sequence[str]) -> list[np.ndarray]:
-  """Returns arrays of a file, by their names.
-
-  Raises:
-    InputError: the file is missing or broken.
-  """
+  """Returns arrays of a .npz file by their names; raises InputError if it is missing or broken."""
   with _opened(path) as stream, np.load(stream, allow_pickle=False) as content:
     return [content[name] for name in names]
 
 
-def read_array(path: str | os.PathLike[str], rows: range | None = None) -> np.ndarray:
-  """Returns the array of a .npy file, or some rows of it.
-
-  Args:
-    path: The file, of a C-ordered array.
-    rows: Consecutive rows to read; None: all.
-
-  Raises:
-    InputError: the file is missing or broken.
-  """
-  with _opened(path) as stream:
-    if rows is None:
-      return np.load(stream, allow_pickle=False)
-    np.lib.format.read_magic(stream)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    row_bytes = dtype.itemsize * math.prod(shape[1:])
-    stream.seek(rows.start * row_bytes, os.SEEK_CUR)
-    return np.frombuffer(stream.read(len(rows) * row_bytes), dtype).reshape(len(rows), *shape[1:])
+def read_array(path: str | os.PathLike[str]) -> np.ndarray:
+  """Returns the array of a .npy file; raises InputError if the file is missing or broken."""
+  with _opened(path) as stream:  # of a store, which np.load cannot map
+    return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class CommandProcess:
       signals.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
       for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # Names of files may not be UTF-8.
-          stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
+          stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     self._handlers = signals.replace(self._stop, *_ENDS)
     return self
 

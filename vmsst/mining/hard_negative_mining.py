@@ -8,14 +8,14 @@ with the new model for harder ones.
 import gzip
 import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.data import derived_files, readers
+from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.encoder import encoding, loading
+from vmsst.encoder import encoding
 from vmsst.encoder.encoder import Encoder
 from vmsst.io import large_arrays, text_fields
 from vmsst.search import device_search, exact_search
@@ -24,67 +24,64 @@ from vmsst.search import device_search, exact_search
 _WINDOW = 1 << 14
 
 
-def mine_files(
-  run: str,
-  patterns: str | Sequence[str],
-  folder: str,
+def write_negatives(
+  encoder: Encoder,
+  bitext: BitextFile,
+  path: str | os.PathLike[str],
   *,
   count: int = 3,
-  languages: tuple[str, str] | None = None,
   batch_size: int = 128,
-  refresh: bool = False,
-) -> dict[str, Mapping[str, int]]:
-  """Writes each new bitext as TSV with hard negatives of every pair.
+) -> dict[str, int]:
+  """Writes a bitext as gzipped TSV with hard negatives of every pair, to train on as on any bitext.
 
-  The files (`<folder>/<name of the bitext's folder>/x.deu-eng.tsv.gz`) contain all lines of the
-  bitexts, in order: source, target, then hard negatives, nearest first (see `hard_negatives`); if
-  there are too few, columns are empty. Train on these files as on any bitext.
+  The lines are those of the bitext, in order: source, target, then hard negatives, nearest first
+  (see `hard_negatives`); if there are too few, columns are empty.
 
   Args:
-    run: Path of an encoder, as in `vmsst.load`.
-    patterns: Bitext files or shell patterns, as in training.
-    folder: Output folder.
+    encoder: The encoder.
+    bitext: The bitext.
+    path: The file to write.
     count: Hard negatives per pair.
-    languages: Codes of both sides, if file names do not contain them.
     batch_size: Sentences per batch.
-    refresh: Mine all files again, as with a better encoder; else finished files are skipped.
 
   Returns:
-    For each file, new or existing, `pairs` and `negatives` (without empty columns).
-
-  Raises:
-    InputError: a checkpoint or file is missing or broken, or the folder has other settings.
+    The numbers of `pairs` and `negatives` (without empty columns).
   """
-  if count < 1:
-    raise errors.InputError(f"count is {count}; give at least 1")
-  bitexts = readers.find_bitext(patterns, languages)
-  name, encoder = loading.open_encoder(run)
-
-  def make(bitext: BitextFile, path: str) -> Mapping[str, int]:
-    pairs = list(readers.read_pairs(bitext))
-    found_NK = hard_negatives(
-      encoder,
-      pairs,
-      count,
-      languages=(readers.language_code(bitext.source), readers.language_code(bitext.target)),
-      batch_size=batch_size,
-      title=str(bitext),
-    )
-    with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
-      for pair, found_K in zip(pairs, found_NK, strict=True):
-        columns = [text.translate(text_fields.SEPARATORS) for text in (*pair, *found_K)]
-        line = "\t".join(columns + [""] * (2 + count - len(columns)))
-        stream.write(f"{line}\n".encode())
-    return {"pairs": len(pairs), "negatives": sum(map(len, found_NK))}
-
-  return derived_files.make_files(
-    bitexts,
-    folder,
-    settings={"encoder": encoding.identity(encoder, name), "count": count},
-    relative_path=_relative_path,
-    make=make,
-    refresh=refresh,
+  pairs = list(readers.read_pairs(bitext))
+  negatives_NK = hard_negatives(
+    encoder,
+    pairs,
+    count,
+    languages=(readers.language_code(bitext.source), readers.language_code(bitext.target)),
+    batch_size=batch_size,
+    title=str(bitext),
   )
+  with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
+    for pair, negatives in zip(pairs, negatives_NK, strict=True):
+      columns = [text.translate(text_fields.SEPARATORS) for text in (*pair, *negatives)]
+      line = "\t".join(columns + [""] * (2 + count - len(columns)))
+      stream.write(f"{line}\n".encode())
+  return {"pairs": len(pairs), "negatives": sum(map(len, negatives_NK))}
+
+
+def file_name(bitext: BitextFile) -> str:
+  """Returns the path of a bitext with hard negatives in an output folder.
+
+  It contains the name of the bitext's folder, so that files of several folders do not collide, and
+  the languages, if the name of the bitext lacks them.
+  """
+  folder, name = os.path.split(bitext.paths[0])
+  stem = name.removesuffix(".gz")
+  if bitext.format != "tfrecord":  # whose ending has the number of the file
+    stem = os.path.splitext(stem)[0]
+  try:
+    named = readers.languages_in_name(f"{stem}.tsv") == (bitext.source, bitext.target)
+  except errors.InputError:
+    named = False
+  if not named:
+    codes = f"{readers.language_code(bitext.source)}-{readers.language_code(bitext.target)}"
+    stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
+  return os.path.join(os.path.basename(folder), f"{stem}.tsv.gz")
 
 
 def hard_negatives(
@@ -161,13 +158,12 @@ def nearest_negatives(
   # A source with t translations has its negatives among the count + t nearest. Sources with few
   # and with many are searched separately: in a search, all have one number of neighbors.
   size_N = np.array([1 << (len(known) - 1).bit_length() if known else 0 for known in translations])
-  target = exact_search.DistinctVectors(target_MD)
   for size in np.unique(size_N).tolist():
-    wanted_N = size_N == size
-    source = exact_search.DistinctVectors(source_ND, wanted_N)
-    near = exact_search.top_k(source, target, count + size, compare=device_search.compare)
-    for row in np.flatnonzero(wanted_N).tolist():
-      rivals = [index for index in near.index_NK[row].tolist() if index not in translations[row]]
+    row_S = np.flatnonzero(size_N == size)
+    source = exact_search.Selection(source_ND, row_S)
+    near = exact_search.top_k(source, target_MD, count + size, search=device_search.search)
+    for row, near_K in zip(row_S.tolist(), near.index_NK.tolist(), strict=True):
+      rivals = [index for index in near_K if index not in translations[row]]
       index_NK[row, : len(rivals[:count])] = rivals[:count]
   return index_NK
 
@@ -189,18 +185,3 @@ class _Texts:
     for text, number in zip(texts, self.of, strict=True):
       if number == len(self.first):
         self.first.append(text)
-
-
-def _relative_path(bitext: BitextFile) -> str:
-  """Returns the output path: the bitext's name, with languages added if it lacks them."""
-  stem = os.path.basename(bitext.paths[0]).removesuffix(".gz")
-  if bitext.format != "tfrecord":  # whose ending has the number of the file
-    stem = os.path.splitext(stem)[0]
-  try:
-    named = readers.languages_in_name(f"{stem}.tsv") == (bitext.source, bitext.target)
-  except errors.InputError:
-    named = False
-  if not named:
-    codes = f"{readers.language_code(bitext.source)}-{readers.language_code(bitext.target)}"
-    stem = f"{stem.replace('.', '_').replace('-', '_')}.{codes}"
-  return derived_files.relative_path(bitext, f"{stem}.tsv.gz")

@@ -1,17 +1,14 @@
 """Scores the pairs in text files of any length, by cosine or by likelihood."""
 
 import dataclasses
-import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import errors
 from vmsst.encoder import batching, encoding, translation
-from vmsst.io import input_files, progress_bar, text_fields
-from vmsst.jobs import atomic_files, base, work_folders
+from vmsst.io import progress_bar, text_fields
 from vmsst.search import embedded_text, exact_search
 
 # Pairs in memory at once; an interruption costs at most these.
@@ -42,7 +39,7 @@ class Scorer:
   """A way to score pairs of texts.
 
   Attributes:
-    settings: What the scores depend on except texts and languages; see `stored_settings`.
+    settings: What the scores depend on except texts and languages, as JSON.
     score: Maps sources, targets, the languages of both, and what is called if texts were cut, to
       the columns of each pair's line, [N, C], the score to filter by first.
   """
@@ -116,7 +113,7 @@ def pair_scores(
   target: TextColumn,
   *,
   texts: Sequence[Mapping[str, Any]] | None = None,
-  start: int = 0,
+  run_windows: Callable[..., Iterable[np.ndarray]] = map,
 ) -> Iterator[np.ndarray]:
   """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
 
@@ -125,7 +122,7 @@ def pair_scores(
     source: The sources.
     target: The targets; both sides can be in one file.
     texts: `embedded_text.fingerprint` of both texts, if it is known.
-    start: First line to score, counted from 0.
+    run_windows: Applies a function to the sources and targets of windows, as `map` does.
 
   Raises:
     InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
@@ -139,19 +136,18 @@ def pair_scores(
       "aligned line by line"
     )
   sides = (
-    encoding.windows(
-      itertools.islice(text_fields.read_texts(side.path, side.field, text["digest"]), start, None),
-      _WINDOW,
-    )
+    encoding.windows(text_fields.read_texts(side.path, side.field, text["digest"]), _WINDOW)
     for side, text in zip((source, target), texts, strict=True)
   )
   cut: list[tuple[int, int, int]] = []
-  left = 2 * (count - start)
-  total = 2 * count
-  with progress_bar.Bar(total=total, initial=2 * start, unit=" texts", outer=True) as bar:
-    for sources, targets in zip(*sides, strict=True):
-      languages = source.language, target.language
-      score_BC = scorer.score(sources, targets, languages, lambda *counts: cut.append(counts))
+
+  def score(sources: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    languages = source.language, target.language
+    return scorer.score(sources, targets, languages, lambda *counts: cut.append(counts))
+
+  start = 0
+  with progress_bar.Bar(total=2 * count, unit=" texts", outer=True) as bar:
+    for score_BC in run_windows(score, *sides):
       finite_B = np.isfinite(score_BC).all(axis=1)
       if not finite_B.all():
         raise errors.InputError(
@@ -161,57 +157,7 @@ def pair_scores(
       yield score_BC
       start += len(score_BC)
       bar.reach(2 * start)
-  batching.log_all_cut(cut, left)
-
-
-def score_file(
-  scorer: Scorer, source: TextColumn, target: TextColumn, output: str | os.PathLike[str]
-) -> int:
-  """Writes the scores of each pair to a line of its own; resumes after interruption.
-
-  Args:
-    scorer: Scores the pairs.
-    source: The sources.
-    target: The targets.
-    output: Output file.
-
-  Returns:
-    Number of pairs.
-
-  Raises:
-    InputError: as in `pair_scores`, or another process writes the output.
-  """
-  versions = {side.path: _version(side.path) for side in (source, target)}
-  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
-  settings = {
-    **scorer.settings,
-    "fields": [side.field for side in (source, target)],
-    "languages": [side.language for side in (source, target)],
-    "texts": [text["digest"] for text in texts],
-  }
-  count = int(texts[0]["lines"])
-  with work_folders.owned(output):
-    if not storage.is_url(output) and atomic_files.is_stream(output):
-      with atomic_files.atomic_file(output) as stream:
-        for score_BC in pair_scores(scorer, source, target, texts=texts):
-          stream.writelines(f"{as_line(scores)}\n".encode() for scores in score_BC)
-      return count
-    writer = base.LineWriter(output, [settings, _WINDOW])
-    start = min(writer.parts * _WINDOW, count)
-    for score_BC in pair_scores(scorer, source, target, texts=texts, start=start):
-      for path, version in versions.items():  # Its digest is compared at its end only.
-        if _version(path) != version:
-          raise errors.InputError(f"{path} has changed since the work on it started; start over")
-      writer.append(map(as_line, score_BC))
-    writer.finish()
-  return count
-
-
-def _version(path: str) -> object:
-  """Returns `storage.version` of a text; raises InputError if it cannot be read."""
-  input_files.check_local(path)
-  with storage.explained(path, "read"):
-    return storage.version(path)
+  batching.log_all_cut(cut, 2 * count)
 
 
 def as_line(scores: Sequence[float]) -> str:

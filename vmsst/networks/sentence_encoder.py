@@ -20,14 +20,9 @@ from vmsst.networks import dropout, lstm, t5, transformer
 
 POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  "Identity": lambda x: x, "Tanh": jnp.tanh, "Sigmoid": nn.sigmoid, "LogSigmoid": nn.log_sigmoid,
-  "ReLU": nn.relu, "ReLU6": nn.relu6, "LeakyReLU": nn.leaky_relu, "ELU": nn.elu, "SELU": nn.selu,
-  "CELU": nn.celu, "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu,
-  "Mish": jax.nn.mish, "Softplus": nn.softplus, "Softsign": nn.soft_sign, "Hardtanh": nn.hard_tanh,
-  "Hardsigmoid": nn.hard_sigmoid, "Hardswish": nn.hard_swish,
-  "Hardshrink": lambda x: jnp.where(jnp.abs(x) > 0.5, x, 0),
-  "Softshrink": lambda x: x - jnp.clip(x, -0.5, 0.5), "Tanhshrink": lambda x: x - jnp.tanh(x),
-  "Softmax": nn.softmax, "Softmin": lambda x: nn.softmax(-x), "LogSoftmax": nn.log_softmax,
+  "Identity": lambda x: x, "Tanh": jnp.tanh, "Sigmoid": nn.sigmoid, "Softplus": nn.softplus,
+  "ReLU": nn.relu, "LeakyReLU": nn.leaky_relu, "ELU": nn.elu, "SELU": nn.selu,
+  "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu, "Mish": jax.nn.mish,
 }  # fmt: skip
 """Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
 CONFIGS: dict[str, type] = {

@@ -3,24 +3,21 @@
 The stage *clean* distributes its rows over buckets by their keys. In its files, row group i belongs
 to bucket i modulo the number of buckets:
 
-    with buckets.writing("clean/x.parquet", count=16) as writer:
+    with buckets.Writer("x.parquet", count=16) as writer:
       writer.add(key, b"Hallo", b"hello")
-    for table in buckets.read("clean/x.parquet", buckets.CLEANED, bucket=3):
+    for table in buckets.read("x.parquet", bucket=3):
       table["key"], table["source"], table["target"]
 
-Files are written atomically. Their pages have checksums, which are verified when they are read.
+Pages have checksums, which are verified when they are read.
 """
 
-import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
-
-from vmsst import errors
-from vmsst.jobs import atomic_files
 
 MEMORY_BYTES = 32 << 20
 """Memory of the rows that a writer holds before it writes them."""
@@ -42,12 +39,27 @@ _OPTIONS: dict[str, Any] = {
 
 
 class Writer:
-  """Adds rows to a file that `writing` makes."""
+  """Writes a file of cleaned rows in buckets, in a `with` statement.
 
-  def __init__(self, file: parquet.ParquetWriter, count: int):
-    self._file = file
+  Args:
+    path: The file.
+    count: Number of buckets.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], count: int):
     self._count = count
+    schema = CLEANED.with_metadata({_COUNT: str(count)})
+    self._file = parquet.ParquetWriter(path, schema, **_OPTIONS)
     self._clear()
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, kind: object, error: object, trace: object) -> None:
+    """Writes the remaining rows and closes the file."""
+    with self._file:
+      if error is None:
+        self._flush()
 
   def add(self, key: int, source: bytes, target: bytes) -> None:
     """Adds a row to the bucket of its key: `key % count`."""
@@ -56,9 +68,9 @@ class Writer:
     self._targets.append(target)
     self._bytes += len(source) + len(target) + _ROW_BYTES
     if self._bytes >= MEMORY_BYTES:
-      self.flush()
+      self._flush()
 
-  def flush(self) -> None:
+  def _flush(self) -> None:
     """Writes the rows so far: one row group for each bucket."""
     if not self._keys:
       return
@@ -80,62 +92,22 @@ class Writer:
     self._bytes = 0
 
 
-@contextlib.contextmanager
-def writing(path: str, count: int) -> Iterator[Writer]:
-  """Yields the writer of a file; if the context raises, the file stays as it was.
-
-  Args:
-    path: The file; its folder is made.
-    count: Number of buckets.
-  """
-  schema = CLEANED.with_metadata({_COUNT: str(count)})
-  with _parquet_file(path, schema) as file:
-    writer = Writer(file, count)
-    yield writer
-    writer.flush()
-
-
-def write_table(path: str, rows: pa.Table) -> None:
+def write_table(path: str | os.PathLike[str], rows: pa.Table) -> None:
   """Writes a file of one bucket."""
-  with _parquet_file(path, rows.schema.with_metadata({_COUNT: "1"})) as file:
+  schema = rows.schema.with_metadata({_COUNT: "1"})
+  with parquet.ParquetWriter(path, schema, **_OPTIONS) as file:
     file.write_table(rows, row_group_size=_GROUP_ROWS)
 
 
-def read(
-  path: str, schema: pa.Schema, bucket: int = 0, columns: Sequence[str] | None = None
-) -> Iterator[pa.Table]:
+def read(path: str, bucket: int = 0, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
   """Yields the rows of a bucket in the order in which they were written, one row group at a time.
 
   Args:
     path: The file.
-    schema: Its columns.
     bucket: Number of the bucket.
-    columns: Names of the columns to read; None: all.
-
-  Raises:
-    InputError: the file is damaged.
-    OSError: the file cannot be opened or read.
+    columns: Names of the columns to read; default: all.
   """
-  try:
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-      if not file.schema_arrow.equals(schema):
-        raise ValueError("other columns")
-      count = int(file.schema_arrow.metadata[_COUNT])
-      for group in range(bucket, file.num_row_groups, count):
-        yield file.read_row_group(group, columns, use_threads=False)
-  except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-    if getattr(error, "errno", None):
-      raise
-    reason = " ".join(str(error).split())
-    raise errors.InputError(
-      f"{path}: damaged ({reason}); delete it and rerun the same command"
-    ) from None
-
-
-@contextlib.contextmanager
-def _parquet_file(path: str, schema: pa.Schema) -> Iterator[parquet.ParquetWriter]:
-  with (
-    atomic_files.atomic_file(path) as stream,
-    parquet.ParquetWriter(stream, schema, **_OPTIONS) as file,
-  ):
-    yield file
+  with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    count = int(file.schema_arrow.metadata[_COUNT])
+    for group in range(bucket, file.num_row_groups, count):
+      yield file.read_row_group(group, columns, use_threads=False)

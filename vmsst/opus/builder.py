@@ -3,26 +3,35 @@
     builder.build("vmsst", "OPUS", "DATA", "TFDS")
     tfds.load("opus_bitext/vmsst", split="train_deu_eng", data_dir="TFDS")
 
-TFDS and SeqIO read TFRecord files without this library.
+TFDS and SeqIO read TFRecord files without this library. Memory does not grow with the data.
 """
 
-import json
+import collections
 import os
 import pathlib
 import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import naming
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards
-from vmsst.io import checksums
-from vmsst.jobs import atomic_files, base, engines, work_folders
-from vmsst.opus import card, decontamination, pipeline, recipes
+from vmsst.io import manifest
+from vmsst.jobs import engines, job
+from vmsst.opus import card, decontamination, recipes, stages
 from vmsst.opus import releases as releases_lib
 
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
+BUCKET_BYTES = 64 << 20
+"""Approximate bytes of text in a bucket before cleaning, and in memory of a worker at a time."""
+_DATASET = "opus_bitext"
+_INFO = "dataset_info.json"  # written last: TFDS takes a folder with it for a dataset
+_COMPRESSION = 4  # Bytes of text per byte of a compressed file.
 
 
 def build(
@@ -34,100 +43,66 @@ def build(
   work: str | None = None,
   engine: engines.Engine | None = None,
 ) -> str:
-  """Builds a dataset unless it exists; returns its folder.
-
-  An existing dataset must be undamaged, and that of the recipe, the releases and the evaluation
-  sets. Folders of releases or evaluation sets that are absent are not compared.
+  """Builds a dataset, or resumes an interrupted build; returns the dataset's folder.
 
   Args:
     recipe: Name of a recipe, or its YAML file.
     releases: Folder of OPUS releases.
     evaluation: Folder of evaluation sets, whose sentences are excluded.
-    output: The `data_dir` of TFDS. In an object store, the dataset is uploaded when it is complete.
-    work: Folder on disk for intermediate files, which are kept for other recipes; required if
-      `output` is not on disk. None: a folder next to the dataset, which is removed at the end.
-    engine: Where to do the work; see `vmsst.jobs`. None: one process per core.
+    output: The `data_dir` of TFDS.
+    work: Folder on disk to build the dataset in before it is copied to `output`; required if
+      `output` is in an object store. Default: the dataset is built in `output`.
+    engine: Where to do the work; default: one process per core.
 
   Folders may be in object stores.
 
   Raises:
-    InputError: see `pipeline.build`; or the dataset exists, damaged or built from other inputs.
+    InputError: no release is in the recipe, no pair is left, a part failed, or the dataset was
+      built from other inputs or is being built.
   """
-  if work is not None:
-    storage.check_local(work, "the folder of intermediate files (--work)")
-  elif storage.is_url(output):
+  if work is None and storage.is_url(output):
     raise errors.InputError(
       f"{output} is in an object store: give --work, a folder on a disk that all workers see"
     )
   loaded = recipes.load(recipe)
-  root = storage.absolute(output).rstrip("/")
-  url = f"{root}/opus_bitext/{loaded.name}/{VERSION}"
-  target = storage.path(url)
-  own_work = os.path.abspath(work or os.path.join(root, "opus_bitext_work", loaded.name))
-  work_folder = work_folders.work_path(own_work, is_folder=True)
-  if not work_folders.is_new(target):
-    _check(target, loaded, releases, evaluation)
-  else:
-    folder = pathlib.Path(url)
-    if storage.is_url(url):
-      folder = pathlib.Path(work_folder, f"upload.{loaded.name}")
-    if not work_folders.is_new(folder):  # A process was killed while it uploaded the dataset.
-      _check(folder, loaded, releases, evaluation)
-    else:
-      report = pipeline.build(
-        loaded,
-        storage.absolute(releases),  # Workers may have another working directory.
-        _held_out(evaluation),
-        own_work,
-        engine or engines.Local(os.cpu_count() or 1),
-      )
-      with work_folders.atomic_folder(folder) as partial:
-        _write(report, partial)
-      shutil.rmtree(report.folder)
-    if storage.is_url(url):
-      work_folders.upload(folder, url)
-      shutil.rmtree(folder)
-  if work is None:
-    work_folders.clear(work_folder)
-    for empty in (own_work, os.path.dirname(own_work)):  # Another recipe may be using the latter.
-      work_folders.remove_if_empty(empty)
-  return url
-
-
-def _write(report: pipeline.Report, folder: pathlib.Path) -> None:
-  """Moves the shards of a build to a folder, and describes them there for TFDS and for people."""
-  infos = []
-  for split, made in report.splits.items():
-    for shard in made:
-      shutil.move(shard["path"], folder)
-    infos.append(
-      tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=[shard["rows"] for shard in made],
-        num_bytes=sum(shard["bytes"] for shard in made),
-      )
+  root = storage.absolute(releases)  # Workers may have another working directory.
+  available, left_out = releases_lib.scan(root)
+  chosen = [release for release in available if loaded.wants(release)]
+  if not chosen:
+    raise errors.InputError(
+      f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
+      f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
-  tfds.folder_dataset.write_metadata(
-    data_dir=folder,
-    features={name: tfds.features.Text() for name in dataset_shards.FEATURES},
-    split_infos=infos,
-    version=VERSION,
-    filename_template=naming.ShardedFileTemplate(
-      data_dir=folder,
-      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-      dataset_name="opus_bitext",
-      filetype_suffix="tfrecord",
-    ),
-    check_data=False,
-    description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
-    homepage="https://opus.nlpl.eu",
-    metadata=tfds.core.MetadataDict(
-      **report.inputs,
-      configuration=report.configuration,
-      content=report.content,
-    ),
-  )
-  atomic_files.write_text(folder / DATA_CARD, card.text(report))
+  held_out = _held_out(evaluation)
+  identities = [(release.name, release.identity) for release in chosen]
+  settings: dict[str, Any] = {
+    "inputs": {
+      "recipe": {"name": loaded.name, "digest": loaded.digest},
+      "releases": {"name": root, "digest": manifest.digest(identities)},
+      "evaluation sets": {"name": storage.absolute(evaluation), "digest": held_out.digest},
+    },
+    "options": {"format": stages.FORMAT, "bucket_bytes": BUCKET_BYTES},
+  }
+  below = f"{_DATASET}/{loaded.name}/{VERSION}"
+  engine = engine or engines.Local(os.cpu_count() or 1)
+  with job.Job(f"{storage.absolute(output).rstrip('/')}/{below}", **settings) as dataset:
+    if dataset.finished:
+      return dataset.folder
+    if work is None:
+      _build(dataset, loaded, root, chosen, left_out, held_out, engine)
+      return dataset.folder
+    storage.check_local(work, "the folder to build in (--work)")
+    with job.Job(os.path.join(work, below), **settings) as local:
+      if not local.finished:
+        _build(local, loaded, root, chosen, left_out, held_out, engine)
+      names = storage.names(local.folder) - {manifest.NAME, storage.UNFINISHED}
+      for name in sorted(names, key=lambda name: (name == _INFO, name)):
+        if dataset.done(name) is None:
+          with dataset.part(name) as (path, _):
+            shutil.copyfile(local.path(name), path)
+    dataset.finish()
+    shutil.rmtree(local.folder)
+  return dataset.folder
 
 
 def _held_out(evaluation: str) -> decontamination.EvaluationSentences:
@@ -137,33 +112,164 @@ def _held_out(evaluation: str) -> decontamination.EvaluationSentences:
   return decontamination.EvaluationSentences.of(texts)
 
 
-def _check(folder: storage.Path, recipe: recipes.Recipe, root: str, evaluation: str) -> None:
-  """Raises InputError if a dataset is damaged, or was built from other inputs that are present."""
-  with storage.explained(folder, "read"):
-    try:
-      metadata = json.loads((folder / "metadata.json").read_bytes())
-    except (FileNotFoundError, ValueError):
-      raise errors.InputError(f"{folder} is not a dataset; choose another output folder") from None
-  if metadata.get("recipe") != recipe.digest:
-    raise errors.InputError(
-      f"{folder} was built by another recipe of that name; remove it, or rename the recipe"
+def _build(
+  dataset: job.Job,
+  recipe: recipes.Recipe,
+  root: str,
+  releases: Sequence[releases_lib.Release],
+  left_out: Sequence[Any],
+  held_out: decontamination.EvaluationSentences,
+  engine: engines.Engine,
+) -> None:
+  """Writes the shards in three stages (see `stages`), and describes them for TFDS and people."""
+  work = storage.UNFINISHED
+  held_out_file = f"{work}/held_out.npz"
+  dataset.run("held out", held_out.save, [job.Part(held_out_file)])
+  # A file of the cleaned rows of each release. The largest release is first, so that all workers
+  # finish at about the same time.
+  sizes: collections.Counter[str] = collections.Counter()
+  for release in releases:
+    sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
+  largest_first = sorted(releases, key=lambda release: (-_text_bytes(release), release.name))
+  buckets = {pair: 1 << max(0, (n - 1) // BUCKET_BYTES).bit_length() for pair, n in sizes.items()}
+  clean_files = {release.name: f"{work}/clean/{release.name}.parquet" for release in releases}
+  held_out_source = dataset.path(held_out_file), held_out.digest
+  parts = [
+    job.Part(
+      clean_files[release.name],
+      (release, recipe.cleaning, held_out_source, buckets[recipe.pair_name(*release.pair)]),
+      title=" + ".join(release.paths),
     )
-  shards = filter(dataset_shards.is_shard, storage.names(folder))
-  content = base.digest({name: checksums.of_file(folder / name) for name in shards})
-  if metadata.get("content") != content:
-    raise errors.InputError(
-      f"{folder} is damaged, or an older version built it: its shards are not the ones that it "
-      "describes; remove this dataset to build it again"
-    )
-  changed = []
-  if storage.exists(root):
-    wanted = [release for release in releases_lib.scan(root)[0] if recipe.wants(release)]
-    if metadata.get("releases") != pipeline.releases_digest(wanted):
-      changed.append(f"the releases in {root}")
-  if storage.exists(evaluation) and metadata.get("held_out") != _held_out(evaluation).digest:
-    changed.append(f"the evaluation sets in {evaluation}")
-  if changed:
-    raise errors.InputError(
-      f"{' and '.join(changed)} are not those that {folder} was built from; remove this dataset to "
-      "build it again, or choose another output"
-    )
+    for release in largest_first
+  ]
+  cleaned = dataset.run("clean", stages.clean, parts, engine)
+  cleaned_by_release = {
+    release.name: facts for release, facts in zip(largest_first, cleaned, strict=True)
+  }
+
+  # A file of the rows of each bucket of a language pair, without duplicates, in random order.
+  files: dict[str, list[stages.CleanFile]] = {pair: [] for pair in sorted(sizes)}
+  for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
+    clean_file = dataset.path(clean_files[release.name]), release.corpus
+    files[recipe.pair_name(*release.pair)].append(clean_file)
+  merge_parts = {
+    pair: [
+      job.Part(f"{work}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
+      for bucket in range(buckets[pair])
+    ]
+    for pair, members in files.items()
+  }
+  flat = [part for parts in merge_parts.values() for part in parts]
+  merge_facts = iter(dataset.run("merge", stages.merge, flat, engine))
+
+  # The ranks of all rows decide which rows are in the dataset.
+  merged: dict[recipes.Cell, collections.Counter[str]] = {}
+  spans: dict[recipes.Cell, list[slice]] = {}
+  offset = 0
+  with tempfile.TemporaryFile(dir=dataset.folder) as stream:
+    for pair, parts in merge_parts.items():
+      for part in parts:
+        stream.write(stages.load_ranks(dataset.path(part.name)).tobytes())
+        for corpus, counts in next(merge_facts).items():
+          merged.setdefault((pair, corpus), collections.Counter()).update(counts)
+          end = offset + counts[stages.KEPT]
+          spans.setdefault((pair, corpus), []).append(slice(offset, end))
+          offset = end
+    if not offset:
+      raise errors.InputError(
+        f"no pair of texts is left: {_reasons(cleaned)}; relax the rules of the recipe"
+      )
+    stream.flush()
+    ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))
+  ranks = {cell: [ranks_N[span] for span in members] for cell, members in spans.items()}
+  cuts = recipes.plan(recipe, ranks)
+
+  # The shards: for training, the rows of a bucket; for validation, the rows of a language pair.
+  # Each has rows, because readers do not expect empty ones.
+  taken = {cell: cuts[cell].counts(parts) for cell, parts in ranks.items()}
+  splits: dict[str, list[job.Part]] = {}
+  for pair in files:
+    corpora = stages.corpora(files[pair])
+    paths = [dataset.path(part.name) for part in merge_parts[pair]]
+    train_B, validation_B = np.sum([taken[pair, corpus] for corpus in corpora], axis=0).T
+    shards = [(f"train_{pair}", [paths[i]]) for i in np.flatnonzero(train_B).tolist()]
+    shards += [(f"validation_{pair}", paths)] if validation_B.any() else []
+    count = collections.Counter(split for split, _ in shards)
+    for split, inputs in shards:
+      bounds = {
+        corpus: (cut.validation, cut.train) if split.startswith("train") else (0, cut.validation)
+        for corpus, cut in ((corpus, cuts[pair, corpus]) for corpus in corpora)
+      }
+      number = len(splits.setdefault(split, []))
+      name = f"{_DATASET}-{split}.tfrecord-{number:05d}-of-{count[split]:05d}"
+      arguments = (inputs, corpora, bounds, tuple(pair.split("_")))
+      splits[split].append(job.Part(name, arguments))
+  flat = [part for parts in splits.values() for part in parts]
+  shard_facts = iter(dataset.run("write", stages.write, flat, engine))
+  facts_by_split = {split: [next(shard_facts) for _ in parts] for split, parts in splits.items()}
+  report = card.Report(
+    recipe=recipe,
+    root=root,
+    releases=releases,
+    left_out=left_out,
+    cleaned=cleaned_by_release,
+    merged=merged,
+    taken={cell: counts_B2.sum(axis=0).tolist() for cell, counts_B2 in taken.items()},
+    goals=recipes.goals(recipe, ranks, cuts),
+    held_out=held_out.counts,
+    splits=dict(sorted(facts_by_split.items())),
+  )
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    _describe(report, pathlib.Path(folder))
+    for name in sorted(os.listdir(folder), key=lambda name: (name == _INFO, name)):
+      with dataset.part(name) as (path, _):
+        shutil.copyfile(os.path.join(folder, name), path)
+  dataset.finish()
+
+
+def _text_bytes(release: releases_lib.Release) -> int:
+  """Returns an estimate of a release's bytes of text from its size on disk."""
+  return release.size * (_COMPRESSION if release.paths[0].endswith((".zip", ".gz")) else 1)
+
+
+def _reasons(cleaned: Sequence[Mapping[str, Any]]) -> str:
+  """Returns why pairs were left out, with counts and the first fault."""
+  counts: collections.Counter[str] = collections.Counter()
+  for facts in cleaned:
+    counts.update(facts["counts"])
+  reasons = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
+  faults = [f"{place}: {what}" for facts in cleaned for place, what in facts["faults"]]
+  return ", ".join(reasons + faults[:1])
+
+
+def _describe(report: card.Report, folder: pathlib.Path) -> None:
+  """Writes the data card, and the files that describe the shards for TFDS, to a folder."""
+  # TFDS reads the names of the dataset and its splits from the names of shards.
+  stand_ins = [folder / f"{_DATASET}-{split}.tfrecord-00000-of-00001" for split in report.splits]
+  for shard in stand_ins:
+    shard.touch()
+  tfds.folder_dataset.write_metadata(
+    data_dir=folder,
+    features={name: tfds.features.Text() for name in dataset_shards.FEATURES},
+    split_infos=[
+      tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=[shard["rows"] for shard in shards],
+        num_bytes=sum(shard["bytes"] for shard in shards),
+      )
+      for split, shards in report.splits.items()
+    ],
+    version=VERSION,
+    filename_template=naming.ShardedFileTemplate(
+      data_dir=folder,
+      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+      dataset_name=_DATASET,
+      filetype_suffix="tfrecord",
+    ),
+    check_data=False,
+    description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
+    homepage="https://opus.nlpl.eu",
+  )
+  for shard in stand_ins:
+    shard.unlink()
+  (folder / DATA_CARD).write_text(card.text(report), encoding="utf-8")

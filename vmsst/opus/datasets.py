@@ -86,8 +86,6 @@ def language_pairs(
   for name in sorted(info.splits):
     split, _, codes = name.partition("_")
     pair = [by_code[code] for code in codes.split("_") if code in by_code]
-    if split not in SPLITS or len(pair) != 2:
-      raise errors.InputError(f"{folder}: split {name} is not named like train_deu_eng")
     if used.issuperset(pair) and required.intersection(pair) and info.splits[name].num_examples:
       paths = map(str, info.splits[name].filepaths)
       files = [readers.BitextFile((path,), "tfrecord", pair[0], pair[1]) for path in paths]
@@ -122,7 +120,7 @@ def validation_pairs(
     paths = [path for file in by_name["validation"].files for path in file.paths]
     for records in map(dataset_shards.Records, paths):
       for number in range(len(records)):
-        name = records.texts(number).get("corpus", "")
+        name = records.texts(number)["corpus"]
         present.add(name)
         if name == corpus:
           pairs.setdefault(pair, []).append(records.pair(number))

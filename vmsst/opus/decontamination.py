@@ -15,13 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import npy_files
-from vmsst.jobs import atomic_files
 from vmsst.opus import cleaning
-
-MAX_SETS = 64
-"""Maximum number of evaluation sets: the bits of an integer."""
 
 
 class EvaluationSentences:
@@ -45,19 +39,13 @@ class EvaluationSentences:
 
   @classmethod
   def of(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
-    """Returns the sentences of pairs (name of the set, text).
-
-    Raises:
-      ValueError: there are more than MAX_SETS sets.
-    """
+    """Returns the sentences of pairs (name of the set, text); OverflowError above 64 sets."""
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       hashes = keys.setdefault(name, array.array("Q"))
       text = cleaning.normalize(text)
       if any(map(str.isalnum, text)):
         hashes.append(cleaning.sentence_key(text))
-    if len(keys) > MAX_SETS:
-      raise ValueError(f"{len(keys)} sets; at most {MAX_SETS} are supported")
     names = sorted(keys)
     unique = [np.unique(np.frombuffer(keys[name], np.uint64)) for name in names]
     keys_K = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]))
@@ -91,14 +79,12 @@ class EvaluationSentences:
     return hashed.hexdigest()
 
   def save(self, path: str | os.PathLike) -> None:
-    """Writes an .npz file atomically."""
-    with atomic_files.atomic_file(path) as stream:
+    """Writes an .npz file."""
+    with open(path, "wb") as stream:
       np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
-    """Returns what `save` wrote; raises InputError if the file is missing or damaged."""
-    names, keys_K, sets_K = npy_files.read(path, ["names", "keys", "sets"])
-    if keys_K.dtype != np.uint64 or sets_K.dtype != np.uint64 or keys_K.shape != sets_K.shape:
-      raise errors.InputError(f"{path}: not a file of evaluation sentences; delete it")
-    return cls([str(name) for name in names], keys_K, sets_K)
+    """Returns what `save` wrote."""
+    with np.load(path) as arrays:
+      return cls(arrays["names"].tolist(), arrays["keys"], arrays["sets"])

@@ -21,8 +21,6 @@ The order of the corpora matters: if two have the same pair, the first keeps it.
 """
 
 import collections
-import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,18 +28,16 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import yaml
 
-from vmsst import errors, languages, storage
+from vmsst import errors, languages
 from vmsst.data import readers
-from vmsst.io import input_files
+from vmsst.io import input_files, manifest
 from vmsst.languages import Language
 from vmsst.opus import cleaning as cleaning_lib
 from vmsst.opus import releases
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
 _TOP = 1 << 64  # Above every rank.
-_LARGEST = 1 << 18  # Bytes.
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Cell = tuple[str, str]
@@ -144,24 +140,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   seed: Count = 0
 
   def __post_init__(self) -> None:
-    """Raises InputError if the values contradict each other."""
-    if not self.corpora and not self.unlisted:
-      raise errors.InputError("corpora is empty; list some, or set unlisted: true for all of them")
+    """Raises ValueError if the values contradict each other."""
     if self.targets and not self.pivots:
-      raise errors.InputError("targets are for pairs with pivots; set pivots, such as [en]")
-    for key, names in (
-      ("corpora", [corpus.name.casefold() for corpus in self.corpora]),
-      ("languages", self.languages),
-      ("pivots", self.pivots),
-      ("pairs", self.pairs),
-    ):
-      for name, count in collections.Counter(names).items():
-        if count > 1:
-          raise errors.InputError(f"{key} has {name} twice; remove one")
-    for key, codes in (("pivots", self.pivots), ("targets", self.targets)):
-      for code in codes:
-        if self.languages and code not in self.languages:
-          raise errors.InputError(f"{key} has {code}; add it to languages")
+      raise ValueError("targets are for pairs with pivots; set pivots, such as [en]")
+    names = collections.Counter(corpus.name.casefold() for corpus in self.corpora)
+    if repeated := [name for name, count in names.items() if count > 1]:
+      raise ValueError(f"corpora has {repeated[0]} twice; remove one")
 
   def corpus(self, name: str) -> Corpus | None:
     """Returns the part of a corpus in the recipe; None: nothing."""
@@ -204,14 +188,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   @property
   def digest(self) -> str:
-    """Hash, in 16 hexadecimal digits; the same for recipes that make the same data."""
+    """Hash; the same for recipes of the same data."""
     content = msgspec.to_builtins(self, enc_hook=str)
-    for name in ("description", "expected"):
-      del content[name]
-    if not self.scripts_as_one:  # Datasets from before this field keep their digest.
-      del content["scripts_as_one"]
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return manifest.digest(
+      {name: x for name, x in content.items() if name not in ("description", "expected")}
+    )
 
 
 class Cut(NamedTuple):
@@ -259,29 +240,18 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
   Raises:
     InputError: it does not exist, or a key or value is wrong; the message names file and key.
   """
-  text = os.fspath(name_or_path)
+  path = os.fspath(name_or_path)
   try:
-    path = _FOLDER / f"{text}.yaml" if text in names() else storage.path(text)
-    read = input_files.read_bytes(path, _LARGEST + 1)
-    if len(read) > _LARGEST:
-      raise errors.InputError(f"{path} is larger than {_LARGEST >> 10} kB")
-    content = read.decode("utf-8")
-  except (errors.InputError, UnicodeDecodeError) as error:
+    content = input_files.read_bytes(_FOLDER / f"{path}.yaml" if path in names() else path)
+  except errors.InputError as error:
     raise errors.InputError(
-      f"recipe {text}: {error}; give the path of a YAML file, or one of {', '.join(names())}"
+      f"recipe {error}; give the path of a YAML file, or one of {', '.join(names())}"
     ) from None
   try:
-    record = yaml.load(content, _Loader)
-  except yaml.YAMLError as error:
-    mark = getattr(error, "problem_mark", None)
-    location = f"{path}:{mark.line + 1}" if mark else f"{path}"
-    raise errors.InputError(f"{location}: {getattr(error, 'problem', None) or error}") from None
-  except (ValueError, RecursionError) as error:  # Dates, numbers, nesting.
-    raise errors.InputError(f"{path} cannot be read as YAML: {error}") from None
-  try:
-    return msgspec.convert(record, Recipe, dec_hook=_normalized)
-  except (msgspec.ValidationError, errors.InputError) as error:
-    raise errors.InputError(f"{path}: {str(error).replace('$.', '')}") from None
+    return msgspec.yaml.decode(content, type=Recipe, dec_hook=_normalized)
+  except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    reason = " ".join(str(error).replace("$.", "").split())
+    raise errors.InputError(f"{path}: {reason}") from None
 
 
 def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
@@ -397,44 +367,19 @@ def _bound(parts: Sequence[np.ndarray], count: int) -> int:
   return low
 
 
-class _Loader(yaml.SafeLoader):
-  """Refuses repeated keys, and aliases, which can expand without limit."""
-
-  def compose_node(self, parent: Any, index: Any) -> Any:
-    if self.check_event(yaml.events.AliasEvent):
-      mark = self.peek_event().start_mark
-      raise yaml.composer.ComposerError(None, None, "aliases (*) are not allowed", mark)
-    return super().compose_node(parent, index)
-
-  def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-    seen = set()
-    for key, _ in node.value:
-      if not isinstance(key, yaml.ScalarNode) or key.value in seen:
-        problem = f"{key.value!r} is repeated, or is not a plain key"
-        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-      seen.add(key.value)
-    return super().construct_mapping(node, deep=deep)
-
-
 def _normalized(kind: type, value: Any) -> Any:
   """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
   if issubclass(kind, dict):
-    counts: dict[str, int] = {}
-    for name, count in msgspec.convert(value, dict[str, Count]).items():
-      is_pair = kind is PairCounts or (kind is Counts and "-" in name)
-      key = _normalized(Pair if is_pair else Code, name)
-      if key in counts:
-        raise errors.InputError(f"{key} is there twice, once as {name}; remove one")
-      counts[key] = count
-    return kind(counts)
-  if not isinstance(value, str):
-    raise errors.InputError(f"{input_files.shown(value)} is not text; put it in quotes")
+    counts = msgspec.convert(value, dict[str, Count])
+    if kind is Counts:
+      return kind({_normalized(Pair if "-" in key else Code, key): n for key, n in counts.items()})
+    of_key = Pair if kind is PairCounts else Code
+    return kind({_normalized(of_key, key): n for key, n in counts.items()})
+  if not isinstance(value, str):  # YAML reads "no", the code of Norwegian, as False.
+    raise ValueError(f"{value!r} is not text; put it in quotes")
   if kind is Code:
     return Code(readers.compact_code(languages.language(value)))
-  codes = value.split("-")
-  if len(codes) != 2:
-    raise errors.InputError(f"{input_files.shown(value)}; write two codes, such as de-en")
-  first, second = map(languages.language, codes)
-  if first == second:
-    raise errors.InputError(f"{input_files.shown(value)}; write two different languages")
+  if value.count("-") != 1:
+    raise ValueError(f"{value!r} is not two codes, such as de-en")
+  first, second = map(languages.language, value.split("-"))
   return Pair(readers.pair_name(*releases.ordered(first, second)))

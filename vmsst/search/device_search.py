@@ -1,4 +1,4 @@
-"""Nearest neighbors on all devices of a process: a `Compare` of `vmsst.search.exact_search`."""
+"""Nearest neighbors on all devices of a process: a `Search` of `vmsst.search.exact_search`."""
 
 import functools
 
@@ -16,49 +16,51 @@ Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]
 """Scores and row numbers of the best neighbors."""
 
 
-def compare(
-  source: exact_search.UnitVectors,
-  target: exact_search.UnitVectors,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors | None,
+def search(
+  source: exact_search.Selection,
+  target: exact_search.Selection,
+  k_source: int,
+  k_target: int | None,
   /,
-) -> None:
-  """The `Compare` for the machine it runs on: accelerators, or NumPy if there are none."""
+) -> exact_search.Both:
+  """The `Search` for the machine it runs on: accelerators, or NumPy if there are none."""
   on_cpu = jax.default_backend() == "cpu"
-  (exact_search.compare if on_cpu else compare_on_devices)(source, target, forward, backward)
+  return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 
 
-def compare_on_devices(
-  source: exact_search.UnitVectors,
-  target: exact_search.UnitVectors,
-  forward: exact_search.Neighbors,
-  backward: exact_search.Neighbors | None,
+def search_on_devices(
+  source: exact_search.Selection,
+  target: exact_search.Selection,
+  k_source: int,
+  k_target: int | None,
   /,
   *,
   sources: int = 1 << 15,
   targets: int = 1 << 13,
-) -> None:
-  """A `Compare` with float32 matmuls on all devices.
+) -> exact_search.Both:
+  """A `Search` with float32 matmuls on all devices.
 
   Args:
-    source: See `Compare`.
-    target: See `Compare`.
-    forward: See `Compare`.
-    backward: See `Compare`.
+    source: See `Search`.
+    target: See `Search`.
+    k_source: See `Search`.
+    k_target: See `Search`.
     sources: Sources to compare at once, replicated on the devices.
     targets: Targets to compare at once, sharded over them. Scores of the defaults take 1 GB.
   """
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
   whole, shared = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
-  width, height = _block_size(len(target), targets), _block_size(len(source), sources)
+  width, height = _block_size(len(target.row_N), targets), _block_size(len(source.row_N), sources)
   width += -width % mesh.size
-  step = _step(mesh, None if backward is None else min(backward.score_NK.shape[1], height))
-  for row, source_BD in source.unit_blocks(height):
+  forward = exact_search.no_neighbors(len(source.row_N), k_source)
+  backward = None if k_target is None else exact_search.no_neighbors(len(target.row_N), k_target)
+  step = _step(mesh, None if k_target is None else min(k_target, height))
+  for row, source_BD in exact_search.unit_blocks(source, height):
     held = forward[row : row + len(source_BD)]
     best = _padded(held.score_NK, height), _padded(held.index_NK.astype(np.int32), height)
     query_BD, best = jax.device_put((_padded(source_BD, height), best), whole)
     waiting = None
-    for column, target_CD in target.unit_blocks(width):
+    for column, target_CD in exact_search.unit_blocks(target, width):
       base_CD = jax.device_put(_padded(target_CD, width), shared)
       size_2 = np.array([len(held), len(target_CD)], np.int32)
       best, near = step(query_BD, base_CD, best, size_2, np.int32(column))
@@ -68,6 +70,7 @@ def compare_on_devices(
         waiting = backward[column : column + len(target_CD)], near, row
     _merge_backward(waiting)
     held.score_NK[:], held.index_NK[:] = (np.asarray(x)[: len(held)] for x in best)
+  return forward, backward
 
 
 def _merge_backward(waiting: tuple[exact_search.Neighbors, Best, int] | None) -> None:

@@ -1,6 +1,7 @@
 """A text file and the vectors of its lines: line i belongs to row i."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.io import large_arrays, line_spans, text_fields, text_files
-from vmsst.search import faiss_index, index_folder, vector_store
+from vmsst.search import vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
 
@@ -45,26 +46,22 @@ class EmbeddedText:
     count = self.vectors.settings.get("dimensions")
     return count if isinstance(count, int) else None
 
-  def open_index(self, folder: str | os.PathLike[str]) -> faiss_index.Index:
-    """Returns an index of the vectors, see `index_folder.open_index`; they are not read again."""
-    return index_folder.open_index(folder, self.vectors)
-
   def texts(self) -> Iterator[str]:
     """Yields all texts; reads the file once."""
     return text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
 
   def visible_rows(self) -> np.ndarray:
-    """Returns whether each text has a visible character, bool [N]; reads the file.
+    """Returns the rows of texts with a visible character, int64 [M]; reads the file.
 
     Raises:
       InputError: no text has one.
     """
-    visible_N = large_arrays.full(len(self), False, bool)
-    for row, text in enumerate(self.texts()):
-      visible_N[row] = not text_fields.is_blank(text)
-    if not visible_N.any():
+    rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
+    windows = iter(lambda: [*itertools.islice(rows, _LINES)], [])
+    row_M = large_arrays.concatenated(map(np.array, windows), np.int64)
+    if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
-    return visible_N
+    return row_M
 
   def reader(self) -> Callable[[int], str]:
     """Returns a function of a row that reads its text; scans the file once and keeps it open."""
@@ -74,7 +71,7 @@ class EmbeddedText:
 
 
 def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
-  """Opens a text and its vectors, as `file_embedding.embed_file` writes them.
+  """Opens a text and its vectors, as `vmsst embed` writes them.
 
   Vectors from another source are accepted if their number matches the lines.
 

@@ -10,16 +10,19 @@ vectors, and the code of a vector. Vectors have length 1, and FAISS's scores are
 import math
 import os
 import re
-from collections.abc import Iterable
 from concurrent import futures
 from typing import Any
 
 import numpy as np
 
-from vmsst import errors
-from vmsst.io import input_files, progress_bar
-from vmsst.search import exact_search
-from vmsst.search.sharded_search import StoredRows
+from vmsst import errors, storage
+from vmsst.io import checksums, large_arrays, manifest, progress_bar
+from vmsst.search import exact_search, vector_store
+
+FILE = "index.faiss"
+"""File of an index in a folder that `vmsst index` wrote."""
+SHARD_ROWS = 1 << 20
+"""Vectors that are added to an index together."""
 
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
@@ -40,6 +43,7 @@ _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
 _QUERIES = 1 << 11  # Searched together.
 _PIECE = 64  # Queries per thread when candidates are compared.
 _CANDIDATES, _PER_NEIGHBOR = 64, 8
+_SEED = 0  # Of the training sample.
 _TINY = 1e-12  # Squared lengths that float32 computes without loss are above.
 
 
@@ -124,25 +128,62 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
   return index
 
 
-def fill(index: Any, blocks: Iterable[np.ndarray], first: int) -> None:
-  """Adds unit vectors, which are numbered from `first` on."""
+def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
+  """Adds some vectors, at length 1, numbered by their rows."""
   ivf = _inverted(index)
-  for vectors_BD in blocks:
+  for part in exact_search.blocks(span.stop - span.start):
+    first, stop = span.start + part.start, span.start + part.stop
+    unit_BD = exact_search.unit_rows(rows[first:stop], first)
     if ivf is None:
-      index.add(vectors_BD)
+      index.add(unit_BD)
     else:
-      index.add_with_ids(vectors_BD, np.arange(first, first + len(vectors_BD), dtype=np.int64))
-    first += len(vectors_BD)
+      index.add_with_ids(unit_BD, np.arange(first, stop, dtype=np.int64))
+
+
+def sample(rows: vector_store.Vectors, factory: str) -> np.ndarray:
+  """Returns unit vectors to train an index on, float32 [S, D]: a seeded random sample."""
+  count = min(len(rows), training_rows(factory))
+  row_S = np.random.default_rng(_SEED).choice(len(rows), count, replace=False, shuffle=False)
+  row_S.sort()
+  sample_SD = np.empty((count, rows.shape[1]), np.float32)
+  for part in exact_search.blocks(count):
+    sample_SD[part] = exact_search.unit_rows(rows.take(row_S[part]))
+  return sample_SD
+
+
+def build_index(vectors: Any, factory: str | None = None) -> "Index":
+  """Returns an index of vectors, in memory.
+
+  Args:
+    vectors: As in `vector_store.open_vectors`.
+    factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64", see `training_rows`; default:
+      by the number of vectors, see `default_factory`.
+
+  Raises:
+    InputError: FAISS is not installed, there are no vectors, or the string is not supported or does
+      not suit them.
+  """
+  rows = vector_store.open_vectors(vectors)
+  factory = check(rows, factory)
+  index = train(factory, sample(rows, factory))
+  fill(index, rows, slice(0, len(rows)))
+  return Index(index, factory, rows)
+
+
+def check(rows: vector_store.Vectors, factory: str | None) -> str:
+  """Returns the factory string of an index, or the default; errors are as in `build_index`."""
+  if not len(rows):
+    raise errors.InputError(f"{rows.folder} has no vectors: embed a text with lines")
+  factory = factory or default_factory(*rows.shape)
+  training_rows(factory)
+  new(factory, rows.shape[1])
+  return factory
 
 
 def write(index: Any, path: str | os.PathLike[str]) -> None:
-  """Writes an index to a file.
-
-  Raises:
-    OSError: it cannot be written.
-  """
+  """Writes an index to a local file."""
   try:
-    library().write_index(index, input_files.utf8_path(path, "an index"))
+    library().write_index(index, os.fspath(path))
   except RuntimeError as error:
     raise OSError(f"{os.fspath(path)} cannot be written: {_reason(error)}") from None
 
@@ -151,7 +192,7 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
   """Reads a file of `write` whose checksum has been verified: FAISS can crash on others.
 
   Args:
-    path: The file.
+    path: The file, local or in an object store.
     mapped: Leave inverted lists on disk, as a memory map that cannot be changed.
 
   Raises:
@@ -159,12 +200,38 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
   """
   faiss = library()
   try:
-    file = input_files.utf8_path(path, "an index")
-    return faiss.read_index(file, faiss.IO_FLAG_MMAP if mapped else 0)
+    with storage.local_copy(path) as local:  # A map of a copy stays valid when its name is removed.
+      return faiss.read_index(os.fspath(local), faiss.IO_FLAG_MMAP if mapped else 0)
   except RuntimeError as error:
     raise errors.InputError(
       f"{os.fspath(path)}: this version of FAISS cannot read it: {_reason(error)}"
     ) from None
+
+
+def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
+  """Opens an index as a memory map, after verifying its checksum and that of its vectors.
+
+  The file of an index in an object store is copied to this machine until the process ends.
+
+  Args:
+    folder: A folder that `vmsst index` wrote.
+    vectors: The vectors from which it was built, as in `vector_store.open_vectors`.
+
+  Raises:
+    InputError: there is no complete index, it is damaged or of other vectors, or FAISS is not
+      installed.
+  """
+  rows = vector_store.open_vectors(vectors)
+  record = manifest.read(folder, "give a folder that `vmsst index` wrote, or build it again")
+  described = {"vectors": {"name": rows.folder, "digest": rows.digest}}
+  if FILE not in record.parts or manifest.differences(record.inputs, described):
+    raise errors.InputError(
+      f"{os.fspath(folder)} is an index of other vectors than {rows.folder}, or of an earlier "
+      "version: build it again (`vmsst index`)"
+    )
+  path = storage.cached_copy(os.path.join(folder, FILE))
+  checksums.check(path, record.parts[FILE].sha256, "delete the folder and build it again")
+  return Index(read(path, mapped=True), str(record.options["factory"]), rows)
 
 
 class Index:
@@ -177,7 +244,7 @@ class Index:
     shape: Number and width of the vectors in it.
   """
 
-  def __init__(self, index: Any, factory: str, rows: StoredRows):
+  def __init__(self, index: Any, factory: str, rows: vector_store.Vectors):
     """Prepares a filled index."""
     self.factory, self.rows = factory, rows
     self._index, self._ivf = index, _inverted(index)
@@ -258,31 +325,33 @@ class Index:
     neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
-def compare(source: Index, target: Index) -> exact_search.Compare:
-  """Returns a `Compare` that searches for the neighbors of both sides in indexes.
-
-  Args:
-    source: The index of the sources' vectors.
-    target: That of the targets' vectors.
-  """
+def search_in(source_index: Index, target_index: Index) -> exact_search.Search:
+  """Returns a `Search` among rows of the vectors of two indexes."""
 
   def search(
-    source_side: Any,
-    target_side: Any,
-    forward: exact_search.Neighbors,
-    backward: exact_search.Neighbors | None,
+    source: exact_search.Selection,
+    target: exact_search.Selection,
+    k_source: int,
+    k_target: int | None,
     /,
-  ) -> None:
-    ways = [(source_side, target, target_side, forward)]
-    if backward is not None:
-      ways.append((target_side, source, source_side, backward))
-    with progress_bar.Bar(total=sum(len(way[0]) for way in ways), unit=" searches") as bar:
-      for queries, index, base, best in ways:
-        for number, query_BD in queries.unit_blocks(_QUERIES):
-          near = index.nearest(query_BD, best.index_NK.shape[1], base.kept_N)
-          part = best[number : number + len(query_BD)]
-          part.index_NK[:], part.score_NK[:] = base.number_N[near.index_NK], near.score_NK
+  ) -> exact_search.Both:
+    ways = [(source, target_index, target, k_source)]
+    if k_target is not None:
+      ways.append((target, source_index, source, k_target))
+    results = []
+    with progress_bar.Bar(total=sum(len(way[0].row_N) for way in ways), unit=" searches") as bar:
+      for queries, index, base, k in ways:
+        wanted_N = large_arrays.full(index.shape[0], False, bool)
+        wanted_N[base.row_N] = True
+        near = exact_search.no_neighbors(len(queries.row_N), k)
+        for first, query_BD in exact_search.unit_blocks(queries, _QUERIES):
+          found = index.nearest(query_BD, k, wanted_N)
+          rows = slice(first, first + len(query_BD))
+          near.index_NK[rows] = np.searchsorted(base.row_N, found.index_NK)
+          near.score_NK[rows] = found.score_NK
           bar.update(len(query_BD))
+        results.append(near)
+    return results[0], results[1] if k_target is not None else None
 
   return search
 

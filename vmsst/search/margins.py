@@ -1,11 +1,11 @@
 """Finds and scores translations among the sentences of two languages by their vectors, in NumPy.
 
 `cosine_pairs` and `margin_pairs` find candidates, `margin_scores` scores given pairs, `best_f1`
-finds a threshold from known translations. Vectors are read in blocks, as in `exact_search`. No
-function holds the scores of all pairs at once. Row numbers break ties, so that results depend on
-the vectors alone.
+finds a threshold from known translations. Vectors are read in blocks, as in `exact_search`. What is
+stored per sentence is in temporary files if it is large. Row numbers break ties.
 """
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +44,11 @@ class Pairs:
     return len(self.score_P)
 
   def at_least(self, threshold: float) -> "Pairs":
-    """Returns the pairs with a score of at least `threshold`."""
-    return self._of(self.score_P >= threshold)
+    """Returns the pairs with a score of at least `threshold`, a view."""
+    count = bisect.bisect_right(self.score_P, -threshold, key=lambda score: -score)
+    return self._of(slice(count))
 
-  def _of(self, places: np.ndarray | list[int]) -> "Pairs":
+  def _of(self, places: np.ndarray | list[int] | slice) -> "Pairs":
     return Pairs(self.source_P[places], self.target_P[places], self.score_P[places])
 
 
@@ -65,27 +66,27 @@ def cosine_pairs(
   source_ND: exact_search.Rows,
   target_MD: exact_search.Rows,
   *,
-  compare: exact_search.Compare = exact_search.compare,
+  search: exact_search.Search = exact_search.search,
 ) -> Pairs:
   """Returns each source with its nearest target and their cosine; targets may occur repeatedly.
 
   Raises:
     ValueError: shapes do not match, a side is empty, or a value is not finite.
   """
-  near = exact_search.top_k(source_ND, target_MD, 1, compare=compare)
+  near = exact_search.top_k(source_ND, target_MD, 1, search=search)
   score_N = near.score_NK[:, 0].astype(np.float64)
   order_N = np.argsort(-score_N, kind="stable")
   return Pairs(order_N, near.index_NK[order_N, 0], score_N[order_N])
 
 
 def margin_pairs(
-  source_ND: exact_search.Rows | exact_search.DistinctVectors,
-  target_MD: exact_search.Rows | exact_search.DistinctVectors,
+  source_ND: exact_search.Rows,
+  target_MD: exact_search.Rows,
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
   retrieval: Retrieval = "max",
-  compare: exact_search.Compare = exact_search.compare,
+  search: exact_search.Search = exact_search.search,
 ) -> Pairs:
   """Returns pairs by margin (Artetxe and Schwenk, 2019): a cosine relative to both neighborhoods.
 
@@ -105,12 +106,13 @@ def margin_pairs(
   * max: keeps the best pair of both, removes its two sentences, and repeats.
 
   Args:
-    source_ND: Vectors of the source side, of any length; `DistinctVectors` can leave out rows.
+    source_ND: Vectors of the source side, of any length, without duplicates; an
+      `exact_search.Selection` leaves out rows.
     target_MD: Vectors of the target side, the same.
     neighbors: k; if a side has fewer sentences, all of them.
     margin: The score.
     retrieval: Which candidates to keep.
-    compare: Compares vectors; `vmsst.search.device_search.compare` uses accelerators.
+    search: Finds neighbors; `vmsst.search.device_search.search` uses accelerators.
 
   Raises:
     ValueError: shapes do not match, a side is empty, a value is not finite, k is not an integer of
@@ -122,49 +124,13 @@ def margin_pairs(
     >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
-  return joined(
-    margin_blocks(
-      source_ND,
-      target_MD,
-      neighbors=neighbors,
-      margin=margin,
-      retrieval=retrieval,
-      compare=compare,
-    )
-  )
-
-
-def margin_blocks(
-  source_ND: exact_search.Rows | exact_search.DistinctVectors,
-  target_MD: exact_search.Rows | exact_search.DistinctVectors,
-  *,
-  neighbors: int = 4,
-  margin: Margin = "ratio",
-  retrieval: Retrieval = "max",
-  compare: exact_search.Compare = exact_search.compare,
-) -> Iterator[Pairs]:
-  """Searches, then yields the pairs of `margin_pairs` in blocks, best first.
-
-  Candidates are in temporary files. Arguments and errors are those of `margin_pairs`.
-  """
   errors.check_choice("margin", margin, _MARGINS)  # Before the search, which can take long.
   errors.check_choice("retrieval", retrieval, _RETRIEVALS)
   neighbors = errors.as_integer("neighbors", neighbors)
-  near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, compare=compare)
-  return _RETRIEVALS[retrieval](best_neighbors(*near, margin))
-
-
-def joined(blocks: Iterable[Pairs]) -> Pairs:
-  """Returns the pairs of blocks as one."""
-
-  def records(pairs: Pairs) -> np.ndarray:
-    pair_P = np.empty(len(pairs), _PAIR)
-    pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
-    pair_P["score"] = pairs.score_P
-    return pair_P
-
-  pair_P = large_arrays.concatenated(map(records, blocks), _PAIR)
-  return Pairs(*(pair_P[name] for name in _PAIR.names or ()))
+  near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
+  pairs = _RETRIEVALS[retrieval](best_neighbors(*near, margin))
+  pair_P = large_arrays.concatenated(map(_records, pairs), _PAIR)
+  return Pairs(pair_P["source"], pair_P["target"], pair_P["score"])
 
 
 def best_neighbors(
@@ -179,7 +145,7 @@ def best_neighbors(
 
   Returns:
     For sources and for targets: the neighbor's row, [N] or [M], the lowest among equal scores, and
-    its score, -inf if there is no neighbor.
+    its score.
 
   Raises:
     ValueError: the margin is unknown.
@@ -196,7 +162,7 @@ def margin_scores(
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
-  compare: exact_search.Compare = exact_search.compare,
+  search: exact_search.Search = exact_search.search,
 ) -> np.ndarray:
   """Returns the margin of row i of one side with row i of the other, float64 [N].
 
@@ -206,7 +172,7 @@ def margin_scores(
   """
   errors.check_choice("margin", margin, _MARGINS)
   neighbors = errors.as_integer("neighbors", neighbors)
-  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, compare=compare)
+  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, search=search)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:
     raise ValueError(f"{count} sources and {len(backward.index_NK)} targets: give as many of each")
@@ -217,13 +183,12 @@ def margin_scores(
   return _MARGINS[margin](cosine_N, (_means(forward) + _means(backward)) / 2)
 
 
-def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search.BLOCK_ROWS) -> F1:
+def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
   """Returns the threshold with the highest F1 and its scores; the highest among equal ones.
 
   Args:
     pairs: Distinct candidates, best first.
     gold_G2: Distinct pairs (source row, target row) of translations.
-    block_rows: Candidates in memory at once.
 
   Raises:
     ValueError: there is no candidate or no gold pair.
@@ -231,26 +196,19 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray, *, block_rows: int = exact_search
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
     raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
-  best, hits = None, 0
-  for rows in exact_search.blocks(len(pairs), block_rows):
-    candidates = zip(pairs.source_P[rows].tolist(), pairs.target_P[rows].tolist(), strict=True)
-    hits_B = hits + np.cumsum([pair in gold for pair in candidates])
-    hits = hits_B[-1]
-    kept_B = rows.start + np.arange(1, len(hits_B) + 1)
-    f1_B = 2 * hits_B / (kept_B + len(gold))
-    # A threshold keeps either all pairs of one score or none.
-    next_B = pairs.score_P[rows.start + 1 : rows.stop + 1]
-    f1_B[: len(next_B)][pairs.score_P[rows][: len(next_B)] == next_B] = -1
-    best_row = int(np.argmax(f1_B))
-    if best is None or f1_B[best_row] > best.f1:
-      best = F1(
-        f1=float(f1_B[best_row]),
-        precision=float(hits_B[best_row] / kept_B[best_row]),
-        recall=float(hits_B[best_row] / len(gold)),
-        threshold=float(pairs.score_P[rows.start + best_row]),
-      )
-  assert best is not None
-  return best
+  candidates = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
+  hits_P = np.cumsum(np.fromiter((pair in gold for pair in candidates), bool, len(pairs)))
+  kept_P = np.arange(1, len(pairs) + 1)
+  f1_P = 2 * hits_P / (kept_P + len(gold))
+  # A threshold keeps either all pairs of one score or none.
+  f1_P[:-1][pairs.score_P[:-1] == pairs.score_P[1:]] = -1
+  best = int(np.argmax(f1_P))
+  return F1(
+    f1=float(f1_P[best]),
+    precision=float(hits_P[best] / kept_P[best]),
+    recall=float(hits_P[best] / len(gold)),
+    threshold=float(pairs.score_P[best]),
+  )
 
 
 _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -273,14 +231,12 @@ def _best_neighbor(
   mean_N: np.ndarray,
   mean_M: np.ndarray,
 ) -> Best:
-  """Returns the best-scoring of K neighbors of each of N, and its score; -inf if there is none."""
+  """Returns the best-scoring of K neighbors of each of N, and its score."""
   index_N = large_arrays.full(len(near), 0, np.int64)
-  score_N = large_arrays.full(len(near), -np.inf, np.float64)
+  score_N = large_arrays.full(len(near), 0, np.float64)
   for rows in exact_search.blocks(len(near)):
     cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
-    with np.errstate(invalid="ignore"):  # Rows without neighbors have no mean.
-      score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
-    score_BK = np.where(cosine_BK > -np.inf, score_BK, -np.inf)
+    score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
     score_N[rows] = score_BK.max(axis=1)
     # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
     best_BK = score_BK == score_N[rows, None]
@@ -292,9 +248,16 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
   """Yields the candidates of the sources (0) or targets (1), in their order."""
   index_N, score_N = best[side]
   for rows in exact_search.blocks(len(index_N)):
-    own_P = rows.start + np.flatnonzero(score_N[rows] > -np.inf)
-    pair = own_P, index_N[own_P]
-    yield Pairs(*(pair if side == 0 else pair[::-1]), score_N[own_P])
+    row_B, index_B = np.arange(rows.start, rows.stop), index_N[rows]
+    sides = (row_B, index_B) if side == 0 else (index_B, row_B)
+    yield Pairs(sides[0], sides[1], score_N[rows])
+
+
+def _records(pairs: Pairs) -> np.ndarray:
+  pair_P = np.empty(len(pairs), _PAIR)
+  pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
+  pair_P["score"] = pairs.score_P
+  return pair_P
 
 
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:

@@ -1,153 +1,26 @@
-"""A folder of sentence vectors: shards `vectors-00000.npy`, ... and `vectors.json`.
+"""Sentence vectors on disk, in an object store or in memory, read in blocks.
 
-Shards are written in any order, by any process, each atomically (`npy_files.write_shard`); `start`
-and `finish` write `vectors.json` before and after them.
+A folder that `vmsst embed` wrote has shards `vectors-00000.npy`, ... and the record of its job,
+`job.json`; see `vmsst.io.manifest`.
 """
 
 import bisect
 import functools
 import hashlib
-import json
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import checksums, input_files, npy_files, stored_settings
-from vmsst.jobs import atomic_files, work_folders
+from vmsst.io import checksums, manifest, npy_files
 
 DTYPES = ("float32", "float16")
-_MAPS = 128  # Open maps. Each has a descriptor, of 1,024 that a process may usually have.
 _CHECKED = 1 << 14  # Rows of an array that are checked together.
 _AGAIN = "delete the folder and embed again"
-_STATE = "vectors.json"
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]  # Larger ones overflow in NumPy.
-_SHARD = re.compile(r"vectors-\d{5,}\.npy(\.json)?")
-_RESULT = re.compile(r"vectors-\d{5,}\.npy\.json")
-
-
-class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """The content of `vectors.json`.
-
-  Attributes:
-    dimension: Width of the vectors.
-    dtype: float32, or float16 for half the space.
-    rows: Number of vectors of each shard.
-    settings: What the vectors are computed from, as for JSON.
-    sha256: Checksum of each shard; None: the folder is not finished.
-  """
-
-  dimension: _Count
-  dtype: Annotated[str, msgspec.Meta(pattern=rf"\A({'|'.join(DTYPES)})\Z")]
-  rows: list[_Count]
-  settings: dict[str, Any]
-  sha256: list[str] | None = None
-
-  def differences(self, given: "State") -> str:
-    """Returns how these vectors differ from others, for messages; "" if they are the same."""
-    keys = ("dimension", "dtype")
-    return stored_settings.differences(
-      *({**{key: getattr(store, key) for key in keys}, **store.settings} for store in (self, given))
-    )
-
-  def write(self, folder: str | os.PathLike[str]) -> None:
-    """Writes the file."""
-    path = storage.path(folder) / _STATE
-    atomic_files.write_json(path, dict(sorted(msgspec.structs.asdict(self).items())))
-
-  @classmethod
-  def read(cls, folder: storage.Path) -> "State":
-    """Reads the file; raises InputError if it is broken."""
-    path = folder / _STATE
-    try:
-      state = msgspec.convert(input_files.read_json(path), cls)
-      if state.sha256 is not None and len(state.sha256) != len(state.rows):
-        raise ValueError("`sha256` and `rows` have different lengths")
-      encoder = state.settings.get("encoder")
-      named = encoder.get("name") if isinstance(encoder, dict) else None
-      if not all(isinstance(x, str | None) for x in (named, state.settings.get("field"))):
-        raise ValueError("a name is not text")
-    except ValueError as error:
-      raise errors.InputError(f"{path}: broken: {_AGAIN} ({error})") from None
-    return state
-
-
-def shard_path(folder: str | os.PathLike[str], number: int) -> str:
-  """Returns the path of a shard, numbered from 0; `npy_files.write_shard` writes it."""
-  return os.path.join(folder, f"vectors-{number:05d}.npy")
-
-
-def check_free(folder: str | os.PathLike[str]) -> None:
-  """Raises InputError if a folder has files of other origin where shards would be written."""
-  names = storage.names(folder)
-  foreign = sorted(filter(_SHARD.fullmatch, names))
-  if foreign and _STATE not in names:
-    raise errors.InputError(
-      f"{os.path.join(folder, foreign[0])} is not by `vmsst embed`, which would replace it; give "
-      "another folder"
-    )
-
-
-def start(folder: str | os.PathLike[str], state: State) -> bool:
-  """Starts a folder, or resumes an unfinished one; returns whether it is finished already.
-
-  Args:
-    folder: The folder.
-    state: What the vectors are; without checksums.
-
-  Raises:
-    InputError: the folder has other vectors or broken files.
-  """
-  folder = storage.path(folder)
-  state = msgspec.structs.replace(state, settings=json.loads(json.dumps(state.settings)))
-  if storage.exists(folder / _STATE):
-    before = State.read(folder)
-    if differences := before.differences(state):
-      raise errors.InputError(
-        f"{folder} has other vectors: {differences}; give another folder, or delete it"
-      )
-    if before.sha256 is not None:
-      _finished_files(folder)
-      _remove_results(folder)
-      return True
-  state.write(folder)
-  return False
-
-
-def finish(folder: str | os.PathLike[str], sha256: Sequence[str]) -> None:
-  """Marks the vectors as complete, so that `open_vectors` accepts them.
-
-  Args:
-    folder: The folder.
-    sha256: What `npy_files.write_shard` has returned for each shard.
-
-  Raises:
-    InputError: a shard is missing or broken.
-  """
-  folder = storage.path(folder)
-  state = State.read(folder)
-  for number, rows in enumerate(state.rows):
-    npy_files.check_shard(shard_path(folder, number), (rows, state.dimension), state.dtype)
-  msgspec.structs.replace(state, sha256=list(sha256)).write(folder)
-  _remove_results(folder)
-
-
-def abandon(folder: str | os.PathLike[str]) -> None:
-  """Leaves nothing of a folder that `start` has started, if it has no shard yet."""
-  if not any(_SHARD.fullmatch(name) for name in storage.names(folder)):
-    storage.remove(os.path.join(folder, _STATE))
-    work_folders.remove_if_empty(os.fspath(folder))
-
-
-def _remove_results(folder: storage.Path) -> None:
-  """Removes the results of the units that wrote the shards, and what killed ones have left."""
-  storage.remove_files(folder, list(filter(_RESULT.fullmatch, storage.names(folder))))
-  work_folders.clear(work_folders.work_path(folder, is_folder=True))
+_kept_shard = functools.lru_cache(128)(npy_files.read_shard)  # Each has a descriptor.
 
 
 class Vectors:
@@ -157,25 +30,32 @@ class Vectors:
     folder: The folder.
     shape: Number and width of the vectors.
     dtype: Of the vectors: float16 if they are stored so, else float32.
-    settings: What the vectors were computed from.
-    digest: Hash of the checksums of all files.
-    shard_rows: Number of rows of each shard.
+    settings: What the vectors were computed from; see `manifest.Record.settings`.
+    digest: Hash of the content of all files.
   """
 
-  def __init__(self, folder: storage.Path):
-    """Reads and checks the files; see `open_vectors`."""
-    state, self._paths = _finished_files(folder)
+  def __init__(self, folder: str | os.PathLike[str]):
+    """Reads the record and verifies the files; see `open_vectors`."""
     self.folder = os.fspath(folder)
-    self.dtype, self._sha256 = np.dtype(state.dtype), state.sha256 or []
-    self.settings, self.shard_rows = state.settings, state.rows
+    record = manifest.read(folder, "give a folder that `vmsst embed` wrote, or embed again")
+    self.settings = record.settings
+    parts = [
+      record.parts[name] for name in sorted(record.parts, key=lambda name: (len(name), name))
+    ]
+    try:
+      width, self.dtype = int(record.facts["dimension"]), np.dtype(record.facts["dtype"])
+      rows = [int(part.facts["rows"]) for part in parts]
+    except (KeyError, TypeError, ValueError) as error:
+      raise errors.InputError(f"{folder} has no vectors ({error!r}); {_AGAIN}") from None
+    self._sha256 = [part.sha256 for part in parts]
+    self._paths = [storage.absolute(os.path.join(folder, shard_name(n))) for n in range(len(parts))]
     self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
-    self._ends = np.cumsum([0, *state.rows], dtype=np.int64).tolist()[1:]
-    self.shape: tuple[int, int] = (sum(state.rows), state.dimension)
-
-  def __getstate__(self) -> dict[str, Any]:
-    # Another process maps the files itself, and may run in another folder.
-    state = {name: value for name, value in self.__dict__.items() if name != "_mapped"}
-    return {**state, "_paths": list(map(storage.absolute, self._paths))}
+    self._ends = np.cumsum([0, *rows], dtype=np.int64).tolist()[1:]
+    self.shape: tuple[int, int] = (sum(rows), width)
+    if not storage.is_url(folder):
+      with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        check = functools.partial(checksums.check, fix=_AGAIN)
+        list(pool.map(check, self._paths, self._sha256))
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -192,17 +72,13 @@ class Vectors:
     start, stop, step = rows.indices(len(self))
     if step != 1:
       raise IndexError(f"rows can be read in order only, not in steps of {step}")
-    index = bisect.bisect_right(self._ends, start)
-    if start < stop <= self._ends[index]:
-      return self._rows(index, start, stop)
-    found_BD = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
-    done = 0
-    while done < len(found_BD):  # A copy, so that one file is open at a time.
-      index = bisect.bisect_right(self._ends, start + done)
-      part_PD = self._rows(index, start + done, min(stop, self._ends[index]))
-      found_BD[done : done + len(part_PD)] = part_PD
-      done += len(part_PD)
-    return found_BD
+    blocks = []
+    while start < stop:
+      index = bisect.bisect_right(self._ends, start)
+      first = self._first(index)
+      blocks.append(self._read(index)[start - first : stop - first])
+      start = self._ends[index]
+    return blocks[0] if len(blocks) == 1 else self._concatenated(blocks)
 
   def shards(self) -> Iterator[np.ndarray]:
     """Yields the arrays of the shards, read-only."""
@@ -211,32 +87,30 @@ class Vectors:
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
     shard_N = np.searchsorted(self._ends, row_N, side="right")
-    found_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
+    taken_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
       place_P = np.flatnonzero(shard_N == index)
-      row_P = row_N[place_P] - (self._ends[index] - self.shard_rows[index])
-      if storage.is_url(self._paths[index]):
-        shape = self.shard_rows[index], self.shape[1]
-        part_PD = npy_files.read_rows(self._paths[index], shape, self.dtype.name, row_P)
-      else:
-        part_PD = self._mapped(index)[row_P]
-      found_ND[place_P] = part_PD
-    return found_ND
+      taken_ND[place_P] = self._take(index, row_N[place_P] - self._first(index))
+    return taken_ND
 
-  def _rows(self, index: int, start: int, stop: int) -> np.ndarray:
-    """Returns rows that are in one file."""
-    first = self._ends[index] - self.shard_rows[index]
-    return self._read(index)[start - first : stop - first]
+  def _concatenated(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
+
+  def _first(self, index: int) -> int:
+    """Returns the number of a shard's first row."""
+    return self._ends[index - 1] if index else 0
 
   def _read(self, index: int) -> np.ndarray:
-    """Returns the rows of a file."""
-    shape = self.shard_rows[index], self.shape[1]
-    return npy_files.read_shard(self._paths[index], shape, self.dtype.name, self._sha256[index])
+    """Returns the rows of a shard."""
+    return npy_files.read_shard(self._paths[index], self._sha256[index])
 
-  @functools.cached_property
-  def _mapped(self) -> Callable[[int], np.ndarray]:
-    """`_read` of local files; the last ones used stay open."""
-    return functools.lru_cache(_MAPS)(self._read)
+  def _take(self, index: int, row_P: np.ndarray) -> np.ndarray:
+    """Returns some rows of a shard."""
+    path = self._paths[index]
+    if storage.is_url(path):
+      shape = self._ends[index] - self._first(index), self.shape[1]
+      return npy_files.read_rows(path, shape, self.dtype.name, row_P)
+    return _kept_shard(path, self._sha256[index])[row_P]
 
 
 class ArrayVectors(Vectors):
@@ -244,15 +118,15 @@ class ArrayVectors(Vectors):
 
   def __init__(self, source: Any, name: str):
     """Checks the vectors and computes their digest; see `open_vectors`."""
-    self._source, self.folder, self._paths, self.settings = source, name, [name], {}
+    self._source, self.folder, self.settings = source, name, {}
+    self._paths: list[str] = [""]
     array_ND = self._array
     if array_ND.ndim != 2 or array_ND.dtype not in (np.float32, np.float16):
       raise errors.InputError(
         f"{name}: {array_ND.dtype} of shape {array_ND.shape}; give vectors as rows, [N, D], of "
         "float32 or float16 (`astype`)"
       )
-    self.shape, self.dtype, self.shard_rows = array_ND.shape, array_ND.dtype, [len(array_ND)]
-    self._ends = self.shard_rows
+    self.shape, self.dtype, self._ends = array_ND.shape, array_ND.dtype, [len(array_ND)]
     digest = hashlib.sha256(npy_files.header(self.shape, self.dtype.name))
     for start in range(0, len(array_ND), _CHECKED):
       block_BD = array_ND[start : start + _CHECKED]
@@ -264,7 +138,7 @@ class ArrayVectors(Vectors):
 
   def __getstate__(self) -> dict[str, Any]:
     # Another process maps a file itself.
-    return {name: value for name, value in super().__getstate__().items() if name != "_array"}
+    return {name: value for name, value in vars(self).items() if name != "_array"}
 
   @functools.cached_property
   def _array(self) -> np.ndarray:
@@ -273,6 +147,14 @@ class ArrayVectors(Vectors):
 
   def _read(self, index: int) -> np.ndarray:
     return self._array
+
+  def _take(self, index: int, row_P: np.ndarray) -> np.ndarray:
+    return self._array[row_P]
+
+
+def shard_name(number: int) -> str:
+  """Returns the name of a shard, numbered from 0."""
+  return f"vectors-{number:05d}.npy"
 
 
 def open_vectors(vectors: Any) -> Vectors:
@@ -297,21 +179,3 @@ def open_vectors(vectors: Any) -> Vectors:
   if storage.is_file(path):
     return ArrayVectors(storage.absolute(storage.cached_copy(os.fspath(path))), os.fspath(path))
   return Vectors(path)
-
-
-def _finished_files(folder: storage.Path) -> tuple[State, list[str]]:
-  """Reads and checks the state of a finished folder; returns it and the paths of its shards."""
-  if not storage.exists(folder / _STATE):
-    raise errors.InputError(
-      f"{folder}: no vectors.json: give a folder that `vmsst embed` wrote, or a .npy file"
-    )
-  state = State.read(folder)
-  if state.sha256 is None:
-    raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
-  paths = [shard_path(folder, number) for number in range(len(state.rows))]
-  for path, rows in zip(paths, state.rows, strict=True):
-    npy_files.check_shard(path, (rows, state.dimension), state.dtype)
-  if not storage.is_url(folder):
-    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      list(pool.map(functools.partial(checksums.check, fix=_AGAIN), paths, state.sha256))
-  return state, paths

@@ -57,7 +57,7 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
     if jax.process_index() == 0:
       if isinstance(path, pathlib.Path):
         for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
-          stack.callback(outputs.remove_if_empty, folder)
+          stack.callback(outputs.remove_if_empty, str(folder))
         path.mkdir(parents=True, exist_ok=True)
         if claim:
           stack.enter_context(outputs.owned(path, is_folder=True))

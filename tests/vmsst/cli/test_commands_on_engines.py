@@ -12,7 +12,7 @@ import toy_units
 
 # By command: files of finished units, and how many there are when a part is killed.
 KILLED = {
-  toy_units.build: ("clean/*.json", 2),
+  toy_units.build: ("parts/*clean*.json", 2),
   toy_units.embed: ("vectors-*.npy.json", 2),
   toy_units.mine: ("block-*.npz.json", 2),
   toy_units.search: ("vectors-*.npy.json", 2),

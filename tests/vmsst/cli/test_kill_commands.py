@@ -56,8 +56,9 @@ def write_texts(start, count):
   for side in ("source", "target"):
     line_files.write_lines(start / f"{side}.txt", [f"{side} {i}" for i in range(count)])
     near_ND = vectors_ND + 0.1 * rng.normal(size=vectors_ND.shape).astype(np.float32)
-    settings = {"lines": count, "encoder": "x", "language": None}
-    naive_search.write_vectors(start / f"{side}.vectors", near_ND, settings=settings)
+    naive_search.write_vectors(
+      start / f"{side}.vectors", near_ND, inputs={"encoder": {"name": "x"}}
+    )
 
 
 @pytest.mark.slow
@@ -71,14 +72,7 @@ def test_build(start):
     opus_tree.Part("Europarl", "v8", ("de", "en"), texts("Satz", 400)),
     opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in texts("cümle", 200)], "tmx"),
   ]
-  opus_tree.write(start / "opus", parts)
-  (start / "evaluation" / "tatoeba").mkdir(parents=True)
-  for code in ("deu", "eng"):
-    (start / "evaluation" / "tatoeba" / f"tatoeba.deu-eng.{code}").write_text(
-      "Sentence 3 is here\n"
-    )
-  (start / "mine.yaml").write_text(opus_tree.RECIPE)
-  argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
+  argv = opus_tree.write_build(start, parts, *["Sentence 3 is here"] * 2)
   argv += ["--output=tfds", "--workers=1"]
   imports = [
     "vmsst.opus.builder",
@@ -100,24 +94,24 @@ IMPORTS = [
   "vmsst.mining.pair_scoring",
   "vmsst.mining.text_search",
   "vmsst.search.device_search",
-  "vmsst.encoder.file_embedding",
-  "vmsst.search.index_folder",
+  "vmsst.cli.embedding",
+  "vmsst.search.faiss_index",
 ]
 # Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
 PARTS = {
   "mine": (
     "mine source.txt target.txt OUT --vectors source.vectors target.vectors",
-    {"vmsst.search.sharded_search._LEAST_SOURCES": 64},
+    {"vmsst.search.exact_search._LEAST_SOURCES": 64},
     (40, [1, 500, 5000, 9000]),
   ),
   "index": (
     "index source.vectors OUT --factory IVF4,SQ8",
-    {"vmsst.search.index_folder._SHARD_ROWS": 150},
+    {"vmsst.search.faiss_index.SHARD_ROWS": 150},
     (20, [200, 3000]),
   ),
   "embed": (
     "embed run source.txt OUT",
-    {"vmsst.encoder.file_embedding._SHARD_LINES": 80},
+    {"vmsst.cli.embedding._SPAN_LINES": 80},
     (8, [200, 1500]),
   ),
 }

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import conversions
 import line_files
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors
 from vmsst.encoder import loading
-from vmsst.formats import encoders, sentence_transformers_folder
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
@@ -218,8 +218,8 @@ def test_versions_of_sentence_transformers_that_run_code_are_refused(tmp_path, m
 def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path, kind):
   changes = {"config.json": {"model_type": kind}, "modules.json": None}
   folder = released_folders.write(tmp_path / "m", "bert", changes)
-  for load in (vmsst.load, loading.open_encoder, encoders.import_encoder):
-    arguments = [str(folder)] + [tmp_path / "out"] * (load is encoders.import_encoder)
+  for load in (vmsst.load, loading.open_encoder, conversions.import_encoder):
+    arguments = [str(folder)] + [tmp_path / "out"] * (load is conversions.import_encoder)
     with pytest.raises(errors.InputError, match=f"{kind!r}.*bert.*gemma3_text.*mt5") as caught:
       load(*arguments)
     assert str(folder) in str(caught.value)
@@ -240,7 +240,7 @@ def both(tmp_path_factory):
   theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
   folder = tmp_path_factory.mktemp("encoder")
   run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
-  sentence_transformers_folder.export_sentence_transformers(run, folder / "export")
+  conversions.export_sentence_transformers(run, folder / "export")
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 
 import commands
+import conversions
 import entry_points
 import fake_hub
 import numpy as np
@@ -21,14 +22,9 @@ import trials
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.formats import (
-  encoders,
-  hub_models,
-  safetensors_folder,
-  sentence_transformers_files,
-  sentence_transformers_folder,
-)
-from vmsst.formats.hugging_face_vocabulary import HuggingFaceVocabulary
+from vmsst.encoder import loading
+from vmsst.formats import hub as hub_lib
+from vmsst.formats import sentence_transformers
 from vmsst.networks import sentence_encoder
 
 TEXTS = ["one two", "three"]
@@ -60,7 +56,7 @@ def e5(tmp_path_factory, tokenizer_files):
   """A folder like multilingual E5's, and vectors of its import."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   tiny_hugging_face.save_me5(folder, tokenizer_files["xlmr"])
-  imported = encoders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
+  imported = conversions.import_encoder(folder, folder.parent / "imported").checkpoint.parent
   return folder, vmsst.load(imported, backend="jax").encode(TEXTS)
 
 
@@ -117,7 +113,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
     [
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
-      ("'model_type' in config.json is 'electra'", "bert, roberta", "t5, mt5"),
+      ("config.json: 'model_type' is 'electra'", "bert, roberta", "t5, mt5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
     strict=True,
@@ -142,13 +138,13 @@ def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
   )
   hub.put("some/without-vocabulary", small)
   (small / "spiece.model").write_bytes(entry_points.sentencepiece_model())
-  sentence_transformers_folder.export_sentence_transformers(own, tmp_path / "st")
+  conversions.export_sentence_transformers(own, tmp_path / "st")
   for name, folder in (("mt5", small), ("vmsst", release), ("st", tmp_path / "st")):
     hub.put(f"some/{name}", folder)
   names = ("some/mt5", "some/vmsst", "some/st", "some/without-vocabulary")
   *loaded, error = load(hub, tmp_path, *names)
-  encoders.import_encoder(small, tmp_path / "imported-mt5")
-  encoders.import_encoder(release, tmp_path / "imported-vmsst")
+  conversions.import_encoder(small, tmp_path / "imported-mt5")
+  conversions.import_encoder(release, tmp_path / "imported-vmsst")
   folders = (tmp_path / "imported-mt5", tmp_path / "imported-vmsst", own)
   for name, folder, (path, found) in zip(names, folders, loaded, strict=False):
     assert path.startswith(f"{name}@")
@@ -162,14 +158,14 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path("here/run").mkdir(parents=True)
   for name in ("intfloat/multilingual-e5-small", "sentence-transformers/LaBSE@refs/pr/1"):
-    assert hub_models.is_name(name), name
+    assert hub_lib.is_name(name), name
   for path in (
     *("./owner/name", "/owner/name", "~/name", "name", "a/b/c", "run/checkpoint_10", "here/run"),
     *("gs://bucket/run", "a/b@x/../../../escaped", "a../b@.."),
   ):
-    assert not hub_models.is_name(path), path
+    assert not hub_lib.is_name(path), path
   with pytest.raises(errors.InputError, match="is not the name of a model"):
-    hub_models.download("a/b@x/../../../escaped")  # would be a path in the cache
+    hub_lib.find("a/b@x/../../../escaped")  # would be a path in the cache
 
 
 def name_of(case):
@@ -178,16 +174,12 @@ def name_of(case):
 
 def ids_of(folder, texts, prompt=None):
   """Returns the tokenizer's own ids of texts with the default prompt, or with another."""
-  released = sentence_transformers_files.read(folder)
-  prefix = released.prefix if prompt is None else released.prompts.get(prompt, "")
-  path = folder / "made.json"
-  released.tokenizer.save(str(path))
-  vocabulary = HuggingFaceVocabulary(str(path), prefix)
-  most = min(released.max_length or released_folders.POSITIONS, released_folders.POSITIONS)
-  pad = vocabulary.padding_id
-  return [
-    tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)
-  ]
+  assets = sentence_transformers.read(folder).assets
+  vocabulary, pad = assets.vocabulary, assets.vocabulary.padding_id
+  if prompt is not None:
+    vocabulary = vocabulary.with_prefix(vocabulary.prompts.get(prompt, ""))
+  ids = vocabulary.encode(texts, assets.max_length)
+  return [tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in ids]
 
 
 def test_a_default_token_outside_the_table_is_left_out(tmp_path):
@@ -200,7 +192,7 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
   )
   record = json.loads((folder / "tokenizer.json").read_text())
   (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
-  assert encoders.import_encoder(folder, tmp_path / "out").vocabulary is not None
+  assert loading.convert(folder).assets is not None
   assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
 
 
@@ -234,7 +226,7 @@ def test_prompts_are_those_of_the_files(tmp_path, name, file, expected):
   released_folders.write(tmp_path / name, "bert", {"config_sentence_transformers.json": None})
   if file is not None:
     (tmp_path / name / "config_sentence_transformers.json").write_text(json.dumps(file))
-  released = sentence_transformers_files.read(tmp_path / name)
+  released = sentence_transformers.read(tmp_path / name).assets.vocabulary
   assert (released.prefix, released.prompts | expected[1]) == (expected[0], released.prompts)
   assert bool(released.prompts) == bool(expected[1])
 
@@ -286,11 +278,11 @@ def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain):
   ours = vmsst.load(folder, backend="jax")
   found = ours.encode(texts, on_cut=None)
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
-  sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "st")
+  conversions.export_sentence_transformers(folder, tmp_path / "st")
   (tmp_path / "copy").mkdir()
   shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
   (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
-  safetensors_folder.export_safetensors(folder, tmp_path / "safetensors")
+  conversions.export_safetensors(folder, tmp_path / "safetensors")
   for path in ("st", "copy/m", "safetensors"):
     again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
     np.testing.assert_array_equal(again, found, err_msg=path)
@@ -310,7 +302,7 @@ def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name
   )
   folder = released_folders.write_architecture(tmp_path, name)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
-  sentence_transformers_folder.export_sentence_transformers(folder, tmp_path / "out")
+  conversions.export_sentence_transformers(folder, tmp_path / "out")
   again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
   ours, texts = vmsst.load(folder, backend="jax"), released_folders.LINES
   for prompt in (None, "query"):
@@ -353,7 +345,7 @@ def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, archite
   for name, content, message in (
     ("tokenizer.json", {"model": model | {"ignore_merges": True}}, "ignore_merges"),
     ("tokenizer.json", {"model": model}, None),
-    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "'type' is 'linear'"),
+    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "rope_parameters.type"),
   ):
     released_folders.change(folder, {name: content})
     if message:
@@ -366,6 +358,6 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, case):
   kind, changes, (file, key) = case
   folder = released_folders.write(tmp_path / "m", kind, changes)
   with pytest.raises(errors.InputError, match=rf"{re.escape(str(folder))}.*{key}") as caught:
-    encoders.import_encoder(folder, tmp_path / "out")
+    conversions.import_encoder(folder, tmp_path / "out")
   assert file in str(caught.value)
   assert not (tmp_path / "out").exists()

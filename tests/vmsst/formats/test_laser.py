@@ -11,8 +11,7 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import starting_encoders
-from vmsst.formats import encoders
+from vmsst.encoder import loading, starting_encoders
 
 torch = pytest.importorskip("torch", reason="needs torch to read and to compare with")
 nn, utils = torch.nn, torch.nn.utils.rnn
@@ -124,7 +123,7 @@ def test_ids_and_vectors_are_the_originals_before_and_after_import(
   assert {3, 4} < set(tokens_BT.flatten().tolist())  # unknown, and a word that is not a piece
   hidden_BTD = hidden_states(model, tokens_BT)
   expected_BD = hidden_BTD[:, 0] if len(options) > 1 else hidden_BTD.max(1)
-  encoders.import_encoder(tmp_path, tmp_path / "imported")
+  loading.import_encoder(tmp_path, tmp_path / "imported")
   found = [vmsst.load(folder) for folder in (tmp_path, tmp_path / "imported")]
   for encoder in found:
     ids = encoder.vocabulary.encode(TEXTS, 200)

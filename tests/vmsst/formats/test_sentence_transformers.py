@@ -7,6 +7,7 @@ import json
 import os
 
 import commands
+import conversions
 import memory_store
 import numpy as np
 import pytest
@@ -19,16 +20,10 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import t5x
 from vmsst.data import sample, vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import (
-  encoders,
-  hugging_face_vocabulary,
-  safetensors_folder,
-  sentence_transformers_folder,
-  tokenizer_file,
-)
+from vmsst.formats import tokenizers
 from vmsst.networks import lstm
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
@@ -75,7 +70,7 @@ def vocabulary_of(tmp_path_factory):
 def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   vocabulary = vocabulary_of(kind)
-  exported = tokenizer_file.export_tokenizer(vocabulary)
+  exported = tokenizers.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.splits_special_tokens
   texts = sentences + ODD
@@ -100,7 +95,7 @@ def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tm
   options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
   path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
   vocabulary = vocabularies.SentencePieceVocabulary(str(path))
-  exported = tokenizer_file.export_tokenizer(vocabulary)
+  exported = tokenizers.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.splits_special_tokens
   parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
@@ -116,7 +111,7 @@ def test_symbols_that_overlap_are_refused(tmp_path):
     options = {"vocab_size": 40, "user_defined_symbols": symbols}
     path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
     with pytest.raises(errors.InputError, match="overlap"):
-      tokenizer_file.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
+      tokenizers.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -131,9 +126,7 @@ def test_sentence_transformers_gives_the_same_vectors(
   st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
   network = NETWORKS[case]
   if kind in tokenizer_files:
-    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
-      str(tokenizer_files[kind]), "query: "
-    )
+    vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files[kind]), "query: ")
   else:
     vocabulary = vocabulary_of(kind)
   run = tiny_encoders.save_run(
@@ -142,8 +135,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     languages=["deu", "eng"],
   )
   out = tmp_path / "out"
-  exported = sentence_transformers_folder.export_sentence_transformers(run, out)
-  assert exported.has_eos == (kind != "ems")
+  conversions.export_sentence_transformers(run, out)
   texts = sentences + ODD
   if kind in tokenizer_files:
     # transformers reads it as padding, this library as unknown text.
@@ -179,9 +171,7 @@ PROMPTS = [
 def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path):
   """Our encoder, its export in both libraries, and its import from the files of the other."""
   run, out = tmp_path / "run", tmp_path / "out"
-  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
-    str(tokenizer_files["bert"]), prefix, prompts
-  )
+  vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"]), prefix, prompts)
   tiny_encoders.save_run(
     run, tiny_encoders.model_of(encoder(BERT, head=False), vocabulary, max_length=28)
   )
@@ -193,7 +183,7 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   export = vmsst.load(out)
   (out / "encoder.json").unlink()
-  encoders.import_encoder(out, tmp_path / "back")
+  conversions.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]
   with contextlib.suppress(ImportError):
     import sentence_transformers
@@ -231,7 +221,7 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
     tmp_path / "run", tiny_encoders.model_of(encoder(config, 16), max_length=40)
   )
   with pytest.raises(errors.InputError, match=r"LSTM encoder.*vmsst export safetensors"):
-    sentence_transformers_folder.export_sentence_transformers(run, tmp_path / "out")
+    conversions.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -262,7 +252,7 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
   assert {name: store.cat_file(f"{url}/{name}") for name in expected} == expected
   if form == "onnx":
     return
-  assert saved_encoders.read(url).arrays.keys() == saved_encoders.read(run).arrays.keys()
+  assert loading.read(url).arrays.keys() == loading.read(run).arrays.keys()
   store.pipe_file(f"{url}/model.safetensors", b"no")
   with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
     vmsst.load(url)
@@ -294,7 +284,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
     *(each.encode(ODD, on_cut=None) for each in (found, expected)), rtol=0, atol=1e-6
   )
   # An export can be exported again.
-  again = safetensors_folder.export_safetensors(tmp_path / "out", tmp_path / "again")
+  again = conversions.export_safetensors(tmp_path / "out", tmp_path / "again")
   assert (again / "model.safetensors").read_bytes() == (
     tmp_path / "out" / "model.safetensors"
   ).read_bytes()
@@ -302,7 +292,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
 
 def test_changed_weights_are_refused(tmp_path):
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(encoder(T5), max_length=40))
-  exported = safetensors_folder.export_safetensors(run, tmp_path / "out")
+  exported = conversions.export_safetensors(run, tmp_path / "out")
   path = exported / "model.safetensors"
   content = path.read_bytes()
   place = int(0.9 * len(content))

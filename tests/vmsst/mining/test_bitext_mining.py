@@ -1,19 +1,16 @@
-import os
 import pathlib
 import tempfile
 import tracemalloc
 
 import line_files
-import memory_store
 import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors, storage
-from vmsst.io import input_files, large_arrays, progress_bar, text_files
-from vmsst.jobs import work_folders
-from vmsst.mining import bitext_mining, pair_scoring
-from vmsst.search import device_search, embedded_text, exact_search, index_folder, sharded_search
+from vmsst import errors
+from vmsst.io import large_arrays, text_files
+from vmsst.mining import bitext_mining
+from vmsst.search import embedded_text, exact_search, faiss_index
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -53,10 +50,9 @@ def naive(texts, k=4):
   return [(found.score(i, j), rows[0][i], rows[1][j]) for i, j in found.pairs()]
 
 
-def mine(texts, tmp_path, **options):
-  done = bitext_mining.mine(*texts, tmp_path / "out.tsv", **options)
-  lines = (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()
-  return done, [line.split("\t") for line in lines]
+def mine(texts, **options):
+  done = bitext_mining.mine(*texts, **options)
+  return done, [line.split("\t") for line in bitext_mining.lines(done.pairs, *texts)]
 
 
 def as_output(pairs):
@@ -71,37 +67,43 @@ def rounded(rows):
 
 
 @pytest.mark.parametrize("factory", [None, "SQfp16"])
-def test_what_is_mined_is_what_plain_loops_find(texts, tmp_path, factory):
+def test_what_is_mined_is_what_plain_loops_find(texts, factory):
   expected, options = naive(texts), {}
   if factory:
-    for side in texts:
-      index_folder.build_index(side.folder, f"{side.folder}.index", factory=factory)
-    options["indexes"] = tuple(side.open_index(f"{side.folder}.index") for side in texts)
-  done, found = mine(texts, tmp_path, **options)
+    indexes = (faiss_index.build_index(text.vectors, factory) for text in texts)
+    options["search"] = faiss_index.search_in(*indexes)
+  done, found = mine(texts, **options)
   assert rounded(found) == as_output(expected)
   assert (done.source, done.target) == (8, 9)
-  assert (done.candidates, done.kept, done.best) == (len(expected), len(expected), None)
+  assert (done.candidates, len(done.pairs), done.best) == (len(expected), len(expected), None)
   middle = expected[len(expected) // 2][0]
-  done, found = mine(texts, tmp_path, threshold=middle - 1e-6, **options)
+  done, found = mine(texts, threshold=middle - 1e-6, **options)
   assert rounded(found) == as_output(pair for pair in expected if pair[0] >= middle)
-  assert (done.candidates, done.kept) == (len(expected), len(found))
-  assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.tsv"]
+  assert (done.candidates, len(done.pairs)) == (len(expected), len(found))
 
 
 @pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
-def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, tmp_path, margin):
-  _, lines = mine(texts, tmp_path, margin=margin)
+def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, margin):
+  _, lines = mine(texts, margin=margin)
   assert len(lines) > 5
   for place, (score, *_) in enumerate(lines):
-    _, kept = mine(texts, tmp_path, margin=margin, threshold=float(score))
+    _, kept = mine(texts, margin=margin, threshold=float(score))
     assert kept == lines[: place + 1]
 
 
-def same_places(source, target, forward, backward, /):
-  """Sets the neighbors of a block without comparing: rows with the same number, and those after."""
-  for near, count in ((forward, len(target)), (backward, len(source))):
-    near.index_NK[:] = (np.arange(len(near))[:, None] + np.arange(near.index_NK.shape[1])) % count
-    near.score_NK[:] = 0.9 ** np.arange(near.index_NK.shape[1])
+def same_places(source, target, k_source, k_target, /):
+  """Returns neighbors without comparing: rows with the same number, and the rows after them."""
+  sides = []
+  for near, count in (
+    (exact_search.no_neighbors(len(source.row_N), k_source), len(target.row_N)),
+    (exact_search.no_neighbors(len(target.row_N), k_target), len(source.row_N)),
+  ):
+    for rows in exact_search.blocks(len(near)):
+      row_B1 = np.arange(rows.start, rows.stop)[:, None]
+      near.index_NK[rows] = (row_B1 + np.arange(near.index_NK.shape[1])) % count
+      near.score_NK[rows] = 0.9 ** np.arange(near.index_NK.shape[1])
+    sides.append(near)
+  return tuple(sides)
 
 
 @pytest.mark.slow
@@ -109,18 +111,14 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
   sizes = {
     large_arrays: {"_RECORDS": 1 << 14, "_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
     text_files: {"_ENDS": 256},
-    sharded_search: {"_SOURCES": 1 << 14, "_TARGETS": 1 << 14},
   }
   for module, values in sizes.items():
     for name, size in values.items():
       monkeypatch.setattr(module, name, size)
-  gold = tmp_path / "gold.tsv"
-  gold.write_text("1\t1\n", encoding="utf-8")
 
   def peak(count):
     folder = pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
     vectors_ND = np.ones([count, 2], np.float32)
-    vectors_ND[:, 0] = np.arange(count) // 2  # Each twice.
     sides = [
       write_embedded(
         folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1 << 14
@@ -128,7 +126,8 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
       for name in "ab"
     ]
     tracemalloc.start()
-    mine(sides, folder, compare=same_places, gold=str(gold))
+    done = bitext_mining.mine(*sides, search=same_places)
+    assert sum(1 for _ in bitext_mining.lines(done.pairs, *sides)) > 1000
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most
@@ -149,75 +148,24 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
     kept = {(x, y) for score, x, y in pairs if score >= threshold}
     hits = len(kept & known)
     best = max(best, (2 * hits / (len(kept) + len(known)), hits / len(kept), hits / len(known)))
-  done, found = mine(texts, tmp_path, gold=str(gold))
+  done, found = mine(texts, gold=str(gold))
   assert (done.best.f1, done.best.precision, done.best.recall) == pytest.approx(best)
   assert 0 < done.best.recall < 1
-  assert done.kept == len(found) < done.candidates
-  again, same = mine(texts, tmp_path, threshold=done.best.threshold)
-  assert (again.kept, same) == (done.kept, found)
+  assert len(found) < done.candidates
+  assert mine(texts, threshold=done.best.threshold)[1] == found
 
 
-def make_blocks_small(monkeypatch):
-  monkeypatch.setattr(sharded_search, "_SOURCES", 4)
-  monkeypatch.setattr(sharded_search, "_TARGETS", 5)
+def nothing_mutual(source, target, k_source, k_target, /):
+  """Returns neighbors of which none is nearest in both directions."""
+  index_N1 = np.arange(source.shape[0])[:, None] % target.shape[0]
+  index_M1 = (np.arange(target.shape[0])[:, None] + 1) % source.shape[0]
+  return tuple(exact_search.Neighbors(x, np.full(x.shape, 0.9, "f4")) for x in (index_N1, index_M1))
 
 
-@pytest.mark.parametrize("compare", [exact_search.compare, device_search.compare])
-def test_an_interrupted_search_resumes_and_finds_the_same(texts, tmp_path, compare, monkeypatch):
-  _, expected = mine(texts, tmp_path)
-  make_blocks_small(monkeypatch)
-  (tmp_path / "out.tsv").unlink()
-  compared = []
-
-  def failing(source, target, forward, backward, /):
-    if len(compared) == 4:
-      raise KeyboardInterrupt
-    compared.append((len(source), len(target)))
-    compare(source, target, forward, backward)
-
-  with pytest.raises(KeyboardInterrupt):
-    mine(texts, tmp_path, compare=failing)
-  assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
-  broken = tmp_path / ".out.tsv.vmsst" / "block-0-1.npz"
-  broken.write_bytes(broken.read_bytes()[::-1])
-  again = []
-
-  def watched(*sides):
-    again.append(sides)
-    compare(*sides)
-
-  assert mine(texts, tmp_path, compare=watched)[1] == expected
-  assert len(again) == 9  # of 12; 4 were done, and one of these is broken
-  assert [path.name for path in tmp_path.glob("*out*")] == ["out.tsv"]
+NO_PAIRS = {"search": nothing_mutual, "neighbors": 1, "retrieval": "intersection"}
 
 
-def test_blocks_of_another_search_are_not_used(texts, tmp_path, monkeypatch, capsys):
-  expected = mine(texts, tmp_path, neighbors=2)[1]
-  make_blocks_small(monkeypatch)
-  monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
-  gold = tmp_path / "gold.tsv"
-  gold.write_text("1\t13\n", encoding="utf-8")
-  with (
-    progress_bar.shown("anywhere"),
-    pytest.raises(errors.InputError, match="none of the 1 pairs"),
-  ):
-    mine(texts, tmp_path, gold=str(gold))
-  assert "12/12" in capsys.readouterr().err
-  assert (tmp_path / ".out.tsv.vmsst").exists()
-  assert mine(texts, tmp_path, neighbors=2)[1] == expected
-
-
-def nothing_mutual(source, target, forward, backward, /):
-  """Sets neighbors of which none is nearest in both directions."""
-  forward.index_NK[:, 0] = np.arange(len(source)) % len(target)
-  backward.index_NK[:, 0] = (np.arange(len(target)) + 1) % len(source)
-  forward.score_NK[:] = backward.score_NK[:] = 0.9
-
-
-NO_PAIRS = {"compare": nothing_mutual, "neighbors": 1, "retrieval": "intersection"}
-
-
-def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
+def test_broken_input_is_an_error(texts, tmp_path):
   gold = tmp_path / "gold.tsv"
   for content, message in (
     ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not `source line TAB target line`"),
@@ -228,99 +176,22 @@ def test_broken_input_is_an_error_and_nothing_is_written(texts, tmp_path):
   ):
     gold.write_text(content, encoding="utf-8")
     with pytest.raises(errors.InputError, match=message):
-      mine(texts, tmp_path, gold=str(gold))
+      mine(texts, gold=str(gold))
   gold.write_text("1\t1\n", encoding="utf-8")
   with pytest.raises(errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0"):
-    mine(texts, tmp_path, gold=str(gold), **NO_PAIRS)
+    mine(texts, gold=str(gold), **NO_PAIRS)
   with pytest.raises(
     errors.InputError, match="threshold is 1; set it to None: gold pairs choose it"
   ):
-    mine(texts, tmp_path, gold=str(gold), threshold=1)
+    mine(texts, gold=str(gold), threshold=1)
   for value in (np.nan, np.inf, "0.5"):
     with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a finite number"):
-      mine(texts, tmp_path, threshold=value)
+      mine(texts, threshold=value)
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
-  with pytest.raises(errors.InputError, match=r"source has .* width 4 and .*wide of 5"):
-    mine((texts[0], wide), tmp_path)
+  with pytest.raises(errors.InputError, match=r"source and .*wide differ: width is 4, not 5"):
+    mine((texts[0], wide))
   blank = write_embedded(tmp_path, "blank", ["", " ", "\u2060"], np.ones([3, 4]))
   with pytest.raises(errors.InputError, match=r"blank\.txt contains no sentence"):
-    mine((texts[0], blank), tmp_path)
-  # With other gold pairs, the search is not repeated.
-  assert [path.name for path in tmp_path.glob("*out*")] == [".out.tsv.vmsst"]
-  done, found = mine(texts, tmp_path, **NO_PAIRS)
-  assert (done.kept, found) == (0, [])
-
-
-class Scorer:
-  """Scores a pair by its lengths; Ctrl-C interrupts it after some windows."""
-
-  def __init__(self, name, windows):
-    self.settings, self.windows, self.texts = {"scorer": name}, windows, []
-
-  def score(self, sources, targets, languages, on_cut):
-    self.windows -= 1
-    if self.windows < 0:
-      raise KeyboardInterrupt
-    self.texts += sources
-    on_cut(1, len(sources), 7)
-    return np.array([[len(x), len(y)] for x, y in zip(sources, targets, strict=True)], float)
-
-
-@pytest.mark.parametrize("kind", ["local", "store"])
-def test_scores_resume_with_the_same_settings(kind, tmp_path, monkeypatch):
-  memory_store.installed(monkeypatch)
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
-  place = str(tmp_path / "new") if kind == "local" else "gs://bucket/new"
-  lines = ["x" * n for n in range(10)]
-  (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
-  text = pair_scoring.TextColumn(str(tmp_path / "text"))
-
-  def score(scorer):
-    return pair_scoring.score_file(scorer, text, text, f"{place}/out")
-
-  with pytest.raises(KeyboardInterrupt):
-    score(Scorer("a", 2))
-  assert storage.names(place) == {".out.vmsst"}
-  for name, windows in (("a", 1), ("b", 3)):  # the rest, or all if it has other settings
-    scorer = Scorer(name, windows)
-    assert score(scorer) == 10
-    assert scorer.texts == (lines[8:] if name == "a" else lines)
-    found = input_files.read_bytes(f"{place}/out").decode()
-    assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
-    assert storage.names(place) == {"out"}
-  with pytest.raises(KeyboardInterrupt):
-    score(Scorer("a", 0))
-  assert storage.names(place) == {"out"}
-  assert not storage.names(work_folders.work_path(f"{place}/out"))
-
-
-def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
-  path, content = tmp_path / "text", "".join(f"{'x' * n}\n" for n in range(10))
-  text = pair_scoring.TextColumn(str(path))
-  path.write_text(content)
-
-  class Changing(Scorer):
-    def score(self, *given):
-      status = path.stat()
-      while path.stat().st_ctime_ns == status.st_ctime_ns:  # The clock of files is coarse.
-        path.write_text(content.replace("x", "y"))
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-      return super().score(*given)
-
-  with pytest.raises(errors.InputError, match="text has changed since the work on it started"):
-    pair_scoring.score_file(Changing("a", 3), text, text, tmp_path / "out")
-  path.unlink()
-  with pytest.raises(errors.InputError, match="text: cannot be read: No such file"):
-    pair_scoring.score_file(Scorer("a", 3), text, text, tmp_path / "out")
-  path.write_text(content)
-  assert pair_scoring.score_file(Scorer("a", 3), text, text, tmp_path / "out") == 10
-  found = (tmp_path / "out").read_text()
-  assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
-
-
-def test_scores_of_a_stream_are_written_directly_and_cut_texts_are_counted(tmp_path, caplog):
-  (tmp_path / "text").write_text("a\nb\n")
-  text = pair_scoring.TextColumn(str(tmp_path / "text"))
-  assert pair_scoring.score_file(Scorer("a", 1), text, text, "/dev/null") == 2
-  assert "1 of 4 texts have more than the 7 tokens" in caplog.text
+    mine((texts[0], blank))
+  done, found = mine(texts, **NO_PAIRS)
+  assert (len(done.pairs), found) == (0, [])

@@ -3,16 +3,15 @@ import json
 
 import fake_encoders
 import line_files
-import memory_store
 import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors, storage
-from vmsst.encoder import file_embedding
+from vmsst import errors
+from vmsst.cli import embedding
 from vmsst.io import text_files
 from vmsst.mining import text_search
-from vmsst.search import embedded_text, exact_search, sharded_search
+from vmsst.search import embedded_text, exact_search
 
 
 def letters_vector(text):
@@ -48,24 +47,15 @@ def naive(query, count):
   return [(row + 1, BASE[row]) for row in order[:count]]
 
 
-@pytest.mark.parametrize("window", [4, 99])
-def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path, monkeypatch, window):
-  monkeypatch.setattr(text_search, "_WINDOW", window)
+def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path):
   encoder, base = make_encoder(), make_base(tmp_path, BASE)
-  read = []
-  queries = (read.append(query) or query for query in QUERIES)
-  stream = text_search.Searcher(encoder, base).stream(queries, 12)
-  found = [next(stream)]
-  assert len(read) == min(window, 9)
-  found += stream
-  assert [query for query, _ in found] == QUERIES
+  found = zip(QUERIES, text_search.Searcher(encoder, base).search(QUERIES, 12), strict=True)
   for query, hits in found:
     assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
     x = exact_search.unit_rows(np.array([letters_vector(query)], float))[0]
     for hit in hits:
       y = np.array(letters_vector(hit.text)) / np.linalg.norm(letters_vector(hit.text))
       assert hit.score == pytest.approx(x @ y, abs=1e-6)
-  assert encoder.sizes == ([4, 4, 1] if window == 4 else [9])
 
 
 def test_cosines_are_at_most_1(tmp_path):
@@ -76,7 +66,7 @@ def test_cosines_are_at_most_1(tmp_path):
     lambda text: vectors[abs(int(text or 0))] * (-1 if text.startswith("-") else 1)
   )
   path = line_files.write_lines(tmp_path / "x.txt", map(str, range(300)))
-  file_embedding.embed_file(encoder, str(path), tmp_path / "x", name="x")
+  embedding.embed(encoder, [str(path)], tmp_path / "x", name="x")
   searcher = text_search.Searcher(encoder, embedded_text.open_text(str(path), tmp_path / "x"))
   for sign, prefix in ((1, ""), (-1, "-")):
     found = searcher.search([f"{prefix}{row}" for row in range(300)], 300)
@@ -97,33 +87,24 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
     naive(query, 12) for query in QUERIES
   ]
 
-  prepared, inner = [], exact_search.DistinctVectors.__init__
-
-  def init(self, rows, *args):
-    prepared.append(len(rows))
-    inner(self, rows, *args)
-
-  monkeypatch.setattr(exact_search.DistinctVectors, "__init__", init)
   monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
   again = searcher.search(QUERIES[:4], 12)
   assert [[hit.line for hit in hits] for hits in again] == [
     [hit.line for hit in hits] for hits in first[:4]
   ]
-  assert prepared == [4]  # the queries
   assert searcher.search([], 3) == []
   with pytest.raises(errors.InputError, match="count is 0"):
     searcher.search(["a"], 0)
   for wrong in ("one query", {"query": 1}, {"a"}, 3):
-    for search in (searcher.search, lambda *x: [*searcher.stream(*x)]):
-      with pytest.raises(TypeError, match="list of"):
-        search(wrong, 3)
+    with pytest.raises(TypeError, match="list of"):
+      searcher.search(wrong, 3)
 
 
 def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in BASE))
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
-  file_embedding.embed_file(encoder, path, folder, name="a", dimensions=2)
+  embedding.embed(encoder, [path], folder, name="a", dimensions=2)
   searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder))
   for query, hits in zip(QUERIES, searcher.search(QUERIES, 3), strict=True):
     x = np.array(letters_vector(query))[:2]
@@ -154,61 +135,3 @@ def test_broken_input_is_an_error(tmp_path):
   line_files.write_lines(tmp_path / "base.txt", [*BASE[:-1], "other"])
   with pytest.raises(errors.InputError, match=r"base\.txt has changed"):
     text_search.Searcher(encoder, base)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-  monkeypatch.setattr(sharded_search, "_SOURCES", 8)
-  monkeypatch.setattr(sharded_search, "_TARGETS", 10)
-
-
-def search_file(base, queries, output, **options):
-  encoder = make_encoder()
-  text_search.search_file(encoder, str(queries), base, output, 5, name="letters", **options)
-  return encoder
-
-
-def lines_of(base):
-  found = text_search.Searcher(make_encoder(), base).stream(QUERIES, 5)
-  return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in found)
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("place", ["folder", "store"])
-def test_a_file_of_queries_resumes_to_the_same_bytes(tmp_path, monkeypatch, place):
-  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
-  compared, output, folder = [], tmp_path / "out" / "found", tmp_path / "out"
-  if place == "store":
-    store = memory_store.installed(monkeypatch)
-    folder, output = "gs://bucket/out", "gs://bucket/out/found"
-
-  def failing(*sides):
-    compared.append(sides)
-    if len(compared) == 4:
-      raise errors.InputError("no memory")
-    exact_search.compare(*sides)
-
-  message = r"^compare of sources 1 to 8 and targets 31 to 31: no memory; .* resume"
-  with pytest.raises(errors.InputError, match=message):
-    search_file(base, queries, output, compare=failing)
-  assert storage.names(folder) == {".found.vmsst"}
-  # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
-  assert search_file(base, queries, output, compare=failing).calls == [[""]]
-  assert len(compared) == 4 + 8 - 3
-  found = store.cat_file(output) if place == "store" else output.read_bytes()
-  assert found.decode() == lines_of(base)
-  assert storage.names(folder) == {"found"}
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path):
-  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
-  for changed in (queries, base):
-    with pytest.raises(ZeroDivisionError):
-      search_file(base, queries, tmp_path / "out", compare=lambda *sides: 1 / 0)
-    if changed is queries:
-      line_files.write_lines(queries, QUERIES)
-    else:
-      base = make_base(tmp_path / "other", BASE[::-1])
-    search_file(base, queries, tmp_path / "out")
-    assert (tmp_path / "out").read_text() == lines_of(base)

@@ -12,10 +12,7 @@ from vmsst.evaluation.benchmarks import (
   parallel,
   questions,
   sts,
-  stsb,
   tatoeba,
-  topics,
-  xlsts,
 )
 
 ALL = "all"
@@ -23,9 +20,9 @@ ALL = "all"
 BENCHMARKS: dict[str, suite.Benchmark] = {
   each.name: each
   for each in (
-    sts.BENCHMARK,
-    xlsts.BENCHMARK,
-    stsb.BENCHMARK,
+    sts.STS,
+    sts.XLSTS,
+    sts.STSB,
     tatoeba.BENCHMARK,
     bitext_mining.BUCC,
     bitext_mining.BUCC_TEST,
@@ -38,7 +35,7 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
     paracrawl.BENCHMARK,
     documents.MLDOC,
     documents.CLS,
-    topics.SIB200,
+    documents.SIB200,
     agnosticism.BENCHMARK,
     agnosticism.FLORES,
     agnosticism.WMT2012,
@@ -59,7 +56,7 @@ def get_benchmarks(
       without an answer are wrong.
 
   Raises:
-    InputError: a name is unknown, or `mkqa_questions` is.
+    InputError: a name is unknown.
   """
   wanted = set(names)
   if unknown := sorted(wanted - {*BENCHMARKS, ALL}):

@@ -5,60 +5,47 @@ translations into many languages (as its Tables 2 and 3), `WMT2012` on the news 
 `TED` on TED talks as in its Table 2. `TRANSLATIONS` also searches among several versions in one
 language and translations of translations (its Tables 4 to 6). As in the paper, rows with a text of
 more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`), but not in
-`WMT2012`, where it scores all 3,003. `agnosticism_results` documents the results.
+`WMT2012`, where it scores all 3,003.
+
+A label defines a version of a text: codes of languages from the original to the version, joined by
+"+", with or without "_" and a suffix that distinguishes versions in one language. Each text gives
+
+* a result with its name, or `ALL`, the metrics of `summary_of_matrix`, and two arrays: `labels`
+  and `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
+  column's;
+* a result "path eng+deu+zho" for each translation of known source: mean distances of its vectors
+  x 100.
 """
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import agnosticism_results, files, parallel
+from vmsst.evaluation.benchmarks import averages, files, parallel
 from vmsst.evaluation.metrics import agnosticism
 from vmsst.io import text_files
 
+ALL = "all languages"
+"""Name of the result of the only text of a benchmark."""
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
-WMT2012_SOURCE = (
-  "`vmsst data download evaluation wmt2012`: part of "
-  "https://data.statmt.org/wmt19/translation-task/dev.tgz"
-)
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
   *("ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"),
 )
 TED_SENTENCES = 10_000
-TED_SOURCE = "`vmsst data download evaluation ted`"
-TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
-
-
-def read_ntrex(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
-  versions = []
-  for path in files.files_in(parallel.ntrex_folder(root), *patterns, source=parallel.NTREX_SOURCE):
-    start, code = files.plain_name(path).removesuffix(".txt").split(".", 1)
-    number = start.removeprefix("newstest2019-ref").removeprefix("-")
-    files.known_code(code, path)
-    versions.append((f"{code}_{number}" if number.isdecimal() else code, path))
-  return [_task("", versions, parallel.NTREX_SOURCE)]
-
-
-def read_flores(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  versions = list(parallel.flores_files(root, "devtest").items())
-  return [_task("", versions, parallel.FLORES_SOURCE)]
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
-  paths = [
-    files.plain_or_gzipped(root / "wmt2012" / f"newstest2012.{code}", source=WMT2012_SOURCE)
-    for code in WMT2012_CODES
-  ]
-  columns = files.aligned(*paths)
-  return [_scored("", WMT2012_CODES, columns, np.arange(len(columns[0])))]
+  paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
+  columns = _columns(dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True)))
+  return [_task(ALL, columns, np.arange(len(columns["en"])))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
@@ -67,135 +54,202 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
   Its sentences are the first 10,000 of the training file with a usable text in each language. Lines
   that lack a column, and those marked as not translated ("__NULL__"), are skipped.
   """
-  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv", source=TED_SOURCE)
+  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
   header = next(lines, [])
   names = ["zh-cn" if code == "zh" else code for code in TED_CODES]
   if lacking := [name for name in names if name not in header]:
-    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; {TED_SOURCE}")
+    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; download it again")
   places = [header.index(name) for name in names]
   rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
-  complete = (row for row in rows if not any("NULL" in text for text in row))
-  columns = [list(column) for column in zip(*complete, strict=True)]
-  row_K = _usable_rows(path, columns)[:TED_SENTENCES]
-  return [_scored("", TED_CODES, columns, row_K)]
+  complete = [row for row in rows if not any("NULL" in text for text in row)]
+  columns = {code: [row[place] for row in complete] for place, code in enumerate(TED_CODES)}
+  return [_task(ALL, columns, agnosticism.usable_rows(columns.values())[:TED_SENTENCES])]
 
 
 def read_translations(root: storage.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
-  texts: dict[str, list[tuple[str, storage.Path]]] = {}
-  for path in files.files_in(root / "translations", "*.txt", source=TRANSLATIONS_SOURCE):
+  texts: dict[str, dict[str, storage.Path]] = {}
+  for path in files.files_in(root / "translations", "*.txt"):
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
     label = label.replace(".", "_")
-    for step in label.split("+"):
-      files.known_code(agnosticism_results.language_code(step), path)
-    texts.setdefault(name, []).append((label, path))
-  for name, versions in texts.items():
-    there = {label for label, _ in versions}
-    for label, path in versions:
+    files.known_code(_code(label), path)
+    texts.setdefault(name, {})[label] = path
+  for name, paths in texts.items():
+    for label, path in paths.items():
       source = label.rpartition("+")[0]
-      if source and source not in there:
+      if source and source not in paths:
         raise errors.InputError(
           f"{path}: its source {source} is missing: add that version of {name}, or leave the steps "
           "before the last out of the name"
         )
-  return [_task(name, versions, TRANSLATIONS_SOURCE) for name, versions in texts.items()]
+  return [_task(name, _columns(paths)) for name, paths in texts.items()]
 
 
-def _task(text: str, versions: Sequence[tuple[str, storage.Path]], source: str) -> suite.Task:
-  """Returns the task of a text, given its versions by label and file."""
-  paths: dict[str, storage.Path] = {}
-  for label, path in versions:
-    if label in paths:
-      raise errors.InputError(f"{paths[label]} and {path} are the same version: remove one")
-    paths[label] = path
-  if len(paths) < 2:
-    raise errors.InputError(f"{path}: add another file of the same texts to search; {source}")
-  columns = files.aligned(*paths.values())
-  return _scored(text, tuple(paths), columns, _usable_rows(path.parent, columns))
+def _columns(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
+  return dict(zip(paths, files.aligned(*paths.values()), strict=True))
 
 
-def _usable_rows(path: storage.Path, columns: Sequence[Sequence[str]]) -> np.ndarray:
-  """Returns `agnosticism.usable_rows`; raises InputError if there is none."""
-  row_K = agnosticism.usable_rows(columns) if columns else np.array([], np.int64)
+def _task(
+  text: str, columns: Mapping[str, Sequence[str]], row_K: np.ndarray | None = None
+) -> suite.Task:
+  """Returns the task of a text.
+
+  Args:
+    text: Its name, or `ALL`.
+    columns: The lines of each version, by label.
+    row_K: Lines to score, from 0; default: the usable ones.
+  """
+  if row_K is None:
+    row_K = agnosticism.usable_rows(columns.values())
   if not len(row_K):
     raise errors.InputError(
-      f"{path}: every line has a text that is empty, repeated or longer than 50 words in one of "
-      "the languages: check that all texts belong to one set"
+      f"{text} ({', '.join(columns)}): every line has a text that is empty, repeated or longer "
+      "than 50 words in one of the languages: check that all files are of one text"
     )
-  return row_K
-
-
-def _scored(
-  text: str, labels: Sequence[str], columns: Sequence[Sequence[str]], row_K: np.ndarray
-) -> suite.Task:
-  """Returns the task of some rows of a text, of which `columns` has the lines of each version."""
-  steps = [tuple(label.split("+")) for label in labels]
   sides = tuple(
-    suite.Side(agnosticism_results.language_code(way[-1]), [texts[row] for row in row_K])
-    for way, texts in zip(steps, columns, strict=True)
+    suite.Side(_code(label), [lines[row] for row in row_K]) for label, lines in columns.items()
   )
-  score = functools.partial(agnosticism_results.score, text, steps, row_K)
-  return suite.Task(text or "all languages", sides, score)
+  return suite.Task(text, sides, functools.partial(_score, text, tuple(columns)))
 
 
-BENCHMARK = suite.Benchmark(
+def _code(label: str) -> str:
+  """Returns the language code of a version: pol for eng+pol_a, but zho_Hans, a code, itself."""
+  step = label.rpartition("+")[2]
+  try:
+    languages.language(step)
+  except errors.InputError:
+    return step.rpartition("_")[0] or step
+  return step
+
+
+def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite.Result]:
+  codes = tuple(map(_code, labels))
+  error_LL = 100 * agnosticism.error_matrix(vectors)
+  arrays = {"labels": list(labels), "error": error_LL.tolist()}
+  results = [suite.Result(text, codes, summary_of_matrix(error_LL, codes), arrays)]
+  for label in labels:
+    steps = label.split("+")
+    rows = [labels.index("+".join(steps[:count])) for count in range(1, len(steps) + 1)]
+    if len(rows) > 1:
+      path = [vectors[row] for row in rows]
+      distances = [agnosticism.mean_distance(*pair) for pair in itertools.pairwise(path)]
+      metrics = {
+        "distance to its source": 100 * distances[-1],
+        "distance to the original": 100 * agnosticism.mean_distance(path[0], path[-1]),
+        "distance along the path": 100 * sum(distances),
+      }
+      name = named(text, f"path {label}")
+      results.append(suite.Result(name, tuple(codes[row] for row in rows), metrics))
+  return results
+
+
+def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbers:
+  """Returns numbers over all ordered pairs, and their relation to language families.
+
+  Mean, lowest and highest error; errors between versions in one language, and how much the errors
+  of these versions with the same other text differ (highest minus lowest, mean and maximum over
+  texts and directions); errors within and between families, and the same for branches, if there are
+  several in a family.
+  """
+  known = [languages.language(code) for code in codes]
+  error_P = error_LL[~np.eye(len(known), dtype=bool)]
+  numbers = {
+    "error": float(error_P.mean()),
+    "lowest error": float(error_P.min()),
+    "highest error": float(error_P.max()),
+  }
+  within = agnosticism.within_and_between(error_LL, known).get("within")
+  if within is not None:
+    numbers["error within a language"] = within
+  if spreads := agnosticism.version_spreads(error_LL, known):
+    numbers["spread over versions"] = statistics.fmean(spreads)
+    numbers["largest spread over versions"] = max(spreads)
+  kinds = {"families": [x.family for x in known], "branches": [x.branch for x in known]}
+  if len(set(kinds["branches"])) == len(set(kinds["families"])):
+    del kinds["branches"]
+  for kind, group_L in kinds.items():
+    for way, value in agnosticism.within_and_between(error_LL, group_L).items():
+      numbers[f"error {way} {kind}"] = value
+  return numbers
+
+
+def pair_errors(result: suite.Result) -> Iterator[suite.Result]:
+  """Yields the error of each ordered pair of a result's matrix, as results "deu->eng"."""
+  versions = list(zip(result.arrays["labels"], result.languages, strict=True))
+  for i, j in itertools.permutations(range(len(versions)), 2):
+    (label, code), (other, other_code) = versions[i], versions[j]
+    error = {"error": result.arrays["error"][i][j]}
+    yield suite.Result(named(result.name, f"{label}->{other}"), (code, other_code), error)
+
+
+def named(text: str, name: str) -> str:
+  """Returns a name after the text that it is about, unless this is the only one."""
+  return name if text == ALL else f"{text} {name}"
+
+
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+  """Returns the metrics of each text, its error by seen languages, and the mean over texts."""
+  summary: suite.Numbers = {}
+  texts = [result for result in results if result.arrays]
+  if len(texts) > 1:
+    values = (result.metrics["error"] for result in texts)
+    summary |= averages.mean("error, mean of texts", values, complete=complete)
+  for result in texts:
+    numbers = averages.by_seen("error", [*pair_errors(result)], "error", seen, complete=complete)
+    for name, value in result.metrics.items():
+      numbers |= averages.mean(name, [value], complete=complete)
+    prefix = "" if result.name == ALL else f"{result.name}: "
+    summary |= {prefix + name: value for name, value in numbers.items()}
+  return summary
+
+
+BENCHMARK = dataclasses.replace(
+  parallel.NTREX,
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  folders=("ntrex",),
-  layout=(
-    "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text per line, "
-    "plain or .gz"
-  ),
-  source=parallel.NTREX_SOURCE,
-  read=read_ntrex,
-  averages=agnosticism_results.summarize,
-  codes=parallel.NTREX_CODES,
+  read=lambda root: [_task(ALL, _columns(parallel.ntrex_files(root)))],
+  averages=summarize,
 )
-
-FLORES = suite.Benchmark(
+FLORES = dataclasses.replace(
+  parallel.FLORES,
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  folders=("flores200/devtest",),
-  layout="CODE.devtest, one text per line, plain or .gz",
-  source=parallel.FLORES_SOURCE,
-  read=read_flores,
-  averages=agnosticism_results.summarize,
-  codes=parallel.FLORES_CODES,
+  read=lambda root: [_task(ALL, _columns(parallel.flores_files(root, "devtest")))],
+  averages=summarize,
 )
-
 WMT2012 = suite.Benchmark(
   name="wmt2012",
   title="Language-agnosticism (WMT 2012, every ordered pair)",
-  folders=("wmt2012",),
-  layout=f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
-  source=WMT2012_SOURCE,
+  files=suite.Files(
+    ("wmt2012",),
+    f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
+    "`vmsst data download evaluation wmt2012`: part of "
+    "https://data.statmt.org/wmt19/translation-task/dev.tgz",
+  ),
   read=read_wmt2012,
-  averages=agnosticism_results.summarize,
+  averages=summarize,
 )
-
 TED = suite.Benchmark(
   name="agnosticism_ted",
   title="Language-agnosticism (TED talks, every ordered pair)",
-  folders=("ted",),
-  layout="all_talks_train.tsv with a column per language, plain or .gz",
-  source=TED_SOURCE,
+  files=suite.Files(
+    ("ted",),
+    "all_talks_train.tsv with a column per language, plain or .gz",
+    "`vmsst data download evaluation ted`",
+  ),
   read=read_ted,
-  averages=agnosticism_results.summarize,
+  averages=summarize,
 )
-
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
-  folders=("translations",),
-  layout=(
+  files=suite.Files(
+    ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
-    "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz"
+    "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz",
+    "the paper's texts are not public: use your own translations",
   ),
-  source=TRANSLATIONS_SOURCE,
   read=read_translations,
-  averages=agnosticism_results.summarize,
+  averages=summarize,
 )
-
-NAMES = frozenset(each.name for each in (BENCHMARK, FLORES, WMT2012, TED, TRANSLATIONS))
-"""Names of the benchmarks whose results `agnosticism_results` documents."""

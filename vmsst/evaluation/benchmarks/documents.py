@@ -1,10 +1,11 @@
-"""Cross-lingual document classification: MLDoc and CLS.
+"""Zero-shot cross-lingual classification: documents of MLDoc and CLS, and sentences of SIB-200.
 
-The protocol is that of the EMS paper (sections V-E and V-F, Tables XI and XII): a multilayer
-perceptron is trained on frozen vectors of documents in one language and tested in another, from
-English into each language and back; mean of five seeds.
+The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII): a multilayer
+perceptron as in LASER is trained on frozen vectors of texts in one language; the development texts
+choose the epoch; and it is tested in another language. In a result `en->xx`, trained in English,
+`accuracy` is the mean of five seeds and `deviation` their standard deviation.
 
-The vector of a document is that of its sentences. In any language, a sentence ends
+The vector of a document is the mean over its sentences. In any language, a sentence ends
 
 * after `. ! ?` or an ellipsis, including closing quotes and brackets, if white space follows and
   then anything except a small letter; but not after the full stop of a single capital letter
@@ -19,225 +20,211 @@ no such marks, are split at line ends only.
 
 import ast
 import dataclasses
-import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, topics
+from vmsst.evaluation.benchmarks import averages, files
 from vmsst.io import text_fields, text_files
 
 
-@dataclasses.dataclass(frozen=True)
-class Documents:
-  """Documents of one language, with a class label each."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabeledTexts:
+  """Texts of one language, with a class label each."""
 
-  texts: list[str]
-  labels: list[str]
+  labels: Sequence[str]
+  texts: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
   """Data of one language: for training, choice of the epoch, and testing."""
 
-  train: Documents
-  dev: Documents
-  test: Documents
+  train: LabeledTexts
+  dev: LabeledTexts
+  test: LabeledTexts
 
 
-# --------------------------------------------------------------------------------------------
-# MLDoc
+SplitsByCode = Mapping[str, Splits]
+"""Data by language code, with English."""
 
-_MLDOC_LANGUAGES = {
-  "en": "english",
-  "de": "german",
-  "es": "spanish",
-  "fr": "french",
-  "it": "italian",
-  "ja": "japanese",
-  "ru": "russian",
-  "zh": "chinese",
+
+def _labeled(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
+  return LabeledTexts(*zip(*rows, strict=True))
+
+
+_MLDOC_NAMES = {
+  **{"en": "english", "de": "german", "es": "spanish", "fr": "french"},
+  **{"it": "italian", "ja": "japanese", "ru": "russian", "zh": "chinese"},
 }
-_MLDOC_LABELS = ("CCAT", "ECAT", "GCAT", "MCAT")
+_CLS_NAMES = {"en": "en", "de": "de", "fr": "fr", "ja": "jp"}
+_CLS_DOMAINS = ("books", "dvd", "music")
 
 
-def mldoc(path: storage.Path) -> Documents:
-  """Reads a file of MLDoc: label, TAB, text.
+def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
+  """Yields label and text of each line `label TAB text` of a file of MLDoc.
 
   Decodes texts that MLDoc's script wrote as Python bytes literals (b'...').
-
-  Raises:
-    InputError: the file is broken.
   """
-  documents, path = Documents([], []), files.plain_or_gzipped(path)
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     label, tab, text = line.partition("\t")
-    if not tab or label not in _MLDOC_LABELS:
-      raise errors.InputError(
-        f"{path}:{number}: no label ({', '.join(_MLDOC_LABELS)}) with a TAB before the text"
-      )
-    documents.labels.append(label)
-    documents.texts.append(_decoded(text, f"{path}:{number}"))
-  return _not_empty(documents, path)
+    if not tab:
+      raise errors.InputError(f"{path}:{number}: no TAB between a label and a text")
+    if re.fullmatch(r"b'.+'|b\".+\"", text):
+      text = ast.literal_eval(text).decode("utf-8")
+    yield label, text
 
 
-def _decoded(text: str, location: str) -> str:
-  if not (text[:2] in ("b'", 'b"') and text[-1:] == text[1] and len(text) > 2):
-    return text
-  try:
-    return bytes(ast.literal_eval(text)).decode("utf-8")
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-    raise errors.InputError(f"{location}: not a valid Python bytes literal: {error}") from None
-
-
-def _read_mldoc(root: storage.Path) -> list[suite.LargeTask]:
-  folder = root / "mldoc"
-  parts = ("train.1000", "dev", "test")
-  splits = {
-    code: Splits(*(mldoc(folder / name / f"{name}.{part}") for part in parts))
-    for code, name in _MLDOC_LANGUAGES.items()
-    if (folder / name).is_dir()
-  }
-  return [_task("mldoc", "", splits, folder)]
-
-
-# --------------------------------------------------------------------------------------------
-# CLS
-
-_CLS_LANGUAGES = {"en": "en", "de": "de", "fr": "fr", "ja": "jp"}
-_CLS_DOMAINS = ("books", "dvd", "music")
-_CLS_LABELS = {"1": "negative", "2": "negative", "4": "positive", "5": "positive"}
-"""Labels by number of stars."""
-
-
-class _WithoutEntities(ElementTree.TreeBuilder):
-  """Refuses document type definitions, whose entities can expand without limit."""
-
-  def doctype(self, name: str, public: str | None, system: str | None) -> None:
-    raise ValueError("the file has a document type definition: remove it")
-
-
-def cls(path: storage.Path) -> Documents:
-  """Reads a file of CLS: XML with `item` elements that have `rating`, `summary` and `text`.
+def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
+  """Yields label and text of each `item` with `rating`, `summary` and `text` of a file of CLS.
 
   More than three stars are positive, fewer negative. A document is the summary and the text, as in
   the processed form of CLS.
-
-  Raises:
-    InputError: the file is not well-formed, has a document type definition, or a review has no
-      rating or one of three stars.
   """
-  path = files.plain_or_gzipped(path)
-  parser = ElementTree.XMLParser(target=_WithoutEntities())
   try:
-    for chunk in text_files.read_chunks(str(path)):
-      parser.feed(chunk)
-    items = parser.close().iter("item")
-  except errors.InputError:
-    raise
+    root = ElementTree.fromstring(b"".join(text_files.read_chunks(str(path))))
   except ElementTree.ParseError as error:
     raise errors.InputError(f"{path}:{error.position[0]}: not well-formed XML: {error}") from None
-  except (LookupError, ValueError) as error:  # Also encodings that are not supported.
-    raise errors.InputError(f"{path}: {error}") from None
-  documents = Documents([], [])
-  for number, item in enumerate(items, 1):
-    fields = (item.find(name) for name in ("rating", "summary", "text"))
+  for item in root.iter("item"):
     rating, summary, text = (
-      "" if field is None else "".join(field.itertext()).strip() for field in fields
+      item.findtext(name, "").strip() for name in ("rating", "summary", "text")
     )
-    stars = rating.removesuffix(".0")
-    if stars not in _CLS_LABELS:
-      raise errors.InputError(
-        f"{path}: review {number} has a rating of {rating!r}; remove ratings other than 1, 2, 4, 5"
-      )
-    documents.labels.append(_CLS_LABELS[stars])
-    documents.texts.append(f"{summary}\n{text}".strip())
-  return _not_empty(documents, path)
+    yield "positive" if float(rating) > 3 else "negative", f"{summary}\n{text}".strip()
 
 
-def _read_cls(root: storage.Path) -> list[suite.LargeTask]:
-  folder = root / "cls-acl10-unprocessed"
+def sib200(folder: storage.Path) -> dict[str, Splits]:
+  """Reads SIB-200's topics from CODE.tsv: split, index_id, category, text, with a header.
+
+  Raises:
+    InputError: a file is broken.
+  """
+  splits = {}
+  for path in files.files_in(folder, "*.tsv"):
+    rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    for split, _, label, text in itertools.islice(files.table(path, 4), 1, None):
+      rows[split].append((label, text))
+    code = files.known_code(files.plain_name(path).removesuffix(".tsv"), path)
+    splits[code] = Splits(*map(_labeled, rows.values()))
+  return splits
+
+
+def _read_mldoc(root: storage.Path) -> list[suite.Task]:
+  def part(name: str, end: str) -> LabeledTexts:
+    return _labeled(mldoc_rows(files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")))
+
+  splits = {
+    code: Splits(part(name, "train.1000"), part(name, "dev"), part(name, "test"))
+    for code, name in _MLDOC_NAMES.items()
+    if (root / "mldoc" / name).is_dir()
+  }
+  return [transfer_task("mldoc", splits, documents=True, into_english=True)]
+
+
+def _read_cls(root: storage.Path) -> list[suite.Task]:
   tasks = []
   for domain in _CLS_DOMAINS:
     splits = {}
-    for code, name in _CLS_LANGUAGES.items():
-      if storage.find(folder, f"{name}/{domain}"):
-        train, test = (cls(folder / name / domain / f"{x}.review") for x in ("train", "test"))
+    for code, name in _CLS_NAMES.items():
+      folder = root / "cls-acl10-unprocessed" / name / domain
+      if storage.find(folder, "*"):
+        paths = [files.plain_or_gzipped(folder / f"{part}.review") for part in ("train", "test")]
+        train, test = (_labeled(cls_rows(path)) for path in paths)
         # The test set also chooses the epoch of its own language's classifier.
         splits[code] = Splits(train, test, test)
-    if splits or storage.find(folder, f"*/{domain}"):
-      tasks.append(_task("cls", f"{domain} ", splits, folder))
+    if splits:
+      prefix = f"{domain} "
+      tasks.append(transfer_task(domain, splits, prefix=prefix, documents=True, into_english=True))
   return tasks
 
 
-# --------------------------------------------------------------------------------------------
-# Common to all
-
-
-def transfer_results(
-  tools: suite.Tools, *, splits: Mapping[str, Splits], prefix: str = ""
-) -> list[suite.Result]:
-  """Returns accuracies of classifiers from English into each language and back.
-
-  Only the mean sentence vectors of each document are kept.
+def transfer_task(
+  name: str,
+  splits: SplitsByCode,
+  *,
+  prefix: str = "",
+  documents: bool = False,
+  into_english: bool = False,
+) -> suite.Task:
+  """Returns the task of classifying texts after training in English, `en->xx`.
 
   Args:
-    tools: Embed the sentences of documents.
-    splits: Documents by language code, including `en`.
+    name: Name of the task.
+    splits: The texts.
     prefix: Prefix of the results' names.
+    documents: Whether the vector of a text is the mean over its sentences, which are not in memory
+      together. There is no result within English: the test set of CLS also chooses the epoch.
+    into_english: Whether to add `xx->en` for every language, at the cost of a training for each.
+
+  Raises:
+    InputError: English or another language is missing, or a class has no training texts.
   """
-  from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
-
-  classes = sorted({label for split in splits.values() for label in split.train.labels})
-
-  def embedded(code: str, part: Documents) -> classification.LabeledVectors:
-    unknown = set(part.labels) - set(classes)
-    if unknown:
-      raise errors.InputError(f"{prefix}{code}: no training document of class {unknown}")
-    vectors_ND = mean_vectors(tools.embed, code, part.texts)
-    return classification.LabeledVectors(
-      vectors_ND, np.array([classes.index(x) for x in part.labels])
-    )
-
-  learned, tests = {}, {}
-  for code, of_code in splits.items():
-    dev = embedded(code, of_code.dev)
-    learned[code] = classification.Split(embedded(code, of_code.train), dev)
-    tests[code] = dev if of_code.test is of_code.dev else embedded(code, of_code.test)
-  accuracies = classification.transfer_accuracies(learned, tests, num_classes=len(classes))
-  others = [code for code in splits if code != "en"]
-  pairs = [pair for code in others for pair in (("en", code), (code, "en"))]
-  return [topics.result(pair, accuracies[pair[0]][pair[1]], prefix) for pair in pairs]
-
-
-def _task(
-  name: str, prefix: str, splits: Mapping[str, Splits], folder: storage.Path
-) -> suite.LargeTask:
-  if "en" not in splits or len(splits) < 2:
+  english = next((code for code in splits if _is_english(code)), None)
+  if english is None or len(splits) < 2:
     raise errors.InputError(
-      f"{folder}: {prefix}{name} needs English and another language, but has "
-      f"{', '.join(splits) or 'none'}"
+      f"{name} needs English and another language, but has only {', '.join(splits)}; add the files"
     )
-  measure = functools.partial(transfer_results, splits=splits, prefix=prefix)
-  return suite.LargeTask(f"{prefix.strip() or name}", measure, functools.partial(_held_out, splits))
+  classes = sorted({label for split in splits.values() for label in split.train.labels})
+  sides = {}
+  for code, split in splits.items():
+    for part in (split.train, split.dev, split.test):
+      sides[part] = suite.Side(code, part.texts, split=sentences if documents else None)
+      if unknown := {*part.labels} - {*classes}:
+        raise errors.InputError(f"{name}, {code}: no training text of class {', '.join(unknown)}")
+  training = {split.train for split in splits.values()}
+  held_out = tuple(side for part, side in sides.items() if part not in training)
+  pairs = [(english, code) for code in splits if not (documents and code == english)]
+  pairs += [(code, english) for code in splits if into_english and code != english]
+
+  def score(*vectors: np.ndarray) -> list[suite.Result]:
+    from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
+
+    labeled = {}
+    for part, vectors_ND in zip(sides, vectors, strict=True):
+      label_N = np.array([classes.index(label) for label in part.labels])
+      labeled[part] = classification.LabeledVectors(vectors_ND, label_N)
+    sources, targets = map(dict.fromkeys, zip(*pairs, strict=True))
+    accuracies = classification.transfer_accuracies(
+      {x: classification.Split(labeled[splits[x].train], labeled[splits[x].dev]) for x in sources},
+      {x: labeled[splits[x].test] for x in targets},
+      num_classes=len(classes),
+    )
+    results = []
+    for source, target in pairs:
+      accuracy_S = 100 * accuracies[source][target]
+      metrics = {"accuracy": float(accuracy_S.mean()), "deviation": float(accuracy_S.std())}
+      results.append(suite.Result(f"{prefix}{source}->{target}", (source, target), metrics))
+    return results
+
+  return suite.Task(name, tuple(sides.values()), score, held_out, large=documents)
 
 
-def _held_out(splits: Mapping[str, Splits]) -> Iterator[str]:
-  """Yields the sentences of all documents except training documents."""
-  for split in splits.values():
-    for part in (split.test,) if split.test is split.dev else (split.dev, split.test):
-      for document in part.texts:
-        yield from sentences(document)
+def _is_english(code: str) -> bool:
+  return languages.language(code) == languages.language("en")
 
 
-def _not_empty(documents: Documents, path: storage.Path) -> Documents:
-  if not documents.texts:
-    raise errors.InputError(f"{path}: contains no document")
-  return documents
+def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+  """Returns means of `accuracy` over the results between two languages.
+
+  Over all results; over results `from English` and `into English`, if both exist; and over results
+  with languages seen in training and the others, if known. Also the accuracy within `English`.
+  """
+  between = [x for x in results if x.languages[0] != x.languages[1]]
+  parts = {"accuracy": between}
+  outward = [x for x in between if _is_english(x.languages[0])]
+  inward = [x for x in between if _is_english(x.languages[1])]
+  if outward and inward:
+    parts |= {"accuracy from English": outward, "accuracy into English": inward}
+  numbers: suite.Numbers = {}
+  for name, part in parts.items():
+    numbers |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+  numbers |= averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)
+  within = [x.metrics["accuracy"] for x in results if x.languages[0] == x.languages[1]]
+  return numbers | averages.mean("English", within, complete=True)
 
 
 def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
@@ -249,51 +236,40 @@ def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
 MLDOC = suite.Benchmark(
   name="mldoc",
   title="MLDoc, topics of news",
-  folders=("mldoc",),
-  layout="LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-  source=(
+  files=suite.Files(
+    ("mldoc",),
+    "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
     "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts "
-    "them to these files"
+    "them to these files",
   ),
   read=_read_mldoc,
-  averages=topics.means,
-  sets=_sets(_MLDOC_LANGUAGES),
+  averages=summarize,
+  sets=_sets(_MLDOC_NAMES),
 )
 CLS = suite.Benchmark(
   name="cls",
   title="CLS, sentiments of Amazon reviews",
-  folders=("cls-acl10-unprocessed",),
-  layout="{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-  source="download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  files=suite.Files(
+    ("cls-acl10-unprocessed",),
+    "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
+    "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+  ),
   read=_read_cls,
-  averages=topics.means,
-  sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_LANGUAGES, f"{domain} ")],
+  averages=summarize,
+  sets=[name for domain in _CLS_DOMAINS for name in _sets(_CLS_NAMES, f"{domain} ")],
 )
-
-BLOCK_DOCUMENTS = 4096  # Documents whose sentence vectors are in memory at once.
-
-
-def mean_vectors(embed: suite.Embed, language: str, texts: Sequence[str]) -> np.ndarray:
-  """Returns the vector of every document, float32 [N, D]: the mean of its sentence vectors.
-
-  Sentence vectors are averaged without normalization. Those of `BLOCK_DOCUMENTS` documents are in
-  memory at once.
-
-  Args:
-    embed: Embeds sentences.
-    language: Language code of the documents.
-    texts: The documents, at least one.
-  """
-  means = []
-  for start in range(0, len(texts), BLOCK_DOCUMENTS):
-    block = texts[start : start + BLOCK_DOCUMENTS]
-    split = [sentences(text) for text in block]
-    count_N = np.array([len(pieces) for pieces in split])
-    vectors_SD = embed(suite.Side(language, [piece for pieces in split for piece in pieces]))
-    sum_ND = np.add.reduceat(vectors_SD, np.cumsum(count_N) - count_N, axis=0, dtype=np.float32)
-    means.append(sum_ND / count_N[:, None].astype(np.float32))
-  return np.concatenate(means)
-
+SIB200 = suite.Benchmark(
+  name="sib200",
+  title="SIB-200, topics learned in English",
+  files=suite.Files(
+    ("sib200",),
+    "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
+    "download dadelani/sib-200; its sentences are those of FLORES-200",
+  ),
+  read=lambda root: [transfer_task("sib200", sib200(root / "sib200"))],
+  averages=summarize,
+  sets=[each for each in languages.LANGUAGES if each.flores],
+)
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"

@@ -1,202 +1,169 @@
-"""Searches a knowledge base of questions by units of work, each a span of its lines.
+"""Searches a knowledge base of questions by parts, each a span of its lines.
 
-Every unit embeds its questions, finds the nearest one to each query, and says whether its answer is
-right: by whole vectors and by each number of their first dimensions that is evaluated (W of them in
-array names). Memory does not grow with the knowledge base. `sample` returns a small part of it.
+For each part, the questions are embedded, the nearest one to each query is found, and its answer is
+right or not: by whole vectors and by each number of their first dimensions that is evaluated (W of
+them in array names). Memory does not grow with the knowledge base. `sample` returns a small part of
+it.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import heapq
 import itertools
 import json
-import os
 import random
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vmsst import errors, storage
 from vmsst.encoder import encoding
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
 from vmsst.io import line_spans, progress_bar, text_files
-from vmsst.jobs import atomic_files, base, engines
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
-"""Lines of a unit, whose vectors are in memory at once."""
+"""Lines of a part, whose vectors are in memory at once."""
 
 LANGUAGE = "en"
 """Language of the knowledge base."""
 RIGHT_PER_QUERY = 10
 """Maximum number of questions with a right answer that `sample` adds for each query."""
 
-_FORMAT = 2
-"""Version of the results; increase it if the same lines get others."""
+
+class Question(msgspec.Struct):
+  """A question of a knowledge base.
+
+  Attributes:
+    question: The question.
+    answer: The answer, or several.
+  """
+
+  question: str
+  answer: str | list[str]
+
+  @property
+  def answers(self) -> list[str]:
+    """The answers."""
+    return [self.answer] if isinstance(self.answer, str) else self.answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-  """Queries in a file that all processes see.
+  """What is searched for.
 
   Attributes:
-    path: File of their vectors and right answers.
-    digest: Hash of the queries and answers.
-    sizes: Numbers of dimensions to search by; None: all.
+    texts: The queries, by language; Q in all.
+    gold: The right answers of each query, sorted.
+    sizes: The numbers of first dimensions to search by; None: all.
   """
 
-  path: str
-  digest: str
+  texts: tuple[tuple[str, tuple[str, ...]], ...]
+  gold: tuple[tuple[str, ...], ...]
   sizes: tuple[int | None, ...]
 
 
-@functools.lru_cache(1)
-def _opened(queries: Queries) -> tuple[list[exact_search.DistinctVectors], list[frozenset[str]]]:
-  """Returns the vectors of each size, and each query's right answers; a process keeps them."""
-  with storage.open_binary(queries.path) as stream:
-    arrays = np.load(stream, allow_pickle=False)
-    vectors_QD, gold = arrays["vectors"], json.loads(arrays["gold"].tobytes())
-  cut = [exact_search.DistinctVectors(vectors_QD[:, :size]) for size in queries.sizes]
-  return cut, [frozenset(answers) for answers in gold]
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchSpan(base.StagedUnit):
-  """Writes the best question of a span for each query: its cosine, and whether it is right.
-
-  Attributes:
-    encoder: The encoder.
-    queries: The queries.
-    span: The lines, in one of the formats of `parse`.
-    compare: Compares vectors.
-    path: Output file.
-  """
-
-  encoder: encoding.EncoderSource
-  queries: Queries
-  span: line_spans.Span
-  compare: exact_search.Compare
-  path: str
-
-  @functools.cached_property
-  def key(self) -> str:
-    """Hash of everything that the output depends on."""
-    queries = self.queries.digest, self.queries.sizes
-    return base.digest("knowledge", _FORMAT, self.encoder.identity, *queries, self.span.digest)
-
-  def __str__(self) -> str:
-    return str(self.span)
-
-  def read(self) -> tuple[list[str], Any, list[list[str]]]:
-    """Returns the questions, also tokenized if the encoder supports it, and their answers."""
-    pairs = list(parse(self.span.read(), self.span.name, self.span.first))
-    texts = [question for question, _ in pairs]
-    prepared = encoding.prepare(self.encoder.open(), texts, [LANGUAGE] * len(texts))
-    return texts, prepared, [answer for _, answer in pairs]
-
-  def compute(self, prepared: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float32 [W, Q] and bool [W, Q]. Among equally near questions the first counts."""
-    texts, tokens, found_answers = prepared
-    queries, gold = _opened(self.queries)
-    codes = [LANGUAGE] * len(texts)
-    vectors_MD = encoding.encode(self.encoder.open(), tokens, language=codes, progress=False)
-    encoding.check_finite(vectors_MD, texts)
-    score_WQ = np.empty((len(queries), len(gold)), np.float32)
-    right_WQ = np.empty(score_WQ.shape, bool)
-    for number, (query, size) in enumerate(zip(queries, self.queries.sizes, strict=True)):
-      unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
-      near = exact_search.top_k(query, unit_MD, compare=self.compare)
-      index_Q = near.index_NK[:, 0]
-      right_WQ[number] = are_right(index_Q, found_answers, gold)
-      # Not the scores of the search: their rounding differs slightly from span to span.
-      score_WQ[number] = _cosines(query, unit_MD, index_Q)
-    return score_WQ, right_WQ
-
-  def write(self, computed: Any) -> dict[str, Any]:
-    """Writes the file."""
-    score_WQ, right_WQ = computed
-    with atomic_files.atomic_file(self.path) as stream:
-      np.savez(stream, score=score_WQ, right=right_WQ)
-    return {}
-
-
 def search(
-  tools: suite.Tools,
-  queries: Sequence[suite.Side],
-  gold: Sequence[frozenset[str]],
-  paths: Sequence[storage.Path],
-) -> tuple[int, np.ndarray]:
-  """Returns the size of a knowledge base, and whether each query's nearest question is right.
+  vectors: embedder.Embedder, queries: Queries, paths: Sequence[storage.Path]
+) -> np.ndarray:
+  """Returns whether each query's nearest question in a knowledge base is right, bool [W, Q].
 
-  Resumes after interruption from the folder of the tools. The first call searches by all numbers of
-  dimensions that are evaluated; the others read its results.
+  Among equally near questions the first counts.
 
   Args:
-    tools: Embed texts and compare vectors.
-    queries: The queries, Q in all.
-    gold: The right answers of each query.
-    paths: Files of the knowledge base.
-
-  Returns:
-    Number of its questions, and bool [Q].
+    vectors: Embeds the texts, in parts that it may keep.
+    queries: The queries.
+    paths: Files of the knowledge base; see `parse`.
 
   Raises:
-    InputError: a file is broken.
-    NotFiniteError: a vector is not finite.
+    InputError: a file is broken, or a vector is not finite.
   """
-  folder = os.fspath(tools.folder)
-  cut = line_spans.cut([*map(str, paths)], SHARD, copies=folder)
-  stored = _store(tools, queries, gold, os.path.join(folder, "queries.npz"))
-  units = [
-    SearchSpan(
-      tools.embedder.source,
-      stored,
-      span,
-      tools.compare,
-      os.path.join(folder, f"best-{number:05d}.npz"),
-    )
-    for number, span in enumerate(cut.spans)
-  ]
-  try:
-    with tools.embedder.opened():
-      engines.run("search", units, tools.embedder.engine)
-  finally:
-    _opened.cache_clear()
-  column = stored.sizes.index(tools.dimensions)
-  best_Q, right_Q = np.full(len(gold), -np.inf, np.float32), np.zeros(len(gold), bool)
-  for unit in units:
-    with storage.open_binary(unit.path) as stream:
-      arrays = np.load(stream, allow_pickle=False)
-      score_Q, own_Q = arrays["score"][column], arrays["right"][column]
-    nearer_Q = score_Q > best_Q
-    best_Q = np.where(nearer_Q, score_Q, best_Q)
-    right_Q = np.where(nearer_Q, own_Q, right_Q)
-  return cut.lines, right_Q
+  digest = hashlib.sha256(json.dumps(dataclasses.astuple(queries)).encode()).hexdigest()
+  best_WQ = np.full((len(queries.sizes), len(queries.gold)), -np.inf, np.float32)
+  right_WQ = np.zeros(best_WQ.shape, bool)
+  with contextlib.ExitStack() as stack:
+    stack.callback(_query_vectors.cache_clear)
+    folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
+    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
+    prepare = functools.partial(_read, vectors.source)
+    compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
+    parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
+    for nearest in vectors.map("search", prepare, compute, parts, keep=True):
+      vectors.check_width(int(nearest["width"]))
+      nearer_WQ = nearest["score"] > best_WQ
+      best_WQ = np.where(nearer_WQ, nearest["score"], best_WQ)
+      right_WQ = np.where(nearer_WQ, nearest["right"], right_WQ)
+  return right_WQ
+
+
+def _read(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Question], Any]:
+  """Returns questions, also tokenized if the encoder supports it."""
+  base = list(parse(span.read(), span.name, span.first))
+  texts = [each.question for each in base]
+  return base, encoding.prepare(source.open(), texts, [LANGUAGE] * len(texts))
+
+
+def _nearest(
+  source: encoding.EncoderSource,
+  queries: Queries,
+  search: exact_search.Search,
+  prepared: tuple[list[Question], Any],
+) -> embedder.Arrays:
+  """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
+  base, tokens = prepared
+  query_QD = _query_vectors(source, queries)
+  codes = [LANGUAGE] * len(base)
+  vectors_MD = encoding.encode(source.open(), tokens, language=codes, progress=False)
+  encoding.check_finite(vectors_MD, [each.question for each in base])
+  scores, right = [], []
+  for size in queries.sizes:
+    unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
+    index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
+    right.append(are_right(index_Q, base, queries.gold))
+    # Not the scores of the search: their rounding differs slightly from part to part.
+    scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))
+  width = np.array(vectors_MD.shape[1])
+  return {"score": np.array(scores), "right": np.array(right), "width": width}
+
+
+@functools.lru_cache(1)  # A process searches for the same queries in many parts.
+def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
+  """Returns the vectors of the queries, float32 [Q, D]."""
+  vectors = []
+  for code, texts in queries.texts:
+    codes = [code] * len(texts)
+    vectors.append(encoding.encode(source.open(), texts, language=codes, progress=False))
+    encoding.check_finite(vectors[-1], texts)
+  return np.concatenate(vectors)
 
 
 def are_right(
-  index_Q: np.ndarray, answers: Sequence[Iterable[str]], gold: Sequence[frozenset[str]]
+  index_Q: np.ndarray, base: Sequence[Question], gold: Sequence[Iterable[str]]
 ) -> np.ndarray:
   """Returns whether a question of the knowledge base has a right answer of each query, bool [Q].
 
   Args:
-    index_Q: Row of a question for each query.
-    answers: The answers of each row.
+    index_Q: Number of a question for each query.
+    base: The questions.
     gold: The right answers of each query, normalized.
   """
-  normalized = {i: retrieval.normalized_set(answers[i]) for i in set(index_Q.tolist())}
+  normalized = {i: retrieval.normalized_set(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
   return np.array([not normalized[i].isdisjoint(right) for i, right in pairs], bool)
 
 
 def sample(
   queries: Iterable[tuple[str, frozenset[str]]], paths: Sequence[storage.Path], size: int
-) -> list[tuple[str, list[str]]]:
-  """Returns a part of a knowledge base: questions with their answers, in the order of the files.
+) -> list[Question]:
+  """Returns a part of a knowledge base, in the order of the files.
 
   The part is a random sample, and for each query up to `RIGHT_PER_QUERY` questions with a right
   answer: those that share the largest part of their words with the query. It depends only on the
@@ -209,7 +176,7 @@ def sample(
     size: Questions in the random sample; all of them if the corpus has fewer.
 
   Raises:
-    InputError: a file is broken.
+    InputError: a file is broken, or there is no question.
   """
   words: list[set[str]] = []
   numbers_by_answer: dict[str, list[int]] = {}
@@ -217,29 +184,31 @@ def sample(
     words.append(_words(text))
     for answer in gold:
       numbers_by_answer.setdefault(answer, []).append(number)
-  # Heaps of (score, -row, question, answers): the best rows, among equals the first ones.
-  similar: list[list[tuple[float, int, str, list[str]]]] = [[] for _ in words]
-  chosen: list[tuple[float, int, str, list[str]]] = []
+  # Heaps of (score, -row, question): the best rows, among equals the first ones.
+  similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
+  chosen: list[tuple[float, int, Question]] = []
   rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  pairs = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
+  files_of_base = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
-    for row, (question, answers) in enumerate(itertools.chain.from_iterable(pairs)):
+    for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)
       ranks = [(chosen, size, rng.random())]
-      if right := retrieval.normalized_set(answers) & numbers_by_answer.keys():
-        own = _words(question)
+      if right := retrieval.normalized_set(each.answers) & numbers_by_answer.keys():
+        own = _words(each.question)
         for number in {number for answer in right for number in numbers_by_answer[answer]}:
           share = len(words[number] & own) / max(1, len(words[number] | own))
           ranks.append((similar[number], RIGHT_PER_QUERY, share))
       for heap, most, score in ranks:
         push = heapq.heappush if len(heap) < most else heapq.heappushpop
-        push(heap, (score, -row, question, answers))
-  pair_by_row = {-entry[1]: entry[2:] for heap in (chosen, *similar) for entry in heap}
-  return [pair_by_row[row] for row in sorted(pair_by_row)]
+        push(heap, (score, -row, each))
+  by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
+  if not by_row:
+    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; copy the files again")
+  return [by_row[row] for row in sorted(by_row)]
 
 
-def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str, list[str]]]:
-  """Yields the questions of a knowledge base with their answers.
+def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Question]:
+  """Yields the questions of a knowledge base.
 
   Args:
     lines: Lines of a file: `.jsonl` as in PAQ, with an object of `question` and `answer` (a text or
@@ -251,57 +220,28 @@ def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str
   Raises:
     InputError: the file is broken.
   """
-  is_table = name.removesuffix(".gz").endswith(".tsv")
+  if not name.removesuffix(".gz").endswith(".tsv"):
+    yield from files.parsed(lines, Question, name, first)
+    return
   for number, line in enumerate(lines, first):
-    location = f"{name}:{number}"
-    if is_table:
-      yield _tsv_pair(line, location)
-    else:
-      record = files.parse(line, location)
-      question = files.text(record, "question", location)
-      yield question, files.text_list(record, "answer", location)
+    question, tab, answer = line.partition("\t")
+    if not tab or "\t" in answer:
+      raise errors.InputError(f"{name}:{number}: not two fields, a question and its answer")
+    listed = []
+    if answer.startswith("["):
+      with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        listed = msgspec.convert(ast.literal_eval(answer), list[str])
+    yield Question(question, listed or answer)
 
 
-def _store(
-  tools: suite.Tools, queries: Sequence[suite.Side], gold: Sequence[frozenset[str]], path: str
-) -> Queries:
-  """Writes the vectors of queries and their right answers; returns the file."""
-  answers_by_question = [sorted(item) for item in gold]
-  texts = [[item.language, list(item.texts)] for item in queries]
-  stored = Queries(
-    path, base.digest(texts, answers_by_question), (None, *tools.embedder.dimensions)
-  )
-  vectors_QD = np.concatenate([tools.embedder(item) for item in queries])
-  with atomic_files.atomic_file(path) as stream:
-    np.savez(
-      stream, vectors=vectors_QD, gold=np.frombuffer(json.dumps(answers_by_question).encode(), "u1")
-    )
-  return stored
-
-
-def _cosines(
-  query: exact_search.DistinctVectors, vectors_MD: np.ndarray, index_Q: np.ndarray
-) -> np.ndarray:
+def _cosines(query_QD: np.ndarray, unit_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
   """Returns the cosine of every query with the vector found for it, float32 [Q]."""
   parts = []
-  for start in range(0, len(index_Q), SHARD):
-    rows = slice(start, start + SHARD)
-    parts.append(np.einsum("bd,bd->b", query.unit_rows(rows), vectors_MD[index_Q[rows]]))
+  for rows in exact_search.blocks(len(index_Q)):
+    unit_BD = exact_search.unit_rows(query_QD[rows])
+    parts.append(np.einsum("bd,bd->b", unit_BD, unit_MD[index_Q[rows]]))
   return np.concatenate(parts)
 
 
 def _words(text: str) -> set[str]:
   return set(retrieval.normalized(text).split())
-
-
-def _tsv_pair(line: str, location: str) -> tuple[str, list[str]]:
-  fields = line.split("\t")
-  if len(fields) != 2:
-    raise errors.InputError(f"{location}: {len(fields)} fields, not a question and its answer")
-  question, answer = fields
-  if not (answer.startswith("[") and answer.endswith("]")):
-    return question, [answer]
-  try:
-    return question, files.text_list({"answer": ast.literal_eval(answer)}, "answer", location)
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    return question, [answer]

@@ -22,7 +22,8 @@ import numpy as np
 from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import files, similarity
+from vmsst.evaluation.benchmarks import files
+from vmsst.evaluation.benchmarks import sts as sts_lib
 from vmsst.evaluation.metrics import retrieval, xsim
 from vmsst.search import exact_search
 
@@ -62,20 +63,20 @@ def is_own(name: str) -> bool:
   return name.startswith(("sts-", "bitext-", "retrieval-"))
 
 
-def _benchmark(
-  kind: str, paths: Sequence[str], task: Callable[[], suite.Task | suite.LargeTask]
-) -> suite.Benchmark:
+def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) -> suite.Benchmark:
   folder, name = os.path.split(paths[0])
   return suite.Benchmark(
     name=f"{kind}-{os.path.splitext(name.removesuffix('.gz'))[0]}",
     title=f"{name} ({kind})",
-    folders=(),
-    layout="",
-    source="",
+    files=suite.Files(
+      (),
+      "",
+      "",
+      more=tuple(glob.escape(os.path.basename(path)) for path in paths),
+      root=storage.path(folder),
+    ),
     read=lambda root: [task()],
     averages=lambda results, seen, complete: results[0].metrics,
-    more_files=tuple(glob.escape(os.path.basename(path)) for path in paths),
-    root=storage.path(folder),
   )
 
 
@@ -98,7 +99,7 @@ def _languages(path: str) -> tuple[str, str]:
 
 
 def _sts(path: str) -> suite.Task:
-  return similarity.task(similarity.scored_table(storage.path(path), path), _languages(path))
+  return sts_lib.scored_table(storage.path(path), path, _languages(path)).task()
 
 
 def _bitext(pairs: readers.BitextFile) -> suite.Task:
@@ -118,7 +119,7 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
   return suite.Task(str(pairs), tuple(map(suite.Side, codes, texts)), score)
 
 
-def _retrieval(pairs: readers.BitextFile) -> suite.LargeTask:
+def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   row_by_text: dict[str, int] = {}
   rows_by_query: dict[str, set[int]] = {}
   path = storage.path(pairs.paths[0])
@@ -138,4 +139,4 @@ def _retrieval(pairs: readers.BitextFile) -> suite.LargeTask:
 
   queries = suite.Side(codes[0], [*rows_by_query], "encode_query")
   texts = suite.Side(codes[1], [*row_by_text], "encode_document")
-  return suite.Task("all", (queries, texts), score).streamed()
+  return suite.Task("all", (queries, texts), score, large=True)

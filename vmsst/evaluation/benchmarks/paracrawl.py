@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
@@ -25,7 +25,7 @@ _SOURCE = (
 )
 
 
-def read(root: storage.Path) -> list[suite.LargeTask]:
+def read(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair; only one pair is in memory at a time."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries", source=_SOURCE):
@@ -42,7 +42,7 @@ def read(root: storage.Path) -> list[suite.LargeTask]:
         "translation on the line with the same number"
       )
     sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
-    tasks.append(suite.Task(name, sides, functools.partial(_score, name, sides)).streamed())
+    tasks.append(suite.Task(name, sides, functools.partial(_score, name, sides), large=True))
   return tasks
 
 
@@ -66,13 +66,13 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 BENCHMARK = suite.Benchmark(
   name="paracrawl",
   title="ParaCrawl (P@1 of 2,000 queries among 200,000 sentences)",
-  folders=("paracrawl",),
-  layout=(
+  files=suite.Files(
+    ("paracrawl",),
     "NAME.xx-yy.queries in xx and NAME.xx-yy.candidates in yy, plain or .gz; a query's translation "
-    "is the candidate on the same line"
+    "is the candidate on the same line",
+    _SOURCE,
   ),
-  source=_SOURCE,
   read=read,
   averages=summarize,
-  codes=LANGUAGES,
+  sets=[*map(languages.language, LANGUAGES)],
 )

@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.evaluation import suite
+from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import averages, files, knowledge_search
 from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
@@ -32,9 +33,6 @@ _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
 MkqaQuestions = Literal["answered", "all"]
 """Which of MKQA's questions count: those with an answer, or all of them."""
-MKQA_QUESTIONS: tuple[MkqaQuestions, ...] = get_args(MkqaQuestions)
-MKQA_OPTION = "mkqa_questions"
-"""Name of this option in results."""
 
 _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", "zh_cn")
 _NQ_SOURCE = "NQ-open.dev.jsonl is in google-research-datasets/natural-questions, nq_open"
@@ -59,17 +57,29 @@ class Questions:
   gold: list[frozenset[str]]
 
 
+class _Answer(msgspec.Struct):
+  text: str | None = None
+  aliases: list[str] = []
+
+
+class _Answers(msgspec.Struct):
+  en: list[_Answer]
+
+
+class _MkqaRecord(msgspec.Struct):
+  queries: dict[str, str]
+  answers: _Answers
+
+
 def nq_open(path: storage.Path) -> Questions:
   """Reads NQ-open: one JSON object per line, with `question` and `answer` (a list).
 
   Raises:
     InputError: the file is broken.
   """
-  questions = Questions("nq", "en", [], [])
-  for location, record in files.records(path):
-    questions.texts.append(files.text(record, "question", location))
-    questions.gold.append(retrieval.normalized_set(files.text_list(record, "answer", location)))
-  return _not_empty(questions, path)
+  records = list(files.records(path, knowledge_search.Question))
+  gold = [retrieval.normalized_set(record.answers) for record in records]
+  return Questions("nq", "en", [record.question for record in records], gold)
 
 
 def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -88,54 +98,54 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
     InputError: the file is broken, or a language is unknown.
   """
   by_language: dict[str, Questions] = {}
-  for location, record in files.records(path):
-    try:
-      given = record["answers"]["en"]
-      named = [x for answer in given for x in (answer.get("text"), *answer.get("aliases", ()))]
-      gold = retrieval.normalized_set(x for x in named if x)
-    except (KeyError, TypeError, AttributeError):
-      raise errors.InputError(f"{location}: no English answers under 'answers'") from None
-    queries = record.get("queries")
-    if not isinstance(queries, dict) or set(queries) != set(by_language or queries):
-      raise errors.InputError(f"{location}: 'queries' does not have one question per language")
-    for code in queries:
-      files.known_code(code, path)
-      questions = by_language.setdefault(code, Questions(f"mkqa {code}", code, [], []))
-      if gold or counted == "all":
-        questions.texts.append(files.text(queries, code, location))
-        questions.gold.append(gold)
-  if not by_language:
-    raise errors.InputError(f"{path} is empty")
-  return [_not_empty(questions, path) for questions in by_language.values()]
+  for record in files.records(path, _MkqaRecord):
+    texts = [text for answer in record.answers.en for text in (answer.text, *answer.aliases)]
+    gold = retrieval.normalized_set(text for text in texts if text)
+    for code, query in record.queries.items() if gold or counted == "all" else ():
+      if code not in by_language:
+        by_language[code] = Questions(f"mkqa {files.known_code(code, path)}", code, [], [])
+      by_language[code].texts.append(query)
+      by_language[code].gold.append(gold)
+  return [*by_language.values()]
 
 
-def knowledge_retrieval(
-  tools: suite.Tools, *, sets: Sequence[Questions], paths: Sequence[storage.Path]
-) -> list[suite.Result]:
-  """Returns `accuracy`, R@1: how often the nearest question of a knowledge base has a right answer.
+@dataclasses.dataclass(frozen=True)
+class KnowledgeSearch(suite.Task):
+  """Finds the nearest questions of a knowledge base, which is read and searched once for all sets.
 
-  Reads, embeds and searches the knowledge base once for all sets. Among equally near questions the
-  first counts. A second call resumes from the folder of the tools.
+  `score` maps whether the answer to each text of each side is right, bool [N] each, to results.
 
-  Args:
-    tools: Embed texts and compare vectors.
-    sets: The questions to search for.
+  Attributes:
+    gold: The right answers of each text of all sides.
     paths: Files of the knowledge base; see `knowledge_search.parse`.
-
-  Raises:
-    InputError: a file is broken or empty, or a vector is not finite.
   """
-  queries = [suite.Side(questions.language, questions.texts) for questions in sets]
-  gold = [answers for questions in sets for answers in questions.gold]
-  count, right_Q = knowledge_search.search(tools, queries, gold, paths)
-  tools.report(f"{count:,} questions of the knowledge base searched")
-  ends = np.cumsum([len(questions.texts) for questions in sets])[:-1]
-  return list(map(_accuracy, sets, np.split(right_Q, ends)))
+
+  gold: Sequence[frozenset[str]] = ()
+  paths: Sequence[storage.Path] = ()
+
+  def results(
+    self, vectors: embedder.Embedder, sizes: Sequence[int | None]
+  ) -> dict[int | None, list[suite.Result]]:
+    """See `suite.Task`."""
+    queries = knowledge_search.Queries(
+      tuple((side.language, tuple(side.texts)) for side in self.sides),
+      tuple(tuple(sorted(answers)) for answers in self.gold),
+      tuple(sizes),
+    )
+    right_WQ = knowledge_search.search(vectors, queries, self.paths)
+    ends = np.cumsum([len(side.texts) for side in self.sides])[:-1]
+    return {
+      size: self.score(*np.split(right_Q, ends))
+      for size, right_Q in zip(sizes, right_WQ, strict=True)
+    }
 
 
-def _accuracy(questions: Questions, right_N: np.ndarray) -> suite.Result:
-  metrics = {"accuracy": 100 * float(right_N.mean())}
-  return suite.Result(questions.name, (questions.language,), metrics)
+def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Result]:
+  """Returns `accuracy`, R@1: how often the nearest question has a right answer."""
+  return [
+    suite.Result(each.name, (each.language,), {"accuracy": 100 * float(right_N.mean())})
+    for each, right_N in zip(sets, right, strict=True)
+  ]
 
 
 def _averages(
@@ -165,12 +175,12 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
     sets.append(nq_open(files.files_in(root / "nq", *names, source=_NQ_SOURCE)[-1]))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
-  return sets
+  return [questions for questions in sets if questions.texts]
 
 
 def _read(
   counted: MkqaQuestions, root: storage.Path, *, sample: int | None = None
-) -> list[suite.LargeTask] | list[suite.Task]:
+) -> list[suite.Task]:
   sets = question_sets(root, counted)
   if not sets:
     raise errors.InputError(
@@ -180,9 +190,10 @@ def _read(
   paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
   if sample is not None:
     return [_sampled_task(sets, paths, sample)]
-  measure = functools.partial(knowledge_retrieval, sets=sets, paths=paths)
-  texts = functools.partial(itertools.chain.from_iterable, [questions.texts for questions in sets])
-  return [suite.LargeTask("knowledge base", measure, texts)]
+  sides = tuple(suite.Side(each.language, each.texts) for each in sets)
+  gold = [answers for each in sets for answers in each.gold]
+  score = functools.partial(_accuracies, sets)
+  return [KnowledgeSearch("knowledge base", sides, score, large=True, gold=gold, paths=paths)]
 
 
 def _sampled_task(
@@ -190,41 +201,33 @@ def _sampled_task(
 ) -> suite.Task:
   english = [questions for questions in sets if questions.language == knowledge_search.LANGUAGE]
   queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
-  pairs = knowledge_search.sample(queries, paths, size)
-  if not pairs:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
-  texts, answers = zip(*pairs, strict=True)
+  base = knowledge_search.sample(queries, paths, size)
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
-    knowledge = exact_search.DistinctVectors(knowledge_MD)
-    nearest = (exact_search.top_k(query_ND, knowledge).index_NK[:, 0] for query_ND in queries)
+    nearest = (exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0] for query_ND in queries)
     golds = (questions.gold for questions in sets)
-    right = map(knowledge_search.are_right, nearest, itertools.repeat(answers), golds)
-    return list(map(_accuracy, sets, right))
+    right = map(knowledge_search.are_right, nearest, itertools.repeat(base), golds)
+    return _accuracies(sets, *right)
 
+  knowledge = suite.Side(knowledge_search.LANGUAGE, [each.question for each in base])
   sides = (suite.Side(questions.language, questions.texts) for questions in sets)
-  return suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)
+  return suite.Task("all", (knowledge, *sides), score)
 
 
 def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
-  """Returns the benchmark, given which of MKQA's questions count.
-
-  Raises:
-    InputError: `counted` is unknown.
-  """
-  errors.check_choice(MKQA_OPTION, counted, MKQA_QUESTIONS)
+  """Returns the benchmark, given which of MKQA's questions count."""
   return suite.Benchmark(
     name="questions",
     title="Question retrieval in PAQ (NQ, MKQA)",
-    folders=("paq",),
-    more_files=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
-    layout=(
+    files=suite.Files(
+      ("paq",),
       "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
-      "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz"
+      "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz",
+      f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
+      more=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
     ),
-    source=f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
     read=functools.partial(_read, counted),
-    options={MKQA_OPTION: counted},
+    options={"mkqa_questions": counted},
     averages=_averages,
     sets=("nq", *_MKQA_SETS),
   )
@@ -253,16 +256,16 @@ def sampled(size: int) -> suite.Benchmark:
 
 def _read_small(root: storage.Path) -> list[suite.Task]:
   path = files.plain_or_gzipped(root / "mkqa" / "mkqa.wide.tsv")
-  rows = list(files.table(path))
-  header, rows = rows[0] if rows else [], rows[1:]
+  header, *rows = files.table(path)
   if header[:2] != ["id", "split"] or "en" not in header or len(header) < 4 or not rows:
     raise errors.InputError(
       f"{path}:1: expected a header of id, split, en and codes of other languages, and questions"
     )
-  questions = {code: [row[column] for row in rows] for column, code in enumerate(header[2:], 2)}
+  columns = [[*column] for column in zip(*rows, strict=True)]
+  questions = dict(zip(header[2:], columns[2:], strict=True))
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl", source=_NQ_SOURCE):
-    knowledge += [files.text(x, "question", column) for column, x in files.records(other)]
+    knowledge += [record.question for record in files.records(other, knowledge_search.Question)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
   score = functools.partial(_same_rows, tuple(questions))
   return [suite.Task("all", (suite.Side("en", knowledge), *sides), score)]
@@ -272,12 +275,10 @@ def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
   """Scores how often the nearest question, or one of ten, is the query's translation."""
-  near = exact_search.top_k(np.concatenate(queries), knowledge_MD, 10)
-  results, start = [], 0
+  results = []
   for code, query_ND in zip(codes, queries, strict=True):
-    part = near[start : start + len(query_ND)]
-    start += len(query_ND)
-    shares = retrieval.rank_metrics(part, [[row] for row in range(len(part))], 10)
+    near = exact_search.top_k(query_ND, knowledge_MD, 10)
+    shares = retrieval.rank_metrics(near, [[row] for row in range(len(near))], 10)
     metrics = {name: 100 * shares[name] for name in ("accuracy", "R@10")}
     results.append(suite.Result(code, (code, "en"), metrics))
   return results
@@ -294,17 +295,12 @@ def _small_averages(
 MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="MKQA's questions among their English originals and NQ's",
-  folders=("mkqa", "nq"),
-  files=("mkqa/mkqa.wide.tsv",),
-  layout="mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
-  source=f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
+  files=suite.Files(
+    ("mkqa/mkqa.wide.tsv", "nq"),
+    "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
+    f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
+  ),
   read=_read_small,
   averages=_small_averages,
   sets=_SMALL_LANGUAGES,
 )
-
-
-def _not_empty(questions: Questions, path: storage.Path) -> Questions:
-  if not questions.texts:
-    raise errors.InputError(f"{path}: no questions with an answer")
-  return questions

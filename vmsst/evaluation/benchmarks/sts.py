@@ -1,20 +1,35 @@
-"""Semantic textual similarity in English: the test sets of SemEval 2012 to 2016.
+"""Semantic textual similarity: correlations of cosines with human scores of sentence pairs.
 
-The VMSST paper (section 6.2 and appendix B.1) averages Pearson's correlation over a year's sets and
-then over years, and gives Spearman's of all sets of a year together, without 2013's SMT. The name
-of an average with missing sets ends in " (incomplete)".
+* `STS`, the English test sets of SemEval 2012 to 2016. The VMSST paper (section 6.2 and appendix
+  B.1) averages Pearson's correlation over a year's sets and then over years, and gives Spearman's
+  of all sets of a year together, without 2013's SMT.
+* `XLSTS`, SemEval-2017 task 1, within and across languages. The VMSST paper (Tables 1 and 10)
+  averages over ar-ar, ar-en, es-es, es-en and tr-en. Here es-en is track 4a, which has the same
+  English pairs as the other four; track 4b (es-en, news and bad translations) and track 5 (en-en)
+  have results but are not part of averages.
+* `STSB`, the STS Benchmark in English and translations, and the Japanese JSTS, which is not part of
+  averages. Each split of each language gives a result, `eng.dev` or `de.test`. The name of a split
+  with fewer pairs than published says so, as in "de.test (595 of 1379 pairs)". Training pairs are
+  not used.
+
+The name of an average with missing sets, or over incomplete splits, ends in " (incomplete)".
 """
 
+import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vmsst import errors, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, similarity
+from vmsst.evaluation.benchmarks import averages, files
+from vmsst.io import text_files
+from vmsst.search import exact_search
+
+METRICS = ("pearson", "spearman")
 
 SETS: dict[str, tuple[str, ...]] = {
   "2012": ("MSRpar", "MSRvid", "SMTeuroparl", "OnWN", "SMTnews"),
@@ -26,87 +41,188 @@ SETS: dict[str, tuple[str, ...]] = {
 """The official test sets of each year."""
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
-_LEFT_OUT = "STS13.SMT"  # From Spearman's correlation.
-_SOURCE = (
-  "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS of "
-  "https://github.com/facebookresearch/SentEval"
-)
+_NOT_IN_SPEARMAN = "STS13.SMT"
+
+SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
+DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
+_TRACKS = {  # Languages of the first and second sentences; names do not have their order.
+  "track1.ar-ar": ("ar", "ar"),
+  "track2.ar-en": ("en", "ar"),
+  "track3.es-es": ("es", "es"),
+  "track4a.es-en": ("es", "en"),
+  "track4b.es-en": ("en", "es"),
+  "track5.en-en": ("en", "en"),
+  "track6.tr-en": ("en", "tr"),
+}
+
+LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
+SPLITS = {"test": 1379, "dev": 1500}
+"""Published numbers of pairs of the STS Benchmark."""
+_JSTS = "JSTS.ja.valid"
 
 
-def read(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per year.
+@dataclasses.dataclass(frozen=True)
+class ScoredPairs:
+  """A set of sentence pairs with human scores.
 
-  Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
-  of all sets of the year together except 2013's SMT, by the name of the year (STS12).
+  Attributes:
+    name: Name of the set.
+    languages: Codes of the first and the second sentences.
+    rows: Score, first and second sentence of each pair.
   """
-  folder = root / "sts"
-  by_name = similarity.by_name(itertools.chain(_tables(folder), _originals(folder)))
-  if not by_name:
-    raise errors.InputError(f"{folder} has no {BENCHMARK.layout}; {_SOURCE}")
-  tasks = []
-  for year, names in _NAMES.items():
-    sets = [by_name[name] for name in names if name in by_name]
-    if sets:
-      sides = tuple(suite.Side("en", pairs.texts(side)) for pairs in sets for side in (1, 2))
-      name = f"STS{year[2:]}"
-      tasks.append(suite.Task(name, sides, functools.partial(_score, name, sets)))
-  return tasks
+
+  name: str
+  languages: tuple[str, str]
+  rows: Sequence[tuple[float, str, str]]
+
+  @property
+  def sides(self) -> tuple[suite.Side, suite.Side]:
+    """The first and the second sentences."""
+    first, second = self.languages
+    return (
+      suite.Side(first, [row[1] for row in self.rows]),
+      suite.Side(second, [row[2] for row in self.rows]),
+    )
+
+  def result(self, first_ND: np.ndarray, second_ND: np.ndarray) -> suite.Result:
+    """Returns both correlations x 100, from the vectors of both sides."""
+    score_N = np.array([row[0] for row in self.rows])
+    metrics = correlations(cosines(first_ND, second_ND), score_N)
+    return suite.Result(self.name, self.languages, metrics)
+
+  def task(self) -> suite.Task:
+    """Returns the task of the set, with one result."""
+    return suite.Task(self.name, self.sides, lambda *vectors: [self.result(*vectors)])
 
 
-def _tables(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
-  for path in storage.find(folder, "STS1[2-6].*.tsv*"):
+def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
+  """Returns the cosine of row i of one array with row i of the other, float64 [N]; 0 for zeros."""
+  first_ND, second_ND = exact_search.unit_rows(first_ND), exact_search.unit_rows(second_ND)
+  return np.einsum("nd,nd->n", first_ND, second_ND, dtype=np.float64)
+
+
+def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
+  """Returns `pearson` and `spearman` x 100.
+
+  Cosines that agree in 6 decimals have the same rank: others differ by rounding errors.
+
+  Raises:
+    ValueError: all values of a side are equal.
+  """
+  from scipy import stats  # Here: it takes a second.
+
+  rounded_N = exact_search.rounded(cosine_N)
+  if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:  # Else rounding errors would be correlated.
+    raise ValueError(f"all {len(score_N)} cosines or scores are equal: no correlation is defined")
+  pearson = stats.pearsonr(cosine_N, score_N).statistic
+  spearman = stats.pearsonr(stats.rankdata(rounded_N), stats.rankdata(score_N)).statistic
+  return {"pearson": 100 * float(pearson), "spearman": 100 * float(spearman)}
+
+
+def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> ScoredPairs:
+  """Reads a file of lines `score TAB first TAB second`."""
+  rows = [
+    (files.number(score, path, line), first, second)
+    for line, (score, first, second) in enumerate(files.table(path, 3), 1)
+  ]
+  return ScoredPairs(name, codes, rows)
+
+
+def _semeval_pairs(
+  path: storage.Path, score_path: storage.Path, name: str, codes: tuple[str, str]
+) -> ScoredPairs:
+  """Reads the pairs of `STS.input.NAME.txt`, and the scores, of which there may be empty lines."""
+  pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
+  scores = [line.strip() for line in text_files.read_lines(str(score_path))]
+  # Of the 500 pairs published as track 6, the first 250 have a score.
+  if len(pairs) != len(scores) and not name.startswith("STS17.track6."):
+    raise errors.InputError(
+      f"{path} has {len(pairs)} lines and {score_path} has {len(scores)}, but each pair must "
+      "have a score line: copy both again"
+    )
+  rows = []
+  for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1):
+    if score:  # 2015 and 2016 have pairs without one.
+      first, second, *_ = pair
+      rows.append((files.number(score, score_path, line), first, second))
+  return ScoredPairs(name, codes, rows)
+
+
+def _semeval_sets(
+  folder: storage.Path, official: Mapping[str, tuple[str, str]], year: str = ""
+) -> dict[str, ScoredPairs]:
+  """Reads the official sets in a folder, by name, such as STS12.MSRpar; ignores other files.
+
+  Args:
+    folder: A folder with tables `STS12.MSRpar.tsv`, or files of the archives at any depth.
+    official: Languages of the sets, by name.
+    year: Year of the files of the archives, whose scores may be in any folder; default: in the name
+      of the folder below `folder`.
+
+  Raises:
+    InputError: there are no sets, or a file is broken or of an unknown year.
+  """
+  sets = []
+  for path in storage.find(folder, "STS1*.tsv*"):
     name = files.plain_name(path).removesuffix(".tsv")
-    if not name.endswith(".train"):
-      yield similarity.scored_table(path, _official(name, path))
-
-
-def _originals(folder: storage.Path) -> Iterator[similarity.ScoredPairs]:
+    if name in official:
+      sets.append(scored_table(path, name, official[name]))
+  anywhere = {files.plain_name(x): x for x in storage.find(folder, "**/STS.gs.*") if year}
   for path in storage.find(folder, "**/STS*.input.*.txt*"):
-    parts = path.relative_to(folder).parts[:-1]
-    if any("train" in part for part in parts) or ".ALL." in path.name:
+    folders = path.relative_to(folder).parts[:-1]
+    if any("train" in name for name in folders):
       continue
-    year = re.search(r"(?<!\d)(?:20)?(1[2-6])(?!\d)", parts[0] if parts else "")
-    if year is None:
+    years = re.findall(r"(?<!\d)(?:20)?(1[2-6])(?!\d)", folders[0] if folders else "")
+    if not (year or years):
       raise errors.InputError(
         f"{path}: unknown year: move the file into a folder of {folder} with the year in its name, "
         "such as 2012 or STS12-en-test"
       )
     name = files.plain_name(path).split(".input.")[1].removesuffix(".txt").removeprefix("surprise.")
-    official = _official(f"STS{year[1]}.{name}", path)
-    gold = files.plain_or_gzipped(path.with_name(similarity.gold_name(path)), source=_SOURCE)
-    unscored = year[1] in ("15", "16")  # Their score files have empty lines.
-    yield similarity.semeval(path, gold, official, unscored=unscored)
+    name = f"STS{year or years[0]}.{name}"
+    if name in official:
+      scores = files.plain_name(path).replace(".input.", ".gs.")
+      score_path = anywhere.get(scores) or files.plain_or_gzipped(path.with_name(scores))
+      sets.append(_semeval_pairs(path, score_path, name, official[name]))
+  if not sets:
+    raise errors.InputError(f"{folder} has none of the files {', '.join(official)}")
+  return {pairs.name: pairs for pairs in sets}
 
 
-def _official(name: str, path: storage.Path) -> str:
-  year = f"20{name[3:5]}"
-  if name not in _NAMES[year]:
-    raise errors.InputError(
-      f"{path} is not a test set of {year} ({', '.join(SETS[year])}): rename or remove it"
-    )
-  return name
+def _read_sts(root: storage.Path) -> list[suite.Task]:
+  """Returns one task per year.
+
+  Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
+  of all sets of the year together except 2013's SMT, by the name of the year (STS12).
+  """
+  names = itertools.chain.from_iterable(_NAMES.values())
+  by_name = _semeval_sets(root / "sts", dict.fromkeys(names, ("en", "en")))
+  tasks = []
+  for year, names_of_year in _NAMES.items():
+    sets = [by_name[name] for name in names_of_year if name in by_name]
+    if sets:
+      sides = tuple(side for pairs in sets for side in pairs.sides)
+      score = functools.partial(_score_year, f"STS{year[2:]}", sets)
+      tasks.append(suite.Task(f"STS{year[2:]}", sides, score))
+  return tasks
 
 
-def _score(
-  name: str, sets: Sequence[similarity.ScoredPairs], *vectors: np.ndarray
-) -> list[suite.Result]:
-  cosines = [similarity.cosines(*sides) for sides in zip(vectors[::2], vectors[1::2], strict=True)]
-  results = [
-    similarity.correlations(pairs.name, ("en",), cosine_N, pairs.gold_N)
-    for pairs, cosine_N in zip(sets, cosines, strict=True)
-  ]
-  kept = [i for i, pairs in enumerate(sets) if pairs.name != _LEFT_OUT]
+def _score_year(name: str, sets: Sequence[ScoredPairs], *vectors: np.ndarray) -> list[suite.Result]:
+  of_set = list(zip(sets, vectors[::2], vectors[1::2], strict=True))
+  results = [pairs.result(*both) for pairs, *both in of_set]
+  kept = [(pairs, cosines(*both)) for pairs, *both in of_set if pairs.name != _NOT_IN_SPEARMAN]
   if kept:
-    cosine_N = np.concatenate([cosines[i] for i in kept])
-    gold_N = np.concatenate([sets[i].gold_N for i in kept])
-    together = similarity.correlations(name, ("en",), cosine_N, gold_N).metrics["spearman"]
-    complete = {pairs.name for pairs in sets} >= {*_NAMES[f"20{name[3:]}"]} - {_LEFT_OUT}
-    metrics = averages.mean("spearman", [together], complete=complete)
+    score_N = np.array([row[0] for pairs, _ in kept for row in pairs.rows])
+    together = correlations(np.concatenate([cosine_N for _, cosine_N in kept]), score_N)
+    lacking = {*_NAMES[f"20{name[3:]}"]} - {pairs.name for pairs in sets} - {_NOT_IN_SPEARMAN}
+    metrics = averages.mean("spearman", [together["spearman"]], complete=not lacking)
     results.append(suite.Result(name, ("en",), metrics))
   return results
 
 
-def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+def _summarize_sts(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
+) -> suite.Numbers:
   """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
   names = {f"pearson {year}": name for year, name in _NAMES.items()}
   years = {
@@ -125,13 +241,126 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
   return summary | years["pearson"] | years["spearman"]
 
 
-BENCHMARK = suite.Benchmark(
+def _read_xlsts(root: storage.Path) -> list[suite.Task]:
+  """Returns one task per track, whose result has its name (track1.ar-ar)."""
+  official = {f"STS17.{name}": codes for name, codes in _TRACKS.items()}
+  by_name = _semeval_sets(root / "xlsts", official, "17")
+  return [
+    dataclasses.replace(by_name[name], name=name.removeprefix("STS17.")).task()
+    for name in sorted(by_name)
+  ]
+
+
+def _summarize_xlsts(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
+) -> suite.Numbers:
+  """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
+  parts = {
+    "": (*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
+    " same language": SAME_LANGUAGE,
+    " different languages": DIFFERENT_LANGUAGES,
+  }
+  summary: suite.Numbers = {}
+  for metric in METRICS:
+    groups = {metric + part: names for part, names in parts.items()}
+    summary |= averages.of_groups(results, metric, groups)
+  return summary
+
+
+def _read_stsb(root: storage.Path) -> list[suite.Task]:
+  """Returns one task per language and split."""
+  tasks = []
+  for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
+    start, code, *_ = files.plain_name(path).split(".")
+    english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
+    code = "eng" if english else files.known_code(code, path)
+    rows: dict[str, list[tuple[float, str, str]]] = {}
+    for line, text in enumerate(text_files.read_lines(str(path)), 1):
+      row = text.split("\t")
+      if len(row) < 7:
+        raise errors.InputError(
+          f"{path}:{line}: {len(row)} fields; expected a genre or split, a file, a year, a number, "
+          "a score and two sentences"
+        )
+      pairs = rows.setdefault(english[1] if english else row[0], [])
+      pairs.append((files.number(row[4], path, line), row[5], row[6]))
+    for split, count in SPLITS.items():
+      if pairs := rows.get(split, []):
+        part = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
+        tasks.append(ScoredPairs(f"{code}.{split}{part}", (code, code), pairs).task())
+  jsts = root / "sts" / f"{_JSTS}.tsv"
+  if storage.is_file(jsts):
+    tasks.append(scored_table(jsts, _JSTS, ("ja", "ja")).task())
+  return tasks
+
+
+def _summarize_stsb(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool
+) -> suite.Numbers:
+  """Returns means of each split over all languages, English, others, and seen and unseen ones."""
+  summary: suite.Numbers = {}
+  for split, metric in itertools.product(SPLITS, reversed(METRICS)):
+    by_language = {
+      code: result
+      for result in results
+      for code in LANGUAGES
+      if result.name.split(" ")[0] == f"{code}.{split}"
+    }
+    whole = {code for code, result in by_language.items() if result.name == f"{code}.{split}"}
+    for part, codes in (
+      ("", LANGUAGES),
+      (" English", LANGUAGES[:1]),
+      (" other languages", LANGUAGES[1:]),
+    ):
+      values = [by_language[code].metrics[metric] for code in codes if code in by_language]
+      summary |= averages.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
+    there = list(by_language.values())
+    summary |= averages.by_seen(
+      f"{metric} {split}", there, metric, seen, complete=whole >= {*LANGUAGES}
+    )
+  return summary
+
+
+STS = suite.Benchmark(
   name="sts",
   title="STS 2012-2016 (English)",
-  folders=("sts",),
-  layout="YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
-  source=_SOURCE,
-  read=read,
-  averages=summarize,
+  files=suite.Files(
+    ("sts",),
+    "YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
+    "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS "
+    "of https://github.com/facebookresearch/SentEval",
+  ),
+  read=_read_sts,
+  averages=_summarize_sts,
   sets=tuple(itertools.chain.from_iterable(_NAMES.values())),
+)
+XLSTS = suite.Benchmark(
+  name="xlsts",
+  title="STS 2017, within and across languages",
+  files=suite.Files(
+    ("xlsts",),
+    "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, at any depth, or "
+    "STS17.trackN.xx-yy.tsv (score, sentences)",
+    "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
+    "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval",
+  ),
+  read=_read_xlsts,
+  averages=_summarize_xlsts,
+  sets=(*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
+)
+STSB = suite.Benchmark(
+  name="stsb",
+  title="STS Benchmark in 12 languages, and JSTS",
+  files=suite.Files(
+    ("stsb",),
+    "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
+    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv",
+    "English is http://ixa2.si.ehu.es/stswiki/images/4/48/Stsbenchmark.tar.gz, Korean is KorSTS of "
+    "https://github.com/kakaobrain/kor-nlu-datasets, other languages are "
+    "https://github.com/PhilipMay/stsb-multi-mt, JSTS is https://github.com/yahoojapan/JGLUE",
+    more=(f"sts/{_JSTS}.tsv",),
+  ),
+  read=_read_stsb,
+  averages=_summarize_stsb,
+  sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),
 )

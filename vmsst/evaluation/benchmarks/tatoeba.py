@@ -103,9 +103,11 @@ def without_english(results: Sequence[suite.Result]) -> list[suite.Result]:
 BENCHMARK = suite.Benchmark(
   name="tatoeba",
   title="Tatoeba (LASER's test sets)",
-  folders=("tatoeba",),
-  layout="tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
-  source=SOURCE,
+  files=suite.Files(
+    ("tatoeba",),
+    "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
+    SOURCE,
+  ),
   read=read,
   averages=summarize,
   sets=LANGUAGES,

@@ -33,8 +33,8 @@ class Nearest:
 
 
 def nearest(
-  source_ND: exact_search.Rows | exact_search.DistinctVectors,
-  target_MD: exact_search.Rows | exact_search.DistinctVectors,
+  source_ND: exact_search.Rows,
+  target_MD: exact_search.Rows,
   *,
   margin: margins.Margin = "ratio",
   neighbors: int = 4,
@@ -42,7 +42,7 @@ def nearest(
   """Predicts a target for every source, and a source for every target.
 
   Args:
-    source_ND: Vectors of any length; `DistinctVectors` to compare them repeatedly.
+    source_ND: Vectors of any length.
     target_MD: Vectors of any length.
     margin: The score; see `margins.margin_pairs`.
     neighbors: k; if a side has fewer rows, all of them.
@@ -56,8 +56,7 @@ def nearest(
 
 
 def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) -> Nearest:
-  found_N = near.score_NK[:, 0] > -np.inf  # others are left out of the comparison
-  occurrences_M = np.bincount(near.index_NK[found_N].ravel(), minlength=others)
+  occurrences_M = np.bincount(near.index_NK.ravel(), minlength=others)
   centered_M = occurrences_M - occurrences_M.mean()
   variance = np.mean(centered_M**2)
   hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0

@@ -7,7 +7,6 @@ input gives an equal image.
 import base64
 import dataclasses
 import io
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.cluster import hierarchy
 
-from vmsst.evaluation.benchmarks import agnosticism_results
+from vmsst import languages
+from vmsst.evaluation import suite
 from vmsst.evaluation.metrics import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
@@ -65,6 +65,28 @@ def curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) 
   return _drawn(title, draw, 7, 2.5 * len(panels), len(panels))
 
 
+def errors(where: str, result: suite.Result) -> list[Figure]:
+  """Draws the error matrix of a result of `benchmarks.agnosticism`, and a tree of its languages.
+
+  Args:
+    where: Encoder and text, for the titles.
+    result: The result.
+  """
+  labels, error_LL = result.arrays["labels"], np.array(result.arrays["error"])
+  if len(labels) < 3:  # Two make no tree.
+    return []
+  tree_M4 = agnosticism.language_tree(error_LL)
+  order = hierarchy.leaves_list(tree_M4)
+  names = [
+    f"{label}, {languages.language(code).branch}"
+    for label, code in zip(labels, result.languages, strict=True)
+  ]
+  return [
+    heat_map(f"Errors: {where}", error_LL[np.ix_(order, order)], [labels[row] for row in order]),
+    dendrogram(f"Languages by error: {where}", tree_M4, names),
+  ]
+
+
 def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
   """Draws an error matrix and its averages in color, and up to 40 languages in numbers too.
 
@@ -73,11 +95,11 @@ def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
     error_LL: Errors in percent; row: language of the query, column: language searched.
     labels: One per language.
   """
-  edges = agnosticism.averages(error_LL)
   count = len(labels)
-  shown_MM = np.full((count + 1, count + 1), edges.overall)  # M: the languages and their average.
+  source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
+  shown_MM = np.full((count + 1, count + 1), source_L.mean())  # M: languages and their average.
   shown_MM[:count, :count] = np.where(np.eye(count, dtype=bool), np.nan, error_LL)
-  shown_MM[:count, count], shown_MM[count, :count] = edges.source_L, edges.target_L
+  shown_MM[:count, count], shown_MM[count, :count] = source_L, target_L
   names = [*labels, "average"]
 
   def draw(axes: Any) -> None:
@@ -93,16 +115,13 @@ def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
   return _drawn(title, draw, side, side)
 
 
-def dendrogram(
-  title: str, tree_M4: np.ndarray, labels: Sequence[str], families: Sequence[str]
-) -> Figure:
-  """Draws a tree of languages, as `clustering.tree` returns it, each with its family."""
-  names = [f"{label}, {family}" for label, family in zip(labels, families, strict=True)]
+def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure:
+  """Draws a tree of `agnosticism.language_tree`."""
 
   def draw(axes: Any) -> None:
     hierarchy.dendrogram(
       tree_M4,
-      labels=names,
+      labels=labels,
       orientation="left",
       leaf_font_size=9,
       color_threshold=0,
@@ -113,38 +132,6 @@ def dendrogram(
     axes.set_xlabel("mean error of both directions where groups join (%)")
 
   return _drawn(title, draw, 6, 0.19 * len(labels) + 0.6)
-
-
-def sentence(
-  title: str, versions: agnosticism_results.SentenceFigure, families: Sequence[str]
-) -> Figure:
-  """Draws the vectors of one sentence in all its versions as points (the paper's Fig. 1).
-
-  Args:
-    title: Title of the figure.
-    versions: The points.
-    families: One per point; points of one family have one color.
-  """
-  point_V2 = versions.point_V2
-
-  def draw(axes: Any) -> None:
-    for first, second, distance in versions.edges:
-      axes.plot(*point_V2[[first, second]].T, color="#999999", linewidth=1, zorder=1)
-      axes.text(*point_V2[[first, second]].mean(axis=0), f"{distance:.2f}", fontsize=7)
-    for color, family in zip(itertools.cycle(_COLORS), sorted(set(families)), strict=False):
-      rows = [row for row, name in enumerate(families) if name == family]
-      axes.scatter(*point_V2[rows].T, color=color, label=family)
-    for label, point_2 in zip(versions.labels, point_V2, strict=True):
-      axes.annotate(label, point_2, (4, 4), textcoords="offset points")
-    axes.set_aspect("equal", "datalim")
-    shares = [
-      f"principal component ({100 * share:.0f} % of variance)" for share in versions.share_2
-    ]
-    axes.set_xlabel(f"first {shares[0]}")
-    axes.set_ylabel(f"second {shares[1]}")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-  return _drawn(title, draw, 7, 7)
 
 
 def _drawn(

@@ -1,0 +1,255 @@
+"""Damaged files, bombs and code: each reader reads or refuses them.
+
+Nothing else changes, within limits of time and memory.
+"""
+
+import gzip
+import io
+import json
+import pickle
+import re
+import tarfile
+import zipfile
+
+import benchmark_trees
+import conversions
+import entry_points
+import numpy as np
+import opus_tree
+import pytest
+import trials
+from trials import Reader
+
+import vmsst
+from vmsst.data import formats, input_texts
+from vmsst.data import readers as bitext_readers
+from vmsst.evaluation import benchmarks
+from vmsst.evaluation.benchmarks import knowledge_search
+from vmsst.evaluation.report import reading
+from vmsst.formats import tensors
+from vmsst.io import archives, line_spans, text_fields, text_files
+from vmsst.opus import releases
+
+PAIRS = [("Hallo Welt", "hello world"), ("Wie geht’s?", "how are you?"), ("ja <3", "yes & no")]
+TSV = "".join(f"{x}\t{y}\n" for x, y in PAIRS).encode()
+SIDES = ["".join(f"{text}\n" for text in side).encode() for side in zip(*PAIRS, strict=True)]
+JSONL = "".join(json.dumps({"translation": {"de": x, "en": y}}) + "\n" for x, y in PAIRS).encode()
+PARTS = [
+  opus_tree.Part("Europarl", "v8", ("de", "en"), PAIRS),
+  opus_tree.Part("UNPC", "v1", ("de", "en"), PAIRS, "tmx", "loose"),
+  opus_tree.Part("Tatoeba", "v1", ("de", "en"), PAIRS, "tsv", "flat"),
+]
+TMX = opus_tree.tmx(PARTS[1])
+
+RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"sts": "no folder"},
+  "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
+    "missing": ["fra"], "seconds": {"embed": 1.5}, "data": {"digest": "0"}, "options": {},
+    "results": [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}]}}}"""
+CONTENT = b"".join(b"%d\n" % i for i in range(900))
+
+
+def bitext(folder):
+  for pattern in ("m.de-en.*", "x.*", "t.*", "j.*"):
+    for found in bitext_readers.find_bitext(str(folder / pattern)):
+      for row in bitext_readers.read_rows(found, 2 if pattern == "t.*" else 0):
+        "".join(row).encode()
+
+
+def opus_releases(folder):
+  for release in releases.scan(str(folder))[0]:
+    for item in releases.read(release):
+      assert isinstance(item, (formats.Row, formats.Fault))
+    release.license()
+
+
+def all_benchmarks(folder):
+  for benchmark in benchmarks.BENCHMARKS.values():
+    for task in benchmark.read(folder):
+      assert all(isinstance(text, str) for text in task.texts())
+
+
+def questions(folder):
+  for span in line_spans.cut([str(folder / "a.tsv"), str(folder / "b.jsonl")], 2).spans:
+    list(knowledge_search.parse(span.read(), span.name, span.first))
+
+
+def texts(folder):
+  input_texts.as_list(folder / "x.txt")
+  for kind, key in (("tsv", "2"), ("jsonl", "text")):
+    list(text_fields.read_texts(str(folder / f"x.{kind}"), key))
+
+
+def unpack(folder):
+  (path,) = folder.glob("a.*")
+  found = archives.unpack(path, folder / "out", lambda x: x if ".txt" in x else None, 1 << 20)
+  assert all(each.is_file() for each in found)
+
+
+def archive_files():
+  members = {"top/x.txt": CONTENT, "top/deep/y.txt": b"y\n", "top/z.bin": b"z"}
+  stream = io.BytesIO()
+  with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+    for name, content in members.items():
+      info = tarfile.TarInfo(name)
+      info.size, info.pax_headers = len(content), {"comment": "x" * 30}
+      tar.addfile(info, io.BytesIO(content))
+  return {"a.zip": opus_tree.zipped(members), "a.tgz": stream.getvalue()}
+
+
+def readers_of_data(folder):
+  """Returns readers of texts, benchmarks, settings and archives."""
+  opus_tree.write(folder / "opus", PARTS)
+  tree = trials.files_below(benchmark_trees.write(folder / "benchmarks"))
+  plain = {k.removesuffix(".gz"): gzip.decompress(x) if ".gz" in k else x for k, x in tree.items()}
+  moses = {"News/v1/moses/N.de-en.de": SIDES[0], "News/v1/moses/N.de-en.en": SIDES[1]}
+  return [
+    Reader("bitext", {
+      "m.de-en.de": SIDES[0], "m.de-en.en": SIDES[1], "x.de-en.tsv": TSV,
+      "x.de-tr.tsv.gz": gzip.compress(TSV), "x.de-fr.tmx": TMX,
+      "x.de-es.tmx.gz": gzip.compress(TMX), "j.de-en.jsonl": JSONL,
+      "t.de-en.tsv": TSV.replace(b"\n", b"\tno\t\n")}, bitext),
+    Reader("opus releases", {**trials.files_below(folder / "opus"), **moses}, opus_releases),
+    Reader("benchmarks", plain, all_benchmarks),
+    Reader("questions", {
+      "a.tsv": b"who?\t['he', 'she']\nwhy?\tso\nx\t[1\n",
+      "b.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
+    Reader("texts", {"x.txt": SIDES[0], "x.tsv": TSV, "x.jsonl": b'{"text": "a"}\n' * 2}, texts),
+    Reader("results", {
+      "results.json": RESULTS,
+      "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
+      lambda folder: reading.read_runs([folder])),
+    *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
+  ]  # fmt: skip
+
+
+SMALL = (
+  "bitext", "opus releases", "benchmarks", "questions", "texts", "results", "a.zip", "a.tgz",
+  "SentencePiece model", "tokenizer.json", "vectors",
+)  # fmt: skip
+LARGE = (
+  "vmsst.load of a run", "vmsst.load of a safetensors export",
+  "vmsst.load of a sentence-transformers export", "import mt5",
+  "import encoder", "import ems, torch", "import vmsst",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+  pytest.importorskip("torch", reason="needs torch to make its files")
+  every = [*readers_of_data(tmp_path_factory.mktemp("files")), *entry_points.all_readers()]
+  assert [reader.name for reader in every] == [*SMALL, *LARGE]
+  return {reader.name: reader for reader in every}
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+def test_damaged_files_are_read_or_refused(name, times, readers, tmp_path):
+  trials.check(readers[name], times * (24 if name in SMALL else 8), tmp_path, seed=times)
+
+
+def lines(folder):
+  return sum(map(len, text_files.read_lines(str(folder / "x.gz"))))
+
+
+def opened(folder):
+  return [tensor.read() for tensor in tensors.open_file(folder / "x.pt").values()]
+
+
+def compressed(content):
+  stream = io.BytesIO()
+  with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("x/data.pkl", content)
+    archive.writestr("x/version", b"3\n")
+  return stream.getvalue()
+
+
+def deep_name():
+  import torch
+
+  name, stream = ("x",), io.BytesIO()
+  for _ in range(22):
+    name = (name, name)
+  torch.save({name: torch.zeros(1)}, stream)
+  return stream.getvalue()
+
+
+CODE = pickle.dumps({"a": entry_points.Touch()})
+# The file that is refused, its content, what reads it, and the message.
+REFUSED = {
+  "one line of 80 MB in 80 kB": (
+    "x.gz", lambda: gzip.compress(bytes(1 << 22)) * 20, lines, "longer than 64 MB"),
+  "lines of 280 MB in 400 kB": (
+    "x.gz", lambda: gzip.compress((b"a" * 4095 + b"\n") * (1 << 10)) * 70, lines,
+    "compressed more than 500 times"),
+  "a pickle": ("x.pt", lambda: CODE, opened, ""),
+  "a compressed pickle": ("x.pt", lambda: compressed(CODE), opened, ""),
+  "a name of 2^22 parts": ("x.pt", deep_name, opened, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_grow_or_run_code_are_refused(name, tmp_path, monkeypatch):
+  path, content, read, match = REFUSED[name]
+  if path == "x.pt":  # imported before memory is limited
+    pytest.importorskip("torch", reason="needs torch to read the file")
+  (tmp_path / path).write_bytes(content())
+  monkeypatch.chdir(tmp_path)
+  error, fault = trials.attempt(read, tmp_path)
+  assert not fault
+  assert re.search(match, str(error))
+  assert not (tmp_path / "ran").exists()
+
+
+EXPORT = "vmsst.load of a safetensors export"
+
+
+def load(folder, out):
+  return vmsst.load(folder)
+
+
+@pytest.mark.parametrize(
+  ("reader", "read", "file", "changes"),
+  [
+    (EXPORT, load, "encoder.json", {"num_encoder_layers": 10**9}),
+    (EXPORT, load, "encoder.json", {"num_encoder_layers": 1 << 70, "scan_layers": True}),
+    (EXPORT, load, "encoder.json", {"emb_dim": 10**9, "mlp_dim": 10**9}),
+    (EXPORT, load, "encoder.json", {"relpos_buckets": 4 * 10**9, "relpos_max_distance": 1 << 70}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 10**9}),
+    ("import mt5", conversions.import_encoder, "config.json", {"num_layers": 1 << 70}),
+    ("import encoder", conversions.import_encoder, "config.json", {"num_hidden_layers": 10**9}),
+    (EXPORT, conversions.import_encoder, "encoder.json", {}),
+  ],
+)
+def test_models_of_huge_sizes_or_of_another_kind_are_refused(
+  reader, read, file, changes, readers, tmp_path
+):
+  place = trials.lay_out(readers[reader].files, tmp_path) / "m" / file
+  record = json.loads(place.read_bytes())
+  config = record["network"]["config"] if file == "encoder.json" else record
+  assert config.keys() >= changes.keys() - {"scan_layers"}
+  config.update(changes)
+  place.write_text(json.dumps(record))
+  error, fault = trials.attempt(lambda x: read(x / "m", x / "out" / "x"), tmp_path)
+  assert error
+  assert not fault
+
+
+def test_an_opus_archive_that_names_files_outside_and_expands_a_thousand_times(tmp_path):
+  members = {"../../../X.de-en.de": b"a" * (1 << 26), "/X.de-en.en": b"b\n" * 3,
+             "LICENSE": b"x" * (1 << 26)}  # fmt: skip
+  trials.lay_out({"X/v1/moses/de-en.txt.zip": opus_tree.zipped(members)}, tmp_path)
+
+  def read(place):
+    for release in releases.scan(str(place))[0]:
+      assert all(isinstance(item, formats.Fault) for item in releases.read(release))
+      assert len(release.license()) <= 1 << 16
+
+  assert trials.attempt(read, tmp_path) == (None, "")
+
+
+def test_nothing_in_the_folder_of_a_run_is_executed(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  trials.lay_out(entry_points.run_files(), tmp_path)
+  assert {"config.gin", "model.py"} <= {path.name for path in (tmp_path / "m").iterdir()}
+  assert np.isfinite(vmsst.load(tmp_path / "m").encode(["a"])).all()
+  assert not (tmp_path / "ran").exists()

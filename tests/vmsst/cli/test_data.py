@@ -1,0 +1,176 @@
+"""`vmsst data embed` and `vmsst data mine-negatives`: a job with one file for each bitext."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+import fake_encoders
+import line_files
+import memory_store
+import numpy as np
+import pytest
+
+from vmsst import cli, errors, storage
+from vmsst.data import readers, tables, teacher_vectors, vocabularies
+from vmsst.encoder import loading
+
+PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three")]
+
+
+class Encoder(fake_encoders.FakeEncoder):
+  dimension = 6
+
+  def __init__(self):
+    super().__init__(fake_encoders.random_vector)
+
+  def encode(self, sentences, *, language, batch_size, progress, on_cut=None):
+    return super().encode(sentences).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """A run with two checkpoints, and bitext in two folders."""
+  for step in (1, 2):
+    (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
+
+  def load(path, **_):
+    encoder = Encoder()
+    encoder.path = str(max(pathlib.Path(path).iterdir()))
+    encoder.digest = hashlib.sha256(encoder.path.encode()).hexdigest()
+    return encoder
+
+  monkeypatch.setattr(loading, "load", load)
+  line_files.write_tsv(tmp_path / "a" / "x.de-en.tsv", PAIRS)
+  line_files.write_lines(tmp_path / "b" / "train.fr", ["un", "deux"])
+  line_files.write_lines(tmp_path / "b" / "train.en", ["one", "two"])
+  return tmp_path
+
+
+def run(folder, *options, command="mine-negatives", patterns=("a/*.tsv", "b/train.en"), out="out"):
+  out = out if storage.is_url(out) else str(folder / out)
+  paths = [str(folder / pattern) for pattern in patterns]
+  return cli.main(["data", command, str(folder / "run"), out, *paths, *options])
+
+
+def test_negatives_are_mined_once_until_inputs_change(folder, capsys):
+  assert run(folder, "--count", "2") == 0
+  assert "a/x.de-en.tsv.gz: 6 hard negatives of 3 pairs" in capsys.readouterr().out
+  paths = [folder / "out" / "a" / "x.de-en.tsv.gz", folder / "out" / "b" / "train.fra-eng.tsv.gz"]
+  (second,) = readers.find_bitext(str(paths[1]))
+  assert list(readers.read_rows(second, 2)) == [
+    ("un", "one", "two", ""),
+    ("deux", "two", "one", ""),
+  ]
+  contents = [path.read_bytes() for path in paths]
+  paths[1].unlink()
+  os.utime(paths[0], (0, 0))
+  assert run(folder, "--count", "2") == 0
+  assert [path.read_bytes() for path in paths] == contents
+  assert paths[0].stat().st_mtime == 0
+  assert run(folder) == 1
+  assert "count is 2, not 3" in capsys.readouterr().err
+  (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
+  assert run(folder, "--count", "2") == 1
+  assert "checkpoint_2" in capsys.readouterr().err
+  assert run(folder, "--count", "2", "--refresh") == 0
+  assert paths[0].stat().st_mtime > 0
+  record = json.loads((folder / "out" / "job.json").read_text())
+  assert record["inputs"]["encoder"]["name"].endswith("checkpoint_3")
+  line_files.write_lines(folder / "b" / "train.en", ["one", "TWO"])
+  assert run(folder, "--count", "2") == 0  # the text has changed
+  assert "TWO" in list(readers.read_pairs(second))[1]
+
+
+def test_files_before_an_error_stay(folder, capsys):
+  line_files.write_lines(folder / "b" / "train.en", ["one"])
+  assert run(folder) == 1
+  assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
+  path = folder / "out" / "a" / "x.de-en.tsv.gz"
+  os.utime(path, (0, 0))
+  line_files.write_lines(folder / "b" / "train.en", ["one", "two"])
+  assert run(folder) == 0
+  assert path.stat().st_mtime == 0
+
+
+def test_no_input_and_no_other_file_is_replaced(folder, capsys):
+  line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
+  assert run(folder, patterns=("**/x.de-en.*",)) == 1
+  assert "a/x.de-en.tsv.gz would replace an input, or is of two" in capsys.readouterr().err
+  assert run(folder) == 0
+  content = (folder / "out" / "a" / "x.de-en.tsv.gz").read_bytes()
+  assert run(folder, "--refresh", patterns=("out/a/x.de-en.tsv.gz",)) == 1
+  assert "a/x.de-en.tsv.gz would replace an input" in capsys.readouterr().err
+  assert (folder / "out" / "a" / "x.de-en.tsv.gz").read_bytes() == content
+  assert run(folder, out="a") == 1
+  assert "has files that this command did not write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["out", "gs://bucket/out"])
+def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
+  memory_store.installed(monkeypatch)
+  assert run(folder, command="embed", out=out, patterns=("a/*",)) == 0
+  assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 6" in capsys.readouterr().out
+  vectors = out if storage.is_url(out) else str(folder / out)
+  files = readers.find_bitext(str(folder / "a" / "*"))
+  # Training may name the languages otherwise, but needs the same texts.
+  files += readers.find_bitext(str(folder / "a" / "*"), ("und", "und"))
+  for file in files:
+    tables.open_files("train", [file], teacher=vectors)
+  (other,) = readers.find_bitext(str(folder / "b" / "train.en"))
+  with pytest.raises(errors.InputError, match=r"train\.fr\.npy: no such file"):
+    tables.open_files("train", [other], teacher=vectors)
+  line_files.write_tsv(folder / "a" / "x.de-en.tsv", PAIRS[::-1])
+  with pytest.raises(errors.InputError, match=r"does not have the vectors of .* as it is now"):
+    tables.open_files("train", files[:1], teacher=vectors)
+  assert run(folder, command="embed", out=out, patterns=("a/*",)) == 0
+  storage.cached_copy.cache_clear()
+  tables.open_files("train", files[:1], teacher=vectors)
+  if storage.is_url(out):  # A file is copied once.
+    names = [teacher_vectors.open_vectors(vectors, files[0]).filename for _ in range(2)]
+    assert names[0] == names[1]
+
+
+SENTENCES = [
+  f"the {a} {b} sees a {c}"
+  for a in ("old", "new", "Big")
+  for b in ("dog", "cat")
+  for c in ("house", "river", "mountain", "bridge")
+]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(x, x.upper()) for x in SENTENCES])
+  (tmp_path / "b.txt").write_text("a plain line\n\nand another one\n", encoding="utf-8")
+  return tmp_path
+
+
+def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
+  output = corpus / "new.model"
+  status = cli.main(
+    [
+      *("vocab", "train", "--input", str(corpus / "*.tsv.gz"), str(corpus / "b.txt")),
+      *("--output", str(output), "--size", "40", "--model-type", "bpe", "--lowercase"),
+    ]
+  )
+  printed, problems = capsys.readouterr()
+  assert status == 0, problems
+  assert "SentencePieceVocabulary.lowercase = True" in printed
+  assert f"        48 sentences  {corpus / 'a.de-en.tsv.gz'}\n" in printed
+  assert f"         2 sentences  {corpus / 'b.txt'}\n" in printed
+  vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
+  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
+  assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
+  assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
+
+
+def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
+  output = str(corpus / "new.model")
+  assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
+  assert "no file matches" in capsys.readouterr().err
+  arguments = ["vocab", "train", "--input", str(corpus / "b.txt"), "--output", output]
+  assert cli.main([*arguments, "--size", "5000"]) == 1
+  error = capsys.readouterr().err
+  assert "5000 pieces from 2 sentences" in error
+  assert "Traceback" not in error

@@ -1,0 +1,200 @@
+import json
+import pickle
+import shutil
+
+import benchmark_trees
+import fake_encoders
+import line_files
+import memory_store
+import pytest
+
+from vmsst import errors, storage
+from vmsst.cli import evaluation_job
+from vmsst.evaluation import benchmarks, embedder, suite
+from vmsst.evaluation.benchmarks import knowledge_search
+from vmsst.io import input_files
+from vmsst.jobs import engines
+
+LARGE = ("bucc", "paracrawl", "questions")
+
+
+class Pickling(engines.Engine):
+  """Writes parts as another process would, but in this one.
+
+  Attributes:
+    done: Number of parts.
+  """
+
+  in_process, this_machine = False, True
+  done = 0
+
+  def work(self, title, do, parts):
+    for result in pickle.loads(pickle.dumps(do))(pickle.loads(pickle.dumps(parts))):
+      self.done += 1
+      yield result
+
+
+def load_encoder():
+  return "E", fake_encoders.FakeEncoder(fake_encoders.random_vector)
+
+
+@pytest.fixture
+def data(tmp_path):
+  """Data of all benchmarks."""
+  return benchmark_trees.write(tmp_path / "data")
+
+
+@pytest.fixture
+def evaluate(data, tmp_path):
+  """Returns a function that evaluates an encoder; it returns results, and what was embedded."""
+
+  def run(encoder=None, *, names=("tatoeba", "mining"), output=tmp_path / "out", **options):
+    encoder = encoder or load_encoder()[1]
+    lines = []
+    name, chosen = options.pop("name", "E"), options.pop("chosen", None)
+    found = evaluation_job.evaluate(
+      evaluation_job.Data(chosen or benchmarks.get_benchmarks(names), str(data)),
+      encoder,
+      name,
+      str(output),
+      seen=None,
+      engine=options.pop("engine", engines.Local()),
+      report=lines.append,
+      **options,
+    )
+    return found, encoder.calls, lines
+
+  return run
+
+
+def contents(folder):
+  return {name: input_files.read_bytes(f"{folder}/{name}") for name in storage.files_below(folder)}
+
+
+def test_finished_benchmarks_are_kept_by_all_later_calls(evaluate, tmp_path):
+  first, calls, _ = evaluate()
+  names = {"results.json", "job.json", "benchmarks/mining.json", "benchmarks/tatoeba.json"}
+  files = contents(tmp_path / "out")
+  assert set(files) == names
+  assert json.loads(files["results.json"]) == first
+  assert calls
+  again, calls, lines = evaluate()
+  assert (again, calls, contents(tmp_path / "out")) == (first, [], files)
+  assert lines == ["tatoeba: finished before", "mining: finished before"]
+  other, calls, _ = evaluate(names=["sts"])
+  assert list(other["benchmarks"]) == ["sts", "mining", "tatoeba"]
+  assert other["benchmarks"].pop("sts")
+  assert other == first
+
+
+def test_an_interrupted_job_resumes_after_the_last_benchmark(evaluate, tmp_path, monkeypatch):
+  memory_store.installed(monkeypatch)
+  whole, _, _ = evaluate(output=tmp_path / "whole")
+  for output in ("gs://bucket/out", tmp_path / "out"):
+    encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=1)
+    with pytest.raises(KeyboardInterrupt):
+      evaluate(encoder, output=output)
+    assert "benchmarks/tatoeba.json" in contents(output)
+    found, calls, _ = evaluate(encoder, output=output)
+    assert found == whole
+    assert len(calls) == 2
+    left, right = contents(output), contents(tmp_path / "whole")
+    assert left == right
+
+
+def test_data_options_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
+  (tatoeba,) = benchmarks.get_benchmarks(["tatoeba"])
+
+  def run(*dimensions, **options):
+    chosen = [suite.dataclasses.replace(tatoeba, options=options)]
+    found, calls, lines = evaluate(chosen=chosen, dimensions=dimensions)
+    cuts = found["benchmarks"]["tatoeba"].get("dimensions", [])
+    return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
+
+  assert run() == (True, [], "tatoeba: waiting")
+  changed = "tatoeba: waiting: its data, options or dimensions have changed"
+  assert run(2, 4) == (True, [2, 4, 6], changed)
+  assert run(4) == (False, [2, 4, 6], "tatoeba: finished before")
+  assert run(3, 6) == (True, [3, 6], changed)
+  assert run(3, choice="a") == (True, [3, 6], changed)
+  line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", [f"nein {n}" for n in range(5)])
+  assert run(3, choice="a") == (True, [3, 6], changed)
+  shutil.rmtree(data / "tatoeba")
+  assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
+  _, _, lines = evaluate(names=["sts", "tatoeba"])
+  assert "tatoeba: finished before; its data is no longer present: no file or folder" in lines[1]
+
+
+def test_an_encoder_is_identified_by_its_digest_if_it_has_one(evaluate):
+  def digested(digest):
+    encoder = load_encoder()[1]
+    encoder.digest = digest
+    return encoder
+
+  found, _, _ = evaluate(digested("1" * 64))
+  assert found["encoder"] == {"name": "E", "digest": "1" * 64}
+  assert not evaluate(digested("1" * 64), name="moved")[1]
+  with pytest.raises(errors.InputError, match=r"encoder is moved \(1{12}\), not E \(2{12}\); give"):
+    evaluate(digested("2" * 64))
+
+
+def test_results_that_have_changed_are_written_again(evaluate, tmp_path):
+  found, _, _ = evaluate()
+  files = contents(tmp_path / "out")
+  path = tmp_path / "out" / "benchmarks" / "mining.json"
+  for content in (b"", b"{}", files["benchmarks/mining.json"].replace(b"0", b"1")):
+    path.write_bytes(content)
+    again, calls, _ = evaluate()
+    assert (again["benchmarks"], bool(calls)) == (found["benchmarks"], True)
+    assert contents(tmp_path / "out") == files
+
+
+def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
+  def change(text):
+    line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)
+    return fake_encoders.random_vector(text)
+
+  with pytest.raises(errors.InputError, match=r"tatoeba: its files have changed .*; rerun"):
+    evaluate(fake_encoders.FakeEncoder(change))
+  assert not list(tmp_path.rglob("benchmarks/*.json"))
+
+
+def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
+  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(embedder, "WINDOW", 3)
+  expected, _, _ = evaluate(names=LARGE, dimensions=[2, 4])
+  engine = Pickling()
+  options = {"engine": engine, "load": load_encoder, "output": tmp_path / "there"}
+  found, calls, _ = evaluate(names=LARGE, dimensions=[2, 4], **options)
+  assert (found, calls) == (expected, [])
+  assert engine.done > 10
+  assert contents(tmp_path / "there") == contents(tmp_path / "out")
+
+
+def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
+  evaluate, data, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  records = [(f"who {n}", str(n % 4)) for n in range(7)]
+  line_files.write_tsv(data / "paq" / "PAQ.2.tsv", records)
+  whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")
+  queries = [3, 3, 3]  # of NQ, and of MKQA in two languages
+  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=len(queries) + 5)
+  with pytest.raises(KeyboardInterrupt):
+    evaluate(encoder, names=["questions"])
+  assert encoder.sizes == [*queries, 2, 2, 1, 2, 2]
+  encoder.calls.clear()
+  found, _, _ = evaluate(encoder, names=["questions"])
+  assert encoder.sizes == [*queries, 2, 1]
+  assert found == whole
+  assert not (tmp_path / "out" / ".vmsst").exists()
+
+
+def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(evaluate, tmp_path):
+  (tmp_path / "file").touch()
+  line_files.write_text(tmp_path / "foreign" / "results.json", "{}")
+  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
+  for out, message in (("file", "file"), ("foreign", "has files that this command did not write")):
+    with pytest.raises((errors.InputError, OSError), match=message):
+      evaluate(encoder, output=tmp_path / out)
+  assert not encoder.calls

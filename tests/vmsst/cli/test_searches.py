@@ -1,0 +1,250 @@
+import fake_encoders
+import line_files
+import memory_store
+import naive_search
+import numpy as np
+import pytest
+
+from vmsst import errors, storage
+from vmsst.cli import searches
+from vmsst.io import input_files
+from vmsst.jobs import engines, job
+from vmsst.mining import pair_scoring, text_search
+from vmsst.search import device_search, embedded_text, exact_search, faiss_index
+
+BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
+QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
+
+
+@pytest.fixture(params=["local", "store"])
+def place(request, tmp_path, monkeypatch):
+  """An output folder on disk, or in an object store."""
+  if request.param == "local":
+    return str(tmp_path / "out")
+  memory_store.installed(monkeypatch)
+  return "gs://bucket/out"
+
+
+# --------------------------------------------------------------------------------------------
+# Indexes
+
+
+@pytest.fixture
+def vectors(tmp_path, monkeypatch):
+  monkeypatch.setattr(faiss_index, "SHARD_ROWS", 500)
+  vectors_ND = np.random.default_rng(3).normal(size=[900, 8]).astype(np.float32)
+  return naive_search.write_vectors(tmp_path / "vectors", vectors_ND, shard_rows=250)
+
+
+def build(vectors, folder, factory="IVF8,SQ8"):
+  return searches.build_index(vectors, folder, factory=factory)
+
+
+def test_an_interrupted_index_resumes_to_the_same_bytes(vectors, place, tmp_path, monkeypatch):
+  build(vectors, tmp_path / "whole")
+  fill, filled = faiss_index.fill, []
+
+  def filling(index, rows, span):
+    filled.append(span.start)
+    if len(filled) == 2:
+      raise KeyboardInterrupt
+    fill(index, rows, span)
+
+  monkeypatch.setattr(faiss_index, "fill", filling)
+  with pytest.raises(KeyboardInterrupt):
+    build(vectors, place)
+  with pytest.raises(errors.InputError, match="is not finished; rerun the same command"):
+    faiss_index.open_index(place, vectors)
+  for _ in range(2):
+    index = build(vectors, place)
+  assert filled == [0, 500, 500]
+  content = input_files.read_bytes(f"{place}/index.faiss")
+  assert content == (tmp_path / "whole/index.faiss").read_bytes()
+  assert storage.names(place) == {"index.faiss", "job.json"}
+  query_ND = exact_search.unit_rows(vectors[:9] + 0.1)
+  expected = faiss_index.build_index(vectors, "IVF8,SQ8").nearest(query_ND, 4)
+  np.testing.assert_array_equal(index.nearest(query_ND, 4).index_NK, expected.index_NK)
+
+
+@pytest.mark.parametrize("kind", ["array", "file", "store"])
+def test_vectors_of_another_source_have_the_index_of_a_folder(vectors, tmp_path, kind, monkeypatch):
+  store = memory_store.installed(monkeypatch)
+  np.save(tmp_path / "x.npy", vectors[:])
+  store.pipe_file("gs://bucket/x.npy", (tmp_path / "x.npy").read_bytes())
+  source = {"array": vectors[:], "file": tmp_path / "x.npy", "store": "gs://bucket/x.npy"}[kind]
+  build(vectors, tmp_path / "index")
+  build(source, tmp_path / "other")
+  found, expected = (tmp_path / name / "index.faiss" for name in ("other", "index"))
+  assert found.read_bytes() == expected.read_bytes()
+
+
+def test_another_index_and_foreign_files_are_refused(vectors, tmp_path):
+  build(vectors, tmp_path / "index")
+  with pytest.raises(errors.InputError, match=r'another job: factory is "IVF8,SQ8", not "SQ8"'):
+    build(vectors, tmp_path / "index", "SQ8")
+  with pytest.raises(errors.InputError, match="cannot be trained on 900 vectors"):
+    build(vectors, tmp_path / "new", "IVF1000,Flat")
+  build(vectors, tmp_path / "new", "Flat")
+  foreign = line_files.write_text(tmp_path / "foreign/index.faiss", "foreign")
+  with pytest.raises(errors.InputError, match="has files that this command did not write"):
+    build(vectors, tmp_path / "foreign")
+  assert foreign.read_text() == "foreign"
+
+
+# --------------------------------------------------------------------------------------------
+# Searches in blocks
+
+
+def letters_vector(text):
+  """Returns vectors with few directions, so that there are ties."""
+  return [text.count("a"), text.count("b"), 1]
+
+
+def make_base(folder, lines):
+  folder.mkdir(exist_ok=True)
+  path = line_files.write_lines(folder / "base.txt", lines)
+  vectors_ND = np.array([letters_vector(line) for line in lines])
+  naive_search.write_vectors(folder / "base", vectors_ND, shard_rows=10)
+  return embedded_text.open_text(str(path), folder / "base")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  for name, rows in (
+    ("_LEAST_SOURCES", 4), ("_BLOCK_SOURCES", 8), ("_BLOCK_TARGETS", 10), ("_HELD_ROWS", 4),
+    ("_READ_ROWS", 5),
+  ):  # fmt: skip
+    monkeypatch.setattr(exact_search, name, rows)
+
+
+def search(base, queries, output, **options):
+  encoder = fake_encoders.FakeEncoder(letters_vector)
+  searches.search(encoder, str(queries), base, output, 5, name="letters", **options)
+  return encoder
+
+
+def lines_of(base):
+  searcher = text_search.Searcher(fake_encoders.FakeEncoder(letters_vector), base)
+  results = zip(QUERIES, searcher.search(QUERIES, 5), strict=True)
+  return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in results)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path, monkeypatch):
+  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
+  searched, output = [], f"{place}/found"
+
+  def failing(*sides):
+    searched.append(sides)
+    if len(searched) == 4:
+      raise errors.InputError("no memory")
+    return exact_search.search(*sides)
+
+  monkeypatch.setattr(device_search, "search", failing)
+  message = r"^search of sources 5 to 8 and targets 2 to 11: no memory; .* resume"
+  with pytest.raises(errors.InputError, match=message):
+    search(base, queries, output)
+  assert storage.names(place) == {".found.vmsst"}
+  # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
+  assert search(base, queries, output).calls == [[""]]
+  assert len(searched) == 4 + 9 - 3
+  assert input_files.read_bytes(output).decode() == lines_of(base)
+  assert storage.names(place) == {"found"}
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path, monkeypatch):
+  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
+  for changed in (queries, base):
+    with monkeypatch.context() as patched:
+      patched.setattr(device_search, "search", lambda *sides: 1 / 0)
+      with pytest.raises(ZeroDivisionError):
+        search(base, queries, tmp_path / "out")
+    if changed is queries:
+      line_files.write_lines(queries, QUERIES)
+    else:
+      base = make_base(tmp_path / "other", BASE[::-1])
+    search(base, queries, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == lines_of(base)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is_repeated(
+  tmp_path, monkeypatch
+):
+  rng = np.random.default_rng(0)
+  sides = [exact_search.Selection(rng.normal(size=(n, 6)), np.arange(n)) for n in (30, 25)]
+  searched = []
+
+  def interrupted(*sides):
+    searched.append(sides)
+    if len(searched) == 4:
+      raise KeyboardInterrupt
+    return exact_search.search(*sides)
+
+  monkeypatch.setattr(device_search, "search", interrupted)
+
+  def mutual_top_k():
+    with job.Job(tmp_path / "out", inputs={}, is_folder=False) as work:
+      in_parts = searches.in_parts(work, engines.Local())
+      return exact_search.mutual_top_k(*sides, 3, search=in_parts)
+
+  with pytest.raises(KeyboardInterrupt):
+    mutual_top_k()
+  broken = tmp_path / ".out.vmsst" / "block-00001.npz"
+  broken.write_bytes(broken.read_bytes()[::-1])
+  for near, expected in zip(mutual_top_k(), exact_search.mutual_top_k(*sides, 3), strict=True):
+    np.testing.assert_array_equal(near.index_NK, expected.index_NK)
+    np.testing.assert_array_equal(near.score_NK, expected.score_NK)
+  assert len(searched) == 4 + 24 - 2
+
+
+# --------------------------------------------------------------------------------------------
+# Scores of pairs
+
+
+def scorer(name, windows, texts, change=lambda: None):
+  """Returns what scores a pair by its lengths; Ctrl-C interrupts it after some windows."""
+
+  def score(sources, targets, languages, on_cut):
+    change()
+    if len(texts) == windows:
+      raise KeyboardInterrupt
+    texts.append(sources)
+    return np.array([[len(x), len(y)] for x, y in zip(sources, targets, strict=True)], float)
+
+  return pair_scoring.Scorer({"scorer": name}, score)
+
+
+def test_scores_resume_with_the_same_settings(place, tmp_path, monkeypatch):
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  lines = ["x" * n for n in range(10)]
+  text = pair_scoring.TextColumn(str(line_files.write_lines(tmp_path / "text", lines)))
+  with pytest.raises(KeyboardInterrupt):
+    searches.score(scorer("a", 2, []), text, text, f"{place}/out")
+  assert storage.names(place) == {".out.vmsst"}
+  for name in "ab":  # the rest, or all if it has other settings
+    texts = []
+    assert searches.score(scorer(name, None, texts), text, text, f"{place}/out") == 10
+    assert texts == ([lines[8:]] if name == "a" else [lines[:4], lines[4:8], lines[8:]])
+    found = input_files.read_bytes(f"{place}/out").decode()
+    assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
+    assert storage.names(place) == {"out"}
+
+
+def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  counts = range(100_000, 100_010)  # more than a buffer
+  path = line_files.write_lines(tmp_path / "text", ["x" * n for n in counts])
+  text, content = pair_scoring.TextColumn(str(path)), path.read_text()
+
+  def change():
+    with open(path, "r+") as stream:  # in place, between two windows
+      stream.write(content.replace("\n", "x\n")[: len(content)])
+
+  with pytest.raises(errors.InputError, match="text has changed since the work on it started"):
+    searches.score(scorer("a", None, [], change), text, text, tmp_path / "out")
+  path.write_text(content)
+  searches.score(scorer("a", None, []), text, text, tmp_path / "out")
+  expected = "".join(f"{n}.000000\t{n}.000000\n" for n in counts)
+  assert (tmp_path / "out").read_text() == expected

@@ -1,0 +1,566 @@
+import gzip
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import string
+
+import fake_encoders
+import line_files
+import memory_store
+import numpy as np
+import pytest
+import released_folders
+import tiny_encoders
+
+import vmsst
+from vmsst import cli, storage
+from vmsst.cli import embedding
+from vmsst.encoder import loading
+from vmsst.io import progress_bar, text_files
+from vmsst.mining import pair_scoring
+from vmsst.networks import sentence_encoder
+from vmsst.search import embedded_text, vector_store
+
+SENTENCES = [
+  f"the {a} {b} sees a {c}"
+  for a in ("old", "new", "Big")
+  for b in ("dog", "cat")
+  for c in ("house", "river", "mountain", "bridge")
+]
+
+
+def letter_counts(text):
+  return [text.lower().count(letter) for letter in string.ascii_lowercase]
+
+
+@pytest.fixture
+def encoder(monkeypatch):
+  encoder = fake_encoders.FakeEncoder(letter_counts)
+  encoder.dimension = 26
+  monkeypatch.setattr(
+    loading, "open_encoder", lambda path, dtype=None, backend="jax": (f"/runs/{path[-1]}", encoder)
+  )
+  monkeypatch.setattr(embedding, "_SPAN_LINES", 5)
+  monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
+  return encoder
+
+
+@pytest.fixture
+def sides(tmp_path):
+  """Sentences, and the same in capitals in another order, mixed with others."""
+  line_files.write_lines(tmp_path / "x.txt", SENTENCES)
+  others = ["", "something else", "", "zzz"]
+  capitals = [x.upper() for x in reversed(SENTENCES)]
+  line_files.write_lines(tmp_path / "y.txt", others + capitals)
+  return str(tmp_path / "x.txt"), str(tmp_path / "y.txt")
+
+
+def test_mine_embeds_and_finds_translations(sides, encoder, tmp_path, capsys):
+  out, gold = tmp_path / "new" / "out.tsv", tmp_path / "gold.tsv"
+  line_files.write_tsv(gold, [(i + 1, 28 - i) for i in range(24)])
+  assert cli.main(["mine", *sides, str(out), "--encoder", "a", "--gold", str(gold)]) == 0
+  printed = capsys.readouterr().out
+  assert "F1 100.00, precision 100.00, recall 100.00" in printed
+  assert "24 of 24 pairs found among 24 and 26 sentences" in printed
+  rows = [line.split("\t") for line in out.read_text(encoding="utf-8").splitlines()]
+  assert sorted(source for _, source, _ in rows) == sorted(SENTENCES)
+  assert all(source.upper() == target for _, source, target in rows)
+  scores = [float(score) for score, _, _ in rows]
+  assert scores == sorted(scores, reverse=True)
+  # Finished vectors are not embedded again, and need not come from this command.
+  calls = len(encoder.calls)
+  folders = [f"{out}.{side}.vectors" for side in ("source", "target")]
+  options = ["--vectors", *folders, "--margin", "distance", "--retrieval", "intersection"]
+  assert cli.main(["mine", *sides, str(tmp_path / "b.tsv"), *options, "--threshold", "9"]) == 0
+  assert len(encoder.calls) == calls
+  assert (tmp_path / "b.tsv").read_text() == ""
+
+
+def test_mine_takes_the_texts_of_json_lines_and_writes_each_pair_on_one_line(encoder, tmp_path):
+  texts = ["foo\nbar", "hello\tworld", "x\ry"]
+  sides = [tmp_path / f"{name}.jsonl" for name in "xy"]
+  for number, path in enumerate(sides):
+    line_files.write_lines(path, [json.dumps({"id": number, "text": text}) for text in texts])
+  assert cli.main(["mine", *map(str, sides), str(tmp_path / "out"), "--encoder", "a"]) == 0
+  rows = [line.split("\t") for line in (tmp_path / "out").read_bytes().decode().split("\n")[:-1]]
+  assert {tuple(fields) for _, *fields in rows} == {
+    ("foo bar",) * 2, ("hello world",) * 2, ("x y",) * 2
+  }  # fmt: skip
+
+
+def test_any_name_of_a_file_works(sides, encoder, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  name = "café \x1b]0;title\x07 [1]*"
+  x, y, vectors, out, scores, found = (f"{name}.{end}" for end in ("x", "y", "v", "m", "s", "f"))
+  for side, path in zip(sides, (x, y), strict=True):
+    os.rename(side, path)
+  for command in (
+    ["mine", x, y, out, "--encoder", "a"],
+    ["embed", "a", y, vectors],
+    ["index", vectors, "index"],
+    ["search", x, y, vectors, "--index", "index", "--output", found],
+    ["score", "a", x, x, "--output", scores],
+  ):
+    assert cli.main(command) == 0, capsys.readouterr().err
+  assert len(pathlib.Path(out).read_text().splitlines()) == len(SENTENCES)
+  printed = capsys.readouterr()
+  assert "caf" in printed.out
+  undecodable = os.fsdecode(b"caf\xe9")
+  os.rename(x, undecodable)
+  assert cli.main(["embed", "a", undecodable, "v"]) == 1
+  assert "not UTF-8; rename the file or folder" in capsys.readouterr().err
+
+
+def from_standard_input(monkeypatch, text):
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(
+  encoder, tmp_path, capsys, monkeypatch
+):
+  lines = [*SENTENCES[:7], "", "last"]
+  folder = str(tmp_path / "v")
+  encoder.calls, encoder.fail_at = [], 1
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", folder]) == 130
+  assert capsys.readouterr().err == "vmsst: interrupted; rerun the same command to resume\n"
+  (tmp_path / "x").write_text("".join(f"{line}\n" for line in lines))
+  assert cli.main(["search", "-", str(tmp_path / "x"), folder]) == 1
+  assert "v is not finished; rerun the same command" in capsys.readouterr().err
+  from_standard_input(monkeypatch, "\n".join(lines))
+  assert cli.main(["embed", "a", "-", folder]) == 0
+  assert capsys.readouterr().out == f"{folder}: 9 vectors of width 26\n"
+  np.testing.assert_array_equal(vector_store.open_vectors(folder)[:], encoder.encode(lines))
+
+
+def test_embed_takes_columns_and_keys(encoder, tmp_path):
+  tsv, jsonl, scored = (tmp_path / name for name in ("x.tsv", "x.jsonl", "scored.tsv"))
+  texts = ["ab", "", "c"]
+  line_files.write_tsv(tsv, [(text, f"zz{text}") for text in texts])
+  line_files.write_tsv(scored, [("0.5", text) for text in texts])
+  line_files.write_lines(jsonl, [json.dumps({"text": t, "k": t * 2}) for t in texts])
+  for path, options, expected in (
+    (tsv, [], texts),
+    (scored, [], texts),
+    (tsv, ["--field", "2"], ["zz" + text for text in texts]),
+    (jsonl, [], texts),
+    (jsonl, ["--field", "k"], [text * 2 for text in texts]),
+  ):
+    folder = tmp_path / f"{path.name}{''.join(options)}.v"
+    assert cli.main(["embed", "a", str(path), str(folder), *options]) == 0
+    found = vector_store.open_vectors(folder)[:]
+    np.testing.assert_array_equal(found, encoder.encode(expected))
+    opened = embedded_text.open_text(str(path), folder)
+    assert list(map(opened.reader(), [0, 2])) == [expected[0], expected[2]]
+
+
+def cosine(one, other):
+  norms = np.linalg.norm(one) * np.linalg.norm(other)
+  return float(one @ other / norms) if norms else 0.0
+
+
+def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypatch):
+  sources, targets = [*SENTENCES[:11], ""], [*SENTENCES[1:12], "x"]
+  one, other, both, mined = (tmp_path / x for x in ("a.txt", "b.txt", "both.tsv", "mined.txt"))
+  line_files.write_lines(one, sources)
+  line_files.write_lines(other, targets)
+  pairs = "".join(f"{x}\t{y}\n" for x, y in zip(sources, targets, strict=True))
+  line_files.write_text(both, pairs)
+  line_files.write_text(mined, "".join(f"0.9\t{line}\n" for line in pairs.splitlines()))
+  expected = [
+    cosine(*encoder.encode([x, y]).astype(float)) for x, y in zip(sources, targets, strict=True)
+  ]
+  capsys.readouterr()
+  for arguments in ([str(one), str(other)], [str(both)], [str(mined)], ["-"], ["-", str(other)]):
+    from_standard_input(monkeypatch, pairs if len(arguments) == 1 else "\n".join(sources) + "\n")
+    assert cli.main(["score", "a", *arguments]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
+  # Into a file, interrupted and resumed.
+  out = tmp_path / "new" / "scores.txt"
+  encoder.calls, encoder.fail_at = [], 3
+  command = ["score", "a", str(one), str(other), "--output", str(out)]
+  assert cli.main(command) == 130
+  assert not out.exists()
+  calls = len(encoder.calls)
+  command[2] = str(one.rename(tmp_path / "moved.txt"))  # of the same content
+  assert cli.main(command) == 0
+  assert len(encoder.calls) - calls == 4  # 5 of 12 pairs were finished
+  assert out.read_text(encoding="utf-8").splitlines() == printed
+  assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
+
+
+def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, caplog, monkeypatch):
+  vectors = str(tmp_path / "v")
+  assert cli.main(["embed", "a", sides[1], vectors]) == 0
+  queries = f"{SENTENCES[3]}\n\nzz é\n"
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(queries.encode())))
+  capsys.readouterr()
+  assert cli.main(["search", "-", sides[1], vectors, "--count", "2", "--encoder", "b"]) == 0
+  printed = capsys.readouterr().out
+  assert [x.getMessage() for x in caplog.records] == [f"{vectors}: encoder is /runs/a, not /runs/b"]
+  found = [json.loads(line) for line in printed.splitlines()]
+  assert [each["query"] for each in found] == [SENTENCES[3], "", "zz é"]
+  assert [len(each["results"]) for each in found] == [2, 2, 2]
+  first = {"line": 25, "score": 1.0, "text": SENTENCES[3].upper()}
+  assert found[0]["results"][0] == first
+  assert found[2]["results"][0] == {"line": 4, "score": 1.0, "text": "zzz"}
+  (tmp_path / "q.txt").write_text(queries, encoding="utf-8")
+  out = tmp_path / "found.jsonl"
+  options = ["--count", "2", "--output", str(out)]
+  assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
+  assert out.read_text(encoding="utf-8") == printed
+  assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
+  (tmp_path / "q.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + queries.encode()))
+  assert cli.main(["search", str(tmp_path / "q.gz"), sides[1], vectors, "--count", "2"]) == 0
+  assert capsys.readouterr().out == printed
+
+
+@pytest.mark.usefixtures("encoder")
+def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for side in sides:
+    assert cli.main(["embed", "a", side, f"{side}.vectors"]) == 0
+    np.save(f"{side}.npy", vector_store.open_vectors(f"{side}.vectors")[:])
+  x, y = sides
+  results = []
+  for end in ("vectors", "npy"):
+    for command in (
+      ["index", f"{y}.{end}", f"{end}.index"],
+      ["mine", x, y, f"{end}.tsv", "--vectors", f"{x}.{end}", f"{y}.{end}"],
+      ["search", x, y, f"{y}.{end}", "--encoder", "a", "--output", f"{end}.found"],
+      ["search", x, y, f"{y}.{end}", "--encoder", "a", "--index", f"{end}.index"],
+    ):
+      capsys.readouterr()
+      assert cli.main(command) == 0, capsys.readouterr().err
+    files = [f"{end}.{name}" for name in ("tsv", "found", "index/index.faiss")]
+    results.append([*(pathlib.Path(file).read_bytes() for file in files), capsys.readouterr().out])
+  assert results[0] == results[1]
+  for command, message in (
+    (["search", x, y, f"{y}.npy"], "y.txt.npy does not name its encoder: give --encoder"),
+    (["search", y, x, f"{y}.npy"], "24 lines and"),
+    (["index", f"{y}.npy", f"{y}.npy"], "is not a folder"),
+    (["index", y, "other"], "not a NumPy file of vectors"),
+    (["mine", x, y, f"{y}.npy", "--vectors", f"{x}.npy", f"{y}.npy"], "would overwrite the input"),
+    (["mine", x, y, "o", "--vectors", f"{x}.npy", f"{y}.npy", "--encoder", "a"], "x.txt.npy"),
+  ):
+    capsys.readouterr()
+    assert cli.main(command) == 1
+    assert message in (error := capsys.readouterr().err), error
+    assert error.count("\n") == 1
+
+
+def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
+  tmp_path, capsys, caplog, monkeypatch
+):
+  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "red ", "passage": "the "}}}
+  model = str(released_folders.write(tmp_path / "m", "bert", prompts))
+  encoder, texts = vmsst.load(model), ["apple", "museum is open"]
+  corpus, queries = tmp_path / "corpus.txt", tmp_path / "queries.txt"
+  corpus.write_text("\n".join(texts), encoding="utf-8")
+  queries.write_text("museum", encoding="utf-8")
+  for out, options, prompt in (
+    ("v", [], "the "),
+    ("named", ["--prompt-name", "query"], "red "),
+    ("given", ["--prompt", "open "], "open "),
+  ):
+    assert cli.main(["embed", model, str(corpus), str(tmp_path / out), *options]) == 0
+    assert f"the prompt before every text is {prompt!r}" in capsys.readouterr().err
+    found_ND = vmsst.open_vectors(tmp_path / out)[:]
+    np.testing.assert_allclose(found_ND, encoder.encode(texts, prefix=prompt), atol=1e-6)
+  assert cli.main(["search", str(queries), str(corpus), str(tmp_path / "v")]) == 0
+  found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
+  expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
+  np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
+  searcher = vmsst.Searcher(encoder, vmsst.open_text(corpus, tmp_path / "v"))
+  (hits,) = searcher.search(["museum"], 2)
+  assert {hit.text: hit.score for hit in hits} == pytest.approx(found, abs=1e-5)
+  assert not caplog.records
+  other = vmsst.load(model, max_length=7)
+  vmsst.Searcher(other, vmsst.open_text(corpus, tmp_path / "v"))
+  assert f"encoder is {model}" in caplog.text
+  assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
+  # Vectors with another prompt are other vectors.
+  assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
+  monkeypatch.setattr(loading, "open_encoder", lambda *_, **__: 1 / 0)  # The name is read first.
+  assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1
+  assert "--prompt-name is 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("encoder")
+def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(["embed", "a", *sides, "both"]) == 0
+  assert capsys.readouterr().out == "both: 52 vectors of width 26\n"
+  cli.main(["embed", "a", "x.txt", "v"])
+  bad = '{"source": "a", "target": "b"}\n{"source": "a", "target": null}\n'
+  (tmp_path / "bad.jsonl").write_text(bad)
+  (tmp_path / "t.tsv").write_text("a\tb\n")
+  (tmp_path / "numbers.tsv").write_text("0.5\ta\n")
+  pipe, _ = os.pipe()
+  for command, message in (
+    ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
+    ("mine x.txt y.txt o --vectors . v", "no job.json; give a folder that"),
+    ("mine x.txt y.txt o --vectors v v", "y.txt has 28 lines and"),
+    ("mine x.txt y.txt o --threshold 1 --gold x.txt", "--gold chooses the threshold"),
+    ("search - y.txt v", "has 24 vectors, not one per line"),
+    ("search none x.txt v", "none"),
+    ("embed b x.txt v", "give another folder"),
+    ("embed a none v", "none: cannot be opened"),
+    ("embed a x.txt x.txt/v", "x.txt is not a folder"),
+    ("embed a x.txt -", "give a folder"),
+    ("embed a x.txt - out", "- needs a single FILE"),
+    ("embed a - o --engine ray", "- needs a single FILE, and an engine on this machine"),
+    ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
+    ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
+    ("score a x.txt y.txt", "x.txt has 24 lines and"),
+    ("score a x.txt", "x.txt:1: no column 2 in '"),
+    ("score a numbers.tsv", r"numbers.tsv:1: no column 3 in '0.5\ta'; separate"),
+    ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
+    ("score a t.tsv --fields 1 0", "columns are counted from 1"),
+    ("score a bad.jsonl --fields source 1", "not a JSON object with a string '1'"),
+    (f"embed a /dev/fd/{pipe} o", "a pipe, which can be read only once; give a file"),
+    ("score a x.txt x.txt --fields a b", "x.txt:1: not JSON"),
+    ("score a x.txt x.txt --per-token", "--per-token does not apply to --by cosine"),
+    ("score a - -", "standard input (-) is given twice"),
+    ("export onnx nowhere out", "nowhere"),
+  ):
+    capsys.readouterr()
+    assert cli.main(command.split()) == 1, command
+    error = capsys.readouterr().err
+    assert error.startswith("vmsst: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+  assert not {"o", "out", "out.tsv"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ["embed", "a", "x.txt", "out"],
+    ["score", "a", "x.txt", "y.txt", "--output", "out"],
+    ["mine", "x.txt", "y.txt", "out", "--vectors", "x", "y"],
+    ["mine", "y.txt", "x.txt", "out", "--encoder", "a"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out"],
+    ["search", "x.txt", "y.txt", "y", "--output", "out"],
+    ["search", "q.txt", "x.txt", "x", "--output", "out", "--workers", "1"],
+  ],
+  ids=" ".join,
+)
+def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypatch, arguments):
+  """Replaces the text before each time that a command opens it, except the first."""
+  del sides
+  lines = (tmp_path / "x.txt").read_text().splitlines()
+  line_files.write_lines(tmp_path / "y.txt", map(str.upper, lines))
+  line_files.write_lines(tmp_path / "q.txt", lines[:7])
+  monkeypatch.chdir(tmp_path)
+  for name in "xy":
+    assert cli.main(["embed", "a", f"{name}.txt", name]) == 0
+  kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+  opens, inner = [], text_files._open
+
+  def opening(path):
+    if os.path.basename(path) == "x.txt":
+      opens.append(path)
+      if len(opens) == replaced:
+        line_files.write_lines(tmp_path / "new", reversed(lines))
+        os.replace(tmp_path / "new", "x.txt")
+    return inner(path)
+
+  monkeypatch.setattr(text_files, "_open", opening)
+  monkeypatch.setattr(text_files, "check_not_empty", lambda path: None)  # before all reading
+  replaced, expected, refused = 1, None, 0
+  while expected is None or replaced <= len(opens):
+    for path in tmp_path.iterdir():
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path, content in kept.items():
+      path.parent.mkdir(exist_ok=True)
+      path.write_bytes(content)
+    replaced = 0 if expected is None else max(replaced + 1, 2)
+    opens.clear()
+    if cli.main(arguments):
+      refused += 1
+      assert not (tmp_path / "out").is_file()
+      continue
+    found = tmp_path / "out" if (tmp_path / "out").is_file() else tmp_path / "out" / "job.json"
+    expected = expected or found.read_bytes()
+    if arguments[0] == "mine":  # The last digit of a score depends on the order of the lines.
+      scores, others = (_scores(content) for content in (found.read_bytes(), expected))
+      assert scores == pytest.approx(others, abs=2e-6), replaced
+    elif arguments[1] == "x.txt" and arguments[0] == "search":  # queries are all old or all new
+      results, others = (content.splitlines() for content in (found.read_bytes(), expected))
+      assert results in (others, others[::-1]), replaced
+    else:
+      assert found.read_bytes() == expected, replaced
+  assert refused
+
+
+def _scores(mined):
+  """Returns the score of each mined pair."""
+  rows = (line.partition("\t") for line in mined.decode().splitlines())
+  return {pair: float(score) for score, _, pair in rows}
+
+
+@pytest.mark.usefixtures("encoder")
+def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  cli.main(["embed", "a", "x.txt", "v"])
+  (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+  before = sorted(tmp_path.iterdir())
+  for line in (
+    "embed a empty.gz out",
+    "embed a empty.gz empty.gz out",
+    "embed a - out",
+    "score a empty.gz empty.gz --output out",
+    "score a -",
+    "mine empty.gz x.txt out --encoder a",
+    "mine x.txt empty.gz out --encoder a",
+    "search empty.gz x.txt v --output out",
+    "search - x.txt v --output out",
+    "search x.txt empty.gz v --output out",
+    "translate run --to de --input empty.gz",
+  ):
+    from_standard_input(monkeypatch, "")
+    capsys.readouterr()
+    assert cli.main(line.split()) == 1, line
+    done = capsys.readouterr()
+    culprit = "empty.gz" if "empty.gz" in line else "standard input"
+    assert f"{culprit}: empty; give a text with at" in done.err, line
+    assert done.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --------------------------------------------------------------------------------------------
+# Object stores
+
+
+def test_texts_vectors_and_results_in_a_store_are_as_local_ones(
+  sides, encoder, tmp_path, capsys, monkeypatch
+):
+  store = memory_store.installed(monkeypatch)
+  urls = [f"gs://bucket/{number}.txt" for number in range(2)]
+  for side, url in zip(sides, urls, strict=True):
+    store.put_file(side, url)
+  results = []
+  for place, (source, target) in (("local", sides), ("store", urls)):
+    folder = tmp_path / place
+    gold = f"{source}.gold"
+    storage.path(gold).write_text("".join(f"{i + 1}\t{28 - i}\n" for i in range(24)))
+    vectors = "gs://bucket/vectors" if place == "store" else str(folder)
+    out = "gs://bucket/out/x" if place == "store" else str(folder)
+    search = ["search", source, target, f"{vectors}/t", "--encoder", "a"]
+    both = ["--vectors", f"{vectors}/v", f"{vectors}/t"]
+    for command in (
+      ["embed", "a", source, f"{vectors}/v"],
+      ["embed", "a", target, f"{vectors}/t"],
+      [*search, "--output", f"{out}.s"],
+      ["index", f"{vectors}/v", f"{vectors}/vi", "--factory", "SQfp16"],
+      ["index", f"{vectors}/t", f"{vectors}/ti", "--factory", "SQfp16"],
+      [*search, "--output", f"{out}.i", "--index", f"{vectors}/ti"],
+      ["mine", source, target, f"{out}.m", *both],
+      ["mine", source, target, f"{out}.j", *both, "--index", f"{vectors}/vi", f"{vectors}/ti"],
+      ["mine", source, target, f"{out}.n", "--encoder", "a"],
+      ["mine", source, target, f"{out}.g", "--encoder", "a", "--gold", gold],
+      ["score", "a", source, source, "--output", f"{out}.c"],
+      ["vocab", "train", "--input", source, "--output", f"{out}.model", "--size", "26"],
+    ):
+      assert cli.main(command) == 0, capsys.readouterr().err
+    results.append(
+      [
+        vector_store.open_vectors(f"{vectors}/v")[:].tolist(),
+        *(
+          storage.path(f"{out}.{end}").read_bytes()
+          for end in ("s", "i", "m", "j", "n", "g", "c", "model")
+        ),
+      ]
+    )
+  assert results[0] == results[1]
+  vectors = {f"x.{end}.{side}.vectors" for end in "ng" for side in ("source", "target")}
+  results = {f"x.{end}" for end in ("s", "i", "m", "j", "n", "g", "c", "model")}
+  assert storage.names("gs://bucket/out") == vectors | results
+
+
+# --------------------------------------------------------------------------------------------
+# Encoders that have changed
+
+NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+
+
+def save(folder, seed, network=NETWORK, **options):
+  shutil.rmtree(folder, ignore_errors=True)
+  model = tiny_encoders.model_of(network, **options)
+  return tiny_encoders.save_run(folder, model, tiny_encoders.random_params(network, seed))
+
+
+@pytest.fixture
+def run(tmp_path):
+  return save(tmp_path / "run", 0)
+
+
+@pytest.fixture
+def text(tmp_path):
+  path = tmp_path / "text.txt"
+  path.write_text("one\ntwo\nthree\n")
+  return path
+
+
+def command(*words):
+  return cli.main([*map(str, words)])
+
+
+def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tmp_path, capsys):
+  folder = tmp_path / "vectors"
+  assert command("embed", run, text, folder) == 0
+  files = {path: path.read_bytes() for path in folder.iterdir()}
+  assert command("embed", run, text, folder) == 0  # nothing to do
+  moved = run.rename(tmp_path / "moved")
+  assert command("embed", moved, text, folder) == 0  # the same encoder
+  save(run, 1)
+  capsys.readouterr()
+  for words, message in (
+    (("embed", run, text, folder), "is of another job: encoder is "),
+    (("search", text, text, folder), "has changed since it computed"),
+    (
+      ("mine", text, text, tmp_path / "out", "--vectors", folder, folder, "--encoder", run),
+      "encoder",
+    ),
+  ):
+    assert command(*words) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert "{" not in error
+  assert {path: path.read_bytes() for path in folder.iterdir()} == files
+  assert not (tmp_path / "out").exists()
+  other = tmp_path / "other"
+  assert command("embed", run, text, other) == 0
+  assert command("mine", text, text, tmp_path / "out", "--vectors", folder, other) == 1
+  assert "differ: encoder is" in capsys.readouterr().err
+  assert command("search", text, text, folder, "--encoder", moved) == 0
+
+
+@pytest.mark.parametrize(
+  ("line", "total"),
+  [
+    ("embed run a.txt out --batch-size 8", 48),
+    ("score run a.txt b.txt --output out --batch-size 8", 96),
+    ("mine a.txt b.txt out --encoder run --batch-size 8", 48),
+    ("data embed run out x.de-en.tsv", 300),
+  ],
+)
+def test_progress_counts_texts_as_their_batches_are_done(
+  line, total, run, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
+  line_files.write_lines(tmp_path / "a.txt", SENTENCES * 2)
+  line_files.write_lines(tmp_path / "b.txt", SENTENCES[::-1] * 2)
+  line_files.write_tsv(tmp_path / "x.de-en.tsv", [(f"a {n}", f"b {n}") for n in range(150)])
+  assert cli.main(line.split()) == 0
+  counts = [int(x) for x in re.findall(rf" (\d+)/{total} ", capsys.readouterr().err)]
+  assert counts == sorted(counts) or line.startswith("mine")  # both sides
+  assert 0 < min(counts) < total == max(counts)

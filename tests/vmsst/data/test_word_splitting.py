@@ -1,0 +1,234 @@
+"""Texts are split into the same words wherever they become ids."""
+
+import functools
+import gzip
+import os
+import sys
+import tempfile
+import types
+
+import numpy as np
+import pytest
+import sentencepiece
+import seqio
+
+import vmsst
+from vmsst import errors
+from vmsst.data import readers, rows, sample, vocabularies, word_splitting
+from vmsst.data.word_splitting import split_words
+from vmsst.encoder import encoder as encoder_lib
+from vmsst.tasks import bitext, evaluation
+
+
+def test_rules_are_those_of_sacremoses():
+  sacremoses = pytest.importorskip("sacremoses")
+  texts = ["M. le Dr. A.B. Ça i.e. là. Etc. a. Ab.", "т.е. А.С. Пушкин. да", "No. 5 No. a ... x.y"]
+  texts += [
+    "Mr. Smith's dog isn't \"here\".",
+    "<b>R&D</b>\tand  No. Way! ",
+    "«Oui», 8 % près; non?",
+  ]
+  for language in ("en", "fr", "ru", "fi", "sw"):
+    tokenizer = sacremoses.MosesTokenizer(language)
+    expected = [" ".join(tokenizer.tokenize(text, escape=False)) for text in texts]
+    assert split_words(texts, language) == expected
+  # Other languages have English abbreviations and lone apostrophes.
+  assert split_words(["Mr. Kovač's e.g. kuća."], "hr") == ["Mr. Kovač ' s e.g. kuća ."]
+  assert split_words(["Mr. X's"], "Esperanto") == ["Mr. X ' s"]
+
+
+def test_texts_and_languages_that_cannot_be_used_are_refused():
+  with pytest.raises(errors.InputError, match="pass language="):
+    split_words(["a"], None)
+  with pytest.raises(errors.InputError, match="xx"):
+    split_words(["a"], ["xx"])
+  with pytest.raises(ValueError, match="2 languages for 1 texts"):
+    split_words(["a"], ["en", "de"])
+  assert split_words([], []) == []
+  for texts in ("Mr. Smith", {"Mr. Smith": 1}, {"Mr. Smith"}):
+    with pytest.raises(TypeError, match="list of"):
+      split_words(texts, "en")
+
+
+def test_jieba_splits_chinese_in_silence_and_leaves_no_cache(tmp_path, monkeypatch, capfd):
+  pytest.importorskip("jieba")
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  word_splitting._jieba.cache_clear()
+  words = split_words(["我来到北京清华大学。你好,  World!"], "zh")
+  assert words == ["我 来到 北京 清华大学 。 你好 , World !"]
+  for code in ("yue", "wuu", "zho_Hant"):
+    assert split_words(["我来到北京"], code) == ["我 来到 北京"]
+  assert capfd.readouterr() == ("", "")
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("package", "language"), [("sacremoses", "gl"), ("jieba", "zh")])
+def test_a_missing_package_is_named(monkeypatch, package, language):
+  monkeypatch.setitem(sys.modules, package, None)
+  word_splitting._jieba.cache_clear()
+  word_splitting._moses.cache_clear()
+  with pytest.raises(errors.InputError, match=rf"{package}, which is not installed: pip install"):
+    split_words(["a"], language)
+
+
+# Imitates Juman++: words of two characters with alternative readings, an @ among the words, and no
+# analysis of lines with an X.
+JUMANPP = """#!{python}
+import sys
+for line in sys.stdin.buffer.read().decode().splitlines():
+  if "!" in line:
+    sys.exit("no model")
+  if "X" in line:
+    print("# ERROR")
+  else:
+    for start in range(0, len(line), 2):
+      word = line[start : start + 2]
+      print(word, word, word, "名詞", 6, "普通名詞", 1, "*", 0, "*", 0, '"代表表記:x/x y:z"')
+      print("@", word, "よみ", word, "名詞", 6, "普通名詞", 1, "*", 0, "*", 0, "NIL")
+  print("EOS")
+"""
+
+
+@pytest.fixture
+def jumanpp(tmp_path, monkeypatch):
+  path = tmp_path / "jumanpp"
+  path.write_text(JUMANPP.format(python=sys.executable), encoding="utf-8")
+  path.chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+  monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+
+
+@pytest.mark.usefixtures("jumanpp")
+def test_words_of_jumanpp_keep_their_lines():
+  texts = ["日本語だ", "", "あいう\u3000か @@@ @", "# Xい", "え\nお" + "か" * 1001]
+  assert split_words(texts, "ja") == [
+    "日本 語だ",
+    "",
+    "あい う か @@ @ @",
+    "# Xい",
+    " ".join(["え", "おか", *["かか"] * 499, "かか"]),
+  ]
+  assert split_words([" ", ""], "jpn") == ["", ""]
+
+
+@pytest.mark.usefixtures("jumanpp")
+def test_a_jumanpp_that_fails_is_quoted_and_a_missing_one_is_named(monkeypatch, tmp_path):
+  with pytest.raises(errors.InputError, match=r"analyzed 1 of 2 lines and .* code 1: no model"):
+    split_words(["日本", "語!"], "ja")
+  monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+  with pytest.raises(errors.InputError, match=r"jumanpp is not on the PATH.*github\.com/ku-nlp"):
+    split_words(["日本語"], "ja")
+
+
+# --------------------------------------------------------------------------------------------
+# Words where text becomes ids
+
+# By code: a text, and its words in small letters, worked out by hand.
+TEXTS = {
+  "deu": (
+    "Wie geht's Dr. Müller, z.B. um 8.30 Uhr?",
+    "wie geht ' s dr. müller , z.b. um 8.30 uhr ?",
+  ),
+  "fra": ("L'élève dit « C'est M. Dupont »", "l' élève dit « c' est m. dupont »"),
+  "tur": ('İstanbul\'da "5.000" KIŞI var...', 'i\u0307stanbul \' da " 5.000 " kişi var ...'),
+  "cmn": ("我来到北京清华大学。你好, World!", "我 来到 北京 清华大学 。 你好 , world !"),
+  "kor": ("안녕하세요, 세계!(테스트)", "안녕하세요 , 세계 ! ( 테스트 )"),
+  "arb": ("مرحبا، كيف حالك؟", "مرحبا ، كيف حالك ؟"),
+}
+ENGLISH = (
+  "Mr. Smith's \"dog\" ISN'T here & there.",
+  "mr. smith 's \" dog \" isn 't here & there .",
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+  pytest.importorskip("sacremoses")
+  pytest.importorskip("jieba")
+  return vocabularies.SentencePieceVocabulary(
+    sample.vocabulary_path(), lowercase=True, pretokenize=True
+  )
+
+
+@pytest.fixture(scope="module")
+def expected(vocabulary):
+  """Ids of each text with its EOS token, by SentencePiece alone, and of the English one."""
+  processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  ids = {code: [*processor.encode(words), 1] for code, (_, words) in TEXTS.items()}
+  plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
+  for code, (text, _) in TEXTS.items():
+    assert plain.encode([text], 99) != [ids[code]]
+  return ids | {"eng": [*processor.encode(ENGLISH[1]), 1]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """The texts with the English one, as bitext and as a test set of Tatoeba."""
+  folder = tmp_path_factory.mktemp("texts")
+  for code, (text, _) in TEXTS.items():
+    (folder / f"a.{code}-eng.tsv").write_text(f"{text}\t{ENGLISH[0]}\n", encoding="utf-8")
+    for name, line in ((code, text), ("eng", ENGLISH[0])):
+      path = folder / f"tatoeba.{code}-eng.{name}.gz"
+      path.write_bytes(gzip.compress(f"{line}\n".encode()))
+  return folder
+
+
+def test_training_splits_words(folder, vocabulary, expected):
+  files = readers.find_bitext(str(folder / "*.tsv"))
+  name = bitext.files(str(folder / "*.tsv"), vocabulary)
+  for file, task in zip(files, seqio.MixtureRegistry.get(name).tasks, strict=True):
+    (row,) = task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
+    assert row["inputs"].tolist() == expected[file.source.iso639_3]
+    assert row["targets"].tolist() == expected["eng"]
+
+
+def test_evaluation_tasks_split_words(folder, vocabulary, expected):
+  tatoeba = seqio.TaskRegistry.get(evaluation.tatoeba(str(folder), vocabulary))
+  ids = [row["inputs"].tolist() for row in tatoeba.get_dataset(None, "test", shuffle=False)
+         .as_numpy_iterator()]  # fmt: skip
+  assert ids == [expected[x] for code in sorted(TEXTS) for x in (code, "eng")]
+  retrieval = seqio.TaskRegistry.get(evaluation.retrieval(str(folder / "*.tsv"), vocabulary))
+  rows = list(retrieval.get_dataset(None, "test", shuffle=False).as_numpy_iterator())
+  assert {tuple(row["inputs"].tolist()) for row in rows} == set(map(tuple, expected.values()))
+
+
+def test_encoders_split_words(vocabulary, expected, monkeypatch):
+  network = types.SimpleNamespace(latent_dim=64, config=None)
+  encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
+  # Ids in place of vectors.
+  encoder._backend.start = lambda ids_BT, alone: functools.partial(
+    np.pad, ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1]))
+  )
+  wanted = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])
+  texts = [*(text for text, _ in TEXTS.values()), ENGLISH[0]]
+  for text, code, row_D in zip(texts, expected, wanted, strict=True):
+    np.testing.assert_array_equal(encoder.encode([text], language=code), row_D[None])
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)  # languages are cut as sentences are
+  np.testing.assert_array_equal(
+    encoder.encode(texts, language=list(expected), batch_size=2), wanted
+  )
+  with pytest.raises(errors.InputError, match="pass language="):
+    encoder.encode(texts)
+  with pytest.raises(ValueError, match="2 languages for 7 sentences"):
+    encoder.encode(texts, language=["de", "fr"])
+
+
+def test_negatives_are_split_as_targets(vocabulary):
+  columns = {
+    "inputs": ["L'eau", "x"],
+    "targets": ["it's", "y"],
+    "negatives": [["he's", ""], ["a.", "b"]],
+    "input_language": np.array([[83], [83]]),
+    "target_language": np.array([[74], [74]]),
+  }
+  tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
+  found = tokenizer(columns, dict.fromkeys(columns))
+  plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
+
+  def ids(rows, text):
+    return [[*plain.tokenize([text])[0], 1] if text else []] == [[x for x in rows if x]]
+
+  assert ids(found["inputs"][0].tolist(), "L' eau")
+  assert ids(found["targets"][0].tolist(), "it 's")
+  for row, texts in zip(found["negatives"].tolist(), [["he 's", ""], ["a .", "b"]], strict=True):
+    assert all(map(ids, row, texts))

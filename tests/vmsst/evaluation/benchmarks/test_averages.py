@@ -1,0 +1,38 @@
+import collections
+
+import pytest
+
+from vmsst.evaluation.benchmarks import averages
+from vmsst.evaluation.report import papers
+
+
+def printed_rows():
+  """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
+  keys = [key for part in averages.SCORE_PARTS.values() for key in part]
+  rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
+  for number in papers.load():
+    if number.paper == "vmsst" and number.table in ("1", "4", "7"):
+      results, score = rows[number.table, number.system]
+      if number.benchmark == "score":
+        score.append(number.value)
+      elif (number.benchmark, number.name) in keys:
+        scored = results["benchmarks"].setdefault(number.benchmark, {"summary": {}, "missing": []})
+        scored["summary"][number.name] = number.value
+  return rows
+
+
+def test_printed_parts_give_the_printed_score():
+  rows = printed_rows()
+  assert len(rows) == 12 + 9 + 12
+  for results, (score,) in rows.values():
+    assert averages.overall_score(results)["Score"] == pytest.approx(score, abs=0.06)
+
+
+@pytest.mark.parametrize(
+  ("benchmark", "key"), [("bucc", "margin_f1"), ("tatoeba", "average"), ("questions", "mkqa")]
+)
+def test_no_score_where_a_part_lacks_sets(benchmark, key):
+  results, _ = printed_rows()["1", "VMSST 6L"]
+  summary = results["benchmarks"][benchmark]["summary"]
+  summary[f"{key} (incomplete)"] = summary.pop(key)
+  assert averages.overall_score(results) == {}

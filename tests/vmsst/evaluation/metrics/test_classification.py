@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.evaluation.metrics import classification
+
+
+def clusters(rng, count, *, classes=4, dim=6, noise=0.2):
+  label_N = rng.integers(classes, size=count)
+  vectors_ND = 2 * np.eye(dim)[label_N] + noise * rng.normal(size=(count, dim))
+  return classification.LabeledVectors(vectors_ND.astype(np.float32), label_N)
+
+
+def test_the_best_epoch_on_the_dev_set_counts():
+  # Training teaches the reverse of the dev set: its first epochs are its best.
+  rng = np.random.default_rng(1)
+  train = clusters(rng, 240, classes=2)
+  turned = classification.LabeledVectors(train.vectors_ND, 1 - train.label_N)
+  config = classification.MlpConfig(hidden=(8,), learning_rate=3e-4, epochs=60, dropout_rate=0.0)
+  by_dev = {
+    name: classification.transfer_accuracies(
+      {"": classification.Split(train, dev)},
+      {"test": train},
+      num_classes=2,
+      seeds=range(6),
+      config=config,
+    )[""]["test"]
+    for name, dev in {"same": train, "turned": turned}.items()
+  }
+  assert by_dev["same"].min() > 0.95
+  assert by_dev["turned"].mean() < 0.6
+
+
+def test_too_few_vectors_for_a_batch_are_an_error():
+  rng = np.random.default_rng(2)
+  few, data = clusters(rng, 5), clusters(rng, 40)
+  with pytest.raises(errors.InputError, match="en: 5 training vectors do not fill a batch of 12"):
+    classification.transfer_accuracies({"en": classification.Split(few, data)}, {}, num_classes=4)

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from vmsst.evaluation.metrics import retrieval
+from vmsst.search import exact_search
+
+
+@pytest.mark.parametrize(
+  ("answer", "expected"),
+  [
+    ("The Beatles", "beatles"),
+    ("  an  Apple,\ta day!", "apple day"),
+    ("U.S.A.", "usa"),
+    ("A.", ""),
+    ("theatre of Athens", "theatre of athens"),
+    ("O'Brien–the great", "obrien– great"),  # ASCII punctuation only; a dash ends a word
+    ("Ångström 1,000", "ångström 1000"),
+    ("«the»", "« »"),
+  ],
+)
+def test_answers_are_normalized(answer, expected):
+  assert retrieval.normalized(answer) == expected
+  assert retrieval.normalized_set([answer, expected]) == {expected}
+
+
+def test_accuracy_of_a_matrix_checked_by_hand():
+  # Cosines of sources (rows) and targets (columns); * is the best of a row, + the best of a column:
+  #   0.8    1.0*+  0.6
+  #   0.6    0.0    0.8*
+  #   1.0*+  0.8    0.96+
+  source = np.array([[0.0, 2.0], [1.0, 0.0], [0.6, 0.8]])
+  target = np.array([[6.0, 8.0], [0.0, 1.0], [8.0, 6.0]])
+  accuracy = retrieval.translation_accuracy(source, target)
+  assert accuracy == pytest.approx({"forward": 0, "backward": 1 / 3, "average": 1 / 6})
+  aligned = retrieval.translation_accuracy(source, target[[1, 2, 0]])
+  assert aligned == pytest.approx({"forward": 1, "backward": 2 / 3, "average": 5 / 6})
+
+
+def test_the_first_of_equal_sentences_counts():
+  vectors = np.eye(3)[[0, 1, 1, 2]]
+  accuracy = retrieval.translation_accuracy(vectors, vectors)
+  assert accuracy == {"forward": 0.75, "backward": 0.75, "average": 0.75}
+  assert retrieval.translation_accuracy(np.ones([4, 2]), np.ones([4, 2]))["average"] == 0.25
+
+
+def test_rank_metrics_by_hand():
+  index = np.array([[3, 1, 0, 2], [0, 2, 1, 3], [2, 0, 1, 3], [1, 3, 2, 0]])
+  gold = [{1}, {0, 3}, {1, 2, 3}, {0}]  # at ranks 2; 1, 4; 1, 3, 4; 4
+  metrics = retrieval.rank_metrics(exact_search.Neighbors(index, index), gold, 3)
+  gain = 1 / np.log2(3)  # at rank 2; at ranks 1 and 3, 1 and 0.5
+  gains = gain + 1 / (1 + gain) + 1.5 / (1.5 + gain)
+  expected = {"accuracy": 2, "MRR@3": 2.5, "R@3": 1 + 1 / 2 + 2 / 3, "nDCG@3": gains}
+  assert metrics == pytest.approx({name: x / 4 for name, x in expected.items()})
+  # More texts are right than are asked for.
+  metrics = retrieval.rank_metrics(exact_search.Neighbors(index[:1, 2:], index), [{0, 1, 3}], 2)
+  assert (metrics["R@2"], metrics["nDCG@2"]) == pytest.approx((1 / 3, 1 / (1 + gain)))

@@ -1,0 +1,53 @@
+import fake_encoders
+import numpy as np
+
+from vmsst.evaluation import embedder
+
+
+def lengths(text):
+  return [len(text), text.count("e")]
+
+
+def test_texts_are_embedded_in_windows_with_the_same_vectors(monkeypatch):
+  texts = [f"text {i}" for i in range(7)]
+  whole = embedder.Embedder(fake_encoders.FakeEncoder(lengths))(embedder.Side("en", texts))
+  monkeypatch.setattr(embedder, "WINDOW", 3)
+  encoder = fake_encoders.FakeEncoder(lengths)
+  vectors = embedder.Embedder(encoder)
+  np.testing.assert_array_equal(vectors(embedder.Side("en", texts)), whole)
+  assert encoder.sizes == [3, 3, 1]
+  assert (vectors.width, vectors.seconds > 0) == (2, True)
+
+
+def test_queries_get_the_method_of_queries():
+  encoder = fake_encoders.FakeEncoder(lengths)
+  encoder.encode_query = lambda texts: -encoder.encode(texts)
+  found = embedder.Embedder(encoder)(embedder.Side("en", ["a", "bee"], "encode_query"))
+  np.testing.assert_array_equal(found, [[-1, 0], [-3, -2]])
+
+
+def test_the_vector_of_a_split_text_is_the_mean_of_its_pieces(monkeypatch):
+  monkeypatch.setattr(embedder, "BLOCK", 2)
+  encoder = fake_encoders.FakeEncoder(lengths)
+  texts = ["One Three", "Zero", "", "Ten Eleven Six"]
+  side = embedder.Side("en", texts, split=lambda text: text.split(" "))
+  found = embedder.Embedder(encoder)(side)
+  expected = [[(3 + 5) / 2, 1.5], [4, 1], [0, 0], [(3 + 6 + 3) / 3, 1]]
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  assert encoder.calls == [["One", "Three", "Zero"], ["", "Ten", "Eleven", "Six"]]
+
+
+def test_vectors_are_kept_while_later_benchmarks_need_them():
+  encoder = fake_encoders.FakeEncoder(lengths)
+  vectors = embedder.Embedder(encoder)
+  groups = [[embedder.Side("en", list(texts))] for texts in ("ab", "cb", "db", "a")]
+  vectors.expect(groups)
+  for group in groups[:3]:
+    vectors.share(group, lambda line: None)
+  assert encoder.calls == [["a", "b"], ["c"], ["d"]]
+  vectors.share(groups[3], lambda line: None)
+  np.testing.assert_array_equal(vectors(embedder.Side("en", "aa")), 2 * [lengths("a")])
+  assert len(encoder.calls) == 3
+  vectors(embedder.Side("en", ["b"]))  # It was expected no more.
+  vectors(embedder.Side("de", ["a"]))  # another language
+  assert encoder.calls[3:] == [["b"], ["a"]]

@@ -1,0 +1,266 @@
+"""`vmsst.finetune`: from a folder of sentence-transformers to a better one."""
+
+import json
+import os
+import pathlib
+import signal
+
+import commands
+import gin
+import numpy as np
+import pytest
+import released_folders
+import tiny_encoders
+import tiny_tokenizers
+
+import vmsst
+from vmsst import cli, errors, finetuning
+from vmsst.checkpoints import t5x
+from vmsst.data import readers, sample, vocabularies
+from vmsst.encoder import loading
+from vmsst.formats import layer_stacks
+from vmsst.networks import sentence_encoder
+from vmsst.train import train
+
+
+def pairs_of(first, last):
+  return [(sample.sentence(i, "de"), sample.sentence(i, "en")) for i in range(first, last)]
+
+
+OPTIONS = {"steps": 4, "batch_size": 8, "eval_every": 2, "learning_rate": 1e-3}
+OPTIONS |= {"dev": pairs_of(30, 60), "freeze_tokens": True, "max_length": 20}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("finetune") / "source"
+  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "query: "}}}
+  return released_folders.write(folder, "bert", prompts)
+
+
+@pytest.fixture(scope="module")
+def chained(source):
+  """A folder with several layers after the pooling."""
+  dense = released_folders.dense("modules.activation.GELU")
+  layers = [("LayerNorm", {}), ("Dropout", {"dropout": 0.1}), dense, ("Normalize", {})]
+  files = released_folders.chain({"pooling_mode": ["cls", "weightedmean"]}, *layers)
+  files["config_sentence_transformers.json"] = {"prompts": {"query": "query: "}}
+  return released_folders.write(source.parent / "chained", "bert", files)
+
+
+@pytest.fixture(scope="module")
+def tuned(chained):
+  """The folder of a run, of a process of its own."""
+  output = chained.parent / "tuned"
+  records = [dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs_of(0, 30)]
+  code = """
+import json, sys, vmsst
+source, output = sys.argv[1:]
+tuned = vmsst.finetune(vmsst.load(source), output=output, **json.load(sys.stdin))
+slow = {"tensorflow", "seqio", "gin"} & sys.modules.keys()
+assert not slow, slow
+assert tuned.path.startswith(output), tuned.path
+"""
+  text = json.dumps({"pairs": records, **OPTIONS})
+  commands.fresh_script(code, str(chained), str(output), cwd=chained.parent, text=text)
+  return output
+
+
+def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(chained, tuned):
+  rows = (tuned / "inference_eval" / "retrieval-metrics.jsonl").read_text().splitlines()
+  accuracy = {row["step"]: row["accuracy/source_target"] for row in map(json.loads, rows)}
+  assert sorted(accuracy) == [0, 2, 4]
+  best = max(accuracy, key=lambda step: (accuracy[step], -step))
+  named = t5x.read_best(tuned)
+  assert (named["checkpoint"], named["value"]) == (f"checkpoint_{best}", accuracy[best])
+  encoder = vmsst.load(tuned)
+  assert encoder.path == str(tuned / f"checkpoint_{best}")
+  assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in tuned.iterdir()}
+  assert f"Best: checkpoint_{best}" in (tuned / "report.md").read_text()
+  assert (encoder.prompts, encoder.max_length) == (vmsst.load(chained).prompts, 20)
+
+
+def test_only_the_frozen_table_keeps_its_values(chained, tuned):
+  before, after = (
+    layer_stacks.separate(loading.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
+  )
+  same = {name for name, array in before.items() if np.array_equal(array, after[name])}
+  assert "token_embedder/embedding" in same
+  trained = {"encoder/layers_0/mlp/wi/kernel", "head_0/scale", "head_2/kernel"}
+  assert trained <= before.keys() - same
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"learning_rate": 0.1, "steps": 8}, "another job: learning_rate is 0.001, not 0.1; give"),
+    ({"dev": pairs_of(30, 50)}, "another job: dev is "),
+    ({"trim": True}, "another job: encoder is "),
+  ],
+)
+def test_a_finished_run_stays_as_it_is(chained, tuned, change, message):
+  before = {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()}
+  options = {**OPTIONS, **change}
+  start = vmsst.load(chained).trim(["red"]) if options.pop("trim", False) else chained
+  with pytest.raises(errors.InputError, match=message):
+    vmsst.finetune(start, pairs_of(0, 30), output=tuned, **options)
+  assert {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("objective", [
+  "contrastive",
+  *(pytest.param(x, marks=pytest.mark.slow) for x in ("distillation", "soft_contrastive", "ems")),
+])  # fmt: skip
+def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, monkeypatch):
+  width = 4 if objective == "contrastive" else 2
+  rows = ("\t".join((*pair, "the red apple", "")[:width]) for pair in pairs_of(0, 20))
+  (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+  options = ["--objective", objective, "--steps", "1", "--batch-size", "4"]
+  dev = ["--dev", str(tmp_path / "pairs.tsv")]  # a second task of this process
+  if width == 4:
+    options += ["--negatives", "2", *dev]
+  elif objective != "ems":  # a teacher with another tokenizer
+    options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
+  command = ["finetune", *map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out")), *options]
+  if width == 4:  # stopped while it evaluates first, resumed with other steps
+    evaluate = finetuning.Retrieval.evaluate
+
+    def terminate(*arguments):
+      os.kill(os.getpid(), signal.SIGTERM)
+      return evaluate(*arguments)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(finetuning.Retrieval, "evaluate", terminate)
+      with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        cli.main([*command, "--steps", "2"])
+    assert not (tmp_path / "out" / "report.md").exists()
+    assert "opens the encoder" not in capsys.readouterr().out
+  gin.parse_config("OF_THE_PROGRAM = 1")
+  before = gin.config_str()
+  assert cli.main(command) == 0
+  assert gin.config_str() == before
+  assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
+  assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
+  assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
+
+
+@pytest.mark.parametrize("change", ["trimmed", "prompted"])
+def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch):
+  source = released_folders.write(tmp_path / "source", "xlmr", {})
+  encoder = vmsst.load(source, backend="jax", max_length=7)
+  encoder = encoder.trim(["red", "a"]) if change == "trimmed" else encoder.with_prompt("red ")
+  starts = []
+
+  def interrupt(*, model, checkpoint_cfg, model_dir, **_):
+    assert model.max_length == 7
+    starts.append(vmsst.load(checkpoint_cfg.restore.path).encode(["red"]))
+    pathlib.Path(model_dir, "model-info.txt").touch()
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(train, "train", interrupt)
+  for _ in range(2):
+    with pytest.raises(KeyboardInterrupt):
+      vmsst.finetune(encoder, pairs_of(0, 9), output=tmp_path / "out")
+  np.testing.assert_allclose(starts, [encoder.encode(["red"])] * 2, atol=1e-6)
+  with pytest.raises(errors.InputError, match="of another job: encoder is"):
+    vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+  ("languages", "pairs", "expected"),
+  [
+    (
+      ("und", "und"),
+      [{"anchor": "a", "positive": "b"}, {"positive": "d", "anchor": "c"}],
+      "a b c d",
+    ),
+    (("de", "en"), [{"en": "b", "de": "a"}, {"id": 7, "de": "c", "en": "d"}], "a b c d"),
+    (("de", "en"), [{"translation": {"en": "b", "de": "a"}, "id": 7}], "a b"),
+    (("de", "en"), [("a", "b"), ["c", "d"]], "a b c d"),
+    (("de", "en"), ["x.tsv", pathlib.Path("mined.tsv")], "a b c d e f"),
+  ],
+)
+def test_pairs_are_read_by_name_and_from_several_files(
+  source, tmp_path, languages, pairs, expected, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("x.tsv").write_text("a\tb\n")
+  pathlib.Path("mined.tsv").write_text("0.9\tc\td\n0.8\te\tf\n")  # as `vmsst mine` writes it
+  texts = []
+
+  def read(*, get_dataset_fn, **_):
+    (bitexts, _) = get_dataset_fn.args
+    texts.extend(text for bitext in bitexts for pair in readers.read_pairs(bitext) for text in pair)
+
+  monkeypatch.setattr(train, "train", read)
+  with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
+    vmsst.finetune(source, pairs, output="out", languages=languages)
+  assert texts == expected.split()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path):
+  path = tmp_path / "sp.model"
+  path.write_bytes(
+    tiny_tokenizers.sentencepiece_model(
+      [x for pair in pairs_of(0, 9) for x in pair], vocab_size=100
+    )
+  )
+  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
+  config = tiny_encoders.t5_config(vocab_size=vocabulary.size)
+  network = sentence_encoder.SentenceEncoder(config, 6)
+  run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network, vocabulary))
+  options = {"steps": 1, "batch_size": 4, "learning_rate": 1e-9}
+  tuned = vmsst.finetune(run, pairs_of(0, 9), output=tmp_path / "out", **options)
+  np.testing.assert_allclose(
+    tuned.encode(["red"]), vmsst.load(run, backend="jax").encode(["red"]), atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"objective": "distillation"}, "requires a teacher"),
+    ({"teacher": "x"}, "'contrastive' has no teacher; give one for distillation and soft_contra"),
+    ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
+    ({"pairs": ["one text"]}, "no file matches '.*one text'"),
+    ({"pairs": [("a", "b"), "one text"]}, "pair 1 of pairs is 'one text'"),
+    ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs: .*'score': '0.5'"),
+    ({"pairs": [{"text": "a", "other": "b", "label": False}]}, "pair 0 of pairs: .*'label': 'F"),
+    ({"pairs": [{"x": "a", "y": "b", "z": "c"}]}, "pair 0 of pairs has 3 texts, not 2"),
+    ({"pairs": [{"x": "a", "y": "b"}, {"x": "a"}]}, "pair 1 of pairs: 'y' has no text"),
+    ({"pairs": [{"a", "b"}]}, "pair 0 of pairs is "),
+    ({"pairs": (["a"] * 9, ["b"] * 9)}, "pair 0 of pairs has 9 texts"),
+    ({"pairs": [("a", "b", "c")]}, "has 3 texts, not 2; give the number of hard"),
+    ({"pairs": []}, "pairs is empty"),
+    *(
+      ({name: 0}, f"{name} is 0; set it to an integer of 1 or more")
+      for name in ("steps", "batch_size", "max_length", "eval_every", "patience", "slices")
+    ),
+    *(
+      ({"learning_rate": rate}, f"learning_rate is {rate}; set it to a positive number")
+      for rate in (-1e-3, 0, float("nan"))
+    ),
+    ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
+    ({"patience": 2}, "patience needs pairs to evaluate on"),
+    ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
+    ({"pairs": "label.tsv"}, "label.tsv:1 has 3 texts, not 2"),
+    ({"pairs": ["label.tsv", "semicolon.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
+    ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: no TAB in 'a;b', where 2 columns are expected"),
+    ({"pairs": "empty.tsv"}, "empty.tsv: contains no pair; check"),
+    ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
+    ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
+    ({}, "out has files that this command did not write; give another folder"),
+  ],
+)
+def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "label.tsv").write_text("a\tb\t0\n")
+  (tmp_path / "semicolon.tsv").write_text("a;b\n")
+  (tmp_path / "empty.tsv").touch()
+  given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "report.md").write_text("of the user")
+  with pytest.raises(errors.InputError, match=message):
+    vmsst.finetune(given.pop("encoder"), given.pop("pairs"), **given)
+  assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["of the user"]

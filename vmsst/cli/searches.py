@@ -1,0 +1,232 @@
+"""Jobs of `vmsst index`, `search`, `mine` and `score`; parts are shards, blocks and windows."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import storage
+from vmsst.cli import embedding
+from vmsst.encoder import encoding
+from vmsst.io import manifest, npy_files
+from vmsst.jobs import engines, job
+from vmsst.mining import pair_scoring, text_search
+from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
+from vmsst.search.embedded_text import EmbeddedText
+
+_ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
+
+
+def build_index(
+  vectors: Any,
+  folder: str | os.PathLike[str],
+  *,
+  factory: str | None = None,
+  engine: engines.Engine | None = None,
+) -> faiss_index.Index:
+  """Writes an index of vectors, filled in shards, and opens it.
+
+  Args:
+    vectors: As in `vector_store.open_vectors`.
+    folder: Output folder, local or in an object store.
+    factory: As in `faiss_index.build_index`.
+    engine: Where to fill shards; None: in this process.
+
+  Raises:
+    InputError: as `faiss_index.build_index` does, the vectors are missing, incomplete or broken, or
+      the folder has another index or other files.
+  """
+  rows = vector_store.open_vectors(vectors)
+  factory = faiss_index.check(rows, factory)
+  inputs = {"vectors": {"name": rows.folder, "digest": rows.digest}}
+  with job.Job(folder, inputs=inputs, options={"factory": factory}) as work:
+    if not work.finished:
+      trained = f"{storage.UNFINISHED}/trained.faiss"
+      work.run("train", functools.partial(_train, rows, factory), [job.Part(trained)])
+      shards = [
+        job.Part(
+          f"{storage.UNFINISHED}/shard-{number:05d}.faiss",
+          (span.start, span.stop),
+          key=[span.start, span.stop],
+          size=span.stop - span.start,
+        )
+        for number, span in enumerate(exact_search.blocks(len(rows), faiss_index.SHARD_ROWS))
+      ]
+      work.run("index", functools.partial(_fill, rows, work.path(trained)), shards, engine)
+      index = faiss_index.read(work.path(trained))
+      for shard in shards:
+        index.merge_from(faiss_index.read(work.path(shard.name)), 0)
+      with work.part(faiss_index.FILE) as (path, _):
+        faiss_index.write(index, path)
+      work.finish()
+  return faiss_index.open_index(folder, rows)
+
+
+def _train(rows: vector_store.Vectors, factory: str, path: pathlib.Path) -> None:
+  faiss_index.write(faiss_index.train(factory, faiss_index.sample(rows, factory)), path)
+
+
+def _fill(
+  rows: vector_store.Vectors, trained: str, path: pathlib.Path, start: int, stop: int
+) -> None:
+  index = faiss_index.read(trained)
+  faiss_index.fill(index, rows, slice(start, stop))
+  faiss_index.write(index, path)
+
+
+def in_parts(work: job.Job, engine: engines.Engine) -> exact_search.Search:
+  """Returns an exact search in blocks, each of which is a part of a job."""
+
+  def run_blocks(
+    find: Callable[[exact_search.Block], exact_search.Both], blocks: Sequence[exact_search.Block]
+  ) -> Iterator[exact_search.Both]:
+    parts = []
+    for number, block in enumerate(blocks):
+      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block]
+      title = "sources {:,} to {:,} and targets {:,} to {:,}".format(
+        *(row + (place == 0) for span in spans for place, row in enumerate(span))
+      )
+      parts.append(job.Part(f"block-{number:05d}.npz", (block,), key=spans, title=title))
+    work.run("search", functools.partial(_write_block, find), parts, engine)
+    for part in parts:
+      index_NK, score_NK, index_MK, score_MK = npy_files.read(work.path(part.name), _ARRAYS)
+      yield (
+        exact_search.Neighbors(index_NK.astype(np.int64), score_NK),
+        exact_search.Neighbors(index_MK.astype(np.int64), score_MK),
+      )
+
+  return exact_search.in_blocks(device_search.search, run_blocks)
+
+
+def _write_block(
+  find: Callable[[exact_search.Block], exact_search.Both],
+  path: pathlib.Path,
+  block: exact_search.Block,
+) -> None:
+  forward, backward = find(block)
+  backward = backward or exact_search.no_neighbors(0, 0)  # not requested, and not read
+  arrays = (x for near in (forward, backward) for x in (near.index_NK.astype("i4"), near.score_NK))
+  with path.open("wb") as stream:
+    np.savez(stream, **dict(zip(_ARRAYS, arrays, strict=True)))  # type: ignore[arg-type]
+
+
+def describe(text: EmbeddedText) -> dict[str, Any]:
+  """Returns what identifies a text and its vectors, as inputs of a job."""
+  name = f"{text.path} with {text.folder}"
+  return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
+
+
+def search(
+  encoder: Any,
+  queries: str,
+  corpus: EmbeddedText,
+  output: str | os.PathLike[str],
+  count: int,
+  *,
+  name: str,
+  language: str | None = None,
+  batch_size: int = 128,
+  index: faiss_index.Index | None = None,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
+) -> None:
+  """Writes the lines nearest to each query as `text_search.as_line`.
+
+  Args:
+    encoder: The encoder of the vectors; see `embedding.embed`.
+    queries: Text file, one query per line.
+    corpus: The text to search.
+    output: Output file, local or in an object store.
+    count: Lines per query, a small number; all lines, if there are fewer.
+    name: See `embedding.embed`.
+    language: Code of the queries' language, for encoders that need it.
+    batch_size: Queries per batch.
+    index: An index of the vectors, for an approximate search in this process.
+    engine: Where to compute; None: in this process.
+    load: See `embedding.embed`.
+
+  Raises:
+    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embedding.embed`.
+  """
+  engine = engine or engines.Local()
+  row_M = corpus.visible_rows()
+  inputs = {
+    "encoder": encoding.identity(encoder, name),
+    "queries": embedded_text.fingerprint(queries),
+    "corpus": describe(corpus),
+  }
+  options = {"count": count, "language": language}
+  with job.Job(output, inputs=inputs, options=options, is_folder=False) as work:
+    folder = work.path("queries")
+    embedding.embed(
+      encoder,
+      [queries],
+      folder,
+      name=name,
+      language=language,
+      dimensions=corpus.dimensions,
+      batch_size=batch_size,
+      engine=engine,
+      load=load,
+      method="encode_query",
+    )
+    embedded = embedded_text.open_text(queries, folder)
+    text_search.check_width(corpus, embedded.vectors.shape[1])
+    find = in_parts(work, engine)
+    if index is not None and not index.exact:
+      find = faiss_index.search_in(index, index)
+    near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
+    read_text, texts = corpus.reader(), embedded.texts()
+    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+      for rows in exact_search.blocks(len(near)):
+        hits = text_search.hits(near[rows], read_text)
+        for query_hits, query in zip(hits, texts, strict=False):
+          stream.write(f"{text_search.as_line(query, query_hits)}\n")
+      for _ in texts:  # The digest is compared at the end of the file.
+        pass
+
+
+def score(
+  scorer: pair_scoring.Scorer,
+  source: pair_scoring.TextColumn,
+  target: pair_scoring.TextColumn,
+  output: str | os.PathLike[str],
+) -> int:
+  """Writes the scores of each pair of texts to a line of its own; returns the number of pairs.
+
+  Args:
+    scorer: Scores the pairs.
+    source: The sources.
+    target: The targets.
+    output: Output file.
+
+  Raises:
+    InputError: as in `pair_scoring.pair_scores`, or another process writes the output.
+  """
+  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
+  sides = [
+    {**text, "field": side.field, "language": side.language}
+    for text, side in zip(texts, (source, target), strict=True)
+  ]
+  inputs = {"source": sides[0], "target": sides[1], **scorer.settings}
+  with job.Job(output, inputs=inputs, is_folder=False) as work:
+
+    def run_windows(
+      scores: Callable[..., np.ndarray], *columns: Iterable[list[str]]
+    ) -> Iterator[np.ndarray]:
+      for number, window in enumerate(zip(*columns, strict=True)):
+        # A text that changes during the work may have its old content again when it resumes.
+        part, key = f"scores-{number:06d}.npy", manifest.digest(window)
+        if work.done(part, key) is None:
+          with work.part(part, key) as (path, _), path.open("wb") as stream:
+            np.save(stream, scores(*window))
+        yield npy_files.read_array(work.path(part))
+
+    blocks = pair_scoring.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
+    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+      for score_BC in blocks:
+        stream.writelines(f"{pair_scoring.as_line(scores)}\n" for scores in score_BC)
+  return int(texts[0]["lines"])

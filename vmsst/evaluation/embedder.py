@@ -1,0 +1,223 @@
+"""Embeds texts for tasks, in parts that any process can compute."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vmsst import errors
+from vmsst.encoder import batching, encoding
+from vmsst.io import progress_bar
+from vmsst.search import exact_search
+
+WINDOW = 1 << 14
+"""Texts of a part."""
+BLOCK = 1 << 12
+"""Split texts whose pieces have vectors in memory at once."""
+
+Arrays = dict[str, np.ndarray]
+"""What is computed from a part, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+  """Texts of one language.
+
+  Attributes:
+    language: Language code in the benchmark's files; `vmsst.languages.language` accepts it.
+    texts: The texts, in file order.
+    method: Method of the encoder, if it has it. Others than `encode` are for large tasks.
+    split: Splits a text into pieces, whose mean vector it gets, for large tasks; default: not
+      split.
+  """
+
+  language: str
+  texts: Sequence[str]
+  method: str = "encode"
+  split: Callable[[str], Sequence[str]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """What one process computes at once.
+
+  Attributes:
+    content: What it is computed from; must be picklable.
+    key: What identifies the content, as JSON.
+    size: What the progress bar counts.
+    title: Name for messages.
+  """
+
+  content: Any
+  key: Any
+  size: int
+  title: str
+
+
+class Embedder:
+  """Embeds texts in this process.
+
+  Args:
+    encoder: An object with `encode(texts)`.
+    name: Its name or path.
+    dimensions: To how many first dimensions vectors are cut for further results.
+    search: Finds the nearest vectors of a knowledge base.
+    load: Returns name and encoder in other processes, for subclasses that have any.
+
+  Attributes:
+    scratch: Folder for temporary files of large tasks, which other processes see too; None: they
+      use one of the system.
+    source: Opens the encoder in any process.
+    dimensions: As above, sorted.
+    search: As above.
+    width: Width of the vectors; 0 if there are none yet.
+    seconds: Time of embedding so far.
+  """
+
+  scratch: str | None = None
+
+  def __init__(
+    self,
+    encoder: Any,
+    name: str = "encoder",
+    *,
+    dimensions: Iterable[int] = (),
+    search: exact_search.Search = exact_search.search,
+    load: Callable[[], tuple[str, Any]] | None = None,
+  ):
+    self.source = encoding.source_of(encoder, name, load)
+    self.dimensions = sorted({errors.as_integer("dimensions", x) for x in dimensions})
+    self.search = search
+    self.width, self.seconds = 0, 0.0
+    self._encoder = encoder
+    self._shared: dict[tuple[str, str], np.ndarray] = {}
+    self._uses: dict[tuple[str, str], int] = {}
+    self.check_width(getattr(encoder, "dimension", None) or 0)
+
+  def check_width(self, width: int) -> None:
+    """Sets the width; raises InputError if vectors are narrower than they are to be cut to."""
+    if width and max(self.dimensions, default=0) > width:
+      raise errors.InputError(
+        f"dimensions is {max(self.dimensions)}: the encoder's vectors have {width}; give 1 to "
+        f"{width}"
+      )
+    self.width = width
+
+  def map(
+    self,
+    title: str,
+    prepare: Callable[[Any], Any],
+    compute: Callable[[Any], Arrays],
+    parts: Sequence[Part],
+    *,
+    keep: bool = False,
+  ) -> Iterator[Arrays]:
+    """Yields `compute(prepare(content))` of each part, in order.
+
+    Subclasses may do this in other processes, and store the arrays.
+
+    Args:
+      title: Name of this kind of work, for the progress bar.
+      prepare: Prepares the content of a part; must be picklable.
+      compute: Computes arrays; must be picklable. `source.open()` is the encoder.
+      parts: The parts.
+      keep: Whether to store the arrays, if this can be done, even if this process computes them.
+    """
+    done = 0
+    with (
+      encoding.using(self.source, self._encoder),
+      progress_bar.Bar(total=sum(part.size for part in parts), desc=title, outer=True) as bar,
+    ):
+      for part in parts:
+        yield compute(prepare(part.content))
+        done += part.size
+        bar.reach(done)
+
+  def __call__(self, side: Side) -> np.ndarray:
+    """Returns the vectors of texts in one language, float32 [N, D].
+
+    Raises:
+      InputError: a value is not finite, or too large for a norm in float32; or the vectors have
+        fewer dimensions than they are to be cut to.
+    """
+    if side.split is not None:
+      return self._mean_vectors(side, side.split)
+    if side.method == "encode" and side.texts and all(x in self._shared for x in _keys(side)):
+      return np.array([self._shared[key] for key in _keys(side)])
+    return self._embed(side.texts, [side.language] * len(side.texts), side.method)
+
+  def _mean_vectors(self, side: Side, split: Callable[[str], Sequence[str]]) -> np.ndarray:
+    """Returns the mean vectors of the pieces of each text, which are not normalized first."""
+    means = []
+    for start in range(0, len(side.texts), BLOCK):
+      pieces = [split(text) for text in side.texts[start : start + BLOCK]]
+      count_N = np.array([len(pieces_of_text) for pieces_of_text in pieces])
+      whole = dataclasses.replace(side, texts=[x for y in pieces for x in y], split=None)
+      first_N = np.cumsum(count_N) - count_N
+      sum_ND = np.add.reduceat(self(whole), first_N, axis=0, dtype=np.float32)
+      means.append(sum_ND / count_N[:, None].astype(np.float32))
+    return np.concatenate(means)
+
+  def _embed(self, texts: Sequence[str], codes: Sequence[str], method: str) -> np.ndarray:
+    start = time.perf_counter()
+    parts = []
+    for first in range(0, max(1, len(texts)), WINDOW):
+      window = slice(first, first + WINDOW)
+      content = list(texts[window]), list(codes[window]), method
+      size = len(content[0])
+      parts.append(Part(content, content, size, f"{size:,} texts"))
+    prepare = functools.partial(_tokens, self.source)
+    arrays = [*self.map("embed", prepare, functools.partial(_vectors, self.source), parts)]
+    batching.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
+    vectors_ND = np.concatenate([x["vectors"] for x in arrays])
+    self.check_width(vectors_ND.shape[1])
+    self.seconds += time.perf_counter() - start
+    return vectors_ND
+
+  def expect(self, groups: Iterable[Iterable[Side]]) -> None:
+    """Learns the order in which `share` will be called with sides, to keep what is needed again."""
+    self._uses.clear()
+    for sides in groups:
+      for key in {key for side in sides for key in _keys(side)}:
+        self._uses[key] = self._uses.get(key, 0) + 1
+
+  def share(self, sides: Sequence[Side], report: Callable[[str], None]) -> None:
+    """Embeds texts together for the calls that follow, and forgets others that are not expected."""
+    keys = dict.fromkeys(key for side in sides for key in _keys(side))
+    # Copied, so that they do not keep the vectors that were embedded with them in memory.
+    self._shared = {
+      key: vector_D.copy() for key, vector_D in self._shared.items() if self._uses[key]
+    }
+    new = [key for key in keys if key not in self._shared]
+    if new:
+      report(f"embedding {len(new):,} texts")
+      codes, texts = zip(*new, strict=True)
+      self._shared |= zip(new, self._embed(texts, codes, "encode"), strict=True)
+    for key in keys:
+      self._uses[key] -= 1
+
+
+def _keys(side: Side) -> Iterator[tuple[str, str]]:
+  return ((side.language, text) for text in side.texts)
+
+
+_Window = tuple[list[str], list[str], str]
+"""Texts, the code of each one's language, and the method of the encoder."""
+
+
+def _tokens(source: encoding.EncoderSource, window: _Window) -> tuple[_Window, Any]:
+  """Returns a window, and its texts, tokenized if the encoder supports it for the method."""
+  texts, codes, method = window
+  return window, encoding.prepare(source.open(), texts, codes) if method == "encode" else texts
+
+
+def _vectors(source: encoding.EncoderSource, prepared: tuple[_Window, Any]) -> Arrays:
+  """Returns the vectors of a window, and how many texts were cut."""
+  (texts, codes, method), tokens = prepared
+  with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
+    vectors_ND, cut = source.encode(tokens, method=method, language=codes)
+  encoding.check_finite(vectors_ND, texts)
+  return {"vectors": vectors_ND, "cut": np.array(cut, np.int64).reshape(-1, 3)}

@@ -1,0 +1,123 @@
+"""Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE".
+
+huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+from vmsst import errors
+
+# Git allows no `..` in a revision, whose name becomes a path in the cache.
+_NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
+_CHECKPOINT = re.compile(r"checkpoint_\d+")
+LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
+# With weights of layers after the pooling, which may have another format than those of the encoder.
+_FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
+# The first of these files that a repository has.
+_WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
+# Copies of the model for other engines.
+_OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
+
+
+def is_name(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path may be a name on the Hub: `owner/name`, and no file or folder here."""
+  text = os.fspath(path)
+  is_checkpoint = _CHECKPOINT.fullmatch(text.rsplit("/", 1)[-1])
+  return bool(_NAME.fullmatch(text)) and not is_checkpoint and not os.path.lexists(text)
+
+
+def check_repository(name: str) -> None:
+  """Raises InputError unless `name` is `owner/name`, without a revision."""
+  matched = _NAME.fullmatch(name)
+  if not matched or matched["revision"]:
+    raise errors.InputError(f"{name!r} is not the name of a repository: give owner/name")
+
+
+def find(name: str) -> tuple[str, pathlib.Path]:
+  """Downloads a model, or finds it in the cache; returns `owner/name@commit` and its folder.
+
+  Args:
+    name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
+
+  Raises:
+    InputError: there is no such model, or it cannot be downloaded.
+  """
+  import huggingface_hub
+  from huggingface_hub import constants
+  from huggingface_hub.errors import LocalEntryNotFoundError
+
+  matched = _NAME.fullmatch(name)
+  if not matched:
+    raise errors.InputError(f"{name!r} is not the name of a model: give owner/name")
+  repository, revision = matched["repository"], matched["revision"]
+  hub = constants.ENDPOINT
+  missing = (
+    f"there is no folder {name} here and no model {repository} at {hub}; check the name. A "
+    "private model needs `hf auth login` or HF_TOKEN"
+  )
+  with explained(repository, "downloaded from", missing=missing, revision=revision):
+    for weights in _WEIGHTS:
+      try:
+        snapshot = huggingface_hub.snapshot_download(
+          repository,
+          revision=revision,
+          allow_patterns=[*_FILES, weights],
+          ignore_patterns=list(_OTHERS),
+        )
+      except LocalEntryNotFoundError:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} is unreachable"
+        raise errors.InputError(
+          f"there is no folder {name} here, {repository} is not complete in the cache at "
+          f"{constants.HF_HUB_CACHE}, and {offline}"
+        ) from None
+      folder = pathlib.Path(snapshot)
+      if any(folder.rglob(weights)):
+        return f"{repository}@{folder.name}", folder
+  raise errors.InputError(f"{repository} has no weights in safetensors or in a file of torch")
+
+
+@contextlib.contextmanager
+def explained(
+  repository: str, action: str, *, missing: str, revision: str | None = None
+) -> Iterator[None]:
+  """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
+
+  Args:
+    repository: `owner/name`.
+    action: What happens to it, such as "downloaded from"; the address of the Hub follows.
+    missing: The message if there is no such repository, or the token may not see it.
+    revision: The requested branch, tag or commit.
+  """
+  from huggingface_hub import constants
+  from huggingface_hub import errors as hub_errors
+
+  hub = constants.ENDPOINT
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except hub_errors.GatedRepoError:
+    raise errors.InputError(
+      f"{repository} is gated: accept its conditions at {hub}/{repository}, then {LOG_IN}"
+    ) from None
+  except hub_errors.RepositoryNotFoundError:
+    raise errors.InputError(missing) from None
+  except hub_errors.RevisionNotFoundError:
+    raise errors.InputError(
+      f"{repository} at {hub} has no branch, tag or commit {revision}"
+    ) from None
+  except Exception as error:  # of several packages, whose classes differ between versions
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+      error = error.__cause__  # of one file of many
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if status == 401:
+      reason = f"the token is not valid; {LOG_IN}"
+    elif status == 403:
+      reason = "the token has no permission; check the owner, and that the token allows this"
+    raise errors.InputError(f"{repository} cannot be {action} {hub}: {reason}") from None
