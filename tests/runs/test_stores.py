@@ -116,32 +116,10 @@ KILLED = {
     "mine {data}/a.txt {data}/b.txt {out}/pairs.tsv --encoder {run}",
     [("units", 1), ("units", 4), (r"/pairs\.tsv$", 0)],
   ),
-  "search": (
-    "search {data}/b.txt {data}/a.txt {data}/vectors --encoder {run} --output {out}/found "
-    "--workers 2",
-    [("units", 3), ("/found$", 0)],
-  ),
-  "score": (
-    "score {run} {data}/a.txt {data}/b.txt --output {out}/scores",
-    [(r"/\.scores\.vmsst/lines-", 3), ("/scores$", 0)],
-  ),
-  "translate": (
-    "translate {run} --to de --input {data}/b.txt --output {out}/german.txt --max-length 4",
-    [(r"/german\.txt$", 0)],
-  ),
   "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
   "index": (
     "index {data}/vectors {out}/index --factory IVF4,SQ8",
     [("units", 2), (r"/index\.faiss$", 0)],
-  ),
-  "export": ("export safetensors {run} {out}/exported", [(r"/exported/", 1)]),
-  "data embed": (
-    "data embed {run} {out}/teacher {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
-    [(r"/y\.fr-en\.tsv\.npy$", 0)],
-  ),
-  "data mine-negatives": (
-    "data mine-negatives {run} {out}/negatives {data}/t/x.de-en.tsv {data}/t/y.fr-en.tsv",
-    [(r"/description\.json$", 1)],
   ),
 }
 
@@ -149,16 +127,14 @@ KILLED = {
 JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
-import vmsst.encoder.encoder, vmsst.encoder.loading, vmsst.encoder.translation
+import vmsst.encoder.encoder, vmsst.encoder.loading
 import vmsst.search.device_search, vmsst.cli.embedding
 from vmsst import cli
 from vmsst import storage
-import vmsst.mining.bitext_mining, vmsst.mining.hard_negative_mining, vmsst.mining.text_search
-from vmsst.mining import pair_scoring
+import vmsst.mining.bitext_mining
 from vmsst.search import exact_search
 from vmsst.jobs import engines
 from vmsst.search import faiss_index
-pair_scoring._WINDOW = 16
 faiss_index.SHARD_ROWS = 30
 exact_search._LEAST_SOURCES = 16
 filesystem, work = storage.filesystem, engines.Local.work
@@ -207,14 +183,12 @@ print(json.dumps(statuses))
 
 
 def write_texts(folder):
-  """Writes inputs of the commands in KILLED: texts, vectors of one of them, and bitexts."""
+  """Writes inputs of the commands in KILLED: texts, and vectors of one of them."""
   lines = [line for line in fake_encoders.make_lines(220) if line][:200]
   line_files.write_lines(folder / "a.txt", lines)
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
   vectors_ND = np.random.default_rng(0).normal(size=(200, 6))
   naive_search.write_vectors(folder / "vectors", vectors_ND, shard_rows=30)
-  for name, some in (("x.de-en.tsv", lines[:100]), ("y.fr-en.tsv", lines[100:])):
-    line_files.write_tsv(folder / "t" / name, [(line[::-1], line) for line in some])
 
 
 @pytest.mark.slow
@@ -243,13 +217,12 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
   undisturbed = [(None, name) for name in KILLED]
   assert set(do(tmp_path, undisturbed)) == {0}
   expected = contents(tmp_path / "out")
-  assert {"pairs.tsv", "found", "scores", "german.txt"} < expected.keys()
-  assert {"teacher/t/y.fr-en.tsv.npy", "negatives/t/y.fr-en.tsv.gz"} < expected.keys()
+  assert {"pairs.tsv", "embedded/job.json", "index/index.faiss"} < expected.keys()
   kills = [(kill, name) for name, (_, kills) in KILLED.items() for kill in kills]
   assert do(url, kills) == [-signal.SIGKILL] * len(kills)
   unfinished = storage.names(f"{url}/out")
-  assert {f".{name}.vmsst" for name in ("pairs.tsv", "found", "scores")} < unfinished
-  assert not {"pairs.tsv", "found", "scores", "german.txt"} & unfinished
+  assert ".pairs.tsv.vmsst" in unfinished
+  assert "pairs.tsv" not in unfinished
   assert set(do(url, undisturbed)) == {0}
   storage.download(f"{url}/out", tmp_path / "copy")
   found = contents(tmp_path / "copy")
