@@ -31,7 +31,6 @@ class TimedTrainer(trainer.Trainer):
     """Trains as `Trainer` does, until all steps are finished."""
     began = time.perf_counter()
     done, metrics = super().train(batches, num_steps, start_step, **kwargs)
-    self.finish_steps()
     seconds = time.perf_counter() - began
     self._spent += seconds
     self._write({"step": start_step + done, "seconds": seconds})

@@ -14,7 +14,7 @@ with signals.default_interrupt():
   import re
   import signal
   import sys
-  from collections.abc import Callable, Sequence
+  from collections.abc import Sequence
   from typing import Any
 
   from vmsst.arrays import compilation_cache
@@ -93,19 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
       "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
     )
-    for option, kind, metavar, text, variable in (
-      (
-        "--coordinator_address",
-        str,
-        "HOST:PORT",
-        "address of process 0",
-        "JAX_COORDINATOR_ADDRESS",
-      ),
-      ("--process_count", int, "N", "number of processes", "JAX_NUM_PROCESSES"),
-      ("--process_index", int, "N", "index of this process, from 0", "JAX_PROCESS_ID"),
+    for option, kind, text, variable in (
+      ("--coordinator_address", str, "HOST:PORT of process 0", "JAX_COORDINATOR_ADDRESS"),
+      ("--process_count", int, "number of processes", "JAX_NUM_PROCESSES"),
+      ("--process_index", int, "index of this process, from 0", "JAX_PROCESS_ID"),
     ):
       value = os.environ.get(variable) or None
-      add(option, type=kind, metavar=metavar, default=value, help=f"{text} (default: {variable})")
+      add(option, type=kind, metavar="VALUE", default=value, help=f"{text} (default: {variable})")
     add(
       "--initialization_timeout",
       type=int,
@@ -161,7 +155,7 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Until `interrupts.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    # Until `signals.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
@@ -170,111 +164,84 @@ def _restart_with_huge_pages() -> None:
     )
 
 
-def _message(error: BaseException) -> str:
-  """Returns the message of an error users can fix, without the hints of gin; "" for others."""
-  if isinstance(error, TypeError | RuntimeError | BrokenPipeError):
-    return _unset(error)
-  return str(error).split("\n  In call to configurable", 1)[0].strip()
-
-
-def _unset(error: BaseException) -> str:
-  """Returns a message if gin called a function without a required argument; "" otherwise."""
-  text = str(error)
-  call = re.match(r"(\w+)(?:\.__init__)?\(\) missing \d+ required .*?arguments?: (.*)", text)
-  required = re.match(r"Required bindings for `(.+?)` not provided in config: (\[.*?\])", text)
-  if call and f"In call to configurable '{call[1]}'" in text:
-    function, names = call.groups()
-  elif required:
-    function, names = required.groups()
-  else:
-    return ""
-  wanted = ", ".join(f"{function}.{name}" for name in re.findall(r"'(\w+)'", names))
-  file = {"evaluate": "runs/eval.gin", "infer": "runs/infer.gin"}.get(function)
-  fix = f"add --gin_file={file}" if file else "add a gin file or binding that sets it"
-  return f"no value for {wanted}; {fix}"
-
-
 def _run(options: argparse.Namespace) -> None:
+  """Parses the gin files, joins a multi-process run, and calls the command's function."""
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
-  _quiet(options.verbose)
-  try:
-    with contextlib.ExitStack() as ends:
-      gc.disable()  # imports create a million objects, which would take seconds
-      try:
-        function = _configured(options, ends)
-        gc.freeze()
-      finally:
-        gc.enable()
-      function()
-  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
-    if options.verbose or not (message := _message(error)):
-      raise
-    raise InputError(message) from None
-
-
-def _configured(options: argparse.Namespace, ends: contextlib.ExitStack) -> Callable[[], Any]:
-  """Returns the command's function with its gin bindings; `ends` leaves the multi-process run."""
-  notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
-  with requires("train", "t5x"), notes:
-    import seqio  # imports TensorFlow, which every command needs
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
-  search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
-  from vmsst.train import aliases, gin_utils
-
-  aliases.install()
-  functions = {
-    command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
-    for command, (name, module, _) in COMMANDS.items()
-  }
   if options.topology and not options.dry_run:
     raise InputError("--topology works only with --dry_run; remove it")
-  if options.dry_run:
-    if options.command != "train":
-      raise InputError("--dry_run works only with `t5x train`; remove it")
-    from vmsst.train import dry_run, partitioning, topologies
+  if options.dry_run and options.command != "train":
+    raise InputError("--dry_run works only with `t5x train`; remove it")
+  _set_verbosity(options.verbose)
+  try:
+    with contextlib.ExitStack() as stack:
+      gc.disable()  # imports create a million objects, which would take seconds
+      stack.callback(gc.enable)
+      notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
+      with requires("train", "t5x"), notes:
+        import gin
+        import seqio  # imports TensorFlow, which every command needs
+        import tensorflow as tf
 
-    if options.topology:
-      found = topologies.devices(options.topology)
-      partitioning.all_devices = lambda: found
-    functions["train"] = dry_run.train_function(options.dry_run == "memory")
-  import jax  # noqa: F401  (sets environment variables if there are TPUs)
+        tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
+      from vmsst.train import aliases, gin_utils
 
-  ends.enter_context(
-    distributed.joined(
-      options.coordinator_address,
-      options.process_count,
-      options.process_index,
-      multi_process=options.multiprocess_gpu,
-      initialization_timeout=options.initialization_timeout,
-    )
-  )
-  if options.tfds_data_dir:
-    seqio.set_tfds_data_dir_override(options.tfds_data_dir)
-  if options.seqio_additional_cache_dirs:
-    seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
+      aliases.install()
+      functions = {
+        command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
+        for command, (name, module, _) in COMMANDS.items()
+      }
+      if options.dry_run:
+        from vmsst.train import dry_run, partitioning, topologies
 
-  import gin
+        if options.topology:
+          devices = topologies.devices(options.topology)
+          partitioning.all_devices = lambda: devices
+        functions["train"] = dry_run.train_function(options.dry_run == "memory")
+      import jax  # noqa: F401  (sets environment variables if there are TPUs)
 
-  # Gin files bind __main__.<function>. Every command has all three functions, so that `t5x eval`
-  # can parse the files of the training run.
-  for function in functions.values():
-    setattr(sys.modules["__main__"], function.__name__, function)
-    gin.register(function, "__main__")
-  bindings = list(options.gin_bindings)
-  if getattr(options, "shard_id", None) is not None:
-    bindings.append(f"infer.shard_id = {options.shard_id}")
-  gin_utils.parse_gin_flags(
-    search_paths, options.gin_file, bindings, finalize_config=not options.dry_run
-  )
-  if options.dry_run:
-    dry_run.forget_data()
-  return gin.get_configurable(functions[options.command])
+      stack.enter_context(
+        distributed.joined(
+          options.coordinator_address,
+          options.process_count,
+          options.process_index,
+          multi_process=options.multiprocess_gpu,
+          initialization_timeout=options.initialization_timeout,
+        )
+      )
+      if options.tfds_data_dir:
+        seqio.set_tfds_data_dir_override(options.tfds_data_dir)
+      if options.seqio_additional_cache_dirs:
+        seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
+      # Gin files bind __main__.<function>. Every command has all three functions, so that
+      # `t5x eval` can parse the files of the training run.
+      for function in functions.values():
+        setattr(sys.modules["__main__"], function.__name__, function)
+        gin.register(function, "__main__")
+      bindings = list(options.gin_bindings)
+      if getattr(options, "shard_id", None) is not None:
+        bindings.append(f"infer.shard_id = {options.shard_id}")
+      search_paths = [*options.gin_search_paths.split(","), str(gin_dir())]
+      gin_utils.parse_gin_flags(
+        search_paths, options.gin_file, bindings, finalize_config=not options.dry_run
+      )
+      if options.dry_run:
+        dry_run.forget_data()
+      gc.freeze()
+      gc.enable()
+      gin.get_configurable(functions[options.command])()
+  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+    # Gin adds hints to messages, and calls functions without required arguments.
+    message = str(error).split("\n  In call to configurable", 1)[0].strip()
+    unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
+    is_fault = isinstance(error, TypeError | RuntimeError | BrokenPipeError) and not unset
+    if options.verbose or is_fault:
+      raise
+    fix = "; add a gin file or binding that sets it" if unset else ""
+    raise InputError(message + fix) from None
 
 
-def _quiet(verbose: bool) -> None:
+def _set_verbosity(verbose: bool) -> None:
   """Hides the log messages of libraries unless `verbose`."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")
   from absl import flags, logging

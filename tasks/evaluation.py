@@ -218,7 +218,7 @@ def suite(
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
       logging.warning("benchmark %s is missing: %s", benchmark.name, reason)
       continue
-    versions = [storage.version(path) for path in benchmark.files.paths(folder)]
+    versions = [storage.version(path) for path in benchmark.files.find(folder)]
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",

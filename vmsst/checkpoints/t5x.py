@@ -118,9 +118,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     InputError: the checkpoint cannot be read.
   """
   state = checkpoint / "state"
-  if not storage.is_url(state):
-    input_files.check_below(state)
-  elif os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
+  if os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
     raise errors.InputError(f"{checkpoint}: Orbax cannot read s3://; copy to a local disk or gs://")
   try:
     with _orbax() as checkpointer:

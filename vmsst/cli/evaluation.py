@@ -138,7 +138,7 @@ def evaluate(
 
 def describe_benchmark(benchmark: "Benchmark") -> str:
   """Describes a benchmark and the place of its files, for people."""
-  folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.files.folders)
+  folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.files.paths)
   lines = [f"{benchmark.name}: {benchmark.title}", f"{folders}: {benchmark.files.layout}"]
   return "\n  ".join([*lines, benchmark.files.source])
 
@@ -175,7 +175,7 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
 
   path = storage.path(out) / "report.html"
   outputs.check(folders, folder=out, files=[path.name])
-  atomic_files.write_text(path, page.page(folders))
+  atomic_files.write_text(path, page.html(folders))
   print(path)
 
 

@@ -52,7 +52,7 @@ class Data:
     return {"name": storage.absolute(files.root or self._root), "digest": digest}
 
   def _version(self, name: str) -> dict[storage.Path, object]:
-    paths = self.benchmarks[name].files.paths(self._root)
+    paths = self.benchmarks[name].files.find(self._root)
     return {path: storage.version(path) for path in paths}
 
   def check_unchanged(self, name: str) -> None:
@@ -79,7 +79,7 @@ class JobEmbedder(embedder.Embedder):
     title: str,
     prepare: Callable[[Any], Any],
     compute: Callable[[Any], embedder.Arrays],
-    parts: Sequence[Any],
+    parts: Sequence[embedder.Part],
     *,
     keep: bool = False,
   ) -> Iterator[embedder.Arrays]:
@@ -91,9 +91,9 @@ class JobEmbedder(embedder.Embedder):
     named = [
       job.Part(
         f"{storage.UNFINISHED}/{title}-{manifest.digest(part.key)}.npz",
-        (part,),
-        size=part.lines,
-        title=str(part),
+        (part.content,),
+        size=part.size,
+        title=part.title,
       )
       for part in parts
     ]

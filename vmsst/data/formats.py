@@ -31,8 +31,6 @@ _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
 _UNIT_CHARACTERS = 4 << 20  # A file with a longer unit is not TMX.
-_OWN_DEFINITION = re.compile(r"<!DOCTYPE[^>]*\[|<!ENTITY")
-_REFUSED_DEFINITION = "a document type definition, which is refused; remove it"
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _MARKS = (
   (codecs.BOM_UTF8, "utf-8-sig"),
@@ -316,8 +314,8 @@ def parse_tmx(
   """Yields the rows of a TMX file: every `<tu>` with one of the languages.
 
   The texts have single spaces; a missing side is "". Each unit is parsed on its own, so that an
-  ill-formed one costs no other. Entities are never expanded: a document type definition in the
-  file, or an entity that XML does not define itself, is a fault.
+  ill-formed one costs no other, and no document type definition is read: an entity that XML does
+  not define itself is a fault.
 
   Raises:
     InputError: the first fault, if the policy stops.
@@ -328,9 +326,6 @@ def parse_tmx(
       *pieces, rest = _UNIT_END.split(rest + chunk)
       for piece in pieces:
         before, *units = _UNIT_START.split(piece)
-        if not number and _OWN_DEFINITION.search(before):
-          yield policy.fault(f"{path}:{line}", _REFUSED_DEFINITION)
-          return
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
           number += 1
@@ -343,9 +338,7 @@ def parse_tmx(
   except archives.DamagedError as error:
     yield policy.fault(f"{path}:{line}", str(error))
     return
-  if not number and _OWN_DEFINITION.search(rest):
-    yield policy.fault(f"{path}:{line}", _REFUSED_DEFINITION)
-  elif _UNIT_START.search(rest) or "</tmx" not in rest:
+  if _UNIT_START.search(rest) or "</tmx" not in rest:
     last = line + rest.count("\n")
     yield policy.fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
 
@@ -359,7 +352,7 @@ def _unit_row(
 ) -> Iterator[Row | Fault]:
   """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
   path, line = location
-  if "\ufffd" in unit or not input_files.is_text(unit):
+  if "\ufffd" in unit:
     yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
     return
   sides: dict[Language | None, str] = {}
@@ -397,21 +390,16 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
     archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
   """
   decoder = None
-  for chunk in policy.chunks(path):
-    if decoder is None:
-      encoding = next((name for mark, name in _MARKS if chunk.startswith(mark)), "")
-      declared = _DECLARED_ENCODING.match(chunk)
-      encoding = encoding or (declared[1].decode() if declared else "utf-8")
-      try:
-        " ".encode(encoding)  # Unlike `lookup`, it also refuses codecs that are not of text.
-      except (LookupError, UnicodeError):
-        raise archives.DamagedError(f"an unknown encoding, {encoding}") from None
-      decoder = codecs.getincrementaldecoder(encoding)("replace")
-    try:
-      text = decoder.decode(chunk)
-    except UnicodeError as error:  # of a whole file; characters are replaced
-      raise archives.DamagedError(str(error)) from None
-    yield text
+  try:
+    for chunk in policy.chunks(path):
+      if decoder is None:
+        encoding = next((name for mark, name in _MARKS if chunk.startswith(mark)), "")
+        declared = _DECLARED_ENCODING.match(chunk)
+        encoding = encoding or (declared[1].decode() if declared else "utf-8")
+        decoder = codecs.getincrementaldecoder(encoding)("replace")
+      yield decoder.decode(chunk)
+  except (LookupError, UnicodeError) as error:  # of a whole file; characters are replaced
+    raise archives.DamagedError(str(error)) from None
 
 
 def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:

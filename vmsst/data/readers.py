@@ -179,7 +179,7 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
 
   Raises:
     InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
-      or corrupt file, an entity or DTD in TMX, or no pair at all.
+      or corrupt file, an unknown entity in TMX, or no pair at all.
   """
   return cast(Iterator[tuple[str, str]], read_rows(bitext))
 

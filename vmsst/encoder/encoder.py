@@ -7,45 +7,31 @@ import functools
 import hashlib
 import math
 import os
-import tempfile
-import types
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from flax import traverse_util
-from scipy.spatial import distance
 
 from vmsst import errors, storage
 from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
-from vmsst.encoder import backends, batching
+from vmsst.encoder import backends, batching, compatibility, similarity
 from vmsst.formats import (
   encoder_json,
-  hugging_face_vocabulary,
-  sentence_transformers_folder,
-  tokenizer_file,
+  sentence_transformers,
+  tokenizers,
 )
 from vmsst.io import progress_bar
-from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder
-from vmsst.search import device_search, exact_search, margins, quantization
+from vmsst.search import quantization
 
 Language = str | Sequence[str] | None
 
 # Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
 _WINDOW = 1 << 16
-# Similarities that are negative distances, by the norm of the difference.
-_NORMS = {"euclidean": 2, "manhattan": 1}
-# What to use in place of members of SentenceTransformer.
-_REPLACEMENTS = {
-  "encode_multi_process": "call encode, which uses all devices, or run `vmsst embed`",
-  "push_to_hub": "save the encoder and run `vmsst push`",
-  "start_multi_process_pool": "call encode, which uses all devices, or run `vmsst embed`",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +52,7 @@ class PreparedTexts:
     return len(self.texts)
 
 
-class Encoder:
+class Encoder(similarity.Scores, compatibility.Members):
   """Maps sentences to vectors.
 
   Tools for `SentenceTransformer` accept an encoder in its place. You can set `max_length` (or its
@@ -142,10 +128,6 @@ class Encoder:
       raise AttributeError(f"{name} of an encoder cannot be set")
     super().__setattr__(name, value)
 
-  def __getattr__(self, name: str) -> Any:
-    advice = f"; {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else ""
-    raise AttributeError(f"an Encoder has no attribute {name!r}{advice}")
-
   def __repr__(self) -> str:
     config: Any = self._network.config
     layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
@@ -194,7 +176,7 @@ class Encoder:
       InputError: the vocabulary takes no prefix; those of Hugging Face models do.
     """
     vocabulary = self.vocabulary
-    if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} does not support prompts; omit the prompt")
     encoder = copy.copy(self)
     vars(encoder).update(vocabulary=vocabulary.with_prefix(prompt), prompt=prompt)
@@ -212,13 +194,9 @@ class Encoder:
     Raises:
       InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
     """
-    if not isinstance(self.vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
-    # The file is read as long as the process lives.
-    path = f"{tempfile.mkdtemp(dir=storage.process_folder())}/tokenizer.json"
-    vocabulary, rows = hugging_face_vocabulary.trim(
-      self.vocabulary, input_texts.as_list(texts), path
-    )
+    vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self._network.config, vocab_size=len(rows))
     network = dataclasses.replace(self._network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
@@ -229,12 +207,16 @@ class Encoder:
     return encoder
 
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.
+    """Writes a new local folder that `vmsst.load` and sentence-transformers open.
 
     Raises:
       InputError: the folder exists, or its format cannot express the encoder; see
-        `vmsst.formats.sentence_transformers_folder`.
+        `vmsst.formats.sentence_transformers`.
     """
+    storage.check_local(folder, "a saved encoder; use `vmsst export sentence-transformers`")
+    target = pathlib.Path(folder).expanduser()
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+      raise errors.InputError(f"{target} exists; give a new folder")
     assets = encoder_json.EncoderAssets(
       self._network,
       self.vocabulary,
@@ -243,8 +225,7 @@ class Encoder:
       similarity_fn_name=self.similarity_fn_name,
     )
     saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
-    with outputs.atomic_folder(outputs.new_folder(folder)) as partial:
-      sentence_transformers_folder.write(saved, partial)
+    sentence_transformers.write(saved, target)
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -379,7 +360,7 @@ class Encoder:
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
     stored_NC = quantization.quantize(vectors_ND, precision)
     as_tensor = convert_to_tensor or not convert_to_numpy
-    result = _tensor(stored_NC) if as_tensor else stored_NC
+    result = compatibility.tensor(stored_NC) if as_tensor else stored_NC
     if one:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
@@ -397,10 +378,10 @@ class Encoder:
     return self._encode_as("document", sentences, *positional, **options)
 
   def _encode_as(
-    self, role: hugging_face_vocabulary.Role, sentences: Texts, *positional: Any, **options: Any
+    self, role: tokenizers.Role, sentences: Texts, *positional: Any, **options: Any
   ) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
-      options["prefix"] = hugging_face_vocabulary.role_prompt(self.prompts, role)
+      options["prefix"] = tokenizers.role_prompt(self.prompts, role)
     return self.encode(sentences, *positional, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
@@ -412,7 +393,7 @@ class Encoder:
     if prompt_name is None:
       return next(iter(given.values()), None)
     default = getattr(self.vocabulary, "prefix", "")
-    prompts = hugging_face_vocabulary.method_prompts(default, self.prompts) | dict(self.prompts)
+    prompts = tokenizers.method_prompts(default, self.prompts) | dict(self.prompts)
     if prompt_name not in prompts:
       known = ", ".join(map(repr, prompts))
       raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
@@ -423,7 +404,7 @@ class Encoder:
   ) -> tuple[list[list[int]], list[int]]:
     """Returns the ids of texts, and the indices of those that were cut."""
     vocabulary = self.vocabulary
-    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if prefix is not None and isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]
@@ -439,138 +420,6 @@ class Encoder:
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-
-  def similarity(
-    self,
-    sources: Texts | np.ndarray | jax.Array,
-    targets: Texts | np.ndarray | jax.Array | None = None,
-    *,
-    languages: tuple[Language, Language] = (None, None),
-    **options: Any,
-  ) -> Any:
-    """Returns the similarity of every source with every target: float32 [N, M].
-
-    Returns a NumPy array, or a tensor if vectors are tensors of torch. `similarity_fn_name` selects
-    the similarity: the cosine, unless the files of a released encoder or you set another. Distances
-    are negative, as in sentence-transformers, so that larger values are more similar.
-
-    Args:
-      sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
-      targets: Texts or vectors likewise; None: the sources.
-      languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
-
-    Raises:
-      ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
-        finite.
-    """
-    scores_NM = self._scores(sources, targets, languages, options)
-    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
-    return _tensor(scores_NM) if "torch" in kinds else scores_NM
-
-  def score_pairs(
-    self,
-    sources: Texts | np.ndarray | jax.Array,
-    targets: Texts | np.ndarray | jax.Array,
-    *,
-    languages: tuple[Language, Language] = (None, None),
-    **options: Any,
-  ) -> np.ndarray:
-    """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
-
-    Raises:
-      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
-        another shape or are not finite.
-    """
-    return self._scores(sources, targets, languages, options, pairs=True)
-
-  def margin_scores(
-    self,
-    sources: Texts | np.ndarray | jax.Array,
-    targets: Texts | np.ndarray | jax.Array,
-    *,
-    neighbors: int = 4,
-    margin: margins.Margin = "ratio",
-    languages: tuple[Language, Language] = (None, None),
-    **options: Any,
-  ) -> np.ndarray:
-    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
-
-    It compares the cosine of a pair with the cosines of both texts' nearest neighbors among the
-    given texts of the other side; see `vmsst.search.margins.margin_pairs`.
-
-    Args:
-      sources: Texts as in `encode`, or vectors [N, D].
-      targets: As many texts or vectors.
-      neighbors: Number of nearest neighbors.
-      margin: "ratio", "distance" or "absolute".
-      languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
-
-    Raises:
-      ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
-        number, vectors have another shape or are not finite, `neighbors` is not an integer of 1 or
-        more, or the margin is unknown.
-      RuntimeError: as `encode`.
-    """
-    self.check_process()
-    return margins.margin_scores(
-      *self._sides(sources, targets, languages, options, pairs=True),
-      neighbors=neighbors,
-      margin=margin,
-      search=device_search.search,
-    )
-
-  # Further members of SentenceTransformer; docs/how-to/sentence_transformers.md has a table of all.
-
-  @property
-  def max_seq_length(self) -> int:
-    """The attribute `max_length`."""
-    return self.max_length
-
-  save_pretrained = save
-
-  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns `score_pairs` as a tensor of torch."""
-    return _tensor(self.score_pairs(embeddings1, embeddings2))
-
-  @property
-  def device(self) -> Any:
-    """Device of the tensors that `encode` returns: torch's CPU."""
-    return _tensor(np.empty(0)).device
-
-  @property
-  def model_card_data(self) -> Any:
-    """Name of the model for caches of vectors; ignores metrics for a model card."""
-    return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
-
-  @functools.cached_property
-  def tokenizer(self) -> Any:
-    """Tokenizer of the folder that `save` writes; its ids can differ from `vocabulary`'s ids."""
-    with errors.requires("sentence-transformers", "the tokenizer"):
-      import transformers
-    exported = tokenizer_file.export_tokenizer(self.vocabulary)
-    tokenizer = tokenizers.Tokenizer.from_buffer(exported.content)
-    options = sentence_transformers_folder.tokenizer_config(exported, self.max_length)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
-
-  def tokenize(self, texts: Sequence[str]) -> Any:
-    """Returns the `tokenizer`'s ids of texts and their mask, tensors of torch."""
-    return self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-
-  def get_embedding_dimension(self) -> int:
-    """Returns `dimension`."""
-    return self.dimension
-
-  get_sentence_embedding_dimension = get_embedding_dimension
-
-  def eval(self) -> "Encoder":
-    """Returns this encoder, which is always in evaluation mode."""
-    return self
-
-  def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
-    """Returns the metrics of an evaluator of sentence-transformers."""
-    return evaluator(self, output_path)
 
   def _encode_ids(
     self,
@@ -595,66 +444,3 @@ class Encoder:
         collect()
     while pending:
       collect()
-
-  def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
-    """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
-    first = _first(given)
-    if isinstance(first, str) or not hasattr(first, "dtype"):
-      return input_texts.as_list([given] if isinstance(given, str) else given)
-    vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
-    if not jnp.issubdtype(vectors.dtype, np.number):
-      return input_texts.as_list(given)
-    if vectors.ndim not in (1, 2) or not 0 < vectors.shape[-1] <= self.dimension:
-      raise ValueError(
-        f"{name} has the shape {vectors.shape}; vectors must have the shape [N, {self.dimension}], "
-        "as encode returns them"
-      )
-    return np.atleast_2d(vectors)
-
-  def _scores(
-    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
-  ) -> np.ndarray:
-    """Returns the similarities of both sides, of pairs or of all with all."""
-    vectors = self._sides(sources, targets, languages, options, pairs=pairs)
-    if self.similarity_fn_name == "cosine":
-      vectors = exact_search.unit_rows(vectors[0]), exact_search.unit_rows(vectors[1])
-    source_ND, target_MD = (np.asarray(side, np.float32) for side in vectors)
-    norm = _NORMS.get(self.similarity_fn_name)
-    if norm and pairs:
-      return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
-    if norm:
-      return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
-    return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
-
-  def _sides(
-    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    sides = [self._side("sources", sources)]
-    if pairs or targets is not None:
-      sides.append(self._side("targets", targets))
-    if pairs and len(sides[0]) != len(sides[1]):
-      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
-    vectors = []
-    for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False):
-      if isinstance(side, list):
-        side = np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
-      vectors.append(side)
-    source_ND, target_MD = vectors[0], vectors[-1]
-    if source_ND.shape[1] != target_MD.shape[1]:
-      raise ValueError(
-        f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "
-        f"{target_MD.shape[1]}; truncate both alike"
-      )
-    return source_ND, target_MD
-
-
-def _first(given: Any) -> Any:
-  """Returns the first item of a list or tuple, or other objects themselves."""
-  return given[0] if isinstance(given, (list, tuple)) and given else given
-
-
-def _tensor(array: np.ndarray) -> Any:
-  with errors.requires("sentence-transformers", "a tensor of torch"):
-    import torch
-  return torch.from_numpy(array)

@@ -62,7 +62,7 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns what identifies an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
 
-  Stored results with other digests are of another encoder; see `stored_settings.differences`.
+  Stored results with other digests are of another encoder; see `vmsst.io.manifest`.
 
   Args:
     encoder: An object with `encode(texts)`; the encoders of this library have a `digest` of their

@@ -41,31 +41,20 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-  """Texts that are embedded together.
+class Part:
+  """What one process computes at once.
 
   Attributes:
-    texts: The texts.
-    languages: Code of each text's language.
-    method: Method of the encoder.
+    content: What it is computed from; must be picklable.
+    key: What identifies the content, as JSON.
+    size: What the progress bar counts.
+    title: Name for messages.
   """
 
-  texts: tuple[str, ...]
-  languages: tuple[str, ...]
-  method: str
-
-  @property
-  def key(self) -> Any:
-    """What identifies the window, as JSON."""
-    return dataclasses.astuple(self)
-
-  @property
-  def lines(self) -> int:
-    """Number of texts."""
-    return len(self.texts)
-
-  def __str__(self) -> str:
-    return f"{len(self.texts):,} texts"
+  content: Any
+  key: Any
+  size: int
+  title: str
 
 
 class Embedder:
@@ -122,30 +111,29 @@ class Embedder:
     title: str,
     prepare: Callable[[Any], Any],
     compute: Callable[[Any], Arrays],
-    parts: Sequence[Any],
+    parts: Sequence[Part],
     *,
     keep: bool = False,
   ) -> Iterator[Arrays]:
-    """Yields `compute(prepare(part))` of each part, in order.
+    """Yields `compute(prepare(content))` of each part, in order.
 
     Subclasses may do this in other processes, and store the arrays.
 
     Args:
       title: Name of this kind of work, for the progress bar.
-      prepare: Prepares a part; must be picklable.
+      prepare: Prepares the content of a part; must be picklable.
       compute: Computes arrays; must be picklable. `source.open()` is the encoder.
-      parts: The parts. Each has `lines`, its size for the progress bar; `key`, what identifies it,
-        as JSON; and a name for messages as a string.
+      parts: The parts.
       keep: Whether to store the arrays, if this can be done, even if this process computes them.
     """
-    total, done = sum(part.lines for part in parts), 0
+    done = 0
     with (
       encoding.using(self.source, self._encoder),
-      progress_bar.Bar(total=total, desc=title, outer=True) as bar,
+      progress_bar.Bar(total=sum(part.size for part in parts), desc=title, outer=True) as bar,
     ):
       for part in parts:
-        yield compute(prepare(part))
-        done += part.lines
+        yield compute(prepare(part.content))
+        done += part.size
         bar.reach(done)
 
   def __call__(self, side: Side) -> np.ndarray:
@@ -175,12 +163,14 @@ class Embedder:
 
   def _embed(self, texts: Sequence[str], codes: Sequence[str], method: str) -> np.ndarray:
     start = time.perf_counter()
-    windows = [
-      Window(tuple(texts[i : i + WINDOW]), tuple(codes[i : i + WINDOW]), method)
-      for i in range(0, max(1, len(texts)), WINDOW)
-    ]
+    parts = []
+    for first in range(0, max(1, len(texts)), WINDOW):
+      window = slice(first, first + WINDOW)
+      content = list(texts[window]), list(codes[window]), method
+      size = len(content[0])
+      parts.append(Part(content, content, size, f"{size:,} texts"))
     prepare = functools.partial(_tokens, self.source)
-    arrays = [*self.map("embed", prepare, functools.partial(_vectors, self.source), windows)]
+    arrays = [*self.map("embed", prepare, functools.partial(_vectors, self.source), parts)]
     batching.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
     vectors_ND = np.concatenate([x["vectors"] for x in arrays])
     self.check_width(vectors_ND.shape[1])
@@ -214,18 +204,20 @@ def _keys(side: Side) -> Iterator[tuple[str, str]]:
   return ((side.language, text) for text in side.texts)
 
 
-def _tokens(source: encoding.EncoderSource, window: Window) -> tuple[Window, Any]:
-  """Returns a window and its texts, tokenized if the encoder supports it for the method."""
-  if window.method != "encode":
-    return window, list(window.texts)
-  return window, encoding.prepare(source.open(), list(window.texts), list(window.languages))
+_Window = tuple[list[str], list[str], str]
+"""Texts, the code of each one's language, and the method of the encoder."""
 
 
-def _vectors(source: encoding.EncoderSource, prepared: tuple[Window, Any]) -> Arrays:
+def _tokens(source: encoding.EncoderSource, window: _Window) -> tuple[_Window, Any]:
+  """Returns a window, and its texts, tokenized if the encoder supports it for the method."""
+  texts, codes, method = window
+  return window, encoding.prepare(source.open(), texts, codes) if method == "encode" else texts
+
+
+def _vectors(source: encoding.EncoderSource, prepared: tuple[_Window, Any]) -> Arrays:
   """Returns the vectors of a window, and how many texts were cut."""
-  window, tokens = prepared
+  (texts, codes, method), tokens = prepared
   with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
-    options = {"method": window.method, "language": list(window.languages)}
-    vectors_ND, cut = source.encode(tokens, **options)
-  encoding.check_finite(vectors_ND, window.texts)
+    vectors_ND, cut = source.encode(tokens, method=method, language=codes)
+  encoding.check_finite(vectors_ND, texts)
   return {"vectors": vectors_ND, "cut": np.array(cut, np.int64).reshape(-1, 3)}

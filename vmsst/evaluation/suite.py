@@ -86,42 +86,38 @@ class Files:
   """The files of a benchmark.
 
   Attributes:
-    folders: Folders under the data root that it reads; if one is missing, the benchmark is absent.
+    paths: Folders under the data root that it reads, with all files in them, or single files, plain
+      or gzipped; if one is missing, the benchmark is absent.
     layout: Expected files, for people.
     source: Source of the files, for people.
-    lone: Files under the data root, plain or gzipped, that must be present too, because their
-      folder is shared.
-    more: Glob patterns under the data root, of files in other folders that it reads if they are
-      present.
+    more: Glob patterns under the data root, of other files that it reads if they are present.
     root: Its own data root, if it does not have the common one.
   """
 
-  folders: tuple[str, ...]
+  paths: tuple[str, ...]
   layout: str
   source: str
-  lone: tuple[str, ...] = ()
   more: tuple[str, ...] = ()
   root: storage.Path | None = None
 
   def absence(self, root: storage.Path) -> str | None:
     """Returns why a benchmark cannot run, for people; None if its folders and files exist."""
-    folders = [str(root / name) for name in self.folders if not (root / name).is_dir()]
-    lone = [
+    missing = [
       str(root / name)
-      for name in self.lone
-      if not any(storage.is_file(root / candidate) for candidate in (name, f"{name}.gz"))
+      for name in self.paths
+      if not (storage.exists(root / name) or storage.exists(root / f"{name}.gz"))
     ]
-    if not folders and not lone:
+    if not missing:
       return None
-    lacking = f"folder {', '.join(folders)}" if folders else f"file {', '.join(lone)}"
-    return f"no {lacking} ({self.layout}); {self.source}"
+    return f"no file or folder {', '.join(missing)} ({self.layout}); {self.source}"
 
-  def paths(self, root: storage.Path) -> list[storage.Path]:
+  def find(self, root: storage.Path) -> list[storage.Path]:
     """Returns all files, also those that folders link to; hidden files do not count."""
     root = self.root or root
-    inside = (path for name in self.folders for path in storage.files_through_links(root / name))
-    lone = (name + end for name in self.lone for end in ("", ".gz"))
-    outside = (path for name in (*lone, *self.more) for path in storage.find(root, name))
+    names = (*self.paths, *(f"{name}.gz" for name in self.paths), *self.more)
+    folders = [root / name for name in self.paths if (root / name).is_dir()]
+    inside = (path for folder in folders for path in storage.files_through_links(folder))
+    outside = (path for name in names for path in storage.find(root, name))
     return sorted(
       path
       for path in {*map(storage.path, inside), *outside}
@@ -134,7 +130,7 @@ class Files:
   ) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
-    for path in self.paths(root):
+    for path in self.find(root):
       total.update(f"{checksum(path)}  {path.relative_to(self.root or root)}\n".encode())
     return total.hexdigest()
 
@@ -325,7 +321,8 @@ def scores(
       "summary": summary,
       "missing": benchmark.missing(by_size[None]),
       "results": [
-        {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
+        {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+        | ({"arrays": x.arrays} if x.arrays else {})
         for x in by_size[None]
       ],
       "options": dict(benchmark.options),

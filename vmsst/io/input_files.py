@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import reprlib
 import stat
 from collections.abc import Iterable
@@ -10,8 +9,6 @@ from typing import Any
 
 from vmsst import errors, storage
 
-# How JSON spells one half of a surrogate pair.
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
@@ -20,34 +17,16 @@ def check(path: str | os.PathLike[str]) -> None:
   """Raises InputError if a path is missing or not a file but a folder, pipe or device."""
   try:
     mode = os.stat(path).st_mode
-  except (
-    OSError,
-    ValueError,
-  ) as error:  # a NUL or half a surrogate pair
+  except (OSError, ValueError) as error:  # a NUL or half a surrogate pair
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
-    raise errors.InputError(f"{path}: not a file but {_kind(mode)}")
+    raise errors.InputError(f"{path}: not a file; give the path of a file")
 
 
 def check_local(path: str | os.PathLike[str]) -> None:
   """Does what `check` does, unless the path is in an object store, which has no pipes."""
   if not storage.is_url(path):
     check(path)
-
-
-def check_below(folder: str | os.PathLike[str]) -> None:
-  """Raises InputError if a folder contains anything but files and folders, at any depth."""
-  for name in storage.files_below(folder):
-    check(os.path.join(folder, name))
-
-
-def check_no_pipe(path: str | os.PathLike[str]) -> None:
-  """Raises InputError for a named pipe, whose reader waits for a writer that may never come.
-
-  Pipes of a shell (`<(...)`, /dev/stdin) are allowed.
-  """
-  if is_pipe(path) and not os.path.abspath(path).startswith(("/dev/", "/proc/")):
-    raise errors.InputError(f"{path}: not a file but {_kind(stat.S_IFIFO)}")
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
@@ -77,19 +56,8 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-  """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON.
-
-  Half of a surrogate pair, which JSON can spell but UTF-8 cannot encode, counts as invalid, except
-  for those that stand for a byte of a file name that is not UTF-8.
-  """
-  content = read_bytes(path)
-  record = parse_json(content, str(path))
-  if _SURROGATE.search(content):
-    try:
-      json.dumps(record, ensure_ascii=False).encode(errors="surrogateescape")
-    except (UnicodeEncodeError, RecursionError) as error:
-      raise errors.InputError(f"{path}: not JSON: {error}") from None
-  return record
+  """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON."""
+  return parse_json(read_bytes(path), str(path))
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
@@ -136,14 +104,3 @@ def listed(names: Iterable[str]) -> str:
 def reason(error: Exception) -> str:
   """Returns the message of an operating system error, without the path."""
   return getattr(error, "strerror", None) or str(error)
-
-
-def _kind(mode: int) -> str:
-  for is_kind, name in (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-  ):
-    if is_kind(mode):
-      return name
-  return "a device"

@@ -27,11 +27,6 @@ _ENDS = 1 << 13  # Places of lines in memory while they are found.
 _BOMB_BYTES = 1 << 28  # Text of up to this size may be compressed even more.
 
 
-def most_unpacked(compressed: int) -> int:
-  """Returns how many bytes so many compressed bytes of text can expand to."""
-  return max(_BOMB_BYTES, BOMB_RATIO * compressed)
-
-
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
   """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
 
@@ -186,7 +181,6 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[IO[bytes]]:
-  input_files.check_no_pipe(path)
   try:
     stream = storage.open_binary(path)
   except errors.InputError:  # of a store
@@ -211,9 +205,7 @@ def _stream(path: str, chunks: Iterable[bytes], digest: str | None = None) -> It
   current = new_digest()
   most = sys.maxsize
   if path.endswith(".gz"):
-    most = most_unpacked(0)
-    with contextlib.suppress(OSError):
-      most = most_unpacked(storage.size(path))
+    most = max(_BOMB_BYTES, BOMB_RATIO * storage.size(path))
   iterator = iter(chunks)
   while True:
     try:

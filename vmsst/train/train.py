@@ -222,6 +222,10 @@ def train(
     def is_due(period: int) -> bool:
       return period > 0 and (step == total_steps or step % period == 0)
 
+    def first_not_finite() -> str:
+      number = trainer.first_not_finite
+      return f". The loss of step {number} is the first that is not finite" if number else ""
+
     def act(mode: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
       if todo := actions.get(mode):
         stops, failure = False, ""
@@ -232,7 +236,7 @@ def train(
           stops, failed = multihost_utils.broadcast_one_to_all(np.asarray([stops, bool(failure)]))
           failure = failure or ("an action failed; see the output of process 0" if failed else "")
         if failure:
-          raise InputError(f"{failure}. {trainer.describe_first_not_finite()}".strip())
+          raise InputError(failure + first_not_finite())
         trainer.stop_training |= bool(stops)
 
     def evaluate() -> None:
@@ -256,11 +260,11 @@ def train(
         if not trainer_lib.state_is_finite(trainer.train_state):
           raise InputError(
             f"the parameters are not finite after step {step}, so they are not saved; the last "
-            "checkpoint is from before. Lower the learning rate or check the data. "
-            + trainer.describe_first_not_finite()
+            "checkpoint is from before. Lower the learning rate or check the data"
+            + first_not_finite()
           )
         check_claim()
-        trainer.finish_writing()  # a checkpoint never precedes the metrics of its steps
+        trainer.train_writer.flush()  # a checkpoint never precedes the metrics of its steps
         manager.save(trainer.train_state, batches.state())
 
     try:
@@ -285,13 +289,12 @@ def train(
           stops = [(step // period + 1) * period for period in periods]
           stops += [later for later in save_steps if later > step]
           count = min(total_steps, *stops) - step
-          done, summary = trainer.train(batches, count, step, bar=bar, should_stop=stop.agreed)
+          done, metrics = trainer.train(batches, count, step, bar=bar, should_stop=stop.agreed)
           step += done
           if manager is not None:
             manager.check()
           check_claim()
-          if actions.get("TRAIN"):  # waits for the metrics
-            act("TRAIN", {TRAIN_METRIC_KEY: summary.result()})
+          act("TRAIN", {TRAIN_METRIC_KEY: metrics})
           if not stop.signal:
             if step in save_steps or is_due(save_period):
               save()
@@ -300,7 +303,6 @@ def train(
         if stop.signal or trainer.stop_training:
           save()
         bar.end_line()
-      trainer.finish_writing()
     finally:
       log.print_tables(t5x.read_best(model_dir))
     if stop.signal:

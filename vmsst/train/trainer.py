@@ -5,8 +5,6 @@ and the sum of the metrics since they were last written. The host only passes ba
 """
 
 import collections
-import concurrent.futures
-import dataclasses
 import functools
 import inspect
 import os
@@ -21,10 +19,9 @@ import msgspec
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from vmsst import errors, storage
+from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.io import watchdog
-from vmsst.jobs import outputs
 from vmsst.train import data as data_lib
 from vmsst.train import partitioning, progress, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
@@ -191,23 +188,6 @@ def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
 # The loop
 
 
-@dataclasses.dataclass
-class _Step:
-  """A step that the devices may not have finished.
-
-  Attributes:
-    number: Number of the step, from 1.
-    metrics: Metrics of the step.
-    finite: Whether its loss is finite, bool [].
-    batch: Batch of the step.
-  """
-
-  number: int
-  metrics: Metrics
-  finite: jax.Array
-  batch: Batch
-
-
 class Trainer:
   """Runs steps and evaluations of a model on a mesh, and writes their metrics.
 
@@ -223,7 +203,7 @@ class Trainer:
     num_microbatches: Number of microbatches per batch; None for 1.
 
   Attributes:
-    first_not_finite: The first finished step with a NaN or infinite loss, or None.
+    first_not_finite: The first step with a NaN or infinite loss, or None.
     profile_steps: First and last step of the trace to write, or None.
   """
 
@@ -257,12 +237,8 @@ class Trainer:
     self.profile_steps: Sequence[int] | None = None
     self._trace: summaries.LogFolder | None = None
     self._summary_dir = summary_dir
-    self._in_flight: collections.deque[_Step] = collections.deque()
-    self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
-    self._being_written: list[concurrent.futures.Future[Scalars]] = []
     self._make_sums: Callable[[], Any] | None = None
     self._start_time = time.time()
-    self._metrics_ready = 0.0  # monotonic time; only the pool's thread uses it
 
   def _get_step_rng(self, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(self._base_rng, step)
@@ -340,48 +316,55 @@ class Trainer:
     self,
     batches: Iterator[Batch],
     num_steps: int,
-    start_step: int | None = None,
+    start_step: int,
     bar: "progress.Progress | None" = None,
     should_stop: Callable[[int], bool] = lambda step: False,
-  ) -> tuple[int, "concurrent.futures.Future[Scalars]"]:
+  ) -> tuple[int, Scalars]:
     """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
 
     Args:
       batches: Global batches.
       num_steps: Number of steps.
-      start_step: Number of steps before; None asks the train state for it.
+      start_step: Number of steps before.
       bar: Shows the progress.
       should_stop: Whether to stop after some number of steps.
 
     Returns:
-      The number of steps trained, and a future of their metrics, set when they are written.
+      The number of steps trained, and their metrics, which are on disk.
     """
     began = time.monotonic()
-    if start_step is None:
-      start_step = int(self.train_state.step)
-    step_fn = self.summing_train_step
-    sums = None
-    done = 0
-    while done < num_steps and not should_stop(start_step + done):
-      done += 1
-      self._trace_before(start_step + done)
-      with jax.profiler.StepTraceAnnotation("train", step_num=start_step + done):
+    step, sums = start_step, None
+    in_flight: collections.deque[tuple[int, Metrics, jax.Array]] = collections.deque()
+
+    def finish_oldest() -> None:
+      number, metrics, finite = in_flight.popleft()
+      if self.first_not_finite is None and not np.asarray(finite):  # waits for the devices
+        self.first_not_finite = number
+      watchdog.alive()
+      if bar is not None:
+        bar.show(number, metrics)
+
+    while step < start_step + num_steps and not should_stop(step):
+      step += 1
+      self._trace_before(step)
+      with jax.profiler.StepTraceAnnotation("train", step_num=step):
         batch = next(batches)
         if sums is None:
           sums = self.empty_sums(batch)
-        self.train_state, sums, (metrics, finite) = step_fn(self.train_state, sums, batch)
-        self._in_flight.append(_Step(start_step + done, metrics, finite, batch))
-        if len(self._in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
-          self._finish_step(bar)
-    if bar is not None and start_step + done == bar.total:
-      self.finish_steps(bar)
+        self.train_state, sums, (metrics, finite) = self.summing_train_step(
+          self.train_state, sums, batch
+        )
+        in_flight.append((step, metrics, finite))
+        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
+          finish_oldest()
+    while in_flight:
+      finish_oldest()
     if sums is None:
-      return 0, self._pool.submit(dict)
-    written = self._pool.submit(self._write_train_metrics, sums[1], start_step + done, done, began)
-    # Keeps failed writes, which `finish_writing` raises.
-    unfinished = [x for x in self._being_written if not x.done() or x.exception() is not None]
-    self._being_written = [*unfinished, written]
-    return done, written
+      return 0, {}
+    values = summaries.numbers(sums[1], step - start_step, time.monotonic() - began)
+    uptime = time.time() - self._start_time
+    self.train_writer.write_scalars(step, {**values, "timing/uptime": uptime})
+    return step - start_step, values
 
   def _trace_before(self, step: int) -> None:
     """Starts the trace before its first step, and ends it before the step after its last."""
@@ -395,63 +378,10 @@ class Trainer:
 
   def _end_trace(self) -> None:
     if self._trace is not None:
-      self.finish_steps()
-      self.profile_steps = None
-      trace, self._trace = self._trace, None
+      jax.block_until_ready(self.train_state)
       jax.profiler.stop_trace()
-      trace.upload()
-
-  def _finish_step(self, bar: "progress.Progress | None" = None) -> None:
-    """Waits for the oldest step in flight."""
-    step = self._in_flight.popleft()
-    if self.first_not_finite is None and not np.asarray(step.finite):  # waits for the devices
-      self.first_not_finite = step.number
-      if self._summary_dir is not None:
-        rows: dict[str, Any] = {}  # of this process
-        for name, value in step.batch.items():
-          parts = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
-          rows[name] = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
-        with outputs.atomic_file(self._not_finite_path(step.number)) as file:
-          np.savez(file, **rows)
-    watchdog.alive()
-    if bar is not None:
-      bar.show(step.number, step.metrics)
-
-  def finish_steps(self, bar: "progress.Progress | None" = None) -> None:
-    """Waits for all steps, so that `first_not_finite` is up to date."""
-    while self._in_flight:
-      self._finish_step(bar)
-
-  def _not_finite_path(self, step: int) -> storage.Path:
-    part = f".process_{jax.process_index()}" if jax.process_count() > 1 else ""
-    folder = storage.path(self._summary_dir or ".")
-    return folder / "not_finite" / f"batch_of_step_{step}{part}.npz"
-
-  def describe_first_not_finite(self) -> str:
-    """Returns a sentence on the first loss that was not finite; "" if all were."""
-    self.finish_steps()
-    step = self.first_not_finite
-    if step is None:
-      return ""
-    path = self._not_finite_path(step)
-    return f"The first loss that is not finite is that of step {step}; its batch is in {path}"
-
-  def finish_writing(self) -> None:
-    """Waits until the metrics so far are on disk; raises errors of writing them."""
-    while self._being_written:
-      self._being_written.pop(0).result()
-    self.train_writer.flush()
-
-  def _write_train_metrics(self, metrics: Metrics, step: int, count: int, began: float) -> Scalars:
-    jax.block_until_ready(metrics)
-    ready = time.monotonic()
-    # The steps of `train` before may have ended after this one began.
-    values = summaries.numbers(metrics, count, ready - max(began, self._metrics_ready))
-    self._metrics_ready = ready
-    self.train_writer.write_scalars(
-      step, {**values, "timing/uptime": time.time() - self._start_time}
-    )
-    return values
+      self._trace.upload()
+      self._trace = self.profile_steps = None
 
   def eval(self, batch_iters: Mapping[str, Iterator[data_lib.Batch]]) -> dict[str, Scalars]:
     """Computes, writes and returns the metrics of every evaluation dataset, by name."""
@@ -495,6 +425,5 @@ class Trainer:
   def close(self) -> None:
     """Finishes writing the trace and the metrics."""
     self._end_trace()
-    self._pool.shutdown(wait=True)
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()

@@ -42,7 +42,7 @@ def evaluate(data, tmp_path, monkeypatch, capsys):
 def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
   status, table, lines = evaluate(lambda text: [1.0, 2.0])
   assert status == 1
-  assert any(re.match("stsb +failed: no correlations for de.test", line) for line in table)
+  assert any(re.match("stsb +failed: .*no correlation is defined", line) for line in table)
   assert any(re.match("tatoeba +average", line) for line in table)
   place = tmp_path / "out" / "results.json"
   count = len(vmsst.get_benchmarks(["all"]))
@@ -51,7 +51,7 @@ def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
   assert (list(results["failed"]), list(results["benchmarks"])) == (["stsb"], ["tatoeba"])
   assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
   page = (tmp_path / "report" / "report.html").read_text("utf-8")
-  assert "stsb failed: no correlations for de.test" in page
+  assert "no correlation is defined" in page
   capsys.readouterr()
   status, _, lines = evaluate(lambda text: [float("nan")], "--suite", "sts", "stsb")
   assert status == 1
@@ -75,7 +75,7 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   assert not (tmp_path / "out").exists()
   status, table, _ = evaluate(fake_encoders.random_vector, "--suite", "sts", "tatoeba", "tatoeba")
   assert status == 0
-  assert any(re.match("sts +absent: no folder", line) for line in table)
+  assert any(re.match("sts +absent: no file or folder", line) for line in table)
   assert cli.main(["eval", "E", "--data", str(data)]) == 1
   assert "--out is missing" in capsys.readouterr().err
   assert cli.main(["eval", "--list"]) == 0

@@ -122,7 +122,7 @@ def test_data_options_and_further_dimensions_are_evaluated_again(evaluate, data,
   shutil.rmtree(data / "tatoeba")
   assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
   _, _, lines = evaluate(names=["sts", "tatoeba"])
-  assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
+  assert "tatoeba: finished before; its data is no longer present: no file or folder" in lines[1]
 
 
 def test_an_encoder_is_identified_by_its_digest_if_it_has_one(evaluate):

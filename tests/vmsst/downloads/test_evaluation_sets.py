@@ -299,53 +299,33 @@ def test_chosen_members_arrive_and_broken_archives_leave_nothing(tmp_path, name)
   assert everything(folder) == sorted(["x.txt", "deep/y.txt"])
 
 
-def zip_of(path, name="x", attributes=0, edit=bytes):
-  info = zipfile.ZipInfo(name)
-  info.external_attr = attributes << 16
-  info.compress_type = zipfile.ZIP_DEFLATED
-  write(path, [(info, bytes(4 << 20) if name == "bomb" else b"/etc/passwd")])
-  path.write_bytes(edit(path.read_bytes()))
-
-
-def encrypted(content):
+def encrypted(path):
+  content = write(path, [("x", b"secret")]).read_bytes()
   place = content.index(b"PK\x01\x02") + 8
-  return content[:place] + bytes([content[place] | 1]) + content[place + 1 :]
+  path.write_bytes(content[:place] + bytes([content[place] | 1]) + content[place + 1 :])
 
 
-def understated(content):
-  return content.replace((4 << 20).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+def of(*members, **options):
+  return functools.partial(write, members=members, **options)
 
 
-def of(kind):
-  return functools.partial(write, members=[("link", b"")], kind=kind)
-
-
-SPECIAL = "is a link, encrypted or not a regular file; nothing was unpacked"
-
+NONE, BROKEN, UNTRUSTED = (
+  "none of the expected files",
+  "cannot be unpacked",
+  "untrusted: .*nothing was",
+)
 HOSTILE = {
-  "link.tar": (of(tarfile.SYMTYPE), SPECIAL),
-  "hardlink.tar": (of(tarfile.LNKTYPE), SPECIAL),
-  "pipe.tar": (of(tarfile.FIFOTYPE), SPECIAL),
-  "device.tar": (of(tarfile.CHRTYPE), SPECIAL),
-  "link.zip": (functools.partial(zip_of, attributes=0o120777), SPECIAL),
-  "encrypted.zip": (functools.partial(zip_of, edit=encrypted), SPECIAL),
-  "understated.zip": (functools.partial(zip_of, name="bomb", edit=understated), "unpacked.*CRC"),
-  "header.tar.gz": (
-    functools.partial(write, members=[("a", b"")], headers={"path": "x" * (2 << 20)}),
-    "a header of 2,097,",
-  ),
-  "two.tar": (functools.partial(write, members=[("x", b"1"), ("x", b"2")]), "two members are x"),
-}
-_BOMB = [("small", b"1"), ("bomb", bytes(4 << 20))]
-HOSTILE |= {
-  f"bomb-{name}": (functools.partial(write, members=_BOMB), "more bytes than expected; nothing was")
-  for name in ("a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz")
+  "link.tar": (of(("link", b""), kind=tarfile.SYMTYPE), NONE),
+  "pipe.tar": (of(("link", b""), kind=tarfile.FIFOTYPE), NONE),
+  "encrypted.zip": (encrypted, BROKEN),
+  "two.tar": (of(("x", b"1"), ("x", b"2")), BROKEN),
+  "long.tar.gz": (of(("a", b""), headers={"path": "x" * (2 << 20)}), BROKEN),
+  "bomb.zip": (of(("small", b"1"), ("bomb", bytes(4 << 20))), UNTRUSTED),
+  "bomb.tar.xz": (of(("small", b"1"), ("bomb", bytes(4 << 20))), UNTRUSTED),
 }
 HOSTILE |= {
-  f"{n}.{end}": (functools.partial(write, members=[("good", b"1"), (name, b"evil")]), "outside of")
-  for n, name in enumerate(
-    ("../evil", "/evil", "a/../../evil", "..", "..\\evil", "C:evil", "\\\\host\\evil", "a\nb")
-  )
+  f"{n}.{end}": (of(("good", b"1"), (name, b"evil")), UNTRUSTED)
+  for n, name in enumerate(("../evil", "/evil", "a/../../evil", ".."))
   for end in ("zip", "tar.gz")
 }
 

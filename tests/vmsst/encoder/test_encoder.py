@@ -2,7 +2,6 @@ import dataclasses
 import gzip
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import commands
 import jax
 import jax.numpy as jnp
 import memory_store
-import naive_search
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -23,7 +21,6 @@ import vmsst
 from vmsst import errors
 from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import vocabularies
-from vmsst.encoder import batching
 from vmsst.encoder import encoder as encoder_lib
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
@@ -109,21 +106,6 @@ def test_progress_is_shown_when_asked_for(encoder, capsys):
   assert "2/2" in capsys.readouterr().err
   encoder.encode(["a", "b"])  # not a terminal
   assert capsys.readouterr().err == ""
-
-
-def test_few_shapes_and_little_padding():
-  rng = np.random.default_rng(0)
-  ids = [[1] * int(n) for n in rng.integers(0, 65, size=1003)]
-  shapes, rows, cells = set(), [], 0
-  for index_B, tokens_RT in batching.padded_batches(ids, 32, 64):
-    shapes.add(tokens_RT.shape)
-    rows, cells = [*rows, *index_B], cells + tokens_RT.size
-    for index, row_T in zip(index_B, tokens_RT, strict=False):
-      assert row_T.sum() == len(ids[index])
-    assert not tokens_RT[len(index_B) :].any()
-  assert sorted(rows) == list(range(1003))
-  assert len(shapes) <= 10
-  assert cells < 1.35 * sum(len(x) for x in ids)
 
 
 def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
@@ -219,37 +201,6 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
   assert len(caplog.records) == 1
 
 
-# --------------------------------------------------------------------------------------------
-# Scores
-
-
-def cosines(one_ND, other_MD):
-  return [[float(x @ y / np.linalg.norm(x) / np.linalg.norm(y)) for y in other_MD] for x in one_ND]
-
-
-def test_similarity_and_pairs_are_cosines(encoder, expected):
-  np.testing.assert_allclose(
-    encoder.similarity(SENTENCES[:3], iter(SENTENCES[3:])),
-    cosines(expected[:3], expected[3:]),
-    atol=2e-6,
-  )
-  both = encoder.similarity(jnp.asarray(expected))
-  np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
-  pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
-  np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
-  with pytest.raises(ValueError, match="3 sources and 2 targets are not pairs"):
-    encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
-
-
-def test_margins_are_those_of_a_loop(encoder, expected):
-  order = [3, 1, 0, 4, 2]
-  naive = naive_search.Naive(expected[:5], expected[order], 2, "distance")
-  found = encoder.margin_scores(
-    SENTENCES[:5], [SENTENCES[j] for j in order], neighbors=2, margin="distance"
-  )
-  np.testing.assert_allclose(found, [naive.score(i, i) for i in range(5)], atol=5e-6)
-
-
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
@@ -259,9 +210,6 @@ def test_margins_are_those_of_a_loop(encoder, expected):
     (lambda x: x.encode_query(["a"], "query"), TypeError, "'query' has no name"),
     (lambda x: x.encode(["a"], device="cuda"), ValueError, "device is 'cuda'; .* JAX_PLATFORMS"),
     (lambda x: x.encode_document(["a"], pool=1), ValueError, "pool is 1; .* `vmsst embed`"),
-    (lambda x: x.encode_multi_process(["a"], {}), AttributeError, "no attribute .*`vmsst embed`"),
-    (lambda x: x.push_to_hub("owner/name"), AttributeError, "run `vmsst push`"),
-    (lambda x: x.encoded, AttributeError, "an Encoder has no attribute 'encoded'$"),
     (lambda x: x.encode(np.array([["a"]])), TypeError, "sentences are of type ndarray"),
     (lambda x: x.encode(["fine", b"bytes"]), TypeError, "sentence 1 is of type bytes"),
     (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
@@ -346,49 +294,35 @@ def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, exp
   np.testing.assert_array_equal(found_N1[:, 0], bits_N)
 
 
-@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_scores_are_those_of_whole_vectors_and_one_text_is_a_side(encoder, method):
-  expected = getattr(encoder, method)(SENTENCES[:1], SENTENCES[1:2])
-  found = getattr(encoder, method)(SENTENCES[0], SENTENCES[1], precision="binary")
-  np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_vectors_of_another_shape_are_named(encoder, method):
-  for side in ("sources", "targets"):
-    for shape in ((2, 0), (2, 7), (7,), (2, 1, 6), ()):
-      sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
-      message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
-      with pytest.raises(ValueError, match=message):
-        getattr(encoder, method)(**sides)
-
-
-def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
-  cosine_NN = cosines(expected, expected)
-  for one in (expected[0], [expected[0]], jnp.asarray(expected[0])):
-    found_1N = encoder.similarity(one, expected)
-    np.testing.assert_allclose(found_1N, cosine_NN[:1], atol=2e-6)
-  np.testing.assert_allclose(encoder.score_pairs(expected[0], expected[1]), [cosine_NN[0][1]], 1e-5)
-  short_ND = expected[:, :3]
-  np.testing.assert_allclose(encoder.similarity(list(short_ND)), cosines(short_ND, short_ND), 1e-5)
-  with pytest.raises(ValueError, match="sources have 6 dimensions, those of targets 3; truncate"):
-    encoder.similarity(expected, short_ND)
-  halves_ND = jnp.ones((2, 6), jnp.bfloat16)
-  np.testing.assert_allclose(encoder.similarity(halves_ND), np.ones((2, 2)), atol=1e-6)
-
-
 # --------------------------------------------------------------------------------------------
 # Other processes
 
 
 def test_a_forked_child_reports_the_fork(encoder):
-  for use in (
-    lambda: encoder.encode(["a"]),
-    lambda: encoder.margin_scores(np.ones((2, 6)), np.ones((2, 6))),
-  ):
-    message = commands.error_in_fork(use)
-    assert message.startswith("RuntimeError: this encoder was loaded in process")
-    assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
+  message = commands.error_in_fork(lambda: encoder.encode(["a"]))
+  assert message.startswith("RuntimeError: this encoder was loaded in process")
+  assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
+
+
+# --------------------------------------------------------------------------------------------
+# Digests
+
+
+def test_the_digest_is_of_content(run, params, tmp_path):
+  def digest(network=NETWORK, params=params, vocabulary=tiny_encoders.BYTES, max_length=MAX_LENGTH):
+    return vmsst.Encoder(network, params, vocabulary, max_length=max_length).digest
+
+  config = dataclasses.replace(NETWORK.config, dropout_rate=0.5)
+  others = {
+    digest(params=tiny_encoders.random_params(NETWORK, 1)),
+    digest(max_length=21),
+    digest(dataclasses.replace(NETWORK, config=config)),
+    digest(vocabulary=dataclasses.replace(tiny_encoders.BYTES, lowercase=True)),
+    vmsst.load(run, dtype="bfloat16").digest,
+  }
+  assert len(others - {digest()}) == 5
+  copies = (run, shutil.copytree(run, tmp_path / "copy"))
+  assert {vmsst.load(folder).digest for folder in copies} == {digest()}
 
 
 # --------------------------------------------------------------------------------------------

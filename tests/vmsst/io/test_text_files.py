@@ -54,12 +54,6 @@ def test_content_with_another_digest_is_an_error(tmp_path, content):
       read(str(path), digest.hexdigest())
 
 
-def test_a_named_pipe_without_a_writer_is_refused(tmp_path):
-  os.mkfifo(tmp_path / "pipe")
-  with pytest.raises(errors.InputError, match=r"pipe: not a file but a pipe"):
-    next(text_files.read_lines(str(tmp_path / "pipe")))
-
-
 def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
   class LostConnectionError(Exception):
     """An error of a store's client, which is not an OSError."""

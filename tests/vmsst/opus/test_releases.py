@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import struct
 import zipfile
 
 import memory_store
@@ -11,7 +10,6 @@ from fsspec.implementations import memory
 
 from vmsst import errors
 from vmsst.data import formats
-from vmsst.io import text_files
 from vmsst.languages import language
 from vmsst.opus import releases
 
@@ -82,7 +80,7 @@ def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
     assert first.license() == ""
 
 
-def test_codes_formats_and_what_is_left_out(tmp_path, monkeypatch):
+def test_codes_formats_and_what_is_left_out(tmp_path):
   def part(codes, kind="zip", version="v1"):
     return opus_tree.Part("OPUS-Ted", version, codes, ROWS, kind)
 
@@ -120,16 +118,6 @@ def test_codes_formats_and_what_is_left_out(tmp_path, monkeypatch):
     releases.scan(str(tmp_path / "Books" / "v1"))
   with pytest.raises(errors.InputError, match="no such folder"):
     releases.scan(str(tmp_path / "none"))
-  list_folder = os.scandir
-
-  def refused(path):
-    if os.fspath(path).endswith("Books/v1"):
-      raise PermissionError(13, "Permission denied", path)
-    return list_folder(path)
-
-  monkeypatch.setattr(os, "scandir", refused)
-  with pytest.raises(errors.InputError, match=r"Books/v1: cannot be read: Permission denied"):
-    releases.scan(str(tmp_path))
 
 
 def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
@@ -151,10 +139,6 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   ]
   faults = [(f"b.tsv:{2 + i}", what[i]) for i in range(4)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
-  scored = [b"%d.5\teins\tone\n" % i for i in range(4)]
-  (tmp_path / "d.tsv").write_bytes(b"".join([*scored, b"zwei\ttwo\tx\n"]))
-  rows = [(i, "eins", "one") for i in range(1, 5)]
-  assert _read(_release(tmp_path / "d.tsv")) == (rows, [("d.tsv:5", what[1])])
   rows = [(1, "a", "b\rc"), (2, "d\r" + "x" * 40_000, "e")]  # A lone CR is no line end.
   sides = b"a\nd\r" + b"x" * 40_000, b"b\rc\ne\r\n"
   assert _read(_zip(tmp_path / "c.zip", *sides)) == (rows, [])
@@ -177,21 +161,16 @@ SIDES = dict(
 )
 
 
+DAMAGED = "no zip archive, or a damaged one; download it again"
+
+
 def test_damaged_content_is_found_by_its_checksum(tmp_path):
   stored = io.BytesIO()
   with zipfile.ZipFile(stored, "w") as archive:
     for name, data in {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}.items():
       archive.writestr(name, data)
   (tmp_path / "a.zip").write_bytes(stored.getvalue().replace(b"xx\nyy", b"xx\nzy"))
-  rows, faults = _read(_release(tmp_path / "a.zip"))
-  assert rows == [(1, "a", "xx"), (2, "b", "zy")]
-  assert faults == [("a.zip/X.de-en.en:3", "wrong checksum: its content is damaged")]
-  whole = opus_tree.zipped(SIDES)
-  middle = len(whole) * 3 // 4
-  (tmp_path / "b.zip").write_bytes(whole[:middle] + b"\xff" * 50 + whole[middle + 50 :])
-  rows, (fault,) = _read(_release(tmp_path / "b.zip"))
-  assert 0 < len(rows) < 20_000
-  assert fault[0].startswith("b.zip/X.de-en.en:")
+  assert _read(_release(tmp_path / "a.zip")) == ([], [("a.zip/X.de-en.en:1", DAMAGED)])
 
 
 def test_archives_that_cannot_be_read_are_reported(tmp_path):
@@ -199,16 +178,10 @@ def test_archives_that_cannot_be_read_are_reported(tmp_path):
   encrypted = bytearray(good)
   encrypted[6] |= 1
   encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1  # In the directory too.
-  other = io.BytesIO()
-  with zipfile.ZipFile(other, "w", zipfile.ZIP_LZMA) as archive:
-    for name, data in SIDES.items():
-      archive.writestr(name, data)
   for content, what in {
-    b"": "lost its end",
-    b"<html>not found</html>": "lost its end",
-    good[:-30]: "lost its end; download it again",
-    bytes(encrypted): "encrypted",
-    other.getvalue(): "compressed in another way than by DEFLATE",
+    b"<html>not found</html>": DAMAGED,
+    good[:-30]: DAMAGED,
+    bytes(encrypted): DAMAGED,
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "no pair of members that end with .de and .en",
     opus_tree.zipped({**SIDES, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}): "more than one pair",
   }.items():
@@ -233,11 +206,6 @@ def test_gzip_streams_that_break_or_continue(tmp_path):
   assert rows == [(i, *row) for i, row in enumerate(zip(*LINES, strict=True), 1)][: len(rows)]
   assert 5_000 < len(rows) < 15_000
   assert faults == [(f"a.tsv.gz:{len(rows) + 1}", "truncated")]
-  path.write_bytes(whole[:-8] + struct.pack("<2L", 1, 2))
-  assert _read(_release(path))[1][0][1] == "the compressed data is damaged"
-  # Repetition expands to more than is taken out at a time.
-  path.write_bytes(gzip.compress((b"x" * 999 + b"\ty\n") * 2_000))
-  assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
 
 
 def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
@@ -279,37 +247,23 @@ def test_tmx_in_other_encodings(tmp_path):
     head = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n<tmx><body>'
     (tmp_path / "a.tmx").write_bytes(f"{head}{text}</body></tmx>".encode(encoding))
     assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
-  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="hex"?><tmx/>')
-  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "an unknown encoding, hex"
-  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="utf-16"?><tmx/>')
-  assert "BOM" in _read(_release(tmp_path / "a.tmx"))[1][0][1]
+  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="x"?><tmx/>')
+  assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "unknown encoding: x"
 
 
-def test_tmx_entities_are_refused_unread(tmp_path):
+def test_tmx_entities_are_not_expanded(tmp_path):
   (tmp_path / "secret").write_text("secret")
   external = f'<!DOCTYPE tmx [<!ENTITY x SYSTEM "file://{tmp_path}/secret">]>\n'.encode()
-  laughs = b'<!DOCTYPE t [<!ENTITY a "ha">' + b"".join(
-    b'<!ENTITY %c "%s">' % (98 + i, b"&%c;" % (97 + i) * 20) for i in range(20)
-  )
-  for head in (external, laughs + b"]>\n"):
-    release = _tmx(tmp_path / "a.tmx", _unit("a &x; &u;", "b") + _unit("c", "d"), head)
-    assert _read(release) == (
-      [],
-      [("a.tmx:1", "a document type definition, which is refused; remove it")],
-    )
-  # A reference to the format's own definition is common, and never followed.
-  head = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
-  release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
-  undefined = "ill-formed XML: undefined entity"
-  assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
+  own = f'<!DOCTYPE tmx SYSTEM "{tmp_path}/secret">\n'.encode()
+  for head in (external, b'<!DOCTYPE tmx [<!ENTITY x "xx">]>\n', own):
+    release = _tmx(tmp_path / "a.tmx", _unit("a", "b") + _unit("&x;", "c") + _unit("d", "e"), head)
+    undefined = "ill-formed XML: undefined entity"
+    assert _read(release) == ([(1, "a", "b"), (3, "d", "e")], [("a.tmx:5", undefined)])
 
 
-def test_bombs_are_left_out(tmp_path, monkeypatch):
+def test_a_unit_without_an_end_is_left_out(tmp_path):
   (tmp_path / "a.tmx").write_bytes(b"<tmx><body><tu " + b"x" * (5 << 20))
-  (path := tmp_path / "b.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * (1 << 19)))
-  monkeypatch.setattr(text_files, "_BOMB_BYTES", 1 << 20)
   assert _read(_release(tmp_path / "a.tmx"))[1][-1][1] == "a unit of more than 4 MB"
-  assert _read(_release(path))[1][-1][1] == "text that was compressed more than 500 times"
 
 
 def test_a_release_is_identified_by_content_not_by_size_and_time(tmp_path):

@@ -56,7 +56,7 @@ def get_benchmarks(
       without an answer are wrong.
 
   Raises:
-    InputError: a name is unknown, or `mkqa_questions` is.
+    InputError: a name is unknown.
   """
   wanted = set(names)
   if unknown := sorted(wanted - {*BENCHMARKS, ALL}):

@@ -10,15 +10,14 @@ more than 50 tokens and repeated texts are skipped (`agnosticism.usable_rows`), 
 A label defines a version of a text: codes of languages from the original to the version, joined by
 "+", with or without "_" and a suffix that distinguishes versions in one language. Each text gives
 
-* a result with its name, or `ALL`, and the metrics of `summary_of_matrix`. Its arrays are `labels`;
-  `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
-  column's; and the first scored sentence in all versions: its `line` in the files, `points` in
-  their principal plane, `shares` of the variance along its axes, and `edges`: rows of a version's
-  source and of the version, and the distance of their vectors;
+* a result with its name, or `ALL`, the metrics of `summary_of_matrix`, and two arrays: `labels`
+  and `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
+  column's;
 * a result "path eng+deu+zho" for each translation of known source: mean distances of its vectors
   x 100.
 """
 
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -35,37 +34,17 @@ from vmsst.io import text_files
 ALL = "all languages"
 """Name of the result of the only text of a benchmark."""
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
-WMT2012_SOURCE = (
-  "`vmsst data download evaluation wmt2012`: part of "
-  "https://data.statmt.org/wmt19/translation-task/dev.tgz"
-)
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
   *("ko", "pl", "ro", "ru", "sr", "uk", "vi", "zh"),
 )
 TED_SENTENCES = 10_000
-TED_SOURCE = "`vmsst data download evaluation ted`"
-TRANSLATIONS_SOURCE = "the paper's texts are not public: use your own translations"
-
-
-def read_ntrex(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  return [_task(ALL, _columns(parallel.ntrex_files(root)))]
-
-
-def read_flores(root: storage.Path) -> list[suite.Task]:
-  """Returns one task, with a side per file."""
-  return [_task(ALL, _columns(parallel.flores_files(root, "devtest")))]
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
-  stem = root / "wmt2012" / "newstest2012"
-  paths = {
-    code: files.plain_or_gzipped(stem.with_name(f"{stem.name}.{code}"), source=WMT2012_SOURCE)
-    for code in WMT2012_CODES
-  }
-  columns = _columns(paths)
+  paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
+  columns = _columns(dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True)))
   return [_task(ALL, columns, np.arange(len(columns["en"])))]
 
 
@@ -75,12 +54,12 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
   Its sentences are the first 10,000 of the training file with a usable text in each language. Lines
   that lack a column, and those marked as not translated ("__NULL__"), are skipped.
   """
-  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv", source=TED_SOURCE)
+  path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
   header = next(lines, [])
   names = ["zh-cn" if code == "zh" else code for code in TED_CODES]
   if lacking := [name for name in names if name not in header]:
-    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; {TED_SOURCE}")
+    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; download it again")
   places = [header.index(name) for name in names]
   rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
   complete = [row for row in rows if not any("NULL" in text for text in row)]
@@ -91,7 +70,7 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
 def read_translations(root: storage.Path) -> list[suite.Task]:
   """Returns one task per text, with a side per version."""
   texts: dict[str, dict[str, storage.Path]] = {}
-  for path in files.files_in(root / "translations", "*.txt", source=TRANSLATIONS_SOURCE):
+  for path in files.files_in(root / "translations", "*.txt"):
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
     label = label.replace(".", "_")
     files.known_code(_code(label), path)
@@ -131,8 +110,7 @@ def _task(
   sides = tuple(
     suite.Side(_code(label), [lines[row] for row in row_K]) for label, lines in columns.items()
   )
-  score = functools.partial(_score, text, tuple(columns), int(row_K[0]) + 1)
-  return suite.Task(text, sides, score)
+  return suite.Task(text, sides, functools.partial(_score, text, tuple(columns)))
 
 
 def _code(label: str) -> str:
@@ -145,40 +123,25 @@ def _code(label: str) -> str:
   return step
 
 
-def _score(text: str, labels: Sequence[str], line: int, *vectors: np.ndarray) -> list[suite.Result]:
+def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite.Result]:
   codes = tuple(map(_code, labels))
   error_LL = 100 * agnosticism.error_matrix(vectors)
-  sentence_VD = np.stack([vectors_ND[0] for vectors_ND in vectors])
-  paths, edges = [], []
-  for row, label in enumerate(labels):
+  arrays = {"labels": list(labels), "error": error_LL.tolist()}
+  results = [suite.Result(text, codes, summary_of_matrix(error_LL, codes), arrays)]
+  for label in labels:
     steps = label.split("+")
-    if len(steps) == 1:
-      continue
-    place_S = [labels.index("+".join(steps[:count])) for count in range(1, len(steps) + 1)]
-    distances = [
-      agnosticism.mean_distance(vectors[i], vectors[j]) for i, j in itertools.pairwise(place_S)
-    ]
-    metrics = {
-      "distance to its source": 100 * distances[-1],
-      "distance to the original": 100
-      * agnosticism.mean_distance(vectors[place_S[0]], vectors[row]),
-      "distance along the path": 100 * sum(distances),
-    }
-    name = named(text, f"path {label}")
-    paths.append(suite.Result(name, tuple(codes[place] for place in place_S), metrics))
-    source = place_S[-2]
-    edge = agnosticism.mean_distance(sentence_VD[[source]], sentence_VD[[row]])
-    edges.append([source, row, edge])
-  point_V2, share_2 = agnosticism.principal_plane(sentence_VD)
-  arrays = {
-    "labels": list(labels),
-    "error": error_LL.tolist(),
-    "line": line,
-    "points": point_V2.tolist(),
-    "shares": share_2.tolist(),
-    "edges": edges,
-  }
-  return [suite.Result(text, codes, summary_of_matrix(error_LL, codes), arrays), *paths]
+    rows = [labels.index("+".join(steps[:count])) for count in range(1, len(steps) + 1)]
+    if len(rows) > 1:
+      path = [vectors[row] for row in rows]
+      distances = [agnosticism.mean_distance(*pair) for pair in itertools.pairwise(path)]
+      metrics = {
+        "distance to its source": 100 * distances[-1],
+        "distance to the original": 100 * agnosticism.mean_distance(path[0], path[-1]),
+        "distance along the path": 100 * sum(distances),
+      }
+      name = named(text, f"path {label}")
+      results.append(suite.Result(name, tuple(codes[row] for row in rows), metrics))
+  return results
 
 
 def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbers:
@@ -196,9 +159,9 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
     "lowest error": float(error_P.min()),
     "highest error": float(error_P.max()),
   }
-  of_language = agnosticism.within_and_between(error_LL, known)
-  if "within" in of_language:
-    numbers["error within a language"] = of_language["within"]
+  within = agnosticism.within_and_between(error_LL, known).get("within")
+  if within is not None:
+    numbers["error within a language"] = within
   if spreads := agnosticism.version_spreads(error_LL, known):
     numbers["spread over versions"] = statistics.fmean(spreads)
     numbers["largest spread over versions"] = max(spreads)
@@ -206,8 +169,8 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   if len(set(kinds["branches"])) == len(set(kinds["families"])):
     del kinds["branches"]
   for kind, group_L in kinds.items():
-    of_group = agnosticism.within_and_between(error_LL, group_L)
-    numbers |= {f"error {way} {kind}": value for way, value in of_group.items()}
+    for way, value in agnosticism.within_and_between(error_LL, group_L).items():
+      numbers[f"error {way} {kind}"] = value
   return numbers
 
 
@@ -241,53 +204,43 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
   return summary
 
 
-BENCHMARK = suite.Benchmark(
+BENCHMARK = dataclasses.replace(
+  parallel.NTREX,
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  files=suite.Files(
-    ("ntrex",),
-    "ntrex.CODE.txt, or newstest2019-src.eng.txt and newstest2019-ref.CODE.txt, one text per line, "
-    "plain or .gz",
-    parallel.NTREX_SOURCE,
-  ),
-  read=read_ntrex,
+  read=lambda root: [_task(ALL, _columns(parallel.ntrex_files(root)))],
   averages=summarize,
-  sets=parallel.NTREX_LANGUAGES,
 )
-
-FLORES = suite.Benchmark(
+FLORES = dataclasses.replace(
+  parallel.FLORES,
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  files=suite.Files(
-    ("flores200/devtest",), "CODE.devtest, one text per line, plain or .gz", parallel.FLORES_SOURCE
-  ),
-  read=read_flores,
+  read=lambda root: [_task(ALL, _columns(parallel.flores_files(root, "devtest")))],
   averages=summarize,
-  sets=parallel.FLORES_LANGUAGES,
 )
-
 WMT2012 = suite.Benchmark(
   name="wmt2012",
   title="Language-agnosticism (WMT 2012, every ordered pair)",
   files=suite.Files(
     ("wmt2012",),
     f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
-    WMT2012_SOURCE,
+    "`vmsst data download evaluation wmt2012`: part of "
+    "https://data.statmt.org/wmt19/translation-task/dev.tgz",
   ),
   read=read_wmt2012,
   averages=summarize,
 )
-
 TED = suite.Benchmark(
   name="agnosticism_ted",
   title="Language-agnosticism (TED talks, every ordered pair)",
   files=suite.Files(
-    ("ted",), "all_talks_train.tsv with a column per language, plain or .gz", TED_SOURCE
+    ("ted",),
+    "all_talks_train.tsv with a column per language, plain or .gz",
+    "`vmsst data download evaluation ted`",
   ),
   read=read_ted,
   averages=summarize,
 )
-
 TRANSLATIONS = suite.Benchmark(
   name="translations",
   title="Several translations of one text, and translations of translations",
@@ -295,7 +248,7 @@ TRANSLATIONS = suite.Benchmark(
     ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
     "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz",
-    TRANSLATIONS_SOURCE,
+    "the paper's texts are not public: use your own translations",
   ),
   read=read_translations,
   averages=summarize,

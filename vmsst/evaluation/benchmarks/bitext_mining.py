@@ -13,7 +13,6 @@ The papers evaluate on BUCC's training data, whose gold pairs are public; `BUCC_
 pairs of the test data.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -59,15 +58,11 @@ def read_corpus(path: storage.Path) -> Corpus:
   row_by_id: dict[str, int] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
-    if not tab:
-      raise errors.InputError(f"{path}:{number}: no TAB between id and sentence")
-    if name in row_by_id:
-      raise errors.InputError(f"{path}:{number}: id {name!r} occurs twice")
+    if not tab or name in row_by_id:
+      raise errors.InputError(f"{path}:{number}: not a new id, TAB, and a sentence")
     row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
-  if not rows:
-    raise errors.InputError(f"{path} is empty")
-  count = collections.Counter(row_by_id.values())
-  return Corpus(list(rows), row_by_id, np.array([count[row] == 1 for row in range(len(rows))]))
+  once_N = np.bincount([*row_by_id.values()], minlength=len(rows)) == 1
+  return Corpus(list(rows), row_by_id, once_N)
 
 
 def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
@@ -76,21 +71,16 @@ def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarra
   Repeated sentences have negative row numbers, which are unique.
 
   Raises:
-    InputError: an id is unknown, a pair occurs twice, or there is no pair.
+    InputError: an id is unknown, or there is no pair.
   """
-  lines: dict[tuple[str, str], int] = {}
   gold = []
-  for number, (x, y) in enumerate(files.table(path, 2), 1):
-    before = lines.setdefault((x, y), number)
-    if before != number:
-      raise errors.InputError(f"{path}:{number}: repeats the pair of line {before}")
-    pair = []
-    for name, corpus in ((x, foreign), (y, english)):
-      if name not in corpus.row_by_id:
-        raise errors.InputError(f"{path}:{number}: no sentence has the id {name!r}")
-      row = corpus.row_by_id[name]
-      pair.append(row if corpus.once_N[row] else -number)
-    gold.append(pair)
+  for number, ids in enumerate(files.table(path, 2), 1):
+    try:
+      rows = [corpus.row_by_id[x] for corpus, x in zip((foreign, english), ids, strict=True)]
+    except KeyError as error:
+      raise errors.InputError(f"{path}:{number}: no sentence has the id {error}") from None
+    once = foreign.once_N[rows[0]], english.once_N[rows[1]]
+    gold.append([row if is_once else -number for row, is_once in zip(rows, once, strict=True)])
   if not gold:
     raise errors.InputError(f"{path} is empty")
   return np.array(gold, np.int64)
@@ -120,18 +110,14 @@ def f1_scores(
 
 
 def _read_bucc(split: str, root: storage.Path) -> list[suite.Task]:
-  """Returns one task per language pair; only one pair is in memory at a time."""
-  tasks = []
-  for name in PAIRS:
-    gold = [
-      path
-      for pattern in ("", "*/")
-      for path in storage.find(root / "bucc2018", f"{pattern}{name}.{split}.gold")
-    ]
-    if len(gold) > 1:
-      raise errors.InputError(f"{gold[0]} and {gold[1]} have the same name: remove one")
-    tasks += [dataclasses.replace(_read_pair(name, path), large=True) for path in gold]
-  return tasks
+  """Returns one task per language pair; only the vectors of one pair are in memory at a time."""
+  paths = {
+    name: path
+    for name in PAIRS
+    for pattern in ("*/", "")
+    for path in storage.find(root / "bucc2018", f"{pattern}{name}.{split}.gold")
+  }
+  return [dataclasses.replace(_read_pair(*pair), large=True) for pair in paths.items()]
 
 
 def read_mining(root: storage.Path) -> list[suite.Task]:

@@ -54,12 +54,8 @@ SplitsByCode = Mapping[str, Splits]
 """Data by language code, with English."""
 
 
-def _labeled(rows: Iterable[tuple[str, str]], path: storage.Path) -> LabeledTexts:
-  """Returns the labels and texts of a file's rows."""
-  columns = list(zip(*rows, strict=True))
-  if not columns:
-    raise errors.InputError(f"{path}: contains no text")
-  return LabeledTexts(*columns)
+def _labeled(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
+  return LabeledTexts(*zip(*rows, strict=True))
 
 
 _MLDOC_NAMES = {
@@ -113,14 +109,13 @@ def sib200(folder: storage.Path) -> dict[str, Splits]:
     for split, _, label, text in itertools.islice(files.table(path, 4), 1, None):
       rows[split].append((label, text))
     code = files.known_code(files.plain_name(path).removesuffix(".tsv"), path)
-    splits[code] = Splits(*(_labeled(rows_of_split, path) for rows_of_split in rows.values()))
+    splits[code] = Splits(*map(_labeled, rows.values()))
   return splits
 
 
 def _read_mldoc(root: storage.Path) -> list[suite.Task]:
   def part(name: str, end: str) -> LabeledTexts:
-    path = files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")
-    return _labeled(mldoc_rows(path), path)
+    return _labeled(mldoc_rows(files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")))
 
   splits = {
     code: Splits(part(name, "train.1000"), part(name, "dev"), part(name, "test"))
@@ -138,7 +133,7 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
       folder = root / "cls-acl10-unprocessed" / name / domain
       if storage.find(folder, "*"):
         paths = [files.plain_or_gzipped(folder / f"{part}.review") for part in ("train", "test")]
-        train, test = (_labeled(cls_rows(path), path) for path in paths)
+        train, test = (_labeled(cls_rows(path)) for path in paths)
         # The test set also chooses the epoch of its own language's classifier.
         splits[code] = Splits(train, test, test)
     if splits:

@@ -4,15 +4,21 @@ Errors are `errors.InputError` and name the file and, if possible, the line.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
 
 from vmsst import errors, languages, storage
-from vmsst.io import input_files, text_files
+from vmsst.io import text_files
+
+_Record = TypeVar("_Record")
 
 
 def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[storage.Path]:
   """Returns the files of a folder that match a glob pattern, plain or with `.gz`, sorted.
+
+  Of a file that is present plain and gzipped, only the plain one counts.
 
   Args:
     folder: The folder.
@@ -20,21 +26,17 @@ def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[sto
     source: Source of the files, for the error message.
 
   Raises:
-    InputError: there is no file, or one exists both plain and gzipped.
+    InputError: there is no file.
   """
   paths = {
-    path
+    plain_name(path): path
+    for end in (".gz", "")
     for pattern in patterns
-    for end in ("", ".gz")
     for path in storage.find(folder, pattern + end)
   }
   if not paths:
-    raise errors.InputError(_with_source(f"{folder} has no {' or '.join(patterns)}", source))
-  for path in paths:
-    gzipped = path.with_name(path.name + ".gz")
-    if gzipped in paths:
-      raise errors.InputError(f"{path} and {gzipped} both exist: remove one of them")
-  return sorted(paths)
+    raise errors.InputError(f"{folder} has no {' or '.join(patterns)}; {source}")
+  return sorted(paths.values())
 
 
 def plain_or_gzipped(path: storage.Path, *, source: str = "") -> storage.Path:
@@ -43,7 +45,7 @@ def plain_or_gzipped(path: storage.Path, *, source: str = "") -> storage.Path:
   for candidate in (path, gzipped):
     if storage.is_file(candidate):
       return candidate
-  raise errors.InputError(_with_source(f"neither {path} nor {gzipped.name} exists", source))
+  raise errors.InputError(f"neither {path} nor {gzipped.name} exists; {source}")
 
 
 def plain_name(path: storage.Path) -> str:
@@ -67,12 +69,10 @@ def column(path: storage.Path) -> list[str]:
 
 
 def aligned(*paths: storage.Path) -> list[list[str]]:
-  """Returns the lines of aligned files; raises InputError if their numbers differ."""
+  """Returns the lines of aligned files; raises InputError if their numbers differ or are 0."""
   columns = [column(path) for path in paths]
   for path, texts in zip(paths, columns, strict=True):
-    if not texts:
-      raise errors.InputError(f"{path} is empty")
-    if len(texts) != len(columns[0]):
+    if len(texts) != len(columns[0]) or not texts:
       raise errors.InputError(
         f"{paths[0]} has {len(columns[0])} lines and {path} has {len(texts)}, but they must be "
         "aligned: copy both again"
@@ -100,37 +100,26 @@ def known_code(code: str, path: storage.Path) -> str:
   return code
 
 
-def _with_source(message: str, source: str) -> str:
-  return f"{message}; {source}" if source else message
+def records(path: storage.Path, kind: type[_Record]) -> Iterator[_Record]:
+  """Yields the object in each line of a JSON Lines file, plain or gzipped.
+
+  Args:
+    path: The file.
+    kind: Type of the objects, as msgspec checks it.
+
+  Raises:
+    InputError: a line is not JSON, or has another type.
+  """
+  yield from parsed(text_files.read_lines(str(path)), kind, str(path))
 
 
-def records(path: storage.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields `file:line` and the object of every line of a plain or gzipped file."""
-  for number, line in enumerate(text_files.read_lines(str(path)), 1):
-    location = f"{path}:{number}"
-    yield location, parse(line, location)
-
-
-def parse(line: str, location: str) -> dict[str, Any]:
-  """Parses the JSON object in a line; raises InputError with the place if there is none."""
-  record = input_files.parse_json(line, location)
-  if not isinstance(record, dict):
-    raise errors.InputError(f"{location}: not a JSON object but {type(record).__name__}")
-  return record
-
-
-def text(record: dict[str, Any], name: str, location: str) -> str:
-  """Returns a text field; raises InputError if it is missing or is not a text."""
-  value = record.get(name)
-  if not input_files.is_text(value):
-    raise errors.InputError(f"{location}: no text under {name!r}; it has {', '.join(record)}")
-  return str(value)
-
-
-def text_list(record: dict[str, Any], name: str, location: str) -> list[str]:
-  """Returns a field with a text or a list of texts; raises InputError if it has neither."""
-  value = record.get(name)
-  texts = [value] if isinstance(value, str) else value
-  if not isinstance(texts, list) or not texts or not all(isinstance(x, str) for x in texts):
-    raise errors.InputError(f"{location}: {name!r} is neither a text nor a list of texts")
-  return texts
+def parsed(
+  lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
+) -> Iterator[_Record]:
+  """Yields the object in each line of JSON Lines; see `records`."""
+  decoder = msgspec.json.Decoder(kind)
+  for line_number, line in enumerate(lines, first):
+    try:
+      yield decoder.decode(line)
+    except (ValueError, RecursionError) as error:
+      raise errors.InputError(f"{name}:{line_number}: {error}") from None

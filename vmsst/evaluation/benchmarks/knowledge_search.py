@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vmsst import errors, storage
@@ -38,6 +39,23 @@ RIGHT_PER_QUERY = 10
 """Maximum number of questions with a right answer that `sample` adds for each query."""
 
 
+class Question(msgspec.Struct):
+  """A question of a knowledge base.
+
+  Attributes:
+    question: The question.
+    answer: The answer, or several.
+  """
+
+  question: str
+  answer: str | list[str]
+
+  @property
+  def answers(self) -> list[str]:
+    """The answers."""
+    return [self.answer] if isinstance(self.answer, str) else self.answer
+
+
 @dataclasses.dataclass(frozen=True)
 class Queries:
   """What is searched for.
@@ -51,27 +69,6 @@ class Queries:
   texts: tuple[tuple[str, tuple[str, ...]], ...]
   gold: tuple[tuple[str, ...], ...]
   sizes: tuple[int | None, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-  """Lines of the knowledge base, and a digest of the queries to search for among them."""
-
-  span: line_spans.Span
-  queries: str
-
-  @property
-  def key(self) -> Any:
-    """What identifies the part, as JSON."""
-    return [self.queries, self.span.digest]
-
-  @property
-  def lines(self) -> int:
-    """Number of lines."""
-    return self.span.lines
-
-  def __str__(self) -> str:
-    return str(self.span)
 
 
 def search(
@@ -98,7 +95,7 @@ def search(
     spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
-    parts = [_Part(span, digest) for span in spans]
+    parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
     for nearest in vectors.map("search", prepare, compute, parts, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
@@ -107,39 +104,34 @@ def search(
   return right_WQ
 
 
-def _read(source: encoding.EncoderSource, part: _Part) -> tuple[list[str], Any, list[list[str]]]:
-  """Returns the questions, also tokenized if the encoder supports it, and their answers."""
-  pairs = list(parse(part.span.read(), part.span.name, part.span.first))
-  texts = [question for question, _ in pairs]
-  tokens = encoding.prepare(source.open(), texts, [LANGUAGE] * len(texts))
-  return texts, tokens, [answer for _, answer in pairs]
+def _read(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Question], Any]:
+  """Returns questions, also tokenized if the encoder supports it."""
+  base = list(parse(span.read(), span.name, span.first))
+  texts = [each.question for each in base]
+  return base, encoding.prepare(source.open(), texts, [LANGUAGE] * len(texts))
 
 
 def _nearest(
   source: encoding.EncoderSource,
   queries: Queries,
   search: exact_search.Search,
-  prepared: tuple[list[str], Any, list[list[str]]],
+  prepared: tuple[list[Question], Any],
 ) -> embedder.Arrays:
   """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
-  texts, tokens, answers = prepared
+  base, tokens = prepared
   query_QD = _query_vectors(source, queries)
-  vectors_MD = encoding.encode(
-    source.open(), tokens, language=[LANGUAGE] * len(texts), progress=False
-  )
-  encoding.check_finite(vectors_MD, texts)
+  codes = [LANGUAGE] * len(base)
+  vectors_MD = encoding.encode(source.open(), tokens, language=codes, progress=False)
+  encoding.check_finite(vectors_MD, [each.question for each in base])
   scores, right = [], []
   for size in queries.sizes:
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
-    right.append(are_right(index_Q, answers, queries.gold))
+    right.append(are_right(index_Q, base, queries.gold))
     # Not the scores of the search: their rounding differs slightly from part to part.
     scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))
-  return {
-    "score": np.array(scores),
-    "right": np.array(right),
-    "width": np.array(vectors_MD.shape[1]),
-  }
+  width = np.array(vectors_MD.shape[1])
+  return {"score": np.array(scores), "right": np.array(right), "width": width}
 
 
 @functools.lru_cache(1)  # A process searches for the same queries in many parts.
@@ -153,34 +145,25 @@ def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarr
   return np.concatenate(vectors)
 
 
-def _cosines(query_QD: np.ndarray, unit_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
-  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
-  parts = []
-  for rows in exact_search.blocks(len(index_Q)):
-    unit_BD = exact_search.unit_rows(query_QD[rows])
-    parts.append(np.einsum("bd,bd->b", unit_BD, unit_MD[index_Q[rows]]))
-  return np.concatenate(parts)
-
-
 def are_right(
-  index_Q: np.ndarray, answers: Sequence[Iterable[str]], gold: Sequence[Iterable[str]]
+  index_Q: np.ndarray, base: Sequence[Question], gold: Sequence[Iterable[str]]
 ) -> np.ndarray:
   """Returns whether a question of the knowledge base has a right answer of each query, bool [Q].
 
   Args:
-    index_Q: Row of a question for each query.
-    answers: The answers of each row.
+    index_Q: Number of a question for each query.
+    base: The questions.
     gold: The right answers of each query, normalized.
   """
-  normalized = {i: retrieval.normalized_set(answers[i]) for i in set(index_Q.tolist())}
+  normalized = {i: retrieval.normalized_set(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
   return np.array([not normalized[i].isdisjoint(right) for i, right in pairs], bool)
 
 
 def sample(
   queries: Iterable[tuple[str, frozenset[str]]], paths: Sequence[storage.Path], size: int
-) -> list[tuple[str, list[str]]]:
-  """Returns a part of a knowledge base: questions with their answers, in the order of the files.
+) -> list[Question]:
+  """Returns a part of a knowledge base, in the order of the files.
 
   The part is a random sample, and for each query up to `RIGHT_PER_QUERY` questions with a right
   answer: those that share the largest part of their words with the query. It depends only on the
@@ -193,7 +176,7 @@ def sample(
     size: Questions in the random sample; all of them if the corpus has fewer.
 
   Raises:
-    InputError: a file is broken.
+    InputError: a file is broken, or there is no question.
   """
   words: list[set[str]] = []
   numbers_by_answer: dict[str, list[int]] = {}
@@ -201,29 +184,31 @@ def sample(
     words.append(_words(text))
     for answer in gold:
       numbers_by_answer.setdefault(answer, []).append(number)
-  # Heaps of (score, -row, question, answers): the best rows, among equals the first ones.
-  similar: list[list[tuple[float, int, str, list[str]]]] = [[] for _ in words]
-  chosen: list[tuple[float, int, str, list[str]]] = []
+  # Heaps of (score, -row, question): the best rows, among equals the first ones.
+  similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
+  chosen: list[tuple[float, int, Question]] = []
   rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  pairs = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
+  files_of_base = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
-    for row, (question, answers) in enumerate(itertools.chain.from_iterable(pairs)):
+    for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)
       ranks = [(chosen, size, rng.random())]
-      if right := retrieval.normalized_set(answers) & numbers_by_answer.keys():
-        own = _words(question)
+      if right := retrieval.normalized_set(each.answers) & numbers_by_answer.keys():
+        own = _words(each.question)
         for number in {number for answer in right for number in numbers_by_answer[answer]}:
           share = len(words[number] & own) / max(1, len(words[number] | own))
           ranks.append((similar[number], RIGHT_PER_QUERY, share))
       for heap, most, score in ranks:
         push = heapq.heappush if len(heap) < most else heapq.heappushpop
-        push(heap, (score, -row, question, answers))
-  pair_by_row = {-entry[1]: entry[2:] for heap in (chosen, *similar) for entry in heap}
-  return [pair_by_row[row] for row in sorted(pair_by_row)]
+        push(heap, (score, -row, each))
+  by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
+  if not by_row:
+    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; copy the files again")
+  return [by_row[row] for row in sorted(by_row)]
 
 
-def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str, list[str]]]:
-  """Yields the questions of a knowledge base with their answers.
+def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Question]:
+  """Yields the questions of a knowledge base.
 
   Args:
     lines: Lines of a file: `.jsonl` as in PAQ, with an object of `question` and `answer` (a text or
@@ -235,29 +220,28 @@ def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[str
   Raises:
     InputError: the file is broken.
   """
-  is_table = name.removesuffix(".gz").endswith(".tsv")
+  if not name.removesuffix(".gz").endswith(".tsv"):
+    yield from files.parsed(lines, Question, name, first)
+    return
   for number, line in enumerate(lines, first):
-    location = f"{name}:{number}"
-    if is_table:
-      yield _tsv_pair(line, location)
-    else:
-      record = files.parse(line, location)
-      question = files.text(record, "question", location)
-      yield question, files.text_list(record, "answer", location)
+    question, tab, answer = line.partition("\t")
+    if not tab or "\t" in answer:
+      raise errors.InputError(f"{name}:{number}: not two fields, a question and its answer")
+    listed = []
+    if answer.startswith("["):
+      with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        listed = msgspec.convert(ast.literal_eval(answer), list[str])
+    yield Question(question, listed or answer)
+
+
+def _cosines(query_QD: np.ndarray, unit_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
+  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
+  parts = []
+  for rows in exact_search.blocks(len(index_Q)):
+    unit_BD = exact_search.unit_rows(query_QD[rows])
+    parts.append(np.einsum("bd,bd->b", unit_BD, unit_MD[index_Q[rows]]))
+  return np.concatenate(parts)
 
 
 def _words(text: str) -> set[str]:
   return set(retrieval.normalized(text).split())
-
-
-def _tsv_pair(line: str, location: str) -> tuple[str, list[str]]:
-  fields = line.split("\t")
-  if len(fields) != 2:
-    raise errors.InputError(f"{location}: {len(fields)} fields, not a question and its answer")
-  question, answer = fields
-  if not (answer.startswith("[") and answer.endswith("]")):
-    return question, [answer]
-  try:
-    return question, files.text_list({"answer": ast.literal_eval(answer)}, "answer", location)
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-    return question, [answer]

@@ -15,7 +15,6 @@ Results of each ordered pair of languages, with queries in the first:
 Texts of one language (its regional variants) are not compared.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -47,31 +46,8 @@ FLORES_SOURCE = (
 NTREX_SOURCE = "download NTREX-128 from https://github.com/MicrosoftTranslator/NTREX"
 
 
-@dataclasses.dataclass(frozen=True)
-class Changed:
-  """Sentences made from others, with another meaning.
-
-  Attributes:
-    texts: The changed sentences.
-    changes: For each, the original sentence and the type of the change.
-  """
-
-  texts: list[str]
-  changes: Mapping[str, tuple[str, str]]
-
-
-def read_changed(texts: storage.Path, types: storage.Path) -> Changed:
-  """Reads one sentence per line, and a JSON object that maps them to objects `src`, `errtype`."""
-  content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
-  try:
-    changes = {
-      text: (str(change["src"]), str(change["errtype"])) for text, change in content.items()
-    }
-  except (AttributeError, KeyError, TypeError) as error:
-    raise errors.InputError(
-      f"{types}: not a JSON object of objects with src and errtype ({error}); copy it again"
-    ) from None
-  return Changed([text.strip() for text in files.column(texts)], changes)
+Changes = Mapping[str, tuple[str, str]]
+"""The original of each changed English sentence, and the type of the change."""
 
 
 def flores_files(root: storage.Path, split: str) -> dict[str, storage.Path]:
@@ -84,13 +60,13 @@ def flores_files(root: storage.Path, split: str) -> dict[str, storage.Path]:
 def _read_flores(split: str, root: storage.Path) -> list[suite.Task]:
   folder, paths = root / "flores200", flores_files(root, split)
   augmented = folder / f"{split}_augmented"
-  changed = None
-  if augmented.is_dir() and _CHANGED in paths:
-    names = f"{_CHANGED}_augmented.{split}", f"{_CHANGED}_errtype.{split}.json"
-    changed = read_changed(
-      *(files.plain_or_gzipped(augmented / name, source=FLORES_SOURCE) for name in names)
-    )
-  return [_task(paths, changed)]
+  if not augmented.is_dir() or _CHANGED not in paths:
+    return [_task(paths)]
+  texts = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.{split}")
+  types = files.plain_or_gzipped(augmented / f"{_CHANGED}_errtype.{split}.json")
+  content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
+  changes = {text: (change["src"], change["errtype"]) for text, change in content.items()}
+  return [_task(paths, files.column(texts), changes)]
 
 
 def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
@@ -113,58 +89,54 @@ def read_ntrex(
 ) -> list[suite.Task]:
   """Returns one task of all languages, or of those whose codes `keep` accepts."""
   paths = {code: path for code, path in ntrex_files(root).items() if "_" not in code}
-  return [_task({code: path for code, path in paths.items() if keep(code)}, None)]
+  return [_task({code: path for code, path in paths.items() if keep(code)})]
 
 
-def _task(paths: Mapping[str, storage.Path], changed: Changed | None) -> suite.Task:
+def _task(
+  paths: Mapping[str, storage.Path], changed: Sequence[str] = (), changes: Changes | None = None
+) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
-  texts = [[text.strip() for text in lines] for lines in files.aligned(*paths.values())]
-  sides = [suite.Side(*code_and_texts) for code_and_texts in zip(paths, texts, strict=True)]
-  if changed is not None:
-    sides.append(suite.Side(_CHANGED, changed.texts))
-  return suite.Task("all", tuple(sides), functools.partial(_score, sides, changed))
+  texts = files.aligned(*paths.values())
+  sides = [
+    suite.Side(code, [text.strip() for text in lines])
+    for code, lines in (*zip(paths, texts, strict=True), (_CHANGED, changed))
+    if lines
+  ]
+  return suite.Task("all", tuple(sides), functools.partial(_score, sides, changes))
 
 
 def _score(
-  sides: Sequence[suite.Side], changed: Changed | None, *vectors: np.ndarray
+  sides: Sequence[suite.Side], changes: Changes | None, *vectors: np.ndarray
 ) -> list[suite.Result]:
-  named = [side.language for side in sides[: len(sides) - (changed is not None)]]
+  """Returns the results; if there are `changes`, the last side has the changed sentences."""
+  codes = [side.language for side in (sides if changes is None else sides[:-1])]
+  known = [*map(languages.language, codes)]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
-  for i, j in itertools.combinations(range(len(named)), 2):
-    if languages.language(named[i]) != languages.language(named[j]):
-      forward, backward = xsim.nearest(vectors[i], vectors[j])
-      metrics[i, j] = _rates(forward, sides[j].texts)
-      metrics[j, i] = _rates(backward, sides[i].texts)
-  for (i, j), numbers in metrics.items():
-    if changed is not None and named[j] == _CHANGED:
-      more_ND = np.concatenate([vectors[j], vectors[-1]])
-      numbers |= _changed_rates(vectors[i], more_ND, sides[j].texts, changed)
+  for first, second in itertools.combinations(range(len(codes)), 2):
+    if known[first] == known[second]:
+      continue
+    ways = (first, second), (second, first)
+    both = xsim.nearest(vectors[first], vectors[second])
+    for (i, j), nearest in zip(ways, both, strict=True):
+      accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
+      numbers = {
+        "accuracy": 100 * float(accuracy),
+        "xsim": 100 * xsim.error_rate(nearest.margin_N, sides[j].texts),
+        "hubness": nearest.hubness,
+      }
+      if changes is not None and codes[j] == _CHANGED:
+        candidates = [*sides[j].texts, *sides[-1].texts]
+        changed_ND = np.concatenate([vectors[j], vectors[-1]])
+        nearest_N = xsim.nearest(vectors[i], changed_ND)[0].margin_N
+        numbers["xsim++"] = 100 * xsim.error_rate(nearest_N, candidates)
+        counts = xsim.error_types(nearest_N, candidates, changes)
+        for kind in sorted({xsim.MISALIGNED, *(kind for _, kind in changes.values())}):
+          numbers[f"xsim++ {kind}"] = 100 * counts.get(kind, 0) / len(nearest_N)
+      metrics[i, j] = numbers
   return [
-    suite.Result(f"{named[i]}-{named[j]}", (named[i], named[j]), metrics[i, j])
+    suite.Result(f"{codes[i]}-{codes[j]}", (codes[i], codes[j]), metrics[i, j])
     for i, j in sorted(metrics)
   ]
-
-
-def _rates(nearest: xsim.Nearest, texts: Sequence[str]) -> suite.Numbers:
-  accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
-  return {
-    "accuracy": 100 * float(accuracy),
-    "xsim": 100 * xsim.error_rate(nearest.margin_N, texts),
-    "hubness": nearest.hubness,
-  }
-
-
-def _changed_rates(
-  source_ND: np.ndarray, english_MD: np.ndarray, texts: Sequence[str], changed: Changed
-) -> suite.Numbers:
-  nearest_N = xsim.nearest(source_ND, english_MD)[0].margin_N
-  candidates = [*texts, *changed.texts]
-  counts = xsim.error_types(nearest_N, candidates, changed.changes)
-  kinds = {xsim.MISALIGNED, *(kind for _, kind in changed.changes.values())}
-  return {
-    "xsim++": 100 * xsim.error_rate(nearest_N, candidates),
-    **{f"xsim++ {kind}": 100 * counts.get(kind, 0) / len(source_ND) for kind in sorted(kinds)},
-  }
 
 
 def summarize(

@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from vmsst import errors, storage
@@ -32,9 +33,6 @@ _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
 MkqaQuestions = Literal["answered", "all"]
 """Which of MKQA's questions count: those with an answer, or all of them."""
-MKQA_QUESTIONS: tuple[MkqaQuestions, ...] = get_args(MkqaQuestions)
-MKQA_OPTION = "mkqa_questions"
-"""Name of this option in results."""
 
 _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", "zh_cn")
 _NQ_SOURCE = "NQ-open.dev.jsonl is in google-research-datasets/natural-questions, nq_open"
@@ -59,17 +57,29 @@ class Questions:
   gold: list[frozenset[str]]
 
 
+class _Answer(msgspec.Struct):
+  text: str | None = None
+  aliases: list[str] = []
+
+
+class _Answers(msgspec.Struct):
+  en: list[_Answer]
+
+
+class _MkqaRecord(msgspec.Struct):
+  queries: dict[str, str]
+  answers: _Answers
+
+
 def nq_open(path: storage.Path) -> Questions:
   """Reads NQ-open: one JSON object per line, with `question` and `answer` (a list).
 
   Raises:
     InputError: the file is broken.
   """
-  questions = Questions("nq", "en", [], [])
-  for location, record in files.records(path):
-    questions.texts.append(files.text(record, "question", location))
-    questions.gold.append(retrieval.normalized_set(files.text_list(record, "answer", location)))
-  return _not_empty(questions, path)
+  records = list(files.records(path, knowledge_search.Question))
+  gold = [retrieval.normalized_set(record.answers) for record in records]
+  return Questions("nq", "en", [record.question for record in records], gold)
 
 
 def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -88,25 +98,15 @@ def mkqa(path: storage.Path, counted: MkqaQuestions = "answered") -> list[Questi
     InputError: the file is broken, or a language is unknown.
   """
   by_language: dict[str, Questions] = {}
-  for location, record in files.records(path):
-    try:
-      given = record["answers"]["en"]
-      named = [x for answer in given for x in (answer.get("text"), *answer.get("aliases", ()))]
-      gold = retrieval.normalized_set(x for x in named if x)
-    except (KeyError, TypeError, AttributeError):
-      raise errors.InputError(f"{location}: no English answers under 'answers'") from None
-    queries = record.get("queries")
-    if not isinstance(queries, dict) or set(queries) != set(by_language or queries):
-      raise errors.InputError(f"{location}: 'queries' does not have one question per language")
-    for code in queries:
-      files.known_code(code, path)
-      questions = by_language.setdefault(code, Questions(f"mkqa {code}", code, [], []))
-      if gold or counted == "all":
-        questions.texts.append(files.text(queries, code, location))
-        questions.gold.append(gold)
-  if not by_language:
-    raise errors.InputError(f"{path} is empty")
-  return [_not_empty(questions, path) for questions in by_language.values()]
+  for record in files.records(path, _MkqaRecord):
+    texts = [text for answer in record.answers.en for text in (answer.text, *answer.aliases)]
+    gold = retrieval.normalized_set(text for text in texts if text)
+    for code, query in record.queries.items() if gold or counted == "all" else ():
+      if code not in by_language:
+        by_language[code] = Questions(f"mkqa {files.known_code(code, path)}", code, [], [])
+      by_language[code].texts.append(query)
+      by_language[code].gold.append(gold)
+  return [*by_language.values()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
     sets.append(nq_open(files.files_in(root / "nq", *names, source=_NQ_SOURCE)[-1]))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
-  return sets
+  return [questions for questions in sets if questions.texts]
 
 
 def _read(
@@ -201,28 +201,21 @@ def _sampled_task(
 ) -> suite.Task:
   english = [questions for questions in sets if questions.language == knowledge_search.LANGUAGE]
   queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
-  pairs = knowledge_search.sample(queries, paths, size)
-  if not pairs:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; {_PAQ_SOURCE}")
-  texts, answers = zip(*pairs, strict=True)
+  base = knowledge_search.sample(queries, paths, size)
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
     nearest = (exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0] for query_ND in queries)
     golds = (questions.gold for questions in sets)
-    right = map(knowledge_search.are_right, nearest, itertools.repeat(answers), golds)
+    right = map(knowledge_search.are_right, nearest, itertools.repeat(base), golds)
     return _accuracies(sets, *right)
 
+  knowledge = suite.Side(knowledge_search.LANGUAGE, [each.question for each in base])
   sides = (suite.Side(questions.language, questions.texts) for questions in sets)
-  return suite.Task("all", (suite.Side(knowledge_search.LANGUAGE, texts), *sides), score)
+  return suite.Task("all", (knowledge, *sides), score)
 
 
 def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
-  """Returns the benchmark, given which of MKQA's questions count.
-
-  Raises:
-    InputError: `counted` is unknown.
-  """
-  errors.check_choice(MKQA_OPTION, counted, MKQA_QUESTIONS)
+  """Returns the benchmark, given which of MKQA's questions count."""
   return suite.Benchmark(
     name="questions",
     title="Question retrieval in PAQ (NQ, MKQA)",
@@ -234,7 +227,7 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
       more=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
     ),
     read=functools.partial(_read, counted),
-    options={MKQA_OPTION: counted},
+    options={"mkqa_questions": counted},
     averages=_averages,
     sets=("nq", *_MKQA_SETS),
   )
@@ -263,16 +256,16 @@ def sampled(size: int) -> suite.Benchmark:
 
 def _read_small(root: storage.Path) -> list[suite.Task]:
   path = files.plain_or_gzipped(root / "mkqa" / "mkqa.wide.tsv")
-  rows = list(files.table(path))
-  header, rows = rows[0] if rows else [], rows[1:]
+  header, *rows = files.table(path)
   if header[:2] != ["id", "split"] or "en" not in header or len(header) < 4 or not rows:
     raise errors.InputError(
       f"{path}:1: expected a header of id, split, en and codes of other languages, and questions"
     )
-  questions = {code: [row[column] for row in rows] for column, code in enumerate(header[2:], 2)}
+  columns = [[*column] for column in zip(*rows, strict=True)]
+  questions = dict(zip(header[2:], columns[2:], strict=True))
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl", source=_NQ_SOURCE):
-    knowledge += [files.text(x, "question", column) for column, x in files.records(other)]
+    knowledge += [record.question for record in files.records(other, knowledge_search.Question)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
   score = functools.partial(_same_rows, tuple(questions))
   return [suite.Task("all", (suite.Side("en", knowledge), *sides), score)]
@@ -282,12 +275,10 @@ def _same_rows(
   codes: Sequence[str], knowledge_MD: np.ndarray, *queries: np.ndarray
 ) -> list[suite.Result]:
   """Scores how often the nearest question, or one of ten, is the query's translation."""
-  near = exact_search.top_k(np.concatenate(queries), knowledge_MD, 10)
-  results, start = [], 0
+  results = []
   for code, query_ND in zip(codes, queries, strict=True):
-    part = near[start : start + len(query_ND)]
-    start += len(query_ND)
-    shares = retrieval.rank_metrics(part, [[row] for row in range(len(part))], 10)
+    near = exact_search.top_k(query_ND, knowledge_MD, 10)
+    shares = retrieval.rank_metrics(near, [[row] for row in range(len(near))], 10)
     metrics = {name: 100 * shares[name] for name in ("accuracy", "R@10")}
     results.append(suite.Result(code, (code, "en"), metrics))
   return results
@@ -305,18 +296,11 @@ MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="MKQA's questions among their English originals and NQ's",
   files=suite.Files(
-    ("mkqa", "nq"),
+    ("mkqa/mkqa.wide.tsv", "nq"),
     "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
     f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
-    lone=("mkqa/mkqa.wide.tsv",),
   ),
   read=_read_small,
   averages=_small_averages,
   sets=_SMALL_LANGUAGES,
 )
-
-
-def _not_empty(questions: Questions, path: storage.Path) -> Questions:
-  if not questions.texts:
-    raise errors.InputError(f"{path}: no questions with an answer")
-  return questions

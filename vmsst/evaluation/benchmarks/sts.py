@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -68,18 +68,12 @@ class ScoredPairs:
   Attributes:
     name: Name of the set.
     languages: Codes of the first and the second sentences.
-    path: File of the set.
     rows: Score, first and second sentence of each pair.
   """
 
   name: str
   languages: tuple[str, str]
-  path: storage.Path
   rows: Sequence[tuple[float, str, str]]
-
-  def __post_init__(self) -> None:
-    if not self.rows:
-      raise errors.InputError(f"{self.path}: no pair with a score")
 
   @property
   def sides(self) -> tuple[suite.Side, suite.Side]:
@@ -131,7 +125,7 @@ def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> Score
     (files.number(score, path, line), first, second)
     for line, (score, first, second) in enumerate(files.table(path, 3), 1)
   ]
-  return ScoredPairs(name, codes, path, rows)
+  return ScoredPairs(name, codes, rows)
 
 
 def _semeval_pairs(
@@ -148,11 +142,10 @@ def _semeval_pairs(
     )
   rows = []
   for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1):
-    if len(pair) < 2:
-      raise errors.InputError(f"{path}:{line}: 1 field, not 2 sentences with a TAB between them")
     if score:  # 2015 and 2016 have pairs without one.
-      rows.append((files.number(score, score_path, line), pair[0], pair[1]))
-  return ScoredPairs(name, codes, path, rows)
+      first, second, *_ = pair
+      rows.append((files.number(score, score_path, line), first, second))
+  return ScoredPairs(name, codes, rows)
 
 
 def _semeval_sets(
@@ -193,17 +186,7 @@ def _semeval_sets(
       sets.append(_semeval_pairs(path, score_path, name, official[name]))
   if not sets:
     raise errors.InputError(f"{folder} has none of the files {', '.join(official)}")
-  return _by_name(sets)
-
-
-def _by_name(sets: Iterable[ScoredPairs]) -> dict[str, ScoredPairs]:
-  """Returns sets by name; raises InputError if two have the same name."""
-  by_name: dict[str, ScoredPairs] = {}
-  for pairs in sets:
-    other = by_name.setdefault(pairs.name, pairs)
-    if other is not pairs:
-      raise errors.InputError(f"{other.path} and {pairs.path} are both {pairs.name}: remove one")
-  return by_name
+  return {pairs.name: pairs for pairs in sets}
 
 
 def _read_sts(root: storage.Path) -> list[suite.Task]:
@@ -286,16 +269,8 @@ def _summarize_xlsts(
 
 def _read_stsb(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language and split."""
-  sets = [*_stsb_sets(root / "stsb")]
-  jsts = root / "sts" / f"{_JSTS}.tsv"
-  if storage.is_file(jsts):
-    sets.append(scored_table(jsts, _JSTS, ("ja", "ja")))
-  return [pairs.task() for pairs in _by_name(sets).values()]
-
-
-def _stsb_sets(folder: storage.Path) -> Iterator[ScoredPairs]:
-  patterns = ("stsb.*.tsv", "sts-dev.csv", "sts-test.csv")
-  for path in files.files_in(folder, *patterns):
+  tasks = []
+  for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
     english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
     code = "eng" if english else files.known_code(code, path)
@@ -312,7 +287,11 @@ def _stsb_sets(folder: storage.Path) -> Iterator[ScoredPairs]:
     for split, count in SPLITS.items():
       if pairs := rows.get(split, []):
         part = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
-        yield ScoredPairs(f"{code}.{split}{part}", (code, code), path, pairs)
+        tasks.append(ScoredPairs(f"{code}.{split}{part}", (code, code), pairs).task())
+  jsts = root / "sts" / f"{_JSTS}.tsv"
+  if storage.is_file(jsts):
+    tasks.append(scored_table(jsts, _JSTS, ("ja", "ja")).task())
+  return tasks
 
 
 def _summarize_stsb(

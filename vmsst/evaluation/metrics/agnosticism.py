@@ -114,27 +114,3 @@ def mean_distance(first_ND: np.ndarray, second_ND: np.ndarray) -> float:
     exact_search.unit_rows(side).astype(np.float64) for side in (first_ND, second_ND)
   )
   return float(np.mean(np.linalg.norm(first_ND - second_ND, axis=1)))
-
-
-def principal_plane(vectors_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Projects V vectors of length 1 to their first two principal components (the paper's Fig. 1).
-
-  Signs are deterministic: along each axis the outermost point, the first among equals, is positive.
-  Axes without variance are 0.
-
-  Returns:
-    Coordinates relative to the mean, [V, 2], and the share of the variance along each axis, [2].
-  """
-  units_VD = exact_search.unit_rows(vectors_VD).astype(np.float64)
-  left_VK, scale_K, _ = np.linalg.svd(units_VD - units_VD.mean(axis=0), full_matrices=False)
-  scale_K = np.where(scale_K > 1e-6, scale_K, 0)  # the precision of float32 unit vectors
-  point_V2, share_2 = np.zeros((len(units_VD), 2)), np.zeros(2)
-  axes = min(2, len(scale_K))
-  point_V2[:, :axes] = left_VK[:, :axes] * scale_K[:axes]
-  if scale_K[0] > 0:
-    share_2[:axes] = scale_K[:axes] ** 2 / np.sum(scale_K**2)
-  for axis_V in point_V2.T:
-    size_V = np.abs(axis_V)
-    if axis_V[np.argmax(size_V >= size_V.max() - 1e-6)] < 0:
-      axis_V *= -1
-  return point_V2 + 0.0, share_2

@@ -90,16 +90,17 @@ def transfer_accuracies(
     by_shape.setdefault(shape, []).append(name)
   accuracies = {}
   for names in by_shape.values():
-    parts = [(splits[name].train, splits[name].dev) for name in names]
-    arrays = (
-      jnp.stack([getattr(part[i], field) for part in parts])
-      for i in range(2)
-      for field in ("vectors_ND", "label_N")
-    )
+    parts = [data for name in names for data in (splits[name].train, splits[name].dev)]
+    vectors, labels = [x.vectors_ND for x in parts], [x.label_N for x in parts]
+    # Training vectors and labels, then development vectors and labels, of all splits.
+    arrays = (jnp.stack(x[i::2]) for i in range(2) for x in (vectors, labels))
     params = _train_all(config, num_classes, jnp.asarray(seeds), *arrays)
     for row, name in enumerate(names):
       classifier = jax.tree.map(lambda leaf, row=row: leaf[row], params)
-      accuracies[name] = {x: _accuracies(classifier, test) for x, test in tests.items()}
+      accuracies[name] = {
+        x: np.mean(np.asarray(_predictions(classifier, test.vectors_ND)) == test.label_N, axis=1)
+        for x, test in tests.items()
+      }
   return {name: accuracies[name] for name in splits}
 
 
@@ -188,8 +189,3 @@ def _logits(
 @jax.jit
 def _predictions(params: Any, vectors_ND: Float[Array, "N D"]) -> Int[Array, "S N"]:
   return jax.vmap(lambda classifier: jnp.argmax(_logits(classifier, vectors_ND), axis=1))(params)
-
-
-def _accuracies(params: Any, test: LabeledVectors) -> np.ndarray:
-  found_SN = np.asarray(_predictions(params, test.vectors_ND))
-  return np.mean(found_SN == test.label_N, axis=1)

@@ -59,7 +59,7 @@ class Section:
   figures: list[plots.Figure] = dataclasses.field(default_factory=list)
 
 
-def page(folders: Iterable[str | os.PathLike[str]]) -> str:
+def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   """Returns a report as an HTML page that needs no other file.
 
   A published number is shown next to a measured value of the same metric and the same sets. Numbers
@@ -104,8 +104,8 @@ def page(folders: Iterable[str | os.PathLike[str]]) -> str:
     trim_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  sections = _sections(evaluated, training)
-  return environment.get_template("page.html.j2").render(encoders=evaluated, sections=sections)
+  template = environment.get_template("page.html.j2")
+  return template.render(encoders=evaluated, sections=sections(evaluated, training))
 
 
 def _curves(folder: storage.Path) -> dict[str, Curve]:
@@ -125,7 +125,7 @@ def _curves(folder: storage.Path) -> dict[str, Curve]:
   return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
-def _sections(
+def sections(
   evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
@@ -133,48 +133,40 @@ def _sections(
   for encoder, results in evaluated.items():
     if score := averages.overall_score(results):
       title = "Overall Score of the VMSST paper"
-      by_benchmark.setdefault("score", {})[encoder] = {
-        "title": title,
-        "summary": score,
-        "missing": [],
-        "options": {},
-        "results": [],
-      }
+      whole = results_files.BenchmarkResults(
+        title=title, summary=score, missing=[], results=[], options={}
+      )
+      by_benchmark.setdefault("score", {})[encoder] = whole
   for encoder, results in evaluated.items():
     for name, scored in results["benchmarks"].items():
       by_benchmark.setdefault(name, {})[encoder] = scored
   own = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
   own_tables = [_table(next(iter(x.values()))["title"], "System", _averages(x)) for x in own]
-  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
-  keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
-  by_seen = papers.seen_and_unseen(evaluated)
-  sections = [
-    Section("Your files", tables=own_tables),
-    _overview(by_benchmark),
-    *(_benchmark(name, scored, keys, by_seen) for name, scored in by_benchmark.items()),
-    Section("Training", figures=_training(training)),
-  ]
-  titles, text = papers.content()["papers"], str([section.tables for section in sections])
-  cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
-  sections += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
-  return [
-    section
-    for section in sections
-    if section.notes or section.figures or any(x.rows for x in section.tables)
-  ]
-
-
-def _overview(by_benchmark: Mapping[str, ResultsByEncoder]) -> Section:
-  """Returns the averages that papers compare, or the first one, of each benchmark."""
-  cells: Cells = {}
-  for benchmark, of_encoder in by_benchmark.items():
-    main = [name for key, name in papers.content()["main"] if key == benchmark]
+  main: Cells = {}  # The averages that papers compare, or the first one, of each benchmark.
+  for name, of_encoder in by_benchmark.items():
+    compared = [average for benchmark, average in papers.content()["main"] if benchmark == name]
     for encoder, scored in of_encoder.items():
       summary = scored["summary"]
-      names = [x for x in summary if x.removesuffix(averages.INCOMPLETE) in main]
-      for name in names or [*summary][:1]:
-        cells[f"{scored['title']}: {name}", encoder] = f"{summary[name]:.2f}"
-  return Section("Overview", tables=[_table("Main averages", "Benchmark", cells)])
+      chosen = [x for x in summary if x.removesuffix(averages.INCOMPLETE) in compared]
+      for average in chosen or [*summary][:1]:
+        main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
+  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
+  keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
+  by_seen = {tatoeba.BENCHMARK.name: papers.seen_and_unseen(evaluated)}
+  listed = [
+    Section("Your files", tables=own_tables),
+    Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
+    *(_benchmark(name, x, keys, by_seen.get(name, {})) for name, x in by_benchmark.items()),
+    Section("Training", figures=_training(training)),
+  ]
+  titles, text = papers.content()["papers"], str([section.tables for section in listed])
+  cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
+  listed += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
+  return [
+    section
+    for section in listed
+    if section.notes or section.figures or any(x.rows for x in section.tables)
+  ]
 
 
 def _averages(of_encoder: ResultsByEncoder) -> Cells:
@@ -193,7 +185,7 @@ def _benchmark(
   name: str,
   of_encoder: ResultsByEncoder,
   keys: Collection[str],
-  by_seen: Mapping[str, list[papers.Number]],
+  by_average: Mapping[str, list[papers.Number]],
 ) -> Section:
   """Returns the section of a benchmark.
 
@@ -201,62 +193,47 @@ def _benchmark(
     name: Name of the benchmark.
     of_encoder: Its results.
     keys: Keys of the papers to show ablations of.
-    by_seen: Published averages of Tatoeba over seen and unseen languages.
+    by_average: Further published averages.
   """
-  section = Section(next(iter(of_encoder.values()))["title"], [*_notes(name, of_encoder)])
-  results = {}
+  section = Section(next(iter(of_encoder.values()))["title"])
+  remarks = papers.content()["remarks"]
+  section.notes.extend([remarks[name]] if name in remarks else [])
+  results: dict[str, list[suite.Result]] = {}
   for encoder, scored in of_encoder.items():
+    for option, choice in scored["options"].items():
+      if remark := remarks.get(f"{option} {choice}"):
+        section.notes.append(f"{encoder}: {remark}")
     results[encoder] = suite.collect_results(scored)
     for text in results[encoder]:
       if text.arrays:
         where = f"{encoder}, {section.title if text.name == agnosticism.ALL else text.name}"
         section.figures.extend(plots.errors(where, text))
     results[encoder] = [*_error_rows(results[encoder])]
+  if len({frozenset(x.name for x in of_one) for of_one in results.values()}) > 1:
+    note = "The encoders were evaluated on different sets: their averages are not comparable."
+    section.notes.append(note)
   cells = _averages(of_encoder)
-  numbers = {key: papers.for_average(name, key, keys) for _, key in cells}
-  numbers |= by_seen if name == tatoeba.BENCHMARK.name else {}
+  numbers = {key: papers.for_average(name, key, keys) for _, key in cells} | {**by_average}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
-    dict.fromkeys(f"{x.source}: {x.note}" for scored in numbers.values() for x in scored if x.note)
+    dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)
   )
   title = "Averages, next to published ones"
   section.tables.append(_table("Averages", "System", cells))
   section.tables.append(_table(title, "System", compared | _paper_cells(numbers)))
-  section.tables.append(_table("Results", "Set", _results(name, results, keys)))
-  return section
-
-
-def _notes(name: str, of_encoder: ResultsByEncoder) -> Iterator[str]:
-  """Yields when the numbers of a benchmark and its options are comparable with others."""
-  remarks = papers.content()["remarks"]
-  if name in remarks:
-    yield remarks[name]
-  for encoder, scored in of_encoder.items():
-    for option, choice in scored["options"].items():
-      if remark := remarks.get(f"{option} {choice}"):
-        yield f"{encoder}: {remark}"
-  if len({frozenset(x["name"] for x in scored["results"]) for scored in of_encoder.values()}) > 1:
-    yield "The encoders were evaluated on different sets: their averages are not comparable."
-
-
-def _results(
-  name: str, of_encoder: Mapping[str, Sequence[suite.Result]], keys: Collection[str]
-) -> Cells:
-  """Returns all results, followed by the published numbers of the same languages."""
-  cells: Cells = {}
-  others: Cells = {}
-  for metric in dict.fromkeys(
-    x for scored in of_encoder.values() for y in scored for x in y.metrics
-  ):
+  # All results, followed by the published numbers of the same languages.
+  cells, others = {}, {}
+  for metric in dict.fromkeys(x for of_one in results.values() for y in of_one for x in y.metrics):
     numbers = {}
-    for encoder, scored in of_encoder.items():
-      for x in scored:
+    for encoder, of_one in results.items():
+      for x in of_one:
         if metric in x.metrics:
           cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
           numbers[x.name] = papers.for_result(name, x.name, x.languages, metric, keys)
-    for (system, row), text in _paper_cells(numbers).items():
-      others[row, f"{system}: {metric}"] = text
-  return cells | others
+    for (system, row), number in _paper_cells(numbers).items():
+      others[row, f"{system}: {metric}"] = number
+  section.tables.append(_table("Results", "Set", cells | others))
+  return section
 
 
 def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:

@@ -7,9 +7,8 @@ input gives an equal image.
 import base64
 import dataclasses
 import io
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,23 +65,26 @@ def curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) 
   return _drawn(title, draw, 7, 2.5 * len(panels), len(panels))
 
 
-def errors(where: str, result: suite.Result) -> Iterator[Figure]:
-  """Draws a result of `benchmarks.agnosticism`: its error matrix, a tree, and a sentence.
+def errors(where: str, result: suite.Result) -> list[Figure]:
+  """Draws the error matrix of a result of `benchmarks.agnosticism`, and a tree of its languages.
 
   Args:
     where: Encoder and text, for the titles.
     result: The result.
   """
   labels, error_LL = result.arrays["labels"], np.array(result.arrays["error"])
-  branches = [languages.language(code).branch for code in result.languages]
-  if len(labels) > 2:  # Two make no tree.
-    tree_M4 = agnosticism.language_tree(error_LL)
-    order = hierarchy.leaves_list(tree_M4)
-    ordered = [labels[row] for row in order]
-    yield heat_map(f"Errors: {where}", error_LL[np.ix_(order, order)], ordered)
-    yield dendrogram(f"Languages by error: {where}", tree_M4, labels, branches)
-  title = f"One sentence in all versions: {where}, line {result.arrays['line']}"
-  yield sentence(title, result.arrays, branches)
+  if len(labels) < 3:  # Two make no tree.
+    return []
+  tree_M4 = agnosticism.language_tree(error_LL)
+  order = hierarchy.leaves_list(tree_M4)
+  names = [
+    f"{label}, {languages.language(code).branch}"
+    for label, code in zip(labels, result.languages, strict=True)
+  ]
+  return [
+    heat_map(f"Errors: {where}", error_LL[np.ix_(order, order)], [labels[row] for row in order]),
+    dendrogram(f"Languages by error: {where}", tree_M4, names),
+  ]
 
 
 def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
@@ -113,16 +115,13 @@ def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
   return _drawn(title, draw, side, side)
 
 
-def dendrogram(
-  title: str, tree_M4: np.ndarray, labels: Sequence[str], families: Sequence[str]
-) -> Figure:
-  """Draws a tree of `agnosticism.language_tree`, with the family of each language."""
-  names = [f"{label}, {family}" for label, family in zip(labels, families, strict=True)]
+def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure:
+  """Draws a tree of `agnosticism.language_tree`."""
 
   def draw(axes: Any) -> None:
     hierarchy.dendrogram(
       tree_M4,
-      labels=names,
+      labels=labels,
       orientation="left",
       leaf_font_size=9,
       color_threshold=0,
@@ -133,34 +132,6 @@ def dendrogram(
     axes.set_xlabel("mean error of both directions where groups join (%)")
 
   return _drawn(title, draw, 6, 0.19 * len(labels) + 0.6)
-
-
-def sentence(title: str, versions: Mapping[str, Any], families: Sequence[str]) -> Figure:
-  """Draws the vectors of one sentence in all its versions as points (the paper's Fig. 1).
-
-  Args:
-    title: Title of the figure.
-    versions: `labels`, `points`, `shares` and `edges`, as `benchmarks.agnosticism` defines them.
-    families: One per point; points of one family have one color.
-  """
-  point_V2 = np.array(versions["points"])
-
-  def draw(axes: Any) -> None:
-    for first, second, distance in versions["edges"]:
-      axes.plot(*point_V2[[first, second]].T, color="#999999", linewidth=1, zorder=1)
-      axes.text(*point_V2[[first, second]].mean(axis=0), f"{distance:.2f}", fontsize=7)
-    for color, family in zip(itertools.cycle(_COLORS), sorted(set(families)), strict=False):
-      rows = [row for row, name in enumerate(families) if name == family]
-      axes.scatter(*point_V2[rows].T, color=color, label=family)
-    for label, point_2 in zip(versions["labels"], point_V2, strict=True):
-      axes.annotate(label, point_2, (4, 4), textcoords="offset points")
-    axes.set_aspect("equal", "datalim")
-    shares = [f"principal component ({100 * x:.0f} % of variance)" for x in versions["shares"]]
-    axes.set_xlabel(f"first {shares[0]}")
-    axes.set_ylabel(f"second {shares[1]}")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-  return _drawn(title, draw, 7, 7)
 
 
 def _drawn(

@@ -1,5 +1,7 @@
+import functools
 import warnings
 
+import benchmark_trees
 import fake_encoders
 import line_files
 import numpy as np
@@ -29,39 +31,44 @@ def test_documents_are_split_into_sentences(text, expected):
   assert expected == 1 or all(sentences)
 
 
-def share_of_axes(splits, tests, *, num_classes):
+def train_sizes(sizes, splits, tests, *, num_classes):
   """Replaces the training, which takes seconds to compile: the largest axis is the class."""
 
   def right(data):
     return np.mean(data.vectors_ND.argmax(axis=1) == data.label_N)
 
-  assert {(right(x.train), len(x.train.label_N), right(x.dev)) for x in splits.values()} == {
-    (1, 2 * num_classes, 1)
-  }
-  return {x: {y: np.array(2 * [right(test)]) for y, test in tests.items()} for x in splits}
+  sizes |= {code: len(split.train.label_N) for code, split in splits.items()}
+  assert all(right(split.train) == right(split.dev) == 1 for split in splits.values())
+  return {x: {y: np.full(2, right(test)) for y, test in tests.items()} for x in splits}
+
+
+def encode(text):
+  return [2 * (text[0] == x) for x in "CEGM"]
 
 
 def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
-  monkeypatch.setattr(classification, "transfer_accuracies", share_of_axes)
+  sizes = {}
+  monkeypatch.setattr(classification, "transfer_accuracies", functools.partial(train_sizes, sizes))
   for name, classes in (("english", "CEGM"), ("german", "CEMG")):
     for part, texts in (("train.1000", 2 * "CEGM"), ("dev", "CEGM"), ("test", classes)):
       rows = [
         (f"{label}CAT", f"Word. {text}.") for label, text in zip(2 * "CEGM", texts, strict=False)
       ]
       line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{part}", rows)
-  (task,) = documents.MLDOC.read(tmp_path)
-  encoder = fake_encoders.FakeEncoder(lambda text: [2 * (text[0] == x) for x in "CEGM"])
-  results = task.results(embedder.Embedder(encoder), [None])[None]
-  assert [(x.name, x.languages, x.metrics) for x in results] == [
-    ("en->de", ("en", "de"), {"accuracy": 50, "deviation": 0}),
-    ("de->en", ("de", "en"), {"accuracy": 100, "deviation": 0}),
+  scored = benchmark_trees.run_benchmark(
+    documents.MLDOC, fake_encoders.FakeEncoder(encode), tmp_path
+  )
+  assert sizes == {"en": 8, "de": 8}
+  assert [(x["name"], x["metrics"]) for x in scored["results"]] == [
+    ("en->de", {"accuracy": 50, "deviation": 0}),
+    ("de->en", {"accuracy": 100, "deviation": 0}),
   ]
-  assert documents.MLDOC.summarize(results, None) == {
+  assert scored["summary"] == {
     "accuracy (incomplete)": 75,
     "accuracy from English (incomplete)": 50,
     "accuracy into English (incomplete)": 100,
   }
-  assert len(documents.MLDOC.missing(results)) == 12
+  assert len(scored["missing"]) == 12
 
 
 def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
@@ -72,33 +79,25 @@ def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   assert [*documents.mldoc_rows(path)] == rows
 
 
-ITEM = "<item><rating>{}</rating><summary>Sum &amp; é</summary><text>Text.\nMore</text></item>"
-
-
 def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path, monkeypatch):
-  folder = tmp_path / "cls-acl10-unprocessed"
-  head = '<?xml version="1.0" encoding="UTF-8"?>\n'
+  sizes = {}
+  monkeypatch.setattr(classification, "transfer_accuracies", functools.partial(train_sizes, sizes))
+  item = "<item><rating>{}</rating><summary>{} &amp; é</summary><text>{}.\nMore</text></item>"
   for code in ("en", "jp"):
     for part, stars in {"train": ("5.0", "1.0", " 4.0\n", "2"), "test": "51"}.items():
-      reviews = "".join(map(ITEM.format, stars))
-      path = folder / code / "dvd" / f"{part}.review.gz"
-      line_files.write_text(path, f"{head}<items>{reviews}</items>")
-  (label, text), *others = documents.cls_rows(folder / "jp" / "dvd" / "train.review.gz")
-  assert (label, text) == ("positive", "Sum & é\nText.\nMore")
-  assert [label for label, _ in others] == ["negative", "positive", "negative"]
-  (task,) = documents.CLS.read(tmp_path)
-  assert (task.name, [*task.texts()]) == ("dvd", 4 * ["Sum & é", "Text.", "More"])
-
-  def accuracies(splits, tests, *, num_classes):
-    assert {code: len(split.train.label_N) for code, split in splits.items()} == {"en": 4, "ja": 4}
-    assert all(tests[code].vectors_ND is split.dev.vectors_ND for code, split in splits.items())
-    return {x: dict.fromkeys(tests, np.ones(1)) for x in splits}
-
-  monkeypatch.setattr(classification, "transfer_accuracies", accuracies)
-  encoder = fake_encoders.FakeEncoder(lambda text: [len(text)])
-  results = task.results(embedder.Embedder(encoder), [None])[None]
-  assert [result.name for result in results] == ["dvd en->ja", "dvd ja->en"]
-  assert len(documents.CLS.missing(results)) == 16
+      reviews = [item.format(x, "EC"[float(x) < 3], "CE"[float(x) > 3]) for x in stars]
+      path = tmp_path / "cls-acl10-unprocessed" / code / "dvd" / f"{part}.review.gz"
+      head = '<?xml version="1.0" encoding="UTF-8"?>\n'
+      line_files.write_text(path, f"{head}<items>{''.join(reviews)}</items>")
+  rows = [("positive", "E & é\nE.\nMore"), ("negative", "C & é\nC.\nMore")]
+  assert [*documents.cls_rows(path)] == rows
+  scored = benchmark_trees.run_benchmark(documents.CLS, fake_encoders.FakeEncoder(encode), tmp_path)
+  assert sizes == {"en": 4, "ja": 4}
+  names = ["dvd en->ja", "dvd ja->en"]
+  assert [(x["name"], x["metrics"]["accuracy"]) for x in scored["results"]] == [
+    (name, 100) for name in names
+  ]
+  assert len(scored["missing"]) == 16
 
 
 SIZES = {"train": 60, "dev": 48, "test": 600}

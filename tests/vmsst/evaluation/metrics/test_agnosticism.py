@@ -72,22 +72,3 @@ def test_similar_languages_are_neighbors_in_the_tree():
   tree_M4 = agnosticism.language_tree(error_LL)
   np.testing.assert_array_equal(tree_M4[:, 2], [1, 5, 7])
   assert {*tree_M4[0, :2]} == {0, 1}
-
-
-def test_the_plane_equals_scikit_learn_with_the_outermost_points_positive():
-  decomposition = pytest.importorskip("sklearn.decomposition")
-  vectors = np.random.default_rng(1).normal(size=[9, 20])
-  point_V2, share_2 = agnosticism.principal_plane(7 * vectors)
-  units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-  reference = decomposition.PCA(2, svd_solver="full").fit(units)
-  np.testing.assert_allclose(np.abs(point_V2), np.abs(reference.transform(units)), atol=1e-5)
-  np.testing.assert_allclose(share_2, reference.explained_variance_ratio_, rtol=1e-5)
-  line_2 = agnosticism.principal_plane(np.array([[2.0, 0.0], [0.0, 1.0]]))[0][:, 0]
-  np.testing.assert_allclose(line_2, [0.5**0.5, -(0.5**0.5)], atol=1e-6)
-
-
-def test_equal_versions_lie_on_one_point():
-  vector = np.random.default_rng(2).normal(size=[1, 8])
-  point_V2, share_2 = agnosticism.principal_plane(np.repeat(vector, 4, axis=0))
-  np.testing.assert_array_equal(point_V2, np.zeros([4, 2]))
-  np.testing.assert_array_equal(share_2, [0, 0])

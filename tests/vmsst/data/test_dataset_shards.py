@@ -1,0 +1,92 @@
+"""Files of datasets against TensorFlow and TFDS."""
+
+import opus_tree
+import pytest
+
+from vmsst import errors, languages
+from vmsst.data import dataset_shards, readers
+
+TEXTS = {
+  ("de", "en"): [("Häuser 1", "houses 1"), ("x" * 300, "long"), ("", "empty")],
+  ("zh_TW", "es"): [("房子", "casa"), ("二", "dos")],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return opus_tree.write_dataset(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
+
+
+def test_a_shard_is_a_bitext(folder):
+  (bitext,) = readers.find_bitext(f"{folder}/*-train_deu_eng.tfrecord*")
+  assert (bitext.source, bitext.target) == (languages.language("de"), languages.language("en"))
+  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+  (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
+  assert (bitext.source, bitext.target) == (languages.language("zh_TW"), languages.language("es"))
+  assert dataset_shards.Records(bitext.paths[0]).texts(0) == {
+    "source": "房子",
+    "target": "casa",
+    "source_language": "cmnHant",
+    "target_language": "spa",
+    "corpus": "Corpus",
+  }
+
+
+def test_languages_are_given_if_the_name_has_none(folder, tmp_path):
+  path = tmp_path / "mine.tfrecord"
+  path.write_bytes(next(folder.glob("*-train_deu_eng*")).read_bytes())
+  with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair of language"):
+    readers.find_bitext(str(path))
+  (bitext,) = readers.find_bitext(str(path), ("de", "en"))
+  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+
+
+def test_a_damaged_tfrecord_is_named(folder, tmp_path):
+  content = next(folder.glob("*-train_deu_eng*")).read_bytes()
+  path = tmp_path / "x-train_deu_eng.tfrecord"
+  outcomes = set()
+  for size in range(1, len(content)):
+    path.write_bytes(content[:size])
+    outcomes.add(outcome(path))
+  # Cut after the first record, the file is whole; the dataset's counts find it.
+  truncated = "is truncated; copy or build the file again"
+  assert outcomes == {1, f"record 1 {truncated}", f"record 2 {truncated}"}
+  damaged = (
+    "record 1 is damaged, or not an example of `vmsst data build`; copy or build the file ag"
+  )
+  for place in range(12, 120, 3):  # keys and texts
+    path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    assert outcome(path).startswith(damaged)
+  dataset_shards.write(path, [b"no example"])
+  assert outcome(path).startswith(damaged)
+
+
+def outcome(path):
+  """Returns the number of examples in a file, or the error without the name of the file."""
+  try:
+    records = dataset_shards.Records(str(path))
+    return len([records.texts(number) for number in range(len(records))])
+  except errors.InputError as error:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def test_tensorflow_reads_what_is_written(tmp_path):
+  import tensorflow as tf
+
+  examples = dataset_shards.Examples("deu", "eng")
+  texts = [("ß" * (i * 17 % 300), "x" * (i * i % 20_000)) for i in range(50)]
+  records = [examples.example(b"Europarl", s.encode(), t.encode()) for s, t in texts]
+  path = tmp_path / "x-train_deu_eng.tfrecord"
+  written = dataset_shards.write(path, iter(records))
+  assert written == (50, sum(map(len, records)))
+  dataset = tf.data.TFRecordDataset(str(path), buffer_size=1 << 20)  # verifies checksums
+  for record, (source, target) in zip(dataset.as_numpy_iterator(), texts, strict=True):
+    features = tf.train.Example.FromString(record).features.feature
+    found = {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
+    codes = {"source_language": "deu", "target_language": "eng"}
+    assert found == {"source": source, "target": target, "corpus": "Europarl", **codes}
+  one_sided = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a"]))
+  example = tf.train.Example(features=tf.train.Features(feature={"source": one_sided}))
+  dataset_shards.write(path, [records[0], example.SerializeToString()])
+  with pytest.raises(errors.InputError, match=r"tfrecord: record 2 is damaged, or not an example"):
+    list(readers.read_pairs(*readers.find_bitext(str(path))))

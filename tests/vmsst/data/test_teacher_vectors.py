@@ -1,0 +1,40 @@
+import line_files
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.data import readers, teacher_vectors
+
+
+def test_vectors_that_do_not_go_with_the_files_are_refused(tmp_path):
+  path = line_files.write_tsv(tmp_path / "x" / "a.de-en.tsv", [("s", "t")] * 14)
+  (bitext,) = readers.find_bitext(str(path))
+  folder = str(tmp_path)
+  path = tmp_path / "x" / "a.de-en.tsv.npy"
+  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv\.npy: no such file: .*data embed"):
+    teacher_vectors.open_vectors(folder, bitext)
+  path.write_bytes(b"nonsense")
+  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv\.npy: not a NumPy file"):
+    teacher_vectors.open_vectors(folder, bitext)
+  for wrong in (np.zeros([14, 2]), np.zeros([14, 3], np.float32)):
+    np.save(path, wrong)
+    with pytest.raises(errors.InputError, match=r"must be float32 \[lines, 2, width\]"):
+      teacher_vectors.open_vectors(folder, bitext)
+  np.save(path, np.zeros([13, 2, 3], np.float32))
+  with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
+    teacher_vectors.check(folder, bitext, 14)
+  np.save(path, np.zeros([14, 2, 3], np.float32))
+  teacher_vectors.check(folder, bitext, 14)
+
+
+def test_vectors_are_taken_across_arrays():
+  arrays = [np.arange(n * 2 * 2, dtype=np.float32).reshape(n, 2, 2) + 100 * n for n in (3, 0, 2)]
+  whole = np.concatenate(arrays)
+  for numbers in ([3, 0, 2, 0], [], [1, 4], list(range(5))):
+    index = np.array(numbers, np.int64)
+    for side in (0, 1):
+      column = teacher_vectors.Column(arrays, side)
+      np.testing.assert_array_equal(column[index], whole[index, side])
+    column = teacher_vectors.Column(arrays, 0, index)
+    turned = np.arange(len(index))[::-1]
+    np.testing.assert_array_equal(column[turned], whole[index[::-1], 0])
