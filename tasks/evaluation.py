@@ -317,7 +317,7 @@ def _pair_task(
   texts = tuple(zip(*rows, strict=True))
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts)
+    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts=texts)
     to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
     average = (to_target + from_target) / 2
     metrics = {"to target": to_target, "from target": from_target, "average": average}
