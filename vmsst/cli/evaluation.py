@@ -175,11 +175,11 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
     out: Output folder for report.html.
   """
   from vmsst.evaluation.report import page
-  from vmsst.jobs import atomic_files, outputs
+  from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
   outputs.check(folders, folder=out, files=[path.name])
-  atomic_files.write_text(path, page.html(folders))
+  outputs.write_text(path, page.html(folders))
   print(path)
 
 
