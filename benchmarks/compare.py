@@ -149,26 +149,25 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 def _released() -> Iterator[tuple[str, Row]]:
   """Yields losses and labels for each language pair, from a released encoder."""
-  model, soft = "MODEL", "@soft_contrastive.SoftContrastiveModel()"
-  options = "soft_contrastive.SoftContrastiveModel"
-  plain = {model: soft, f"{options}.monolingual": False}
+  soft = {"OBJECTIVE": "soft_contrastive"}
+  plain = {**soft, "finetuning.model.monolingual": False}
   for name, path in {
     "en-ko": "bitext_other/kor-eng.park_jhe.tsv.gz",
     "en-fr": "bitext_tatoeba/fra-eng.tsv.gz",
   }.items():
     for key, label, bindings in (
-      ("soft", "soft, Priority + TCM", {model: soft}),
+      ("soft", "soft, Priority + TCM", soft),
       ("priority", "soft, Priority", plain),
-      ("average", "soft, Average", {**plain, f"{options}.labels": "average"}),
+      ("average", "soft, Average", {**plain, "finetuning.model.labels": "average"}),
       ("hard", "hard contrastive", {}),
-      ("mse", "MSE", {model: "@distillation.DistillationModel()"}),
-      ("muse", "mUSE", {}),
+      ("mse", "MSE", {"OBJECTIVE": "distillation"}),
+      ("muse", "mUSE", {"NUM_NEGATIVES": 3}),
     ):
       yield (
         f"{name}/{key}",
         Row(
           f"{name}, {label}",
-          f"comparison/released{'_muse' if key == 'muse' else ''}.gin",
+          "comparison/released.gin",
           bindings={"PAIRS": [path], **bindings},
           baseline=f"{name}, released" if key == "soft" else None,
           teacher=key not in ("hard", "muse"),

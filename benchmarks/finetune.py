@@ -11,8 +11,8 @@ not the same.
 
 Each training runs in its own process, in turns. Prints one JSON line for each, and a last one with
 the ratios of steps per second and the accuracies: those of retrieval among 1,000 other pairs in
-both directions, before and after. Steps per second exclude the first --warm_up steps; shapes that
-are compiled later are included. `whole` are the seconds of the whole process, imports included.
+both directions, before and after. Steps per second exclude the first --warm_up steps, a multiple of
+10; shapes that are compiled later are included. `whole` are the seconds of the whole process, imports included.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import encode
 import measure
 
 LANGUAGES = ("deu", "fra", "rus", "tur", "jpn")
-_SCALE = 20.0
+_SCALE = 20.0  # as vmsst.finetune
 
 
 def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
@@ -63,7 +63,6 @@ def train_ours(folder: pathlib.Path, pairs: list[list[str]], options: argparse.N
     batch_size=options.batch_size,
     learning_rate=options.learning_rate,
     eval_every=options.steps,
-    gin={"SCALE": _SCALE, "STATS_PERIOD": options.warm_up},
   )
   rows = map(json.loads, (folder / "train" / "metrics.jsonl").read_text().splitlines())
   times = {row["step"]: row["timing/uptime"] for row in rows if "timing/uptime" in row}

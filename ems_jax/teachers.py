@@ -149,16 +149,21 @@ def from_run(path: str | os.PathLike[str] | None, *, partitioner: Any = None) ->
 
 
 def feature_lengths(
-  *, max_length: int, dimension: int | None, teacher: str | os.PathLike[str] | None
-) -> dict[str, int]:
+  *,
+  max_length: int,
+  dimension: int | None = None,
+  teacher: str | os.PathLike[str] | None = None,
+  negatives: int = 0,
+) -> dict[str, Any]:
   """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
 
   Args:
     max_length: Tokens of a sentence.
     dimension: Width of the teacher's vectors; None if the model does not use them.
     teacher: As for `from_run`; if None, the batch contains the teacher's vectors.
+    negatives: Number of hard negatives of each pair.
   """
-  lengths = {
+  lengths: dict[str, Any] = {
     "inputs": max_length,
     "targets": max_length,
     "input_language": 1,
@@ -166,6 +171,8 @@ def feature_lengths(
   }
   if teacher is None and dimension is not None:
     lengths |= dict.fromkeys(FEATURES, dimension)
+  if negatives:
+    lengths["negatives"] = (negatives, max_length)
   return lengths
 
 

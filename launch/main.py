@@ -146,39 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(process.status)
 
 
-def run(arguments: Sequence[str], **options: Any) -> None:
-  """Runs a `t5x` command within a program, which gets its errors.
-
-  Clears Gin's configuration before the command and after it. Shipped gin files take precedence, and
-  search paths that the program has added do not apply to the command.
-
-  Args:
-    arguments: Those of the command line.
-    **options: Further arguments of the command's function.
-
-  Raises:
-    InputError: a file or binding cannot be used.
-  """
-  module, absent = sys.modules["__main__"], object()
-  names = [function for function, _, _ in COMMANDS.values()]
-  former = {name: getattr(module, name, absent) for name in names}
-  with requires("train", "t5x"):
-    from gin import config as gin_config
-  searched = list(gin_config._LOCATION_PREFIXES)
-  gin_config._LOCATION_PREFIXES[:] = [str(gin_dir())]
-  gin_config.clear_config()
-  try:
-    _run(_parser().parse_args(_rewrite_gin_arguments(arguments)), **options)
-  finally:
-    gin_config.clear_config()
-    gin_config._LOCATION_PREFIXES[:] = searched
-    for name, value in former.items():
-      if value is not absent:
-        setattr(module, name, value)
-      elif hasattr(module, name):
-        delattr(module, name)
-
-
 def _restart_with_huge_pages() -> None:
   """Re-executes this process (same PID) with glibc set to request huge pages.
 
@@ -197,7 +164,7 @@ def _restart_with_huge_pages() -> None:
     )
 
 
-def _run(options: argparse.Namespace, **more: Any) -> None:
+def _run(options: argparse.Namespace) -> None:
   """Parses the gin files, joins a multi-process run, and calls the command's function."""
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
@@ -262,7 +229,7 @@ def _run(options: argparse.Namespace, **more: Any) -> None:
         dry_run.forget_data()
       gc.freeze()
       gc.enable()
-      gin.get_configurable(functions[options.command])(**more)
+      gin.get_configurable(functions[options.command])()
   except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
     # Gin adds hints to messages, and calls functions without required arguments.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()

@@ -28,7 +28,6 @@ from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language
 from vmsst.opus import datasets
-from vmsst.search import exact_search
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
@@ -332,11 +331,8 @@ def _pair_task(
   texts = tuple(zip(*rows, strict=True))
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    nearest = exact_search.mutual_top_k(source_ND, target_ND, 1)
-    ways = zip(nearest, (texts, texts[::-1]), strict=True)
-    to_target, from_target = (
-      100 * retrieval_lib.pair_accuracy(near.index_NK[:, 0], *both) for near, both in ways
-    )
+    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts)
+    to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
     average = (to_target + from_target) / 2
     metrics = {"to target": to_target, "from target": from_target, "average": average}
     return [suite_lib.Result(name, codes, metrics)]

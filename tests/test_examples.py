@@ -232,7 +232,7 @@ BENCHMARKS = {
   "--gin TRAIN_STEPS=2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",
   "encode": "--data={data} --sentences=50 --repeats=1 --rounds=1",
-  "finetune": "--data={data} --steps=4 --warm_up=2 --batch_size=4",
+  "finetune": "--data={data} --steps=20 --warm_up=10 --batch_size=4",
   "index_search": "--data={data} --sizes 2000",
   "mining": "--sizes 500 --width=16 --rounds=1",
   "paper_step": "--model=ems --size=tiny --peak_tflops=0.1 --steps=3 --microbatches=2",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
-  from vmsst.launch.finetuning import finetune
+  from vmsst.finetuning import finetune
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
   from vmsst.search.embedded_text import open_text
@@ -45,7 +45,7 @@ _PUBLIC = {
   "Translator": "vmsst.encoder.translation",
   "build_index": "vmsst.search.faiss_index",
   "evaluate": "vmsst.evaluation.suite",
-  "finetune": "vmsst.launch.finetuning",
+  "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
   "load": "vmsst.encoder.loading",

@@ -16,15 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from xml.sax import saxutils
 
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core import file_adapters, naming
+from tensorflow_datasets.core import file_adapters
 
 from vmsst import languages
 from vmsst.data import readers
 from vmsst.opus import releases
 
-Rows = Sequence[tuple[str, str]]
 LICENSE = "CC BY 4.0: the license of {corpus} {version}\n"
-README = "Corpus Name: {corpus}\nRelease: {version}\n"
 RECIPE = """
 name: mine
 description: Two languages with English.
@@ -32,7 +30,6 @@ languages: [de, en, tr]
 unlisted: true
 validation: {share: 0.2}
 """
-_TIME = (2021, 7, 22, 0, 0, 0)
 _PLACES = {"zip": ("moses", "txt.zip"), "tmx": ("tmx", "tmx.gz"), "tsv": ("tsv", "tsv.gz")}
 
 
@@ -47,7 +44,7 @@ class Part:
   corpus: str
   version: str
   codes: tuple[str, str]
-  rows: Rows
+  rows: Sequence[tuple[str, str]]
   format: str = "zip"
   layout: str = "folders"
 
@@ -58,72 +55,62 @@ class Part:
     file = f"{'-'.join(self.codes)}.{ending}"
     if self.layout == "flat":
       return f"{self.corpus}_{self.version}_{kind}_{file}"
-    middle = [kind] if self.layout == "folders" else []
-    return os.path.join(self.corpus, self.version, *middle, file)
+    return os.path.join(self.corpus, self.version, *[kind] * (self.layout == "folders"), file)
+
+  @property
+  def content(self) -> bytes:
+    """The content of the file."""
+    if self.format == "zip":
+      stem = f"{self.corpus}.{'-'.join(self.codes)}"
+      sides = {
+        f"{stem}.{code}": "".join(f"{row[place]}\n" for row in self.rows)
+        for place, code in enumerate(self.codes)
+      }
+      license = LICENSE.format(corpus=self.corpus, version=self.version)
+      return zipped({**sides, f"{stem}.xml": "<cesAlign/>\n", "README": "", "LICENSE": license})
+    text = "".join(f"{source}\t{target}\n" for source, target in self.rows)
+    if self.format == "tmx":
+      head = f'<header creationdate="Thu Jul 22 00:00:00 2021" srclang="{self.codes[0]}"/>'
+      units = (
+        f'<tuv xml:lang="{code}"><seg>{saxutils.escape(side)}</seg></tuv>'
+        for row in self.rows
+        for code, side in zip(self.codes, row, strict=True)
+      )
+      pairs = "".join(f"<tu>{source}{next(units)}</tu>\n" for source in units)
+      text = f'<?xml version="1.0" encoding="UTF-8" ?>\n<tmx>{head}<body>\n{pairs}</body></tmx>\n'
+    return gzip.compress(text.encode(), mtime=0)
 
 
 def write(root: str | os.PathLike, parts: Iterable[Part]) -> list[pathlib.Path]:
   """Writes a tree; returns the paths, one a part."""
-  paths = []
-  for part in parts:
-    path = pathlib.Path(root, part.path)
+  paths = [pathlib.Path(root, part.path) for part in parts]
+  for path, part in zip(paths, parts, strict=True):
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content(part)
-    path.write_bytes(data if part.format == "zip" else gzip.compress(data, mtime=0))
-    paths.append(path)
+    path.write_bytes(part.content)
   return paths
 
 
-def content(part: Part) -> bytes:
-  """What is in the file, before gzip; a zip as it is."""
-  if part.format == "tsv":
-    return "".join(f"{source}\t{target}\n" for source, target in part.rows).encode()
-  return tmx(part) if part.format == "tmx" else zipped(members(part))
+def write_build(
+  folder: pathlib.Path, parts: Iterable[Part], german: str, english: str
+) -> list[str]:
+  """Writes releases, RECIPE and an evaluation set of one pair; returns the arguments of a build."""
+  write(folder / "opus", parts)
+  (folder / "mine.yaml").write_text(RECIPE)
+  sentences = folder / "evaluation" / "tatoeba"
+  sentences.mkdir(parents=True)
+  for code, text in (("deu", german), ("eng", english)):
+    (sentences / f"tatoeba.deu-eng.{code}").write_text(f"{text}\n")
+  return ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
 
 
-def members(part: Part) -> dict[str, bytes]:
-  """The members of a zip by name."""
-  names = {"corpus": part.corpus, "version": part.version}
-  stem = f"{part.corpus}.{'-'.join(part.codes)}"
-  sides = {
-    f"{stem}.{code}": "".join(f"{row[place]}\n" for row in part.rows).encode()
-    for place, code in enumerate(part.codes)
-  }
-  links = "".join(f'  <link xtargets="{i};{i}" />\n' for i in range(1, len(part.rows) + 1))
-  return {
-    **sides,
-    f"{stem}.xml": f"<cesAlign>\n{links}</cesAlign>\n".encode(),
-    "README": README.format(**names).encode(),
-    "LICENSE": LICENSE.format(**names).encode(),
-  }
-
-
-def zipped(content_by_name: Mapping[str, bytes]) -> bytes:
+def zipped(content_by_name: Mapping[str, str | bytes]) -> bytes:
   """A zip archive of members."""
   stream = io.BytesIO()
   with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
     for name, data in content_by_name.items():
-      archive.writestr(zipfile.ZipInfo(name, _TIME), data, zipfile.ZIP_DEFLATED)
+      member = zipfile.ZipInfo(name, (2021, 7, 22, 0, 0, 0))
+      archive.writestr(member, data, zipfile.ZIP_DEFLATED)
   return stream.getvalue()
-
-
-def tmx(part: Part) -> bytes:
-  """A TMX document, as OPUS writes it."""
-  units = "".join(
-    "    <tu>\n"
-    + "".join(
-      f'      <tuv xml:lang="{code}"><seg>{saxutils.escape(text)}</seg></tuv>\n'
-      for code, text in zip(part.codes, row, strict=True)
-    )
-    + "    </tu>\n"
-    for row in part.rows
-  )
-  return (
-    '<?xml version="1.0" encoding="UTF-8" ?>\n<tmx version="1.4">\n'
-    f'<header creationdate="Thu Jul 22 00:00:00 2021" srclang="{part.codes[0]}" adminlang="en" '
-    'o-tmf="unknown" segtype="sentence" creationtool="Uplug" creationtoolversion="unknown" '
-    f'datatype="PlainText" />\n  <body>\n{units}  </body>\n</tmx>\n'
-  ).encode()
 
 
 COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
@@ -157,28 +144,15 @@ def write_dataset(
       )
       for row in rows
     ]
-    splits = {"train": examples[validation:], "validation": examples[:validation]}
-    for split, part in splits.items():
-      name = f"{split}_{'_'.join(names)}"
-      count = shards if split == "train" else 1
-      parts = [part[i::count] for i in range(count)]
-      for i, own_part in enumerate(parts):
+    for split, part, count in (
+      ("train", examples[validation:], shards),
+      ("validation", examples[:validation], 1),
+    ):
+      name, files = f"{split}_{'_'.join(names)}", [part[i::count] for i in range(count)]
+      for i, file in enumerate(files):
         path = folder / f"opus_bitext-{name}.tfrecord-{i:05d}-of-{count:05d}"
-        file_adapters.TfRecordFileAdapter.write_examples(path, enumerate(own_part))
-      infos.append(
-        tfds.core.SplitInfo(
-          name=name, shard_lengths=[len(x) for x in parts], num_bytes=sum(map(len, part))
-        )
-      )
-  tfds.folder_dataset.write_metadata(
-    data_dir=folder,
-    features=features,
-    split_infos=infos,
-    filename_template=naming.ShardedFileTemplate(
-      data_dir=folder,
-      template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-      dataset_name="opus_bitext",
-      filetype_suffix="tfrecord",
-    ),
-  )
+        file_adapters.TfRecordFileAdapter.write_examples(path, enumerate(file))
+      size = sum(map(len, part))
+      infos.append(tfds.core.SplitInfo(name=name, shard_lengths=[*map(len, files)], num_bytes=size))
+  tfds.folder_dataset.write_metadata(data_dir=folder, features=features, split_infos=infos)
   return folder

@@ -44,21 +44,6 @@ def network(
   return dataclasses.replace(saved, config=config, parent=None)
 
 
-def mean_pooled(network: sentence_encoder.SentenceEncoder) -> sentence_encoder.EncoderConfig:
-  """Returns the config of a network whose vectors are means of token states.
-
-  Raises:
-    InputError: it pools in another way, or has a head.
-  """
-  if network.pooling != "mean" or network.head or network.pooler_dim is not None:
-    raise errors.InputError(
-      f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r}, "
-      f"head {network.head} and pooler_dim {network.pooler_dim}: choose another encoder or "
-      "objective"
-    )
-  return network.config
-
-
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   """Returns how the encoder of a checkpoint pools token states, as `SentenceEncoder.pooling`.
 

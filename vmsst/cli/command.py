@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, cast
 
 from vmsst import errors, storage
@@ -90,13 +90,22 @@ class Command:
   Attributes:
     function: Runs the command; raises InputError for errors a user can fix.
     resumable: Whether an interrupted command resumes when it is rerun.
-    atomic: Whether the output folder appears at once and is locked by who writes it; see
-      `files.work_folders.atomic_folder`.
+    atomic: Whether the function locks its output.
+    types: How arguments are parsed that have other types in Python, by name.
+    message: Printed at the end, with the arguments in braces.
   """
 
-  function: Callable[..., None]
+  function: Callable[..., object]
   resumable: bool = False
   atomic: bool = False
+  types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  message: str = ""
+
+  @property
+  def parameters(self) -> list[inspect.Parameter]:
+    """The parameters of the function, annotated with how they are parsed."""
+    parameters = inspect.signature(self.function).parameters.items()
+    return [x.replace(annotation=self.types.get(name, x.annotation)) for name, x in parameters]
 
   @property
   def help(self) -> str:
@@ -106,7 +115,7 @@ class Command:
   def declare(self, parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     options: list[tuple[Any, Any, inspect.Parameter]] = []
-    for parameter in inspect.signature(self.function).parameters.values():
+    for parameter in self.parameters:
       if dataclasses.is_dataclass(shared := parameter.annotation):
         group = parser.add_argument_group(_summary(shared))
         fields = inspect.signature(cast(Any, shared)).parameters.values()
@@ -124,22 +133,22 @@ class Command:
   def values(self, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what parsed arguments pass to the function."""
     arguments = {}
-    for name, parameter in inspect.signature(self.function).parameters.items():
+    for parameter in self.parameters:
       if dataclasses.is_dataclass(parameter.annotation):
         shared = cast(Any, parameter.annotation)
         fields = (field.name for field in dataclasses.fields(shared))
-        arguments[name] = shared(**{field: getattr(args, field) for field in fields})
+        arguments[parameter.name] = shared(**{field: getattr(args, field) for field in fields})
       else:
-        arguments[name] = getattr(args, name)
+        arguments[parameter.name] = getattr(args, parameter.name)
     return arguments
 
   def __call__(self, args: argparse.Namespace) -> None:
     """Checks the paths, locks the output and runs the command."""
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
-    for name, parameter in inspect.signature(self.function).parameters.items():
+    for parameter in self.parameters:
       role = _argument(parameter.annotation).role
-      if role and (value := values[name]) is not None:
+      if role and (value := values[parameter.name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
     inputs = [*paths["input"], *paths["text"], *paths["data"]]
@@ -160,6 +169,8 @@ class Command:
         if locked:
           stack.enter_context(work_folders.owned(output, is_folder=not file))
         self.function(**values)
+        if self.message:
+          print(self.message.format(**values))
     finally:
       if is_new:
         work_folders.remove_if_empty(output)
@@ -216,7 +227,7 @@ def _without_none(hint: Any) -> Any:
 def _argument(hint: Any) -> Argument:
   """Returns how a type is parsed: a plain or annotated one, or a list or tuple of it."""
   hint = _without_none(hint)
-  if typing.get_origin(hint) in (list, tuple):
+  if typing.get_origin(hint) in (list, tuple, Sequence):
     return _argument(typing.get_args(hint)[0])
   if typing.get_origin(hint) is Annotated:
     return hint.__metadata__[0]
@@ -228,8 +239,8 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
   hint, argument = _without_none(parameter.annotation), _argument(parameter.annotation)
   default = None if parameter.default is parameter.empty else parameter.default
   text = description or argument.help
-  if default not in (None, False, ()) and "(default" not in text:
-    text += f" (default: {default})"
+  if default not in (None, ()) and default is not False and "(default" not in text:
+    text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
   settings = {"default": default, "help": text.replace("%", "%%")}
   if hint is bool:
     return {**settings, "action": "store_true"}
@@ -238,8 +249,8 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
   parse = os.path.expanduser if argument.role else argument.parse  # no shell does in --out=~/x
   settings |= {"type": parse, "metavar": argument.metavar}
   optional = parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is None
-  if typing.get_origin(hint) is list:
-    settings |= {"nargs": "*" if optional else "+", "action": "extend"}
+  if typing.get_origin(hint) in (list, Sequence):
+    settings |= {"nargs": "*" if optional else "+", "action": "extend", "default": default or []}
   elif typing.get_origin(hint) is tuple:
     settings["nargs"] = len(typing.get_args(hint))
   elif optional:

@@ -29,6 +29,7 @@ def embed(
   batch_size: int = 128,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
+  method: str = "encode",
 ) -> tuple[int, int]:
   """Writes one vector per line of text files, empty lines included.
 
@@ -46,6 +47,7 @@ def embed(
     engine: Where to compute; None: in this process.
     load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
       any.
+    method: Method of the encoder; see `encoding.encode`.
 
   Returns:
     Number and width of the vectors.
@@ -68,10 +70,11 @@ def embed(
   }
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   source = encoding.source_of(encoder, name, load)
-  write = functools.partial(_embed_span, source, language, batch_size, dimensions or width, dtype)
+  width = dimensions or width
+  write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
-      return cut.lines, dimensions or width
+      return cut.lines, width
     parts = [
       job.Part(
         vector_store.shard_name(number),
@@ -83,23 +86,28 @@ def embed(
       for number, span in enumerate(line_spans.unpacked(cut.spans, work.path(storage.UNFINISHED)))
     ]
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
-      prepare = functools.partial(_prepare_span, source, field, language)
+      prepare = functools.partial(_prepare_span, source, method, field, language)
       facts = work.run("embed", write, parts, engine, prepare)
     batching.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
-    work.finish(dimension=dimensions or width, dtype=dtype)
-  return cut.lines, dimensions or width
+    work.finish(dimension=width, dtype=dtype)
+  return cut.lines, width
 
 
 def _prepare_span(
-  source: encoding.EncoderSource, field: str | None, language: str | None, span: line_spans.Span
+  source: encoding.EncoderSource,
+  method: str,
+  field: str | None,
+  language: str | None,
+  span: line_spans.Span,
 ) -> Any:
-  """Returns the texts of a span, tokenized if the encoder supports it."""
-  texts = text_fields.texts(span.read(), span.name, field, span.first)
-  return encoding.prepare(source.open(), list(texts), language)
+  """Returns the texts of a span, tokenized if the encoder supports it for the method."""
+  texts = list(text_fields.texts(span.read(), span.name, field, span.first))
+  return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
 
 
 def _embed_span(
   source: encoding.EncoderSource,
+  method: str,
   language: str | None,
   batch_size: int,
   width: int,
@@ -108,6 +116,6 @@ def _embed_span(
   prepared: Any,
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
-  vectors_ND, cut = source.encode(prepared, language=language, batch_size=batch_size)
+  vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
   npy_files.write(path, (len(vectors_ND), width), [vectors_ND[:, :width]], dtype)
   return {"rows": len(vectors_ND), "cut": cut}

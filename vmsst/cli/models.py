@@ -2,9 +2,9 @@
 
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from vmsst import errors, storage
+from vmsst import errors, finetuning, storage
 from vmsst.cli.command import (
   Argument,
   Command,
@@ -12,7 +12,6 @@ from vmsst.cli.command import (
   InputFile,
   InputFolder,
   OutputFolder,
-  Positive,
 )
 from vmsst.jobs import outputs
 
@@ -205,55 +204,19 @@ def push(
   )
 
 
-def finetune(
-  encoder: Encoder,
-  pairs: InputFile,
-  output: OutputFolder,
-  *,
-  dev: InputFile | None = None,
-  objective: Literal["contrastive", "distillation", "soft_contrastive", "ems"] = "contrastive",
-  negatives: int = 0,
-  teacher: Encoder | None = None,
-  steps: Positive = 500,
-  batch_size: Positive = 64,
-  learning_rate: float = 2e-5,
-  max_length: Positive | None = None,
-  eval_every: Positive = 100,
-  patience: Positive | None = None,
-  slices: Positive = 1,
-  freeze_tokens: bool = False,
-  seed: int = 0,
-) -> None:
-  """Fine-tune an encoder on pairs of texts, such as translations.
-
-  Args:
-    pairs: TSV file of pairs, with hard negatives in further columns; or JSONL with such fields, of
-      any name, as in datasets of sentence-transformers; or the output of `vmsst mine`.
-    output: Folder of the run, for vmsst.load; rerun the command to resume.
-    dev: Held-out pairs, for evaluation and to choose the best checkpoint.
-    objective: Loss: contrastive; with a teacher, distillation or soft_contrastive; or ems, which
-      also predicts the tokens of translations (default: contrastive).
-    negatives: Hard negatives of each pair (default: 0).
-    teacher: Encoder to learn from, or vectors of the pairs (`vmsst data embed`).
-    steps: Training steps (default: 500).
-    batch_size: Pairs in a batch (default: 64).
-    learning_rate: Highest learning rate (default: 2e-5).
-    max_length: Tokens of a text, in training and later (default: at most 128).
-    eval_every: Steps between evaluations and checkpoints (default: 100).
-    patience: Stop after this many evaluations without improvement (default: never).
-    slices: Slices of a batch, for batches that do not fit (gradient caching).
-    freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
-    seed: Seed of dropout and of the order of the pairs (default: 0).
-  """
-  options = locals()
-  from vmsst.launch import finetuning
-
-  finetuning.finetune(**options)
-  print(f"vmsst.load({output!r}) opens the encoder; {output}/report.md has the results")
-
-
 COMMANDS: dict[tuple[str, ...], Command] = {
-  ("finetune",): Command(finetune, resumable=True),
+  ("finetune",): Command(
+    finetuning.finetune,
+    resumable=True,
+    types={
+      "encoder": Encoder,
+      "pairs": InputFile,
+      "output": OutputFolder,
+      "dev": InputFile | None,
+      "teacher": Encoder | None,
+    },
+    message="vmsst.load({output!r}) opens the encoder; {output}/report.md has the results",
+  ),
   ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
   ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),

@@ -14,7 +14,7 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest, npy_files
 from vmsst.jobs import engines, job
 from vmsst.mining import pair_scoring, text_search
-from vmsst.search import embedded_text, exact_search, faiss_index, vector_store
+from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
 from vmsst.search.embedded_text import EmbeddedText
 
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
@@ -77,9 +77,7 @@ def _fill(
   faiss_index.write(index, path)
 
 
-def in_parts(
-  work: job.Job, search: exact_search.Search, engine: engines.Engine
-) -> exact_search.Search:
+def in_parts(work: job.Job, engine: engines.Engine) -> exact_search.Search:
   """Returns an exact search in blocks, each of which is a part of a job."""
 
   def run_blocks(
@@ -100,7 +98,7 @@ def in_parts(
         exact_search.Neighbors(index_MK.astype(np.int64), score_MK),
       )
 
-  return exact_search.in_blocks(search, run_blocks)
+  return exact_search.in_blocks(device_search.search, run_blocks)
 
 
 def _write_block(
@@ -131,11 +129,11 @@ def search(
   name: str,
   language: str | None = None,
   batch_size: int = 128,
-  search: exact_search.Search = exact_search.search,
+  index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
   load: Callable[[], tuple[str, Any]] | None = None,
 ) -> None:
-  """Writes the lines nearest to each query, by an exact search, as `text_search.as_line`.
+  """Writes the lines nearest to each query as `text_search.as_line`.
 
   Args:
     encoder: The encoder of the vectors; see `embedding.embed`.
@@ -146,7 +144,7 @@ def search(
     name: See `embedding.embed`.
     language: Code of the queries' language, for encoders that need it.
     batch_size: Queries per batch.
-    search: Finds neighbors, in any process.
+    index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
     load: See `embedding.embed`.
 
@@ -173,12 +171,14 @@ def search(
       batch_size=batch_size,
       engine=engine,
       load=load,
+      method="encode_query",
     )
     embedded = embedded_text.open_text(queries, folder)
     text_search.check_width(corpus, embedded.vectors.shape[1])
-    near = text_search.nearest_lines(
-      embedded.vectors, corpus, row_M, count, in_parts(work, search, engine)
-    )
+    find = in_parts(work, engine)
+    if index is not None and not index.exact:
+      find = faiss_index.search_in(index, index)
+    near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
     read_text, texts = corpus.reader(), embedded.texts()
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for rows in exact_search.blocks(len(near)):

@@ -195,6 +195,18 @@ def is_streamed(output: str) -> bool:
   return output == outputs.STANDARD or (not storage.is_url(output) and outputs.is_stream(output))
 
 
+@contextlib.contextmanager
+def file_to_write(output: str) -> Iterator[str]:
+  """Yields the path of a file; its content goes to the output at the end if that is a stream."""
+  if not is_streamed(output):
+    yield output
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    yield os.path.join(folder, "output")
+    with open(os.path.join(folder, "output"), encoding="utf-8", newline="\n") as lines:
+      write_lines((line.removesuffix("\n") for line in lines), output)
+
+
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:

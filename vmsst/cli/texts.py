@@ -1,6 +1,7 @@
 """Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
 import dataclasses
+import logging
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -20,6 +21,7 @@ from vmsst.cli.shared_options import (
   Batches,
   Computing,
   GpuWorkers,
+  file_to_write,
   is_streamed,
   local_file,
   read_lines,
@@ -139,12 +141,10 @@ def score(
       translator = loading.load_translator(encoder)
       scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
     left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
-    if is_streamed(output):
-      blocks = pair_scoring.pair_scores(scorer, left, right)
-      write_lines((pair_scoring.as_line(row) for score_BC in blocks for row in score_BC), output)
-    else:
-      count = searches.score(scorer, left, right, output)
-      print(f"{output}: scores of {count:,} pairs by {by}")
+    with file_to_write(output) as place:
+      count = searches.score(scorer, left, right, place)
+  if output != outputs.STANDARD:
+    print(f"{output}: scores of {count:,} pairs by {by}")
 
 
 def index(
@@ -230,7 +230,7 @@ def mine(
   from vmsst.cli import embedding, searches
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
-  from vmsst.search import device_search, embedded_text, faiss_index
+  from vmsst.search import embedded_text, faiss_index
 
   paths = source, target
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
@@ -273,11 +273,9 @@ def mine(
   # Finished blocks do not depend on other options.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
-    search = (
-      searches.in_parts(work, device_search.search, chosen)
-      if all(index.exact for index in opened)
-      else faiss_index.search_in(opened[0], opened[1])
-    )
+    search = searches.in_parts(work, chosen)
+    if not all(index.exact for index in opened):
+      search = faiss_index.search_in(opened[0], opened[1])
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
     with work.output() as place, place.open("w", encoding="utf-8", newline="\n") as stream:
       stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))
@@ -318,12 +316,10 @@ def search(
   """
   from vmsst.cli import searches
   from vmsst.mining import text_search
-  from vmsst.search import device_search, embedded_text, faiss_index
+  from vmsst.search import embedded_text, faiss_index
 
   chosen = engine.chosen()
   _check_index(index, chosen)
-  if not chosen.in_process and is_streamed(output):
-    raise errors.InputError("several processes need a file; give --output, or omit --workers")
   searched = embedded_text.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
   if path is None:
@@ -331,26 +327,27 @@ def search(
   outputs.check([path], file=output)
   opened = faiss_index.open_index(index, searched.vectors) if index else None
   name, model, load = computing.open(path, role="query")
-  if not encoder and (differences := text_search.other_encoder(searched, model, name)):
-    raise errors.InputError(
-      f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
-      "give the original encoder with --encoder"
+  if differences := text_search.other_encoder(searched, model, name):
+    if not encoder:
+      raise errors.InputError(
+        f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
+        "give the original encoder with --encoder"
+      )
+    logging.getLogger(__name__).warning("%s: %s", searched.folder, differences)
+  with local_file(queries) as path, file_to_write(output) as place:
+    searches.search(
+      model,
+      path,
+      searched,
+      place,
+      count,
+      index=opened,
+      name=name,
+      language=language,
+      batch_size=computing.batch_size,
+      engine=chosen,
+      load=load,
     )
-  options: dict[str, Any] = {
-    "name": name,
-    "language": language,
-    "batch_size": computing.batch_size,
-    "search": device_search.search,
-  }
-  if not is_streamed(output) and (opened is None or opened.exact):
-    with local_file(queries) as path:
-      searches.search(model, path, searched, output, count, engine=chosen, load=load, **options)
-    return
-  searcher = text_search.Searcher(model, searched, index=opened, **options)
-  lines = (
-    text_search.as_line(query, hits) for query, hits in searcher.stream(read_lines(queries), count)
-  )
-  write_lines(lines, output)
 
 
 def translate(

@@ -1,1 +1,1 @@
-"""Bitext files: finding, parsing and tokenizing them, and files derived from them."""
+"""Bitext files: finding, parsing and tokenizing them, and batches of their pairs."""

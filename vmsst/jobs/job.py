@@ -95,10 +95,9 @@ class Job:
       msgspec.json.encode(manifest.Record(dict(inputs), dict(options)), enc_hook=str),
       type=manifest.Record,
     )
-    work = outputs.work_path(output, is_folder=is_folder)
-    self.folder = storage.absolute(output).rstrip("/") if is_folder else work
-    key = manifest.digest(manifest.identity(self._record.inputs), self._record.options)
-    self._files = _Files(self.folder, work, key)
+    self._key = manifest.digest(manifest.identity(self._record.inputs), self._record.options)
+    self._work = outputs.work_path(output, is_folder=is_folder)
+    self.folder = storage.absolute(output).rstrip("/") if is_folder else self._work
     self._parts: dict[str, manifest.Part] = {}
     self.facts: dict[str, Any] = {}
 
@@ -116,20 +115,21 @@ class Job:
       stored = self._stored()
       self._is_new = stored is None
       if stored is None:
-        self._write(os.path.join(self._files.work, manifest.NAME), self._record)
+        outputs.write_bytes(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
       else:
         self._parts, self.facts = dict(stored.parts), stored.facts
-        self.finished = stored.finished and all(map(self._files.is_unchanged, *_items(stored)))
+        self.finished = stored.finished and all(
+          self._is_unchanged(name, part) for name, part in stored.parts.items()
+        )
       self._stack = stack.pop_all()
     return self
 
   def _stored(self) -> manifest.Record | None:
     """Returns the record of an earlier call with the same inputs and options, if any."""
-    paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._files.work)]
+    paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
     path = next(filter(storage.is_file, paths), None)
     if path is None:
-      names = {x for x in storage.names(self.folder) if not x.startswith(".")}
-      if names and self._is_folder and not self._replace:
+      if self._is_folder and not self._replace and _visible(self.folder):
         raise errors.InputError(
           f"{self._output} has files that this command did not write; give another folder"
         )
@@ -142,30 +142,61 @@ class Job:
       raise errors.InputError(
         f"{self._output} is of another job: {changes}; give another folder, or delete it"
       )
-    outputs.clear(self._files.work)
+    outputs.clear(self._work)
     storage.remove(path)
     return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; removes the work folder if the job is finished or has no part."""
+    """Unlocks the output; removes the work folder if the job is finished or has written nothing."""
     # A kill at the end of `finish` leaves the work folder, too.
-    if self.finished if error is None else self._is_new and not self._parts:
-      outputs.clear(self._files.work)
+    is_empty = not self._parts and not (self._is_folder and _visible(self.folder))
+    if self.finished if error is None else self._is_new and is_empty:
+      outputs.clear(self._work)
     self._stack.close()
+
+  def __getstate__(self) -> dict[str, Any]:
+    # What other processes need to write parts.
+    return {name: self.__dict__[name] for name in ("folder", "_work", "_key")} | {"_parts": {}}
+
+  def path(self, name: str) -> str:
+    """Returns the path of a part."""
+    return os.path.join(self.folder, name)
 
   def done(self, name: str, key: Any = None) -> dict[str, Any] | None:
     """Returns the facts of a finished part, or None if its file is missing or has changed."""
-    stored = self._files.stored(name, key, self._parts.get(name))
-    if stored is None:
+    part = self._parts.get(name)
+    if part is None:
+      try:
+        with storage.open_binary(self._record_path(name)) as stream:
+          part = msgspec.json.decode(stream.read(), type=manifest.Part)
+      except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    if part.key != manifest.digest(self._key, name, key) or not self._is_unchanged(name, part):
       return None
-    self._parts[name] = stored
-    return stored.facts
+    self._parts[name] = part
+    return part.facts
+
+  def _is_unchanged(self, name: str, part: manifest.Part) -> bool:
+    """Returns whether the file of a part is the one that was written."""
+    try:
+      same = storage.size(self.path(name)) == part.bytes
+      return same and checksums.of_file(self.path(name)) == part.sha256
+    except FileNotFoundError:
+      return False
+
+  def _record_path(self, name: str) -> str:
+    return f"{self._work}/parts/{name.replace('/', '%2F')}.json"
 
   @contextlib.contextmanager
   def part(self, name: str, key: Any = None) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
     """Yields a local path to write a part to, and a dictionary for facts about it, as JSON."""
-    with self._files.written(name, key, self._parts) as path_and_facts:
-      yield path_and_facts
+    facts: dict[str, Any] = {}
+    with outputs.atomic_path(self.path(name), self._work) as path:
+      yield path, facts
+      size, sha256 = path.stat().st_size, checksums.of_file(path)
+    part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
+    outputs.write_bytes(self._record_path(name), msgspec.json.encode(part))
+    self._parts[name] = part
 
   def run(
     self,
@@ -196,31 +227,47 @@ class Job:
     todo = [part for part in parts if self.done(part.name, part.key) is None]
     total = sum(part.size for part in parts)
     done = total - sum(part.size for part in todo)
-    do = functools.partial(_do, title, self._files, function, prepare)
+    do = functools.partial(self._write_parts, title, function, prepare)
     with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(parts)) as bar:
       for part, stored in engine.work(title, do, todo):
         self._parts[part.name] = stored
         done += part.size
         bar.reach(done)
-    if todo and not engine.this_machine:
-      self._await(title, todo)
-    return [self._parts[part.name].facts for part in parts]
-
-  def _await(self, title: str, parts: Sequence[Part]) -> None:
-    """Waits until the files of other machines are visible on this one."""
+    # The files of other machines become visible on this one.
     end = time.monotonic() + _VISIBLE_SECONDS
-    for part in parts:
-      while not storage.exists(path := self._files.path(part.name)):
+    for part in todo if not engine.this_machine else ():
+      while not storage.exists(path := self.path(part.name)):
         if time.monotonic() > end:
           raise errors.InputError(
             f"{title} of {part}: its file is missing at {path}; use a file system that all workers "
             "share with this process"
           )
         time.sleep(0.1)
+    return [self._parts[part.name].facts for part in parts]
 
-  def path(self, name: str) -> str:
-    """Returns the path of a part."""
-    return self._files.path(name)
+  def _write_parts(
+    self,
+    title: str,
+    function: Callable[..., Mapping[str, Any] | None],
+    prepare: Callable[..., Any] | None,
+    parts: Sequence[Part],
+  ) -> Iterator[tuple[Part, manifest.Part]]:
+    """Writes parts in this process, in order; yields each with its record."""
+    with concurrent.futures.ThreadPoolExecutor(1, "prepare") as pool:
+      ahead = [pool.submit(prepare, *part.arguments) for part in parts[:1] if prepare]
+      for number, part in enumerate(parts):
+        try:
+          arguments = part.arguments
+          if prepare:
+            arguments = (ahead.pop().result(),)
+            ahead = [pool.submit(prepare, *x.arguments) for x in parts[number + 1 : number + 2]]
+          with self.part(part.name, part.key) as (path, facts):
+            facts.update(function(path, *arguments) or {})
+          del arguments
+        except (errors.InputError, OSError, MemoryError) as error:
+          reason = "out of memory (use fewer workers)" if isinstance(error, MemoryError) else error
+          raise errors.InputError(f"{title} of {part}: {reason}; {engines.RESUME}") from None
+        yield part, self._parts[part.name]
 
   def finish(self, **facts: Any) -> None:
     """Marks a folder as complete, stores facts about it, and removes intermediate files."""
@@ -230,113 +277,19 @@ class Job:
       if not name.startswith(f"{storage.UNFINISHED}/")
     }
     record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
-    self._write(os.path.join(self.folder, manifest.NAME), record)
-    outputs.clear(self._files.work)
+    content = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    outputs.write_bytes(os.path.join(self.folder, manifest.NAME), content + b"\n")
+    outputs.clear(self._work)
     self.finished, self.facts = True, facts
 
   @contextlib.contextmanager
   def output(self) -> Iterator[pathlib.Path]:
     """Yields a local path to write an output file to, and removes the work folder at the end."""
-    with outputs.atomic_path(self._output, self._files.work) as path:
+    with outputs.atomic_path(self._output, self._work) as path:
       yield path
-    outputs.clear(self._files.work)
-
-  def _write(self, path: str, record: manifest.Record) -> None:
-    outputs.write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    outputs.clear(self._work)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Files:
-  """The files of a job, for any process.
-
-  Attributes:
-    folder: Folder of the parts.
-    work: The work folder.
-    key: Hash of the inputs and options.
-  """
-
-  folder: str
-  work: str
-  key: str
-
-  def path(self, name: str) -> str:
-    return os.path.join(self.folder, name)
-
-  def _part_key(self, name: str, key: Any) -> str:
-    return manifest.digest(self.key, name, key)
-
-  def _record_path(self, name: str) -> str:
-    return os.path.join(self.work, "parts", f"{name.replace('/', '%2F')}.json")
-
-  def is_unchanged(self, name: str, part: manifest.Part) -> bool:
-    """Returns whether the file of a part is the one that was written."""
-    try:
-      same = storage.size(self.path(name)) == part.bytes
-      return same and checksums.of_file(self.path(name)) == part.sha256
-    except FileNotFoundError:
-      return False
-
-  def stored(self, name: str, key: Any, known: manifest.Part | None) -> manifest.Part | None:
-    """Returns the record of a part, unless it has another key or its file has changed."""
-    if known is None:
-      try:
-        with storage.open_binary(self._record_path(name)) as stream:
-          known = msgspec.json.decode(stream.read(), type=manifest.Part)
-      except (FileNotFoundError, msgspec.DecodeError):
-        return None
-    same = known.key == self._part_key(name, key) and self.is_unchanged(name, known)
-    return known if same else None
-
-  @contextlib.contextmanager
-  def written(
-    self, name: str, key: Any, parts: dict[str, manifest.Part]
-  ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Yields a path to write a part to, and its facts; then records the part in `parts` too."""
-    facts: dict[str, Any] = {}
-    work = None if storage.is_url(self.work) else self.work
-    with outputs.atomic_path(self.path(name), work) as path:
-      yield path, facts
-      size, sha256 = path.stat().st_size, checksums.of_file(path)
-    part = manifest.Part(size, sha256, self._part_key(name, key), facts)
-    outputs.write_bytes(self._record_path(name), msgspec.json.encode(part))
-    parts[name] = part
-
-
-def _items(record: manifest.Record) -> tuple[list[str], list[manifest.Part]]:
-  return list(record.parts), list(record.parts.values())
-
-
-def _do(
-  title: str,
-  files: _Files,
-  function: Callable[..., Mapping[str, Any] | None],
-  prepare: Callable[..., Any] | None,
-  parts: Sequence[Part],
-) -> Iterator[tuple[Part, manifest.Part]]:
-  """Writes parts in this process, in order; yields each with its record."""
-  written: dict[str, manifest.Part] = {}
-  with concurrent.futures.ThreadPoolExecutor(1, "prepare") as pool:
-    ahead = [pool.submit(prepare, *part.arguments) for part in parts[:1] if prepare]
-    for number, part in enumerate(parts):
-      with _naming(title, part):
-        arguments = part.arguments
-        if prepare:
-          arguments = (ahead.pop().result(),)
-          ahead = [pool.submit(prepare, *x.arguments) for x in parts[number + 1 : number + 2]]
-        with files.written(part.name, part.key, written) as (path, facts):
-          facts.update(function(path, *arguments) or {})
-        del arguments
-      yield part, written[part.name]
-
-
-@contextlib.contextmanager
-def _naming(title: str, part: Part) -> Iterator[None]:
-  """Turns errors with an outside cause into one that names the part."""
-  try:
-    yield
-  except (errors.InputError, OSError) as error:
-    raise errors.InputError(f"{title} of {part}: {error}; {engines.RESUME}") from None
-  except MemoryError:
-    raise errors.InputError(
-      f"{title} of {part}: out of memory (use fewer workers); {engines.RESUME}"
-    ) from None
+def _visible(folder: str) -> set[str]:
+  """Returns the names in a folder that do not start with a dot."""
+  return {name for name in storage.names(folder) if not name.startswith(".")}

@@ -44,7 +44,8 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
 
   Args:
     path: The file, local or in an object store. A missing folder is created.
-    work: Folder for the temporary file, on the same disk; default: the folder of the file.
+    work: Folder for the temporary file, on the same disk; default: the folder of the file. Not used
+      for objects of a store.
 
   Raises:
     OSError: the file cannot be written; the error names `path`.
@@ -340,10 +341,20 @@ def check(
       if os.path.lexists(output) and os.path.isdir(output) == is_file:
         fault = "a folder" if is_file else "not a folder"
         raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
-      _check_parents(output)
+      above = output if os.path.isdir(output) else os.path.dirname(os.path.abspath(output))
+      while not os.path.lexists(above):
+        above = os.path.dirname(above)
+      if not os.path.isdir(above):
+        raise errors.InputError(f"{output} cannot be created, because {above} is not a folder")
+      if not os.access(above, os.W_OK | os.X_OK):
+        raise errors.InputError(
+          f"{output} cannot be written, because {above} is write-protected; give another output"
+        )
     if storage.is_url(output) or not (is_file and is_stream(output)):
-      for path in _expanded(inputs):
-        _check_no_input(output, path, is_file=is_file)
+      for path in inputs:
+        is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
+        for file_or_folder in glob.glob(path, recursive=True) if is_pattern else [path]:
+          _check_no_input(output, file_or_folder, is_file=is_file)
     if storage.is_url(output) and is_file:
       storage.check_writable(output.rpartition("/")[0])
   for name in files:
@@ -351,21 +362,13 @@ def check(
       raise errors.InputError(f"{path} is a folder, not a file; delete it")
 
 
-def _expanded(inputs: Iterable[str]) -> Iterator[str]:
-  """Yields the paths of inputs; a pattern yields the paths that it matches."""
-  for path in inputs:
-    is_pattern = glob.has_magic(path) and not storage.is_url(path) and not os.path.lexists(path)
-    if path != STANDARD:
-      yield from glob.glob(path, recursive=True) if is_pattern else [path]
-
-
 def _check_no_input(output: str, path: str, *, is_file: bool) -> None:
   """Raises InputError if an output is an input, or a file that exists in an input folder."""
+  if path == STANDARD or storage.is_url(output) != storage.is_url(path):
+    return
   folder = path.rstrip("/")
   if _CHECKPOINT.search(folder):  # The files that describe its encoder are next to it.
     folder = os.path.dirname(storage.absolute(folder))
-  if storage.is_url(output) != storage.is_url(path):
-    return
   if storage.is_url(output):
     same, below = output.rstrip("/") == path.rstrip("/"), output.startswith(f"{folder}/")
   else:
@@ -374,17 +377,4 @@ def _check_no_input(output: str, path: str, *, is_file: bool) -> None:
   if same or (is_file and below and storage.exists(output)):
     raise errors.InputError(
       f"the output {output} would overwrite the input {path}; give another output"
-    )
-
-
-def _check_parents(path: str) -> None:
-  """Raises InputError unless a local file or folder can be created."""
-  above = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-  while not os.path.lexists(above):
-    above = os.path.dirname(above)
-  if not os.path.isdir(above):
-    raise errors.InputError(f"{path} cannot be created, because {above} is not a folder")
-  if not os.access(above, os.W_OK | os.X_OK):
-    raise errors.InputError(
-      f"{path} cannot be written, because {above} is write-protected; give another output"
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,6 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest
 from vmsst.search import exact_search, faiss_index
 from vmsst.search.embedded_text import EmbeddedText
-
-# Queries that `Searcher.stream` searches together, in one pass through the vectors.
-_WINDOW = 1 << 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,17 +112,6 @@ class Searcher:
     check_width(self._corpus, query_ND.shape[1])
     encoding.check_finite(query_ND, queries)
     return hits(self._nearest(query_ND, count), self._read_text)
-
-  def stream(self, queries: Iterable[str], count: int) -> Iterator[tuple[str, list[Hit]]]:
-    """Yields each query with its result of `search`.
-
-    Args:
-      queries: Texts to search for, read as they are searched.
-      count: Lines per query.
-    """
-    input_texts.check(queries)
-    for texts in encoding.windows(queries, _WINDOW):
-      yield from zip(texts, self.search(texts, count), strict=True)
 
 
 def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:

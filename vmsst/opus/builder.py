@@ -150,8 +150,8 @@ def _build(
   # A file of the rows of each bucket of a language pair, without duplicates, in random order.
   files: dict[str, list[stages.CleanFile]] = {pair: [] for pair in sorted(sizes)}
   for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
-    path = dataset.path(clean_files[release.name])
-    files[recipe.pair_name(*release.pair)].append((path, release.corpus))
+    clean_file = dataset.path(clean_files[release.name]), release.corpus
+    files[recipe.pair_name(*release.pair)].append(clean_file)
   merge_parts = {
     pair: [
       job.Part(f"{work}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))

@@ -188,7 +188,8 @@ def write(
     The number of rows, and the bytes of the records.
   """
   # The last rank instead of the rank after it, because 2**64 is not a uint64; 1 to 0 is empty.
-  ranges = [(low, high - 1) if low < high else (1, 0) for low, high in map(bounds.get, names)]
+  bounds_C = [bounds[name] for name in names]
+  ranges = [(low, high - 1) if low < high else (1, 0) for low, high in bounds_C]
   low_C, last_C = np.array(ranges, np.uint64).T
 
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:

@@ -17,22 +17,20 @@ Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]
 
 
 def search(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
+  source: exact_search.Selection,
+  target: exact_search.Selection,
   k_source: int,
   k_target: int | None,
   /,
 ) -> exact_search.Both:
   """The `Search` for the machine it runs on: accelerators, or NumPy if there are none."""
   on_cpu = jax.default_backend() == "cpu"
-  return (exact_search.search if on_cpu else search_on_devices)(
-    source_ND, target_MD, k_source, k_target
-  )
+  return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 
 
 def search_on_devices(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
+  source: exact_search.Selection,
+  target: exact_search.Selection,
   k_source: int,
   k_target: int | None,
   /,
@@ -43,8 +41,8 @@ def search_on_devices(
   """A `Search` with float32 matmuls on all devices.
 
   Args:
-    source_ND: See `Search`.
-    target_MD: See `Search`.
+    source: See `Search`.
+    target: See `Search`.
     k_source: See `Search`.
     k_target: See `Search`.
     sources: Sources to compare at once, replicated on the devices.
@@ -52,17 +50,17 @@ def search_on_devices(
   """
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
   whole, shared = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
-  width, height = _block_size(target_MD.shape[0], targets), _block_size(source_ND.shape[0], sources)
+  width, height = _block_size(len(target.row_N), targets), _block_size(len(source.row_N), sources)
   width += -width % mesh.size
-  forward = exact_search.no_neighbors(source_ND.shape[0], k_source)
-  backward = None if k_target is None else exact_search.no_neighbors(target_MD.shape[0], k_target)
+  forward = exact_search.no_neighbors(len(source.row_N), k_source)
+  backward = None if k_target is None else exact_search.no_neighbors(len(target.row_N), k_target)
   step = _step(mesh, None if k_target is None else min(k_target, height))
-  for row, source_BD in exact_search.unit_blocks(source_ND, height):
+  for row, source_BD in exact_search.unit_blocks(source, height):
     held = forward[row : row + len(source_BD)]
     best = _padded(held.score_NK, height), _padded(held.index_NK.astype(np.int32), height)
     query_BD, best = jax.device_put((_padded(source_BD, height), best), whole)
     waiting = None
-    for column, target_CD in exact_search.unit_blocks(target_MD, width):
+    for column, target_CD in exact_search.unit_blocks(target, width):
       base_CD = jax.device_put(_padded(target_CD, width), shared)
       size_2 = np.array([len(held), len(target_CD)], np.int32)
       best, near = step(query_BD, base_CD, best, size_2, np.int32(column))

@@ -105,34 +105,34 @@ class Search(Protocol):
   """Finds the nearest rows between two sides: on CPUs, on devices, in blocks, or in an index."""
 
   def __call__(
-    self, source_ND: Rows, target_MD: Rows, k_source: int, k_target: int | None, /
+    self, source: Selection, target: Selection, k_source: int, k_target: int | None, /
   ) -> Both:
     """Returns the nearest targets of each source, and the nearest sources of each target.
 
     Args:
-      source_ND: N vectors.
-      target_MD: M vectors.
+      source: N vectors.
+      target: M vectors.
       k_source: Number of targets to find for each source, at most M.
       k_target: Number of sources to find for each target, at most N; None: do not search them.
     """
 
 
-def search(source_ND: Rows, target_MD: Rows, k_source: int, k_target: int | None, /) -> Both:
+def search(source: Selection, target: Selection, k_source: int, k_target: int | None, /) -> Both:
   """The `Search` for CPUs: computes each score once, for both directions.
 
   Threads compute blocks of scores and find those that may be among the best, which this thread
   merges in order, so that none waits while others work. Searches in several threads of a process
   take turns.
   """
-  forward = no_neighbors(source_ND.shape[0], k_source)
-  backward = None if k_target is None else no_neighbors(target_MD.shape[0], k_target)
+  forward = no_neighbors(len(source.row_N), k_source)
+  backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
   with _SEARCHING:
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     threads = max((library["num_threads"] for library in blas.info()), default=1)
     computing: collections.deque[Callable[[], None]] = collections.deque()
     with blas.limit(limits=1), futures.ThreadPoolExecutor(threads) as pool:
-      for start, held_HD in unit_blocks(source_ND, _HELD_ROWS):
-        for column, target_CD in unit_blocks(target_MD, _READ_ROWS):
+      for start, held_HD in unit_blocks(source, _HELD_ROWS):
+        for column, target_CD in unit_blocks(target, _READ_ROWS):
           columns = None if backward is None else backward[column : column + len(target_CD)]
           for piece in blocks(len(held_HD), _TASK_ROWS):
             rows = forward[start + piece.start : start + piece.stop]
@@ -164,14 +164,10 @@ def in_blocks(
   """
 
   def search_blocks(
-    source_ND: Rows, target_MD: Rows, k_source: int, k_target: int | None, /
+    source: Selection, target: Selection, k_source: int, k_target: int | None, /
   ) -> Both:
-    forward = no_neighbors(source_ND.shape[0], k_source)
-    backward = None if k_target is None else no_neighbors(target_MD.shape[0], k_target)
-    source, target = (
-      side if isinstance(side, Selection) else Selection(side, range(side.shape[0]))
-      for side in (source_ND, target_MD)
-    )
+    forward = no_neighbors(len(source.row_N), k_source)
+    backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
     height, width = _block_shape(len(source.row_N), len(target.row_N))
     spans = [
       (rows, columns)
@@ -219,10 +215,10 @@ def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -
   """
   if getattr(query_ND, "ndim", 2) == 1:
     query_ND = np.asarray(query_ND)[None]
-  query_ND, base_MD, k = _checked(query_ND, base_MD, k)
-  if not base_MD.shape[0]:
+  query, base, k = _checked(query_ND, base_MD, k)
+  if not len(base.row_N):
     raise ValueError(f"cannot find {k} neighbors among 0 vectors")
-  return search(query_ND, base_MD, min(k, base_MD.shape[0]), None)[0]
+  return search(query, base, min(k, len(base.row_N)), None)[0]
 
 
 def mutual_top_k(
@@ -233,16 +229,16 @@ def mutual_top_k(
   This is `top_k` in both directions, which computes each cosine once. It raises ValueError also if
   there are no sources.
   """
-  source_ND, target_MD, k = _checked(source_ND, target_MD, k)
-  counts = source_ND.shape[0], target_MD.shape[0]
+  source, target, k = _checked(source_ND, target_MD, k)
+  counts = len(source.row_N), len(target.row_N)
   if not all(counts):
     raise ValueError(f"cannot find {k} neighbors among {counts[0]} and {counts[1]} vectors")
-  forward, backward = search(source_ND, target_MD, min(k, counts[1]), min(k, counts[0]))
+  forward, backward = search(source, target, min(k, counts[1]), min(k, counts[0]))
   assert backward is not None
   return forward, backward
 
 
-def _checked(source_ND: Any, target_MD: Any, k: int) -> tuple[Rows, Rows, int]:
+def _checked(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, Selection, int]:
   sides = [side if hasattr(side, "shape") else np.asarray(side) for side in (source_ND, target_MD)]
   for side in sides:
     if len(side.shape) != 2:
@@ -250,7 +246,10 @@ def _checked(source_ND: Any, target_MD: Any, k: int) -> tuple[Rows, Rows, int]:
   if sides[0].shape[1] != sides[1].shape[1]:
     widths = sides[0].shape[1], sides[1].shape[1]
     raise ValueError(f"both sides must have one width, not {widths[0]} and {widths[1]}")
-  return sides[0], sides[1], errors.as_integer("k", k)
+  source, target = (
+    side if isinstance(side, Selection) else Selection(side, range(side.shape[0])) for side in sides
+  )
+  return source, target, errors.as_integer("k", k)
 
 
 def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
@@ -272,8 +271,8 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
     vectors_ND = np.asarray(vectors_ND, np.float32)
     if vectors_ND.ndim != 2:
       raise ValueError(f"the shape must be [N, D], not {vectors_ND.shape}")
-    square_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
-    norm_N = np.sqrt(square_N).astype(np.float32)
+    double_ND = vectors_ND.astype(np.float64)
+    norm_N = np.sqrt(np.vecdot(double_ND, double_ND)).astype(np.float32)
   if not np.isfinite(norm_N).all():
     row = first + int(np.argmin(np.isfinite(norm_N)))
     raise errors.InputError(f"vector {row} contains a value that is not finite, or is too large")

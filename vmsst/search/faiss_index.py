@@ -353,7 +353,7 @@ def search_in(source_index: Index, target_index: Index) -> exact_search.Search:
         results.append(near)
     return results[0], results[1] if k_target is not None else None
 
-  return search  # type: ignore[return-value]  # only of selections
+  return search
 
 
 def _inverted(index: Any) -> Any:

@@ -24,8 +24,6 @@ def get_infer_fn(
 ) -> InferFn:
   """Returns a function that runs `infer_step` on every example of a dataset.
 
-  It sorts examples by length to reduce padding, and restores the order of the results.
-
   Args:
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
     batch_size: Examples in a global batch.
@@ -36,6 +34,42 @@ def get_infer_fn(
     `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
     (index, result), with results as NumPy rows. If `infer_step` returns a pair with a dict, it
     returns that list and a dict of lists of auxiliary values.
+  """
+  run = get_array_fn(infer_step, batch_size, train_state_axes, partitioner)
+
+  def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
+    blocks = list(dataset.batch(1024).as_numpy_iterator())
+    if not blocks:
+      return []
+    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
+    results = run(features, train_state, rng)
+    if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
+      values, aux = results
+      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
+    return list(zip(indices.tolist(), _rows(results), strict=True))
+
+  return infer
+
+
+def get_array_fn(
+  infer_step: Callable[..., Any],
+  batch_size: int,
+  train_state_axes: Any,
+  partitioner: partitioning.PjitPartitioner,
+) -> Callable[..., Any]:
+  """Returns a function that runs `infer_step` on examples in memory.
+
+  It sorts examples by length to reduce padding, and restores the order of the results.
+
+  Args:
+    infer_step: As for `get_infer_fn`.
+    batch_size: Examples in a global batch.
+    train_state_axes: PartitionSpecs of the train state.
+    partitioner: The mesh.
+
+  Returns:
+    `fn(features, train_state, rng=None)` for arrays [N, ...] by name. It returns what `infer_step`
+    returns, for all examples, as NumPy arrays.
   """
   accepted = inspect.signature(infer_step).parameters
 
@@ -55,11 +89,9 @@ def get_infer_fn(
   )
   partitioner.get_data_layout(batch_size)  # raises an error if the mesh does not divide it
 
-  def infer(dataset: Any, train_state: Any, rng: jax.Array | None = None) -> Any:
-    blocks = list(dataset.batch(1024).as_numpy_iterator())
-    if not blocks:
-      return []
-    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
+  def run(
+    features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None
+  ) -> Any:
     order = _by_length(features)
     results: Any = None
     for start in range(0, len(order), batch_size):
@@ -77,12 +109,9 @@ def get_infer_fn(
       for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
         array[rows] = values[: len(rows)]
       watchdog.alive()
-    if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
-      values, aux = results
-      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
-    return list(zip(indices.tolist(), _rows(results), strict=True))
+    return results
 
-  return infer
+  return run
 
 
 def _empty(count: int, batch: np.ndarray) -> np.ndarray:

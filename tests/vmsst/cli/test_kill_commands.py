@@ -72,14 +72,7 @@ def test_build(start):
     opus_tree.Part("Europarl", "v8", ("de", "en"), texts("Satz", 400)),
     opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in texts("cümle", 200)], "tmx"),
   ]
-  opus_tree.write(start / "opus", parts)
-  (start / "evaluation" / "tatoeba").mkdir(parents=True)
-  for code in ("deu", "eng"):
-    (start / "evaluation" / "tatoeba" / f"tatoeba.deu-eng.{code}").write_text(
-      "Sentence 3 is here\n"
-    )
-  (start / "mine.yaml").write_text(opus_tree.RECIPE)
-  argv = ["data", "build", "--recipe=mine.yaml", "--input=opus", "--held-out=evaluation"]
+  argv = opus_tree.write_build(start, parts, *["Sentence 3 is here"] * 2)
   argv += ["--output=tfds", "--workers=1"]
   imports = [
     "vmsst.opus.builder",

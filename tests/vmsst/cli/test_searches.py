@@ -10,7 +10,7 @@ from vmsst.cli import searches
 from vmsst.io import input_files
 from vmsst.jobs import engines, job
 from vmsst.mining import pair_scoring, text_search
-from vmsst.search import embedded_text, exact_search, faiss_index
+from vmsst.search import device_search, embedded_text, exact_search, faiss_index
 
 BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
 QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
@@ -125,12 +125,12 @@ def search(base, queries, output, **options):
 
 def lines_of(base):
   searcher = text_search.Searcher(fake_encoders.FakeEncoder(letters_vector), base)
-  results = searcher.stream(QUERIES, 5)
+  results = zip(QUERIES, searcher.search(QUERIES, 5), strict=True)
   return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in results)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path):
+def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path, monkeypatch):
   base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
   searched, output = [], f"{place}/found"
 
@@ -140,23 +140,26 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path):
       raise errors.InputError("no memory")
     return exact_search.search(*sides)
 
+  monkeypatch.setattr(device_search, "search", failing)
   message = r"^search of sources 5 to 8 and targets 2 to 11: no memory; .* resume"
   with pytest.raises(errors.InputError, match=message):
-    search(base, queries, output, search=failing)
+    search(base, queries, output)
   assert storage.names(place) == {".found.vmsst"}
   # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
-  assert search(base, queries, output, search=failing).calls == [[""]]
+  assert search(base, queries, output).calls == [[""]]
   assert len(searched) == 4 + 9 - 3
   assert input_files.read_bytes(output).decode() == lines_of(base)
   assert storage.names(place) == {"found"}
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path):
+def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path, monkeypatch):
   base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
   for changed in (queries, base):
-    with pytest.raises(ZeroDivisionError):
-      search(base, queries, tmp_path / "out", search=lambda *sides: 1 / 0)
+    with monkeypatch.context() as patched:
+      patched.setattr(device_search, "search", lambda *sides: 1 / 0)
+      with pytest.raises(ZeroDivisionError):
+        search(base, queries, tmp_path / "out")
     if changed is queries:
       line_files.write_lines(queries, QUERIES)
     else:
@@ -166,7 +169,9 @@ def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_pat
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is_repeated(tmp_path):
+def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is_repeated(
+  tmp_path, monkeypatch
+):
   rng = np.random.default_rng(0)
   sides = [exact_search.Selection(rng.normal(size=(n, 6)), np.arange(n)) for n in (30, 25)]
   searched = []
@@ -177,9 +182,11 @@ def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is
       raise KeyboardInterrupt
     return exact_search.search(*sides)
 
+  monkeypatch.setattr(device_search, "search", interrupted)
+
   def mutual_top_k():
     with job.Job(tmp_path / "out", inputs={}, is_folder=False) as work:
-      in_parts = searches.in_parts(work, interrupted, engines.Local())
+      in_parts = searches.in_parts(work, engines.Local())
       return exact_search.mutual_top_k(*sides, 3, search=in_parts)
 
   with pytest.raises(KeyboardInterrupt):

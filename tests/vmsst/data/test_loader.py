@@ -90,19 +90,6 @@ def test_seqio_gives_the_rows_of_a_task_in_the_same_order(mixture, shard):
   assert _rows(_batches(other, 40)) != ours
 
 
-def test_hosts_read_every_row_of_an_epoch_once(mixture):
-  task = seqio.MixtureRegistry.get(mixture).tasks[0]
-
-  def rows(shard=0, shards=1, epochs=1):
-    changes = {"batch_size": shards}
-    dataset = _dataset(task, shard, shards, epochs, changes=changes, group_by_length=False)
-    return _rows(dataset)
-
-  shares = [rows(shard, 4) for shard in range(4)]
-  assert [len(share) for share in shares] == [43, 43, 42, 42]
-  assert sum(map(collections.Counter, shares), collections.Counter()) == collections.Counter(rows())
-
-
 def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path):
   (tmp_path / "x.de-en.tsv").write_text("a\tb\nc\td\n", encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), BYTES)

@@ -2,7 +2,6 @@ import pytest
 
 from vmsst import errors
 from vmsst.data import sample, vocabularies
-from vmsst.data import sample as corpus
 from vmsst.data.sample import Meaning
 
 # Written by hand.
@@ -32,7 +31,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("language", sample.LANGUAGES)
 def test_sentences_agree_as_written_by_hand(language):
-  book = corpus.phrasebook(language)
+  book = sample.phrasebook(language)
   assert [book.sentence(meaning) for meaning in WRITTEN] == [
     row[language] for row in WRITTEN.values()
   ]

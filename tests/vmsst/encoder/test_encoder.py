@@ -305,6 +305,27 @@ def test_a_forked_child_reports_the_fork(encoder):
 
 
 # --------------------------------------------------------------------------------------------
+# Digests
+
+
+def test_the_digest_is_of_content(run, params, tmp_path):
+  def digest(network=NETWORK, params=params, vocabulary=tiny_encoders.BYTES, max_length=MAX_LENGTH):
+    return vmsst.Encoder(network, params, vocabulary, max_length=max_length).digest
+
+  config = dataclasses.replace(NETWORK.config, dropout_rate=0.5)
+  others = {
+    digest(params=tiny_encoders.random_params(NETWORK, 1)),
+    digest(max_length=21),
+    digest(dataclasses.replace(NETWORK, config=config)),
+    digest(vocabulary=dataclasses.replace(tiny_encoders.BYTES, lowercase=True)),
+    vmsst.load(run, dtype="bfloat16").digest,
+  }
+  assert len(others - {digest()}) == 5
+  copies = (run, shutil.copytree(run, tmp_path / "copy"))
+  assert {vmsst.load(folder).digest for folder in copies} == {digest()}
+
+
+# --------------------------------------------------------------------------------------------
 # Loading
 
 

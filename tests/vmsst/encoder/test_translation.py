@@ -325,3 +325,11 @@ def test_the_command_writes_a_line_for_each_line(run, tmp_path, capsys):
   assert not any(capsys.readouterr())  # Progress is shown on terminals only.
   assert cli.main([*arguments, *files, "--output", "-"]) == 0
   assert capsys.readouterr().out == "\n".join(lines)
+
+
+def test_the_digest_depends_on_the_decoder():
+  network = NETWORKS["bitranslation"]
+  params = tiny_encoders.random_params(network)
+  other = {**params, "logits_hidden": {"kernel": params["logits_hidden"]["kernel"] + 1}}
+  digests = [make_translator(network, weights).digest for weights in (params, params, other)]
+  assert digests[0] == digests[1] != digests[2]

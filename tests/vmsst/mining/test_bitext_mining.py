@@ -95,8 +95,8 @@ def same_places(source, target, k_source, k_target, /):
   """Returns neighbors without comparing: rows with the same number, and the rows after them."""
   sides = []
   for near, count in (
-    (exact_search.no_neighbors(source.shape[0], k_source), target.shape[0]),
-    (exact_search.no_neighbors(target.shape[0], k_target), source.shape[0]),
+    (exact_search.no_neighbors(len(source.row_N), k_source), len(target.row_N)),
+    (exact_search.no_neighbors(len(target.row_N), k_target), len(source.row_N)),
   ):
     for rows in exact_search.blocks(len(near)):
       row_B1 = np.arange(rows.start, rows.stop)[:, None]

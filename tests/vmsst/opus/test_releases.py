@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import struct
 import zipfile
 
 import memory_store
@@ -81,7 +80,7 @@ def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
     assert first.license() == ""
 
 
-def test_codes_formats_and_what_is_left_out(tmp_path, monkeypatch):
+def test_codes_formats_and_what_is_left_out(tmp_path):
   def part(codes, kind="zip", version="v1"):
     return opus_tree.Part("OPUS-Ted", version, codes, ROWS, kind)
 
@@ -119,16 +118,6 @@ def test_codes_formats_and_what_is_left_out(tmp_path, monkeypatch):
     releases.scan(str(tmp_path / "Books" / "v1"))
   with pytest.raises(errors.InputError, match="no such folder"):
     releases.scan(str(tmp_path / "none"))
-  list_folder = os.scandir
-
-  def refused(path):
-    if os.fspath(path).endswith("Books/v1"):
-      raise PermissionError(13, "Permission denied", path)
-    return list_folder(path)
-
-  monkeypatch.setattr(os, "scandir", refused)
-  with pytest.raises(errors.InputError, match=r"Books/v1: cannot be read: Permission denied"):
-    releases.scan(str(tmp_path))
 
 
 def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
@@ -150,10 +139,6 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   ]
   faults = [(f"b.tsv:{2 + i}", what[i]) for i in range(4)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
-  scored = [b"%d.5\teins\tone\n" % i for i in range(4)]
-  (tmp_path / "d.tsv").write_bytes(b"".join([*scored, b"zwei\ttwo\tx\n"]))
-  rows = [(i, "eins", "one") for i in range(1, 5)]
-  assert _read(_release(tmp_path / "d.tsv")) == (rows, [("d.tsv:5", what[1])])
   rows = [(1, "a", "b\rc"), (2, "d\r" + "x" * 40_000, "e")]  # A lone CR is no line end.
   sides = b"a\nd\r" + b"x" * 40_000, b"b\rc\ne\r\n"
   assert _read(_zip(tmp_path / "c.zip", *sides)) == (rows, [])
@@ -186,12 +171,6 @@ def test_damaged_content_is_found_by_its_checksum(tmp_path):
       archive.writestr(name, data)
   (tmp_path / "a.zip").write_bytes(stored.getvalue().replace(b"xx\nyy", b"xx\nzy"))
   assert _read(_release(tmp_path / "a.zip")) == ([], [("a.zip/X.de-en.en:1", DAMAGED)])
-  whole = opus_tree.zipped(SIDES)
-  middle = len(whole) * 3 // 4
-  (tmp_path / "b.zip").write_bytes(whole[:middle] + b"\xff" * 50 + whole[middle + 50 :])
-  rows, (fault,) = _read(_release(tmp_path / "b.zip"))
-  assert 0 < len(rows) < 20_000
-  assert fault[0].startswith("b.zip/X.de-en.en:")
 
 
 def test_archives_that_cannot_be_read_are_reported(tmp_path):
@@ -227,11 +206,6 @@ def test_gzip_streams_that_break_or_continue(tmp_path):
   assert rows == [(i, *row) for i, row in enumerate(zip(*LINES, strict=True), 1)][: len(rows)]
   assert 5_000 < len(rows) < 15_000
   assert faults == [(f"a.tsv.gz:{len(rows) + 1}", "truncated")]
-  path.write_bytes(whole[:-8] + struct.pack("<2L", 1, 2))
-  assert _read(_release(path))[1][0][1] == "the compressed data is damaged"
-  # Repetition expands to more than is taken out at a time.
-  path.write_bytes(gzip.compress((b"x" * 999 + b"\ty\n") * 2_000))
-  assert _read(_release(path)) == ([(i, "x" * 999, "y") for i in range(1, 2_001)], [])
 
 
 def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
@@ -275,8 +249,6 @@ def test_tmx_in_other_encodings(tmp_path):
     assert _read(_release(tmp_path / "a.tmx")) == ([(1, "grün", "green")], [])
   (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="x"?><tmx/>')
   assert _read(_release(tmp_path / "a.tmx"))[1][0][1] == "unknown encoding: x"
-  (tmp_path / "a.tmx").write_bytes(b'<?xml version="1.0" encoding="utf-16"?><tmx/>')
-  assert "BOM" in _read(_release(tmp_path / "a.tmx"))[1][0][1]
 
 
 def test_tmx_entities_are_not_expanded(tmp_path):

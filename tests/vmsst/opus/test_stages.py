@@ -37,7 +37,7 @@ def clean(tmp_path):
   def run(corpus, rows, cut=0):
     part = opus_tree.Part(corpus, "v1", ("de", "en"), rows, "tsv")
     (path,) = opus_tree.write(tmp_path / corpus, [part])
-    path.write_bytes(path.read_bytes()[: -cut or None])
+    path.write_bytes(part.content[: -cut or None])
     ((release,), _) = releases.scan(str(tmp_path / corpus))
     output, source = tmp_path / f"{corpus}.parquet", (str(tmp_path / "held_out"), held_out.digest)
     return str(output), stages.clean(output, release, cleaning.Cleaning(), source, 2)

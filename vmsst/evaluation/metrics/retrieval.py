@@ -3,18 +3,28 @@
 import re
 import string
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from vmsst.search import exact_search
 
 
-def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[str, float]:
+def translation_accuracy(
+  source_ND: np.ndarray,
+  target_ND: np.ndarray,
+  texts: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> dict[str, float]:
   """Returns the share of sentences whose nearest sentence on the other side is their translation.
 
   Row i of one side translates row i of the other. Nearest is by cosine; the first among equals.
   `forward` searches the targets for each source, `backward` the sources for each target; `average`
   is the mean of both.
+
+  Args:
+    source_ND: Vectors of one side.
+    target_ND: Vectors of the other side.
+    texts: Sources and targets: then several targets can be right; see `pair_accuracy`.
 
   Raises:
     ValueError: a value is not finite.
@@ -25,16 +35,18 @@ def translation_accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[s
     >>> translation_accuracy(source_ND, target_ND)
     {'forward': 1.0, 'backward': 0.5, 'average': 0.75}
   """
-  gold_N = np.arange(len(source_ND))
+  sides = texts or (range(len(source_ND)),) * 2
   forward, backward = (
-    float(np.mean(near.index_NK[:, 0] == gold_N))
-    for near in exact_search.mutual_top_k(source_ND, target_ND, 1)
+    pair_accuracy(near.index_NK[:, 0], *both)
+    for near, both in zip(
+      exact_search.mutual_top_k(source_ND, target_ND, 1), (sides, sides[::-1]), strict=True
+    )
   )
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 
 def pair_accuracy(
-  nearest_N: Sequence[int] | np.ndarray, sources: Sequence[str], targets: Sequence[str]
+  nearest_N: Sequence[int] | np.ndarray, sources: Sequence[Any], targets: Sequence[Any]
 ) -> float:
   """Returns the share of sources whose nearest target is right.
 

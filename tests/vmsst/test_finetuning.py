@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 
+import commands
 import gin
 import numpy as np
 import pytest
@@ -13,13 +14,12 @@ import tiny_encoders
 import tiny_tokenizers
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, finetuning
 from vmsst.checkpoints import saved_encoders, t5x
 from vmsst.data import readers, sample, vocabularies
 from vmsst.formats import layer_stacks
-from vmsst.launch import finetuning
 from vmsst.networks import sentence_encoder
-from vmsst.train import eval as eval_lib
+from vmsst.train import train
 
 
 def pairs_of(first, last):
@@ -49,37 +49,39 @@ def chained(source):
 
 @pytest.fixture(scope="module")
 def tuned(chained):
-  output, source = chained.parent / "tuned", chained
+  """The folder of a run, of a process of its own."""
+  output = chained.parent / "tuned"
   records = [dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs_of(0, 30)]
-  gin.parse_config("OF_THE_PROGRAM = 1")
-  (source.parent / "data").mkdir()
-  (source.parent / "data" / "files.gin").write_text("OF_THE_PROGRAM = 2")
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(gin.config, "_LOCATION_PREFIXES", [str(source.parent)])
-    patch.chdir(source.parent)
-    return output, vmsst.finetune(vmsst.load(source), records, output=output, **OPTIONS)
+  code = """
+import json, sys, vmsst
+source, output = sys.argv[1:]
+tuned = vmsst.finetune(vmsst.load(source), output=output, **json.load(sys.stdin))
+slow = {"tensorflow", "seqio", "gin"} & sys.modules.keys()
+assert not slow, slow
+assert tuned.path.startswith(output), tuned.path
+"""
+  text = json.dumps({"pairs": records, **OPTIONS})
+  commands.fresh_script(code, str(chained), str(output), cwd=chained.parent, text=text)
+  return output
 
 
 def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(chained, tuned):
-  output, encoder = tuned
-  (path,) = (output / "inference_eval").glob("retrieval*-metrics.jsonl")
-  rows = map(json.loads, path.read_text().splitlines())
-  accuracy = {row["step"]: row["accuracy/source_target"] for row in rows}
+  rows = (tuned / "inference_eval" / "retrieval-metrics.jsonl").read_text().splitlines()
+  accuracy = {row["step"]: row["accuracy/source_target"] for row in map(json.loads, rows)}
   assert sorted(accuracy) == [0, 2, 4]
   best = max(accuracy, key=lambda step: (accuracy[step], -step))
-  named = t5x.read_best(output)
+  named = t5x.read_best(tuned)
   assert (named["checkpoint"], named["value"]) == (f"checkpoint_{best}", accuracy[best])
-  assert encoder.path == str(output / f"checkpoint_{best}")
-  assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in output.iterdir()}
-  assert "OF_THE_PROGRAM" not in (output / "config.gin").read_text()
-  assert f"Best: checkpoint_{best}" in (output / "report.md").read_text()
+  encoder = vmsst.load(tuned)
+  assert encoder.path == str(tuned / f"checkpoint_{best}")
+  assert {f"checkpoint_{best}", "checkpoint_4"} <= {path.name for path in tuned.iterdir()}
+  assert f"Best: checkpoint_{best}" in (tuned / "report.md").read_text()
   assert (encoder.prompts, encoder.max_length) == (vmsst.load(chained).prompts, 20)
 
 
 def test_only_the_frozen_table_keeps_its_values(chained, tuned):
   before, after = (
-    layer_stacks.separate(saved_encoders.read(x).arrays)
-    for x in (chained, tuned[0] / "checkpoint_4")
+    layer_stacks.separate(saved_encoders.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
   )
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
   assert "token_embedder/embedding" in same
@@ -90,19 +92,18 @@ def test_only_the_frozen_table_keeps_its_values(chained, tuned):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"learning_rate": 0.1, "steps": 8}, "another run: learning_rate is 0.001, not 0.1; give"),
-    ({"dev": pairs_of(30, 50)}, "another run: dev is "),
-    ({"trim": True}, "another run: encoder is "),
+    ({"learning_rate": 0.1, "steps": 8}, "another job: learning_rate is 0.001, not 0.1; give"),
+    ({"dev": pairs_of(30, 50)}, "another job: dev is "),
+    ({"trim": True}, "another job: encoder is "),
   ],
 )
 def test_a_finished_run_stays_as_it_is(chained, tuned, change, message):
-  output = tuned[0]
-  before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+  before = {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()}
   options = {**OPTIONS, **change}
   start = vmsst.load(chained).trim(["red"]) if options.pop("trim", False) else chained
   with pytest.raises(errors.InputError, match=message):
-    vmsst.finetune(start, pairs_of(0, 30), output=output, **options)
-  assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    vmsst.finetune(start, pairs_of(0, 30), output=tuned, **options)
+  assert {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("objective", [
@@ -121,14 +122,22 @@ def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, m
     options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
   command = ["finetune", *map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out")), *options]
   if width == 4:  # stopped while it evaluates first, resumed with other steps
+    evaluate = finetuning.Retrieval.evaluate
+
+    def terminate(*arguments):
+      os.kill(os.getpid(), signal.SIGTERM)
+      return evaluate(*arguments)
+
     with monkeypatch.context() as patch:
-      terminate = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-      patch.setattr(eval_lib.InferenceEvaluator, "evaluate", terminate)
+      patch.setattr(finetuning.Retrieval, "evaluate", terminate)
       with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         cli.main([*command, "--steps", "2"])
     assert not (tmp_path / "out" / "report.md").exists()
     assert "opens the encoder" not in capsys.readouterr().out
+  gin.parse_config("OF_THE_PROGRAM = 1")
+  before = gin.config_str()
   assert cli.main(command) == 0
+  assert gin.config_str() == before
   assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
   assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
   assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
@@ -139,16 +148,20 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
   source = released_folders.write(tmp_path / "source", "xlmr", {})
   encoder = vmsst.load(source, backend="jax", max_length=7)
   encoder = encoder.trim(["red", "a"]) if change == "trimmed" else encoder.with_prompt("red ")
-  given = []
-  monkeypatch.setattr(finetuning.main, "run", lambda arguments, **_: given.append(arguments))
-  monkeypatch.setattr(finetuning.loading, "load", vmsst.load)
+  starts = []
+
+  def interrupt(*, model, checkpoint_cfg, model_dir, **_):
+    assert model.max_length == 7
+    starts.append(vmsst.load(checkpoint_cfg.restore.path).encode(["red"]))
+    pathlib.Path(model_dir, "model-info.txt").touch()
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(train, "train", interrupt)
   for _ in range(2):
-    with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
+    with pytest.raises(KeyboardInterrupt):
       vmsst.finetune(encoder, pairs_of(0, 9), output=tmp_path / "out")
-  assert {f"--gin.ENCODER={str(tmp_path / 'out' / 'start')!r}", "--gin.MAX_LENGTH=7"} < {*given[1]}
-  found = vmsst.load(tmp_path / "out" / "start").encode(["red"])
-  np.testing.assert_allclose(found, encoder.encode(["red"]), atol=1e-6)
-  with pytest.raises(errors.InputError, match="is another run: encoder is"):
+  np.testing.assert_allclose(starts, [encoder.encode(["red"])] * 2, atol=1e-6)
+  with pytest.raises(errors.InputError, match="of another job: encoder is"):
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 
@@ -172,12 +185,15 @@ def test_pairs_are_read_by_name_and_from_several_files(
   monkeypatch.chdir(tmp_path)
   pathlib.Path("x.tsv").write_text("a\tb\n")
   pathlib.Path("mined.tsv").write_text("0.9\tc\td\n0.8\te\tf\n")  # as `vmsst mine` writes it
-  monkeypatch.setattr(finetuning.main, "run", lambda *_, **__: None)
+  texts = []
+
+  def read(*, get_dataset_fn, **_):
+    (bitexts, _) = get_dataset_fn.args
+    texts.extend(text for bitext in bitexts for pair in readers.read_pairs(bitext) for text in pair)
+
+  monkeypatch.setattr(train, "train", read)
   with pytest.raises(errors.InputError, match="no checkpoint"):  # nothing was trained
     vmsst.finetune(source, pairs, output="out", languages=languages)
-  names = json.loads(pathlib.Path("out", "finetune.json").read_text())["pairs"]["name"]
-  bitexts = readers.find_bitext(names, languages)
-  texts = [text for bitext in bitexts for pair in readers.read_pairs(bitext) for text in pair]
   assert texts == expected.split()
 
 
@@ -225,7 +241,6 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
       for rate in (-1e-3, 0, float("nan"))
     ),
     ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
-    ({"gin": {"CHECKPOINT_PERIOD": 0}}, "CHECKPOINT_PERIOD is 0; set it to an integer"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
     ({"pairs": "label.tsv"}, "label.tsv:1 has 3 texts, not 2"),
@@ -234,7 +249,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"pairs": "empty.tsv"}, "empty.tsv: contains no pair; check"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
     ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
-    ({}, r"out is not a run of `vmsst finetune`, but has files \(report.md\); give"),
+    ({}, "out has files that this command did not write; give another folder"),
   ],
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkeypatch):

@@ -1,4 +1,3 @@
-import dataclasses
 import gzip
 import io
 import json
@@ -18,14 +17,11 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, storage
-from vmsst.cli import embedding, shared_options
-from vmsst.data import vocabularies
+from vmsst.cli import embedding
 from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
-from vmsst.jobs import engines, ray_cluster
 from vmsst.mining import pair_scoring
 from vmsst.networks import sentence_encoder
-from vmsst.networks import vmsst as networks
 from vmsst.search import embedded_text, vector_store
 
 SENTENCES = [
@@ -34,109 +30,6 @@ SENTENCES = [
   for b in ("dog", "cat")
   for c in ("house", "river", "mountain", "bridge")
 ]
-
-
-@pytest.fixture
-def corpus(tmp_path):
-  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(x, x.upper()) for x in SENTENCES])
-  (tmp_path / "b.txt").write_text("a plain line\n\nand another one\n", encoding="utf-8")
-  return tmp_path
-
-
-def usage_error(capsys, line):
-  with pytest.raises(SystemExit) as stop:
-    cli.main(line.split())
-  assert stop.value.code == 2
-  return capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-  "start",
-  [
-    "mine a b c --threshold",
-    "vocab train --input a --output b --character-coverage",
-  ],
-)
-def test_options_take_finite_numbers_only_and_negative_ones_in_any_form(start, capsys):
-  option = start.split()[-1]
-  for text in ("nan", "-inf", "1e999", "-1e999", "-1x"):
-    error = usage_error(capsys, f"{start} {text}")
-    assert f"argument {option}: " in error
-    assert text in error
-  for text in ("-1e-3", "-.5", "-1E+2", "0.25"):
-    args = cli.build_parser().parse_args([*start.split(), text])
-    assert getattr(args, option.removeprefix("--").replace("-", "_")) == float(text)
-
-
-def test_usage_errors_suggest_what_was_meant(capsys):
-  for line, end in (
-    ("embedd", "; did you mean embed?"),
-    ("data mine-negativ", "; did you mean mine-negatives?"),
-    ("mine a b c --treshold 1", "arguments: --treshold 1; did you mean --threshold?"),
-    ("zzz", "eval, report)"),
-    ("mine a b c --neighbors 0", "argument --neighbors: 0 is not an integer above 0"),
-    ("mine a b c --neighbors x", "argument --neighbors: x is not an integer above 0"),
-    ("mine a b c --threshold x", "argument --threshold: x is not a finite number"),
-    ("finetune a b c --seed 1.5", "argument --seed: 1.5 is not an integer"),
-    ("import ems a b", "arguments are required: --vocabulary"),
-  ):
-    # Python 3.13 lists choices without quotes.
-    assert usage_error(capsys, line).replace("'", "").endswith(f"{end}\n")
-
-
-@pytest.mark.parametrize(
-  ("argv", "engine"),
-  [
-    ("", engines.Local(1)),
-    ("--engine local --gpus-per-worker 2 --workers 4", engines.Local(4, 2)),
-    ("--engine ray", ray_cluster.Ray()),
-    (
-      "--engine ray --workers 64 --gpus-per-worker 1 --ray-address ray://head:10001",
-      ray_cluster.Ray("ray://head:10001", 64, 1),
-    ),
-    ("--ray-address head:6379", ray_cluster.Ray("head:6379")),
-  ],
-)
-def test_arguments_name_an_engine(argv, engine, monkeypatch):
-  monkeypatch.setattr("jax.config.update", lambda *setting: None)
-  args = cli.build_parser().parse_args(["index", "vectors", "index", *argv.split()])
-  assert args.command.values(args)["engine"].chosen() == engine
-
-
-def test_a_build_has_a_process_per_core(monkeypatch):
-  monkeypatch.setattr("os.cpu_count", lambda: 5)
-  assert shared_options.Workers().chosen() == engines.Local(5)
-  assert shared_options.Workers(workers=2).chosen() == engines.Local(2)
-
-
-def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
-  output = corpus / "new.model"
-  status = cli.main(
-    [
-      *("vocab", "train", "--input", str(corpus / "*.tsv.gz"), str(corpus / "b.txt")),
-      *("--output", str(output), "--size", "40", "--model-type", "bpe", "--lowercase"),
-    ]
-  )
-  printed, problems = capsys.readouterr()
-  assert status == 0, problems
-  assert "SentencePieceVocabulary.lowercase = True" in printed
-  assert f"        48 sentences  {corpus / 'a.de-en.tsv.gz'}\n" in printed
-  assert f"         2 sentences  {corpus / 'b.txt'}\n" in printed
-  vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
-  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
-  assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
-  assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
-
-
-def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
-  output = str(corpus / "new.model")
-  assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
-  assert "no file matches" in capsys.readouterr().err
-  arguments = ["vocab", "train", "--input", str(corpus / "b.txt"), "--output", output]
-  assert cli.main([*arguments, "--size", "5000"]) == 1
-  error = capsys.readouterr().err
-  assert "5000 pieces from 2 sentences" in error
-  assert "Traceback" not in error
 
 
 def letter_counts(text):
@@ -617,39 +510,6 @@ def text(tmp_path):
 
 def command(*words):
   return cli.main([*map(str, words)])
-
-
-def test_the_digest_is_of_content(run, tmp_path):
-  digest = vmsst.load(run).digest
-  assert vmsst.load(shutil.copytree(run, tmp_path / "copy")).digest == digest
-  config = dataclasses.replace(NETWORK.config, dropout_rate=0.5)
-  others = [
-    save(tmp_path / "weights", 1),
-    save(tmp_path / "length", 0, max_length=21),
-    save(tmp_path / "network", 0, dataclasses.replace(NETWORK, config=config)),
-    save(
-      tmp_path / "vocabulary",
-      0,
-      vocabulary=dataclasses.replace(tiny_encoders.BYTES, lowercase=True),
-    ),
-  ]
-  digests = {vmsst.load(folder).digest for folder in others}
-  assert len(digests - {digest}) == len(others)
-  assert loading.load(run, dtype="bfloat16").digest not in {digest, *digests}
-
-
-def test_the_digest_of_a_translator_depends_on_its_decoder(tmp_path):
-  network = networks.BitranslationNetwork(NETWORK.config, latent_dim=6)
-  params = tiny_encoders.random_params(network)
-  kernel_DV = params["logits_hidden"]["kernel"] + 1
-  other = {**params, "logits_hidden": {"kernel": kernel_DV}}
-  model = tiny_encoders.model_of(NETWORK, network=network)
-  digests = []
-  for name, weights in (("run", params), ("copy", params), ("other", other)):
-    (tmp_path / name).mkdir()
-    tiny_encoders.save_run(tmp_path / name, model, weights)
-    digests.append(vmsst.load_translator(tmp_path / name).digest)
-  assert digests[0] == digests[1] != digests[2]
 
 
 def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tmp_path, capsys):
