@@ -291,8 +291,6 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and they are unchanged, or None."""
   note = _note(chosen, root)
-  if not storage.is_url(note):
-    fetch.remove_special(pathlib.Path(note))
   try:
     digests = input_files.read_json(note)
     paths = {root / name.lstrip("/"): digest for name, digest in digests.items()}

@@ -6,15 +6,10 @@ checks where redirects lead, nor a published size before the download.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import http.client
 import os
 import pathlib
-import re
-import shutil
-import ssl
-import stat
 import time
 import urllib.error
 import urllib.parse
@@ -25,16 +20,14 @@ from typing import Any, TypeVar
 import vmsst
 from vmsst import errors
 from vmsst.io import input_files, progress_bar
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 
 _T = TypeVar("_T")
 _CHUNK_BYTES = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _MAX_PAUSE = 60.0
-_LONGEST_ADDRESS = 8000
-_NUMBER = "[0-9]{1,18}"  # of bytes
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RETRIED = (408, 416, 425, 429, 500, 502, 503, 504)
+_PART = ".vmsst-part"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,25 +62,22 @@ class _BrokenError(Exception):
   Attributes:
     reached: Number of bytes stored so far.
     pause: Seconds to wait, if the server says so.
+    changed: Whether the server's file is not the one that was begun.
   """
 
-  def __init__(self, message: str, reached: int = 0, pause: float | None = None):
+  def __init__(
+    self, message: str, reached: int = 0, pause: float | None = None, changed: bool = False
+  ):
     super().__init__(message)
-    self.reached = reached
-    self.pause = pause
-
-
-class _ChangedError(_BrokenError):
-  """The server's file is not the one that was begun."""
+    self.reached, self.pause, self.changed = reached, pause, changed
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows redirects to allowed addresses, without reading what comes with them."""
+  """Follows redirects to allowed addresses."""
 
   def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
     """Returns the request to the new address."""
-    fp.close()
-    check_address(newurl, req.full_url)
+    check_address(newurl)
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -117,26 +107,22 @@ class Fetcher:
       Whether anything was downloaded: False if `path` has the published size and checksum.
 
     Raises:
-      InputError: the file cannot be downloaded, differs from what was published, something else is
-        at `path`, or the disk is full.
+      InputError: the file cannot be downloaded, differs from what was published, or something else
+        is at `path`.
     """
-    try:
-      exists = path.exists()
-    except (OSError, ValueError) as error:  # such as a link to itself, or a name that is too long
-      raise errors.InputError(f"{path}: cannot be read: {input_files.reason(error)}") from None
-    if exists:
+    if path.exists():
       if problem := difference(file, path):
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = self._persist(file.url, lambda: self._resume(file, path))
+    part = self._persist(file.url, lambda: self._receive(file, path))
     if problem := difference(file, part):
       part.unlink()
       raise errors.InputError(
         f"{file.url}: the file {problem}: it has changed, or was altered on the way, and was not "
         "kept; rerun the same command"
       )
-    atomic_files.sync_to_disk(part)
+    outputs.sync_to_disk(part)
     os.replace(part, path)
     return True
 
@@ -144,15 +130,13 @@ class Fetcher:
     """Returns the content of a file of at most `most` bytes; raises InputError as `fetch` does."""
 
     def attempt() -> bytes:
-      content = bytearray()
       with self._opened(url) as response:
-        for chunk in _chunks(response, lambda: 0):
-          content += chunk
-          if len(content) > most:
-            raise errors.InputError(f"{url}: more than {most:,} bytes: not the expected file")
-      return bytes(content)
+        return response.read(most + 1)
 
-    return self._persist(url, attempt)
+    content = self._persist(url, attempt)
+    if len(content) > most:
+      raise errors.InputError(f"{url}: more than {most:,} bytes: not the expected file")
+    return content
 
   def _persist(self, url: str, attempt: Callable[[], _T]) -> _T:
     """Returns the result of an attempt, after retries; new bytes reset their count."""
@@ -172,103 +156,73 @@ class Fetcher:
         backoff = self._pause * 2 ** (failures - 1)
         time.sleep(min(backoff if error.pause is None else error.pause, _MAX_PAUSE))
 
-  def _resume(self, file: File, path: pathlib.Path) -> pathlib.Path:
+  def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the complete part."""
-    name = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.vmsst-part")
-    parts = [part for part in path.parent.iterdir() if name.fullmatch(part.name)]
-    for part in parts:
-      remove_special(part)
-    parts = [part for part in parts if part.exists()]
+    names = (name for name in os.listdir(path.parent) if name.startswith(f".{path.name}."))
+    parts = [path.with_name(name) for name in names if name.endswith(_PART)]
     # The last byte again, because a server has no range after the end of a complete part.
     start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
     try:
-      return self._receive(file, path, parts, start)
-    except _ChangedError:
-      for part in parts:
-        part.unlink(missing_ok=True)
-      raise
-
-  def _receive(
-    self, file: File, path: pathlib.Path, parts: list[pathlib.Path], start: int
-  ) -> pathlib.Path:
-    """Requests the bytes from `start` and writes them; returns the complete part."""
-    with self._opened(file.url, start) as response:
-      total = _total(response, start)
-      if response.status == 200:
-        start = 0
-      if total is None and not response.chunked and not (file.size or file.checksum):
-        raise errors.InputError(f"{file.url}: its length is unknown; put it at {path} by hand")
-      if total is not None and not file.fits(total):
-        raise errors.InputError(
-          f"{file.url}: {total:,} bytes on the server, {file.published} as published: the file has "
-          f"changed; check it and put it at {path} by hand"
-        )
-      version = response.headers.get("ETag", "")
-      if not version.startswith('"'):  # A weak ETag does not identify the file's version.
-        version = response.headers.get("Last-Modified", "")
-      part = part_path(path, file, version, total)
-      if start and part not in parts:
-        raise _ChangedError("the file has changed")
-      for former in () if start else parts:
-        former.unlink()
-      free = shutil.disk_usage(path.parent).free
-      if total is not None and total - start > free:
-        raise errors.InputError(
-          f"{part}: {total - start:,} bytes are missing and the disk has room for {free:,}; make "
-          "room and rerun the same command"
-        )
-      most = file.size if total is None else total
-      if most is None and file.kib is not None:
-        most = (file.kib << 10) + 1023
-      with (
-        _room(part),
-        open(part, "r+b" if start else "xb") as stream,
-        progress_bar.Bar(
-          desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
-        ) as bar,
-      ):
-        stream.seek(start)
-        for chunk in _chunks(response, stream.tell):
-          if most is not None and stream.tell() + len(chunk) > most:
-            raise errors.InputError(f"{file.url}: the server sends more than {most:,} bytes")
-          stream.write(chunk)
-          bar.update(len(chunk))
-        stream.truncate()
-        if total is not None and stream.tell() < total:
-          reached = stream.tell()
+      with self._opened(file.url, start) as response:
+        if response.status == 200:
+          start = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+          raise _BrokenError("the server does not send the requested range", changed=True)
+        total = None if response.length is None else start + response.length
+        if total is None and not response.chunked and not (file.size or file.checksum):
+          raise errors.InputError(f"{file.url}: its length is unknown; put it at {path} by hand")
+        if total is not None and not file.fits(total):
+          raise errors.InputError(
+            f"{file.url}: {total:,} bytes on the server, {file.published} as published: the file "
+            f"has changed; check it and put it at {path} by hand"
+          )
+        version = response.headers.get("ETag", "")
+        if not version.startswith('"'):  # A weak ETag does not identify the file's version.
+          version = response.headers.get("Last-Modified", "")
+        part = part_path(path, file, version, total)
+        if start and part not in parts:
+          raise _BrokenError("the file has changed", changed=True)
+        for former in () if start else parts:
+          former.unlink()
+        with (
+          open(part, "r+b" if start else "xb") as stream,
+          progress_bar.Bar(
+            desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
+          ) as bar,
+        ):
+          reached, chunk = stream.seek(start), b"-"
+          while chunk:
+            try:
+              chunk = response.read1(_CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+              raise _BrokenError(str(error) or type(error).__name__, reached) from None
+            reached += stream.write(chunk)
+            bar.update(len(chunk))
+        if total is not None and reached < total:
           raise _BrokenError(f"it ended after {reached:,} of {total:,} bytes", reached)
+    except _BrokenError as error:
+      for former in parts if error.changed else ():
+        former.unlink()
+      raise
     return part
 
   @contextlib.contextmanager
   def _opened(self, url: str, start: int = 0) -> Iterator[http.client.HTTPResponse]:
     """Yields the response to a request for the bytes from `start`, after redirects."""
     check_address(url)
-    headers = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
-      response = self._opener.open(
-        urllib.request.Request(url, headers=headers), timeout=self._timeout
-      )
+      response = self._opener.open(request, timeout=self._timeout)
     except urllib.error.HTTPError as error:
-      error.close()
-      status = f"the server answers {error.code} {' '.join(str(error.msg).split())[:200]}"
-      if error.code == 416:
-        raise _ChangedError(status) from None
-      if error.code in _RETRIED:
-        wait = error.headers.get("Retry-After", "")
-        raise _BrokenError(status, pause=float(wait) if wait.isdecimal() else None) from None
-      raise errors.InputError(f"{url}: {status}") from None
-    except errors.InputError:
-      raise
-    except (ValueError, http.client.InvalidURL) as error:
-      raise errors.InputError(f"{url}: not a valid address: {error}") from None
+      status = f"the server answers {error.code} {error.msg}"
+      if error.code not in _RETRIED:
+        raise errors.InputError(f"{url}: {status}") from None
+      wait = error.headers.get("Retry-After", "")
+      pause = float(wait) if wait.isdecimal() else None
+      raise _BrokenError(status, pause=pause, changed=error.code == 416) from None
     except (OSError, http.client.HTTPException) as error:
-      cause = getattr(error, "reason", error)
-      if isinstance(cause, ssl.SSLError):
-        raise errors.InputError(f"{url}: no secure connection: {cause}") from None
-      raise _BrokenError(str(cause)[:200] or type(cause).__name__) from None
+      raise _BrokenError(str(error) or type(error).__name__) from None
     with response:
-      if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise errors.InputError(f"{url}: the server sends an encoding that was not requested")
       yield response
 
 
@@ -284,92 +238,16 @@ def part_path(path: pathlib.Path, file: File, validator: str, total: int | None)
   if not validator and not file.checksum:
     validator = str(time.time_ns())  # Nothing would show that two parts are of one version.
   source = f"{file.url}\n{validator}\n{total}".encode(errors="backslashreplace")
-  return path.with_name(f".{path.name}.{hashlib.sha256(source).hexdigest()[:16]}.vmsst-part")
+  return path.with_name(f".{path.name}.{hashlib.sha256(source).hexdigest()[:16]}{_PART}")
 
 
-def _total(response: http.client.HTTPResponse, start: int) -> int | None:
-  """Returns the number of bytes of the complete file, if the response states it."""
-  if response.status == 200:
-    length = response.headers.get("Content-Length", "")
-    return int(length) if re.fullmatch(_NUMBER, length) else None
-  parts = re.fullmatch(
-    rf"bytes ({_NUMBER})-{_NUMBER}/({_NUMBER})", response.headers.get("Content-Range", "")
-  )
-  if response.status == 206 and start and parts and int(parts[1]) == start:
-    return int(parts[2])
-  raise _ChangedError("the server does not send the requested range")
-
-
-def _chunks(response: http.client.HTTPResponse, reached: Callable[[], int]) -> Iterator[bytes]:
-  """Yields the bytes of a response as they arrive."""
-  while True:
-    try:
-      chunk = response.read1(_CHUNK_BYTES)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-      raise _BrokenError(str(error) or type(error).__name__, reached()) from None
-    if not chunk:
-      return
-    yield chunk
-
-
-@contextlib.contextmanager
-def _room(part: pathlib.Path) -> Iterator[None]:
-  """Turns the error of a full disk into InputError."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in _FULL:
-      raise
-    raise errors.InputError(
-      f"{part}: no room on the disk ({error.strerror}); make room and rerun the same command to "
-      "resume"
-    ) from None
-
-
-def check_address(url: str, first: str = "") -> None:
-  """Raises InputError if an address is neither HTTPS nor on this machine.
-
-  Args:
-    url: The address.
-    first: The address that redirects to it, if any; only an address on this machine may redirect to
-      this machine.
-  """
-  scheme, host = _scheme_and_host(url)
-  local = scheme == "http" and host in _LOCAL
-  if local and first:
-    local = _scheme_and_host(first)[1] in _LOCAL
-  if (scheme != "https" and not local) or not host:
-    shown = url if url.isprintable() else repr(url)
-    way = f"{first} redirects to {shown}, which" if first else shown
-    raise errors.InputError(f"{way} is not an HTTPS address; nothing was downloaded from there")
-
-
-def _scheme_and_host(url: str) -> tuple[str, str]:
-  """Returns the scheme and the host of an address; "" for what is missing or invalid."""
-  if not (url.isascii() and url.isprintable()) or len(url) > _LONGEST_ADDRESS:
-    return "", ""
-  try:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname or "" if parts.port != 0 else ""
-  except ValueError:  # such as an incomplete IPv6 address, or a port that is too large
-    return "", ""
-
-
-def remove_special(path: pathlib.Path) -> None:
-  """Removes a link, pipe or device; raises InputError for a folder.
-
-  Writing to them could hang or change other files.
-  """
-  try:
-    mode = path.lstat().st_mode
-  except OSError:
-    return
-  if stat.S_ISDIR(mode):
-    raise errors.InputError(
-      f"{path}: not a file but a folder; remove it and rerun the same command"
-    )
-  if not stat.S_ISREG(mode):
-    path.unlink()
+def check_address(url: str) -> None:
+  """Raises InputError if an address is neither HTTPS nor on this machine."""
+  parts = urllib.parse.urlsplit(url)
+  if not parts.hostname or not (
+    parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
+  ):
+    raise errors.InputError(f"{url} is not an HTTPS address; nothing was downloaded from there")
 
 
 def difference(file: File, path: pathlib.Path) -> str:
