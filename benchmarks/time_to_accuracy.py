@@ -149,10 +149,10 @@ def make_their_model(folder: pathlib.Path, data: pathlib.Path) -> Any:
   from sentence_transformers.sentence_transformer import modules
 
   from vmsst.data import vocabularies
-  from vmsst.formats import tokenizer_file
+  from vmsst.formats import tokenizers as formats
 
   vocabulary = vocabularies.SentencePieceVocabulary(str(data / VOCABULARY), lowercase=True)
-  exported = tokenizer_file.export_tokenizer(vocabulary)
+  exported = formats.export(vocabulary)
   transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizers.Tokenizer.from_str(exported.content.decode()),
     model_max_length=_LENGTH,

@@ -24,8 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
+from vmsst.encoder import loading
 from vmsst.models import base, gradient_caching
 from vmsst.networks import sentence_encoder
 
@@ -55,7 +55,7 @@ class Teacher:
       InputError: there is no such encoder.
     """
     self.checkpoint = path
-    loaded = saved_encoders.read_assets(path)
+    loaded = loading.read_assets(path)
     self.vocabulary = loaded.vocabulary
     self.dimension = loaded.network.latent_dim
     self.max_length = loaded.max_length
@@ -111,7 +111,7 @@ class Teacher:
     return self._refs
 
   def _read_parameters(self) -> Any:
-    params = saved_encoders.read(self.checkpoint).params
+    params = loading.read(self.checkpoint).params
     if self._partitioner is None:
       return jax.tree.map(jax.new_ref, params)
 

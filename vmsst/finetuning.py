@@ -102,9 +102,8 @@ def finetune(
   options = dict(locals())
   with errors.requires("train", "fine-tuning"):
     from ems_jax import teachers
-    from vmsst.checkpoints import starting_encoders
     from vmsst.data import readers, teacher_vectors
-    from vmsst.encoder import bitext_embedding, encoding, loading
+    from vmsst.encoder import bitext_embedding, encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs

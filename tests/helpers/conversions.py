@@ -3,14 +3,14 @@
 import pathlib
 import types
 
-from vmsst.checkpoints import saved_encoders
-from vmsst.formats import ems, encoders, safetensors_folder, sentence_transformers_folder
+from vmsst.encoder import loading
+from vmsst.formats import ems, encoder_json, sentence_transformers
 from vmsst.jobs import outputs
 
 
 def import_encoder(folder, output, **options):
   """Writes an encoder of another library; returns the checkpoint and what was converted."""
-  return _save(encoders.convert(pathlib.Path(folder), **options), output)
+  return _save(loading.convert(pathlib.Path(folder), **options), output)
 
 
 def import_ems(path, output, vocabulary, **options):
@@ -20,23 +20,23 @@ def import_ems(path, output, vocabulary, **options):
 
 def _save(converted, output):
   with outputs.atomic_folder(pathlib.Path(output)) as folder:
-    saved_encoders.write(converted, folder)
-  checkpoint = pathlib.Path(output, saved_encoders.CHECKPOINT)
+    loading.write(converted.params(), converted.assets, folder)
+  checkpoint = pathlib.Path(output, loading.CHECKPOINT)
   return types.SimpleNamespace(checkpoint=checkpoint, converted=converted)
 
 
 def export_sentence_transformers(path, output):
   """Writes an encoder for sentence-transformers; returns the folder."""
-  return _export(sentence_transformers_folder, path, output)
+  return _export(sentence_transformers, path, output)
 
 
 def export_safetensors(path, output):
   """Writes an encoder as plain files; returns the folder."""
-  return _export(safetensors_folder, path, output)
+  return _export(encoder_json, path, output)
 
 
 def _export(form, path, output):
-  saved = saved_encoders.read(path)
+  saved = loading.read(path)
   with outputs.atomic_folder(pathlib.Path(output)) as folder:
     form.write(saved, folder)
   return output

@@ -28,11 +28,7 @@ import vmsst
 from vmsst.cli import embedding
 from vmsst.data import vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import (
-  ems,
-  hugging_face_vocabulary,
-  mt5,
-)
+from vmsst.formats import ems, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store
@@ -198,7 +194,7 @@ def all_readers() -> list[Reader]:
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
     Reader("tokenizer.json", {"x.json": bert_files()["m/tokenizer.json"]},
-           _uses(hugging_face_vocabulary.HuggingFaceVocabulary, "x.json")),
+           _uses(tokenizers.HuggingFaceVocabulary, "x.json")),
     Reader("vectors", vectors, _vectors),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),

@@ -18,7 +18,6 @@ import trials
 from entry_points import COMMANDS
 
 from vmsst import cli
-from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import loading
 from vmsst.jobs import outputs
 

@@ -14,7 +14,7 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst.data import sample
-from vmsst.formats import hugging_face_vocabulary
+from vmsst.formats import tokenizers
 
 pytestmark = pytest.mark.slow
 
@@ -226,9 +226,7 @@ def test_me5_teaches_itself(start, soft_runs):
   encoder = vmsst.load(run)
   vector_NS = encoder.encode(["Hello", "a b c"], progress=False)
   np.testing.assert_allclose(np.linalg.norm(vector_NS, axis=1), 1, rtol=1e-5)
-  assert encoder.vocabulary == hugging_face_vocabulary.HuggingFaceVocabulary(
-    encoder.vocabulary.path, ""
-  )
+  assert encoder.vocabulary == tokenizers.HuggingFaceVocabulary(encoder.vocabulary.path, "")
 
 
 def test_a_run_stops_when_the_validation_pairs_get_no_better(soft_runs):

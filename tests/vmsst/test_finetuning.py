@@ -15,8 +15,9 @@ import tiny_tokenizers
 
 import vmsst
 from vmsst import cli, errors, finetuning
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import t5x
 from vmsst.data import readers, sample, vocabularies
+from vmsst.encoder import loading
 from vmsst.formats import layer_stacks
 from vmsst.networks import sentence_encoder
 from vmsst.train import train
@@ -81,7 +82,7 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(chained, tuned
 
 def test_only_the_frozen_table_keeps_its_values(chained, tuned):
   before, after = (
-    layer_stacks.separate(saved_encoders.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
+    layer_stacks.separate(loading.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
   )
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
   assert "token_embedder/embedding" in same

@@ -16,7 +16,7 @@ from vmsst.cli.command import (
 from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
-  from vmsst.formats import encoder_json, weight_tables
+  from vmsst.formats import encoder_json
 
 
 def import_encoder(
@@ -36,11 +36,11 @@ def import_encoder(
       without).
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
   """
-  from vmsst.formats import encoders
+  from vmsst.encoder import loading
 
   with storage.local_copy(folder) as path:
     model = None if vocabulary is None else pathlib.Path(vocabulary)
-    _save(encoders.convert(path, prefix=prefix, vocabulary=model), output)
+    _save(loading.convert(path, prefix=prefix, vocabulary=model), output)
 
 
 def import_ems(
@@ -60,28 +60,29 @@ def import_ems(
     _save(ems.convert(path, vocabulary=vocabulary, num_heads=heads), output)
 
 
-def _save(converted: "weight_tables.Converted", output: str) -> None:
+def _save(converted: "encoder_json.Converted", output: str) -> None:
   """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
-  from vmsst.checkpoints import saved_encoders
+  from vmsst.encoder import loading
   from vmsst.formats import tensors
 
   target = outputs.new_folder(output)
   with outputs.atomic_folder(target) as folder:
-    vocabulary = saved_encoders.write(converted, folder)
+    params = converted.params()
+    vocabulary = loading.write(params, converted.assets, folder)
   reasons: dict[str, list[str]] = {}
   for name, reason in converted.left_out.items():
     reasons.setdefault(reason, []).append(name)
   for reason, names in reasons.items():
     print(f"left out, {reason}: {tensors.some(names)}")
-  numbers = sum(array.size for array in converted.params.values())
+  numbers = sum(array.size for array in params.values())
   sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
-  print(f"{len(converted.params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
+  print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
   for note in converted.notes:
     print(note)
   if vocabulary is not None:
     print(f"vmsst.load({str(target)!r}) opens the encoder")
     print(f"VOCABULARY_PATH = {str(target / vocabulary)!r}")
-  print(f"INITIAL_CHECKPOINT_PATH = {str(target / saved_encoders.CHECKPOINT)!r}")
+  print(f"INITIAL_CHECKPOINT_PATH = {str(target / loading.CHECKPOINT)!r}")
 
 
 def export_sentence_transformers(
@@ -94,16 +95,16 @@ def export_sentence_transformers(
     pretokenized: Texts will be split into words before they are encoded, which a vocabulary that
       splits them by the rules of their language (EMS) requires.
   """
-  from vmsst.formats import sentence_transformers_folder
+  from vmsst.formats import sentence_transformers, tokenizers
 
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
-    tokenizer = sentence_transformers_folder.write(saved, folder, pretokenized=pretokenized)
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
   _print_local_only(target)
   print(
     f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
     f"vmsst.load({str(target)!r})",
-    *sentence_transformers_folder.limits(saved, tokenizer),
+    *tokenizers.limits(saved.assets.vocabulary),
     sep="\n",
   )
 
@@ -114,11 +115,11 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   Args:
     output: Folder to make.
   """
-  from vmsst.formats import safetensors_folder
+  from vmsst.formats import encoder_json
 
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
-    safetensors_folder.write(saved, folder)
+    encoder_json.write(saved, folder)
   print(f"vmsst.load({str(target)!r}) opens it")
 
 
@@ -140,10 +141,10 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = 
 
 def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":
   """Returns the encoder to export and the new folder."""
-  from vmsst.checkpoints import saved_encoders
+  from vmsst.encoder import loading
 
   target = outputs.new_folder(output)
-  return saved_encoders.read(encoder), target
+  return loading.read(encoder), target
 
 
 def _print_local_only(folder: "storage.Path") -> None:
@@ -172,11 +173,10 @@ def push(
     results: Output folder of `vmsst eval`; the model card shows its averages.
     pretokenized: As in `vmsst export sentence-transformers`.
   """
-  from vmsst.checkpoints import saved_encoders
   from vmsst.encoder import loading
   from vmsst.evaluation import results_files
   from vmsst.evaluation.report import markdown
-  from vmsst.formats import hub_upload, model_card, sentence_transformers_folder
+  from vmsst.formats import hub_upload, model_card, sentence_transformers, tokenizers
 
   hub_upload.check(repository)
   name = f"{repository}@{revision}" if revision else repository
@@ -190,16 +190,16 @@ def push(
         f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
       )
     summary = markdown.averages(results)
-  saved = saved_encoders.read(encoder)
+  saved = loading.read(encoder)
   card = model_card.text(saved, name, license_id=license, results=summary)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:
     folder = pathlib.Path(temporary)
-    tokenizer = sentence_transformers_folder.write(saved, folder, pretokenized=pretokenized)
+    sentence_transformers.write(saved, folder, pretokenized=pretokenized)
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
     print(hub_upload.upload(folder, repository, public=public, revision=revision))
   print(
     f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
-    *sentence_transformers_folder.limits(saved, tokenizer),
+    *tokenizers.limits(saved.assets.vocabulary),
     sep="\n",
   )
 

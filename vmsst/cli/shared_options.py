@@ -103,16 +103,15 @@ class Backend:
       role: What its texts are, whose prompt is used if no other is given.
       **how: Further options of `loading.open_encoder`.
     """
-    from vmsst.checkpoints import saved_encoders
     from vmsst.encoder import loading
-    from vmsst.formats import hugging_face_vocabulary
+    from vmsst.formats import tokenizers
 
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
     how["backend"], prompt = self.backend, self.prompt
     if self.prompt_name is not None and not storage.is_url(path):  # which would be copied twice
       try:
-        vocabulary = saved_encoders.read_assets(path).vocabulary
+        vocabulary = loading.read_assets(path).vocabulary
       except errors.InputError:  # `open_encoder` reports it, or sentence-transformers opens it.
         pass
       else:
@@ -122,7 +121,7 @@ class Backend:
     if self.prompt_name is not None:
       prompt = self._named_prompt(path, encoder)
     elif prompt is None and role:
-      prompt = hugging_face_vocabulary.role_prompt(prompts, role)
+      prompt = tokenizers.role_prompt(prompts, role)
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)

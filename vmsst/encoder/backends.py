@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
 from vmsst.encoder import batching
-from vmsst.formats import layer_stacks, onnx_graph, weight_tables
-from vmsst.networks import sentence_encoder
+from vmsst.formats import layer_stacks, onnx_graph, tensors
+from vmsst.networks import lstm, sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
@@ -37,7 +37,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """
   if jax.default_backend() != "cpu" or network.config.dtype != "float32":
     return JAX
-  if not onnx_graph.has_graph(network):
+  if isinstance(network.config, lstm.LstmConfig):  # without a graph
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):
     return ONNX
@@ -142,7 +142,7 @@ class CpuBackend:
   """
 
   def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
-    """Compiles the network.
+    """Takes a network, whose graph is built for the first batch.
 
     Args:
       network: The network.
@@ -151,42 +151,51 @@ class CpuBackend:
     Raises:
       InputError: a package is not installed.
     """
-    self._network, self.params, self.process = network, params, os.getpid()
     with errors.requires("onnx", "the backend 'onnx'"):
       os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # has an effect before the import alone
+      import onnx
       import onnxruntime
-    arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, params), sep="/")
-    graph = onnx_graph.build(layer_stacks.separate(arrays), network)
+    del onnx, onnxruntime
+    self._network, self.params, self.process = network, params, os.getpid()
+    # This process's own cores, or fewer for one of many workers.
+    available = hasattr(os, "sched_getaffinity")
+    self._threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdigit():
+      self._threads = max(1, min(self._threads, int(limit)))
+    self.in_flight = 2 * self._threads
+    self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="vmsst")
+
+  @functools.cached_property
+  def _compiled(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
+    """Compiles the network, for batches alone or one per thread."""
+    import onnxruntime
+
+    arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+    graph = onnx_graph.build(layer_stacks.separate(arrays), self._network)
     model, weights = graph.without_weights(onnx_graph.OUTPUT)
     # ONNX Runtime copies weights for every session, but not inputs.
-    inputs = {x: weights.pop(x) for x in (weight_tables.TOKEN_TABLE,) if x in weights}
+    inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
     helper = onnx_graph.library().helper
     for name, array in inputs.items():
       kind = helper.np_dtype_to_tensor_dtype(array.dtype)
       model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
     for name, array in weights.items():
       onnx_graph.add_weights(model, name, array, location="given")
-    self._weights = weights  # The runtime uses the arrays, so that they must live as long.
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     content = model.SerializeToString()
-    # This process's own cores, or fewer for one of many workers.
-    available = hasattr(os, "sched_getaffinity")
-    threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    if limit.isdigit():
-      threads = max(1, min(threads, int(limit)))
 
     @functools.cache
     def compiled(alone: bool) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
       options = onnxruntime.SessionOptions()
-      options.intra_op_num_threads, options.inter_op_num_threads = threads if alone else 1, 1
+      options.intra_op_num_threads = self._threads if alone else 1
+      options.inter_op_num_threads = 1
+      # The runtime uses the arrays of the weights, so that these must live as long.
       options.add_external_initializers(list(weights), values)
       session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
       return lambda feeds: session.run([onnx_graph.OUTPUT], {**feeds, **inputs})[0]
 
-    self.in_flight = 2 * threads
-    self._compiled = compiled
-    self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="vmsst")
+    return compiled
 
   def __reduce__(self) -> Any:
     return new, (ONNX, self._network, jax.tree.map(np.asarray, self.params), None)

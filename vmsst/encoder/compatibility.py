@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tokenizers
+from tokenizers import Tokenizer
 
 from vmsst import errors
-from vmsst.formats import sentence_transformers_folder, tokenizer_file
+from vmsst.formats import tokenizers
 
 
 class Members:
@@ -53,9 +53,9 @@ class Members:
     """Tokenizer of the folder that `save` writes; its ids can differ from `vocabulary`'s ids."""
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
-    exported = tokenizer_file.export_tokenizer(self.vocabulary)
-    tokenizer = tokenizers.Tokenizer.from_buffer(exported.content)
-    options = sentence_transformers_folder.tokenizer_config(exported, self.max_length)
+    exported = tokenizers.export(self.vocabulary)
+    tokenizer = Tokenizer.from_buffer(exported.content)
+    options = tokenizers.described_settings(exported, self.max_length)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
   def tokenize(self, texts: Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import math
 import os
-import tempfile
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -21,11 +21,10 @@ from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, batching, compatibility, similarity
 from vmsst.formats import (
   encoder_json,
-  hugging_face_vocabulary,
-  sentence_transformers_folder,
+  sentence_transformers,
+  tokenizers,
 )
 from vmsst.io import progress_bar
-from vmsst.jobs import outputs
 from vmsst.networks import sentence_encoder
 from vmsst.search import quantization
 
@@ -177,7 +176,7 @@ class Encoder(similarity.Scores, compatibility.Members):
       InputError: the vocabulary takes no prefix; those of Hugging Face models do.
     """
     vocabulary = self.vocabulary
-    if not isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} does not support prompts; omit the prompt")
     encoder = copy.copy(self)
     vars(encoder).update(vocabulary=vocabulary.with_prefix(prompt), prompt=prompt)
@@ -195,13 +194,9 @@ class Encoder(similarity.Scores, compatibility.Members):
     Raises:
       InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
     """
-    if not isinstance(self.vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
-    # The file is read as long as the process lives.
-    path = f"{tempfile.mkdtemp(dir=storage.process_folder())}/tokenizer.json"
-    vocabulary, rows = hugging_face_vocabulary.trim(
-      self.vocabulary, input_texts.as_list(texts), path
-    )
+    vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self._network.config, vocab_size=len(rows))
     network = dataclasses.replace(self._network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
@@ -212,12 +207,16 @@ class Encoder(similarity.Scores, compatibility.Members):
     return encoder
 
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes the encoder as a new folder that `vmsst.load` and sentence-transformers open.
+    """Writes a new local folder that `vmsst.load` and sentence-transformers open.
 
     Raises:
       InputError: the folder exists, or its format cannot express the encoder; see
-        `vmsst.formats.sentence_transformers_folder`.
+        `vmsst.formats.sentence_transformers`.
     """
+    storage.check_local(folder, "a saved encoder; use `vmsst export sentence-transformers`")
+    target = pathlib.Path(folder).expanduser()
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+      raise errors.InputError(f"{target} exists; give a new folder")
     assets = encoder_json.EncoderAssets(
       self._network,
       self.vocabulary,
@@ -226,8 +225,7 @@ class Encoder(similarity.Scores, compatibility.Members):
       similarity_fn_name=self.similarity_fn_name,
     )
     saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
-    with outputs.atomic_folder(outputs.new_folder(folder)) as partial:
-      sentence_transformers_folder.write(saved, partial)
+    sentence_transformers.write(saved, target)
 
   def prepare(
     self, sentences: Texts, *, language: Language = None, prefix: str | None = None
@@ -380,10 +378,10 @@ class Encoder(similarity.Scores, compatibility.Members):
     return self._encode_as("document", sentences, *positional, **options)
 
   def _encode_as(
-    self, role: hugging_face_vocabulary.Role, sentences: Texts, *positional: Any, **options: Any
+    self, role: tokenizers.Role, sentences: Texts, *positional: Any, **options: Any
   ) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
-      options["prefix"] = hugging_face_vocabulary.role_prompt(self.prompts, role)
+      options["prefix"] = tokenizers.role_prompt(self.prompts, role)
     return self.encode(sentences, *positional, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
@@ -395,7 +393,7 @@ class Encoder(similarity.Scores, compatibility.Members):
     if prompt_name is None:
       return next(iter(given.values()), None)
     default = getattr(self.vocabulary, "prefix", "")
-    prompts = hugging_face_vocabulary.method_prompts(default, self.prompts) | dict(self.prompts)
+    prompts = tokenizers.method_prompts(default, self.prompts) | dict(self.prompts)
     if prompt_name not in prompts:
       known = ", ".join(map(repr, prompts))
       raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
@@ -406,7 +404,7 @@ class Encoder(similarity.Scores, compatibility.Members):
   ) -> tuple[list[list[int]], list[int]]:
     """Returns the ids of texts, and the indices of those that were cut."""
     vocabulary = self.vocabulary
-    if prefix is not None and isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+    if prefix is not None and isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]

@@ -1,4 +1,17 @@
-"""Loads encoders and translators from runs, checkpoints and exports, local or remote.
+"""Finds, reads and opens encoders: in folders, object stores, and on the Hugging Face Hub.
+
+An encoder is one of
+
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (in exports
+  for sentence-transformers, the layers after the pooling have folders of their own);
+* a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
+  next to it;
+* a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
+* a folder of transformers or sentence-transformers on this machine, with one of the encoders in
+  `vmsst.formats.transformers`, or of LASER2 or LASER3.
+
+The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
+"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
 
 Neither TensorFlow nor seqio nor gin is needed.
 
@@ -13,24 +26,320 @@ import hashlib
 import logging
 import os
 import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import linen as nn
+from flax import traverse_util
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
 from vmsst.encoder.translation import Translator
-from vmsst.formats import encoder_json, hub_models, sentence_transformers_files
+from vmsst.formats import (
+  encoder_json,
+  hub,
+  laser,
+  layer_stacks,
+  mt5,
+  sentence_transformers,
+  tensors,
+  tokenizers,
+  transformers,
+  vmsst_release,
+)
+from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
 from vmsst.io import checksums
 
+CHECKPOINT = "checkpoint_0"
+"""The checkpoint that `write` makes."""
+_EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
+_ASSETS = {
+  encoder_json.ENCODER_FILE,
+  encoder_json.VOCABULARY_FILE,
+  tokenizers.TOKENIZER_FILE,
+}
+# Files of released encoders; exports for sentence-transformers have them, too.
+_RELEASED = {transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE}
+_DTYPES = (None, "float32", "bfloat16")
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
 
-def _new_encoder(saved: encoder_json.SavedEncoder, network: Any, **options: Any) -> Encoder:
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is an encoder without a T5X checkpoint.
+
+  Such an encoder is a name on the Hugging Face Hub, an export, or a folder of transformers.
+  """
+  names = storage.names(path)
+  is_released = not storage.is_url(path) and bool(names & _RELEASED or laser.files(path))
+  return names >= _EXPORT or is_released or hub.is_name(path)
+
+
+def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncoder:
+  """Reads the parts of an encoder.
+
+  Args:
+    path: As in `load`.
+    generator: Whether to read the whole network of a run that trained a decoder too, instead of the
+      encoder alone.
+
+  Raises:
+    InputError: as in `load`.
+  """
+  with _opened(path) as (name, folder, released):
+    if released is not None:
+      assets = _released_assets(folder, released)
+      params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
+      return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
+    assets, parameters = _own(folder)
+    network = assets.generator if generator else assets.network
+    if network is None:
+      raise errors.InputError(
+        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
+        "CONTRASTIVE"
+      )
+    params = restore_params(parameters, network)
+    own = os.fspath(parameters if parameters.is_dir() else folder)
+  return SavedEncoder(name or own, assets, network, params)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+  """Returns the parameters of an encoder by name, float32; a vocabulary is not needed.
+
+  mT5 has all parameters that training can start from. Arguments and errors are as in `read`.
+  """
+  with _opened(path, whole=True) as (_, _, released):
+    if released is not None:
+      return released.params()
+  return read(path).arrays
+
+
+def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
+  """Returns what describes an encoder, without its parameters.
+
+  Arguments and errors are as in `read`.
+  """
+  with _opened(path) as (_, folder, released):
+    return _own(folder)[0] if released is None else _released_assets(folder, released)
+
+
+def convert(
+  folder: pathlib.Path,
+  *,
+  prefix: str | None = None,
+  vocabulary: pathlib.Path | None = None,
+  whole: bool = True,
+) -> Converted:
+  """Returns a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
+
+  Args:
+    folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
+      (`mt5.convert`, `vmsst_release.convert`, `laser.convert`).
+    prefix: As in `sentence_transformers.read`.
+    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
+    whole: Whether to return the decoder of mT5, too.
+
+  Raises:
+    InputError: the folder cannot be used; the message names the file.
+  """
+  has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
+  if not has_modules and laser.files(folder):
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: LASER has no prefix")
+    return laser.convert(folder)
+  if not has_modules:
+    record = transformers.read_object(folder / transformers.CONFIG_FILE)
+    if record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu":
+      errors.check(not prefix, f"the prefix of {folder}", prefix, "None: mT5 has no prefix")
+      names = transformers.open_tensors(folder)
+      if any(name.startswith(vmsst_release.ENCODER) for name in names):
+        return vmsst_release.convert(folder, vocabulary=vocabulary)
+      return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
+  if vocabulary is not None:
+    raise errors.InputError(f"{folder} has a vocabulary of its own; omit {vocabulary}")
+  return sentence_transformers.read(folder, prefix=prefix)
+
+
+@contextlib.contextmanager
+def _opened(
+  path: str | os.PathLike[str], *, whole: bool = False
+) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
+  """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
+
+  The name is None for the path of its parameters. After the context, parameters copied from a store
+  are deleted.
+  """
+  if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
+  name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+  if not os.fspath(path) or folder.is_file():
+    raise errors.InputError(
+      f"{os.fspath(path)!r} is no folder; give a training run, one of its checkpoint_<step> "
+      "folders, an imported encoder or an export"
+    )
+  if folder.is_dir():
+    pass
+  elif storage.is_url(path):
+    url = os.fspath(path).rstrip("/")
+    # The vocabulary's file is read as long as the process lives.
+    target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
+    with storage.explained(url, "read"):
+      name, around = _copy(url, target)
+    try:
+      with storage.naming(str(target), around):
+        yield name, target, None
+    finally:
+      for copied in target.iterdir():
+        if copied.is_dir() and copied.name.startswith("checkpoint_"):
+          shutil.rmtree(copied / "state")
+      (target / transformers.WEIGHTS_FILE).unlink(missing_ok=True)
+    return
+  elif hub.is_name(path):
+    name, folder = hub.find(os.fspath(path))
+  names = {*os.listdir(folder)} if folder.is_dir() else set()
+  released = None
+  if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
+    released = convert(folder, whole=whole)
+  yield name, folder, released
+
+
+def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
+  """Copies an encoder from a store into a folder; returns the paths of its parameters and there."""
+
+  def copy(folder: str, names: set[str], to: pathlib.Path) -> None:
+    to.mkdir(exist_ok=True)
+    for name in names:
+      storage.download(f"{folder}/{name}", to / name)
+
+  names = storage.names(url)
+  if names >= _EXPORT:
+    layers = {name for name in names if name[:1].isdigit()}
+    copy(url, names & (_EXPORT | _ASSETS | _RELEASED) | layers, target)
+    return url, url
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = os.fspath(t5x.find_checkpoint(url))
+  around, _, name = checkpoint.rpartition("/")
+  inside, beside = storage.names(checkpoint), storage.names(around)
+  needed = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
+  copy(checkpoint, inside & {checksums.NAME, "state", *needed}, target / name)
+  if not needed:
+    copy(around, beside & _ASSETS, target)
+  return checkpoint, around
+
+
+def _released_assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
+  if released.assets is None:
+    raise errors.InputError(
+      f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
+      "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
+      "it is"
+    )
+  return released.assets
+
+
+def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
+  """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
+  if {*os.listdir(folder)} >= _EXPORT:
+    assets = encoder_json.load_encoder_assets(folder)
+    return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = t5x.find_checkpoint(epath.Path(folder))
+  inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
+  return encoder_json.load_encoder_assets(checkpoint if inside else checkpoint.parent), checkpoint
+
+
+def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
+  """Reads only the network's parameters, in float32, onto the default device.
+
+  Layers may be scanned in the network and separate in the file, or the other way around.
+
+  Args:
+    parameters: A `checkpoint_<step>` folder; or the `model.safetensors` of an export, with a tensor
+      for each parameter, or with the tensors of transformers in an export for
+      sentence-transformers.
+    network: The network.
+
+  Returns:
+    The parameters as a tree.
+
+  Raises:
+    InputError: a parameter is missing, has another shape or cannot be read.
+  """
+  is_export = parameters.name.endswith(".safetensors")
+  stored: Mapping[str, tensors.StoredTensor]
+  if not is_export:
+    from vmsst.checkpoints import t5x  # imports Orbax
+
+    stored = t5x.open_params(parameters)
+  elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
+    stored = sentence_transformers.open_params(pathlib.Path(parameters.parent), network)
+  else:
+    stored = tensors.open_file(pathlib.Path(parameters))
+  tokens_BT = jnp.zeros((1, 1), jnp.int32)
+  shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
+  sources = {}
+  for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
+    source = layer_stacks.find(name, leaf.shape, stored)
+    if source is None or source.shape(stored) != leaf.shape:
+      shape = "is missing" if source is None else f"has shape {source.shape(stored)}"
+      raise errors.InputError(
+        f"{parameters}: the parameter {name} {shape}, but encoder.json requires {leaf.shape}; it "
+        "was trained with another network or another config (number of layers)"
+      )
+    sources[name] = source
+  parts = {part: stored[part] for source in sources.values() for part in source.names}
+  if is_export:
+    # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
+    arrays = {
+      name: jax.block_until_ready(jax.device_put(part.read(), may_alias=True))
+      for name, part in parts.items()
+    }
+  else:
+    arrays = t5x.read_params(parameters, parts)
+  return traverse_util.unflatten_dict(
+    {name: source.make(arrays) for name, source in sources.items()}, sep="/"
+  )
+
+
+def write(
+  params: Mapping[str, np.ndarray], assets: EncoderAssets | None, folder: pathlib.Path
+) -> str | None:
+  """Writes a released encoder into a folder that training starts from and that `load` opens.
+
+  Args:
+    params: Its parameters by name.
+    assets: What else describes it, if it has a vocabulary.
+    folder: A folder on this machine. It gets `checkpoint_0` and, with `assets`, `encoder.json` and
+      the vocabulary's file.
+
+  Returns:
+    The name of the vocabulary's file, if there is one.
+  """
+  from vmsst.checkpoints import t5x  # imports Orbax
+
+  checkpoint = epath.Path(folder / CHECKPOINT)
+  t5x.write_params(checkpoint, params)
+  checksums.write(checkpoint, {"state": checkpoint / "state"})
+  return None if assets is None else encoder_json.save_assets(assets, folder)
+
+
+# --------------------------------------------------------------------------------------------
+# Opening
+
+
+def _new_encoder(saved: SavedEncoder, network: Any, **options: Any) -> Encoder:
   encoder = Encoder(
     network,
     saved.params,
@@ -75,28 +384,28 @@ def load(
       `backend` is unknown, they exclude each other, `max_length` exceeds its position table, or the
       package that reads the store or computes is not installed.
   """
-  errors.check(device is None, "device", device, backends.DEVICES)
-  errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
-  errors.check(dtype in (None, "float32", "bfloat16"), "dtype", dtype, "'float32' or 'bfloat16'")
+  if device is not None:
+    raise errors.InputError(f"device is {device!r}; set it to {backends.DEVICES}")
+  if backend not in (backends.AUTO, *backends.BACKENDS) or dtype not in _DTYPES:
+    raise errors.InputError(
+      f"backend is {backend!r} and dtype is {dtype!r}; known: {', '.join(backends.BACKENDS)}, "
+      f"{backends.AUTO}, and the dtypes float32 and bfloat16"
+    )
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-  if backend not in (backends.AUTO, backends.JAX):
-    if dtype not in (None, "float32"):
+  if backend == backends.ONNX:
+    if dtype == "bfloat16":
       raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
     dtype = "float32"
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
-
-  def in_dtype(assets: encoder_json.EncoderAssets) -> Any:
-    network = assets.network
-    if dtype is None:
-      return network
-    config = dataclasses.replace(network.config, dtype=dtype)
-    return dataclasses.replace(network, config=config, parent=None)
-
   with on_host:
-    saved = saved_encoders.read(path, in_dtype)
+    saved = read(path)
+  network = saved.network
+  if dtype is not None:
+    config = dataclasses.replace(network.config, dtype=dtype)
+    network = dataclasses.replace(network, config=config, parent=None)
   if backend == backends.AUTO:
-    backend = backends.fastest(saved.network)
-  encoder = _new_encoder(saved, saved.network, backend=backend)
+    backend = backends.fastest(network)
+  encoder = _new_encoder(saved, network, backend=backend)
   if max_length is not None:
     encoder.max_length = max_length
   return encoder
@@ -113,16 +422,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
       decoder.
   """
-
-  def generator(assets: encoder_json.EncoderAssets) -> Any:
-    if assets.generator is None:
-      raise errors.InputError(
-        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
-        "CONTRASTIVE"
-      )
-    return assets.generator
-
-  saved = saved_encoders.read(path, generator)
+  saved = read(path, generator=True)
   decoder_device = jnp.zeros(()).device
   encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
   return Translator(saved.network, saved.params, encoder)
@@ -155,38 +455,29 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  is_ours = (
-    not path
-    or storage.is_url(path)
-    or not (folder / sentence_transformers_files.MODULES_FILE).is_file()
-    or (folder / encoder_json.ENCODER_FILE).is_file()
+  is_theirs = (
+    bool(path)
+    and not storage.is_url(path)
+    and (folder / sentence_transformers.MODULES_FILE).is_file()
+    and not (folder / encoder_json.ENCODER_FILE).is_file()
   )
   is_automatic = backend in (backends.AUTO, backends.JAX)
-  if is_ours or hub_models.is_released(folder):
-    try:
-      encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
-      return str(encoder.path), with_prompt(encoder, prompt)
-    except errors.InputError as error:
-      if is_ours or dtype is not None or not is_automatic:
-        raise
-      logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
-  if dtype is not None:
-    raise errors.InputError(f"{folder} is of sentence-transformers, which has no dtype; omit it")
-  if not is_automatic:
-    raise errors.InputError(
-      f"{folder} is of sentence-transformers, which runs it; omit the backend {backend!r}, or try "
-      "`vmsst import encoder`"
-    )
+  try:
+    encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
+    return str(encoder.path), with_prompt(encoder, prompt)
+  except errors.InputError as error:
+    if not is_theirs or dtype is not None or not is_automatic:
+      raise
+    logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
   with errors.requires("sentence-transformers", str(folder)):
-    import sentence_transformers
-  if int(sentence_transformers.__version__.partition(".")[0]) < 6:
+    import sentence_transformers as package
+  if int(package.__version__.partition(".")[0]) < 6:
     raise errors.InputError(
       f"{folder}: versions of sentence-transformers before 6 run code that a folder names; pip "
       "install -U 'vmsst[sentence-transformers]'"
     )
-  sentence_transformers_files.check_layers(folder)
   try:
-    theirs = sentence_transformers.SentenceTransformer(str(folder), local_files_only=True)
+    theirs = package.SentenceTransformer(str(folder), local_files_only=True)
   except Exception as error:  # torch and other packages raise it
     # The message may advise to trust code in the folder.
     raise errors.InputError(

@@ -15,8 +15,9 @@ import numpy as np
 
 from vmsst import errors, languages
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, tensors, weight_tables
-from vmsst.formats.weight_tables import Converted, Row, Rule, dense, norm
+from vmsst.formats import encoder_json, tensors, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row, Rule, dense, norm
 from vmsst.networks import sentence_encoder, transformer
 
 _LAYERS = "model.bert.encoder.layer"
@@ -79,7 +80,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   )
   table = rows(sizes)
   names = {row.source for row in table}
-  weight_tables.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
+  tensors.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
   codes = _language_codes(pieces)
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
@@ -89,7 +90,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     )
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, stored)
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][1:]
     if language_dim:
       table_LG = np.zeros((languages.NUM_LANGUAGES, language_dim), np.float32)
@@ -100,13 +101,13 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   network = sentence_encoder.SentenceEncoder(config, width, head=False)
   copies = {_SHARED, _LOGITS} if sizes["share_embedding"] else set()
   return Converted(
-    convert=params,
+    params=params,
     sizes=sizes,
     left_out={
       name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"
       for name in sorted(stored.keys() - names)
     },
-    assets=lambda _: encoder_json.EncoderAssets(network, pieces, config.max_positions),
+    assets=encoder_json.EncoderAssets(network, pieces, config.max_positions),
     notes=("`encode` needs the language of texts: encode(sentences, language='en')",),
   )
 
@@ -120,16 +121,16 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
       or 0: that part is missing.
   """
   table = [
-    Rule(_WORDS, weight_tables.TOKEN_TABLE, ("vocab_size", "emb_dim")),
-    Rule(_POSITIONS, _POSITION_TABLE, ("position_rows", "emb_dim")),
+    Rule(_WORDS, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+    Rule(_POSITIONS, (_POSITION_TABLE,), ("position_rows", "emb_dim")),
     *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
-    *architectures.bert_layers(_LAYERS, architectures.self_attention("self_attention")),
+    *transformers.bert_layers(_LAYERS, transformers.self_attention("self_attention")),
     *dense("model.transform.dense", "xtr_transform", "xtr_dim", "xtr_inputs"),
     *norm("model.transform.LayerNorm", "xtr_norm", "xtr_dim"),
   ]
   if sizes["language_dim"]:
     table += [
-      Rule(_LANGUAGES, _LANGUAGE_TABLE, ("num_source_languages", "language_dim")),
+      Rule(_LANGUAGES, (_LANGUAGE_TABLE,), ("num_source_languages", "language_dim")),
       *norm("model.la_tag_linear.layer_norm", "language_layer_norm", "language_dim"),
     ]
   if not sizes["share_embedding"]:
@@ -143,7 +144,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
     "xtr_inputs": xtr_inputs,
     "xtr_dim": sizes["emb_dim"] if sizes["share_embedding"] else xtr_inputs,
   }
-  return weight_tables.expand(table, {**sizes, **derived})
+  return tensors.expand(table, {**sizes, **derived})
 
 
 def _language_codes(vocabulary: vocabularies.SentencePieceVocabulary) -> list[str]:

@@ -5,13 +5,13 @@ training length. It is data: reading it never imports or runs anything that it n
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
+import pathlib
 import typing
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast, get_args
 
 import jax
 import msgspec
@@ -22,15 +22,16 @@ from flax import traverse_util
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face, hugging_face_vocabulary
+from vmsst.formats import tensors
+from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
 from vmsst.io import checksums, input_files
-from vmsst.jobs import atomic_files
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
 FORMAT = 1
 ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
+WEIGHTS_FILE = "model.safetensors"
 
 # Networks that encoder.json may name: for inference, and as trained with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
@@ -43,18 +44,16 @@ VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
   "laser": vocabularies.LaserVocabulary,  # is a SentencePieceVocabulary, too
   "sentencepiece": vocabularies.SentencePieceVocabulary,
-  "hugging_face": hugging_face_vocabulary.HuggingFaceVocabulary,
+  "hugging_face": HuggingFaceVocabulary,
 }
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 """How sentence-transformers compares vectors: the first is the default."""
 # Attributes of every Flax module, which the file leaves out.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Keys of a network that are read before its other attributes.
-_READ_FIRST = {"class", "config_class", "config"}
 
 
-@dataclasses.dataclass(frozen=True)
-class EncoderAssets:
+class EncoderAssets(msgspec.Struct, frozen=True):
   """Everything that inference needs except parameters.
 
   Attributes:
@@ -71,11 +70,10 @@ class EncoderAssets:
   max_length: int
   generator: vmsst_networks.BitranslationNetwork | None = None
   languages: tuple[str, ...] | None = None
-  similarity_fn_name: str = SIMILARITIES[0]
+  similarity_fn_name: Similarity = SIMILARITIES[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
+class SavedEncoder(msgspec.Struct, frozen=True):
   """The parts of an encoder, as saved.
 
   Attributes:
@@ -90,10 +88,41 @@ class SavedEncoder:
   network: Any
   params: Any
 
-  @functools.cached_property
+  @property
   def arrays(self) -> dict[str, np.ndarray]:
     """The parameters by name; `/` joins the parts of a name."""
     return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+  """A model of another library, converted.
+
+  Attributes:
+    params: Returns the parameters by name.
+    sizes: Sizes of the model by the attributes of its config.
+    left_out: By the name of each tensor that became no parameter, the reason.
+    assets: What `vmsst.load` needs next to the parameters. None: the source has no vocabulary.
+    notes: What to know before using the result, one sentence each.
+  """
+
+  params: Callable[[], Mapping[str, np.ndarray]]
+  sizes: Mapping[str, Any]
+  left_out: Mapping[str, str]
+  assets: EncoderAssets | None
+  notes: tuple[str, ...] = ()
+
+
+class _Record(msgspec.Struct):
+  """The content of `encoder.json`."""
+
+  format: Literal[1]
+  network: dict[str, Any]
+  vocabulary: dict[str, Any]
+  max_length: Annotated[int, msgspec.Meta(ge=1)]
+  generator: dict[str, Any] | None = None
+  languages: tuple[str, ...] | None = None
+  similarity_fn_name: Similarity = SIMILARITIES[0]
+  weights: dict[str, str] = {}
 
 
 def save_encoder_assets(
@@ -139,7 +168,12 @@ def save_assets(
       table has rows.
   """
   folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
-  _check_vocabulary_fits(vocabulary, assets.network, "the model")
+  rows = assets.network.config.vocab_size
+  if vocabulary.size > rows:
+    raise errors.InputError(
+      f"the model: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
+      f"{rows} rows ({type(assets.network.config).__name__}.vocab_size)"
+    )
   record: dict[str, Any] = {
     "format": FORMAT,
     "network": describe(assets.network),
@@ -157,9 +191,31 @@ def save_assets(
   name, content = _vocabulary_file(vocabulary)
   if name is not None:
     record["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
-    atomic_files.write_bytes(folder / name, content)
-  atomic_files.write_bytes(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+    _write(folder / name, content)
+  _write(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
   return name
+
+
+def _write(path: epath.Path, content: bytes) -> None:
+  """Writes a file, which appears as a whole: a run may be loaded while it starts."""
+  if storage.is_url(path):
+    path.write_bytes(content)
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f"{path.name}.partial")
+  partial.write_bytes(content)
+  partial.replace(path)
+
+
+def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
+  """Writes an encoder, without the rest of its run, into a folder that `vmsst.load` opens.
+
+  `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`, or
+  `encoder/layers/...` with an axis of layers if the run scanned them). `encoder.json` has its
+  SHA-256, which `vmsst.load` checks.
+  """
+  tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
+  save_assets(saved.assets, folder, [WEIGHTS_FILE])
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
@@ -193,46 +249,44 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
       f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
       "bind train_script.train.summarize_config_fn to run_summary.summarize_run"
     )
-  record = hugging_face.read_object(path)
-  if record.get("format") != FORMAT:
+  try:
+    record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)
+    network = _network(record.network, NETWORKS)
+    generator = None if record.generator is None else _network(record.generator, GENERATORS)
+    vocabulary = _vocabulary(record.vocabulary, folder)
+    for code in record.languages or ():
+      languages_lib.language(code)
+    rows = min(x.config.vocab_size for x in (network, generator or network))
+    if vocabulary.size > rows:
+      raise ValueError(
+        f"the vocabulary has {vocabulary.size} pieces, but the token table only {rows} rows"
+      )
+  except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
-      f"{path}: format {record.get('format')!r}; this version of vmsst reads format {FORMAT}"
-    )
-  network = _network(_get(record, "network", dict, path), NETWORKS, path)
-  generator = None
-  if "generator" in record:
-    generator = _network(_get(record, "generator", dict, path), GENERATORS, path)
-  vocabulary = _vocabulary(_get(record, "vocabulary", dict, path), folder)
-  codes = None
-  if "languages" in record:
-    codes = tuple(_get(record, "languages", list, path))
-    for code in codes:
-      try:
-        languages_lib.language(str(code))
-      except errors.InputError as error:
-        raise errors.InputError(f"{path}: 'languages': {error}") from None
-  max_length = _get(record, "max_length", int, path)
-  if max_length < 1:
-    raise errors.InputError(f"{path}: max_length is {max_length}; it must be at least 1")
-  similarity = record.get("similarity_fn_name", SIMILARITIES[0])
-  errors.check_choice(f"{path}: 'similarity_fn_name'", similarity, SIMILARITIES)
-  for found_network in (network, generator or network):
-    _check_vocabulary_fits(vocabulary, found_network, str(path))
-  for name, expected in _get({"weights": {}, **record}, "weights", dict, path).items():
+      f"{path}: {error}; the file is damaged, or another version of vmsst has written it"
+    ) from None
+  for name, expected in record.weights.items():
     weights = folder / name
     if weights.is_file() and checksums.of_file(weights) != expected:
       raise errors.InputError(
         f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
         f"{path}); copy or export it again"
       )
-  return EncoderAssets(network, vocabulary, max_length, generator, codes, similarity)
+  return EncoderAssets(
+    network,
+    vocabulary,
+    record.max_length,
+    generator,
+    record.languages,
+    record.similarity_fn_name,
+  )
 
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   """Returns the kind and attributes of a vocabulary for JSON."""
   kind = next(kind for kind, cls in VOCABULARIES.items() if isinstance(vocabulary, cls))
   described = {"kind": kind, **{x: getattr(vocabulary, x) for x in _attributes(type(vocabulary))}}
-  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
+  if isinstance(vocabulary, HuggingFaceVocabulary):
     described["padding_id"] = vocabulary.padding_id
     described["prompts"] = dict(vocabulary.prompts)
     if not vocabulary.prompts:
@@ -241,25 +295,21 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
 
 
 def _attributes(cls: Any) -> list[str]:
-  """Returns the names of the attributes of a vocabulary, except its path."""
-  return [field.name for field in dataclasses.fields(cls) if field.init and field.name != "path"]
+  """Returns the names of the attributes of a vocabulary, except its file."""
+  return [
+    field.name
+    for field in dataclasses.fields(cls)
+    if field.init and field.name not in ("path", "tokenizer")
+  ]
 
 
 def _vocabulary_file(vocabulary: Any) -> tuple[str | None, bytes]:
   """Returns name and content of the file of a vocabulary; bytes have none."""
-  if isinstance(vocabulary, hugging_face_vocabulary.HuggingFaceVocabulary):
-    return hugging_face_vocabulary.TOKENIZER_FILE, vocabulary.content
+  if isinstance(vocabulary, HuggingFaceVocabulary):
+    return TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return VOCABULARY_FILE, vocabulary.model_bytes
   return None, b""
-
-
-def _get(record: dict[str, Any], key: str, kind: type, path: epath.Path) -> Any:
-  """Returns `record[key]`, which must be of the given JSON type."""
-  value = record.get(key)
-  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise errors.InputError(f"{path}: {key!r} is {value!r}, not of type {kind.__name__}")
-  return value
 
 
 def describe(network: Any) -> dict[str, Any]:
@@ -284,85 +334,49 @@ def _attribute_types(cls: type) -> dict[str, Any]:
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
-def _network(entry: dict[str, Any], known: dict[str, type], path: epath.Path) -> Any:
+def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   """Returns the network that `describe` described; missing attributes have their defaults."""
-  name = _get(entry, "class", str, path)
-  if name not in known:
-    raise errors.InputError(f"{path}: unknown network {name!r}; known: {', '.join(known)}")
-  config_name = _get(entry, "config_class", str, path)
-  hint = _attribute_types(known[name])["config"]
+  attributes = dict(entry)
+  cls = _known(attributes.pop("class"), known)
+  hint = _attribute_types(cls)["config"]
+  configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
     configs = sentence_encoder.CONFIGS
-  else:
-    configs = {hint.__name__: hint}
-  if config_name not in configs:
-    raise errors.InputError(
-      f"{path}: {name} has no config {config_name!r}; known: {', '.join(configs)}"
-    )
-  values = _get(entry, "config", dict, path)
-  entry = {key: value for key, value in entry.items() if key not in _READ_FIRST}
-  config = _made(configs[config_name], values, "the network's config", path)
-  return _made(known[name], entry, "the network", path, config=config)
+  config = _instance(_known(attributes.pop("config_class"), configs), attributes.pop("config"))
+  return _instance(cls, attributes, config=config)
 
 
-def _made(cls: type, values: dict[str, Any], what: str, path: epath.Path, /, **given: Any) -> Any:
+def _known(name: str, types: dict[str, type]) -> type:
+  if name not in types:
+    raise ValueError(f"{name!r} is not one of {', '.join(types)}")
+  return types[name]
+
+
+def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
   """Returns an instance of a dataclass from a file's values, whose types are checked."""
-  wanted = _attribute_types(cls)
-  if unknown := sorted(set(values) - set(wanted)):
-    raise errors.InputError(f"{path}: unknown keys in {what}: {', '.join(unknown)}")
+  types = _attribute_types(cls)
+  if unknown := sorted(set(values) - set(types)):
+    raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
   for key, value in values.items():
     try:
-      given[key] = msgspec.convert(value, wanted[key])
+      given[key] = msgspec.convert(value, types[key])
     except msgspec.ValidationError as error:
-      raise errors.InputError(f"{path}: {key!r} of {what}: {error}") from None
-  try:
-    return cls(**given)
-  except (TypeError, ValueError) as error:
-    raise errors.InputError(f"{path}: {error}") from None
+      raise ValueError(f"{key!r} of {cls.__name__}: {error}") from None
+  return cls(**given)
 
 
 def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
-  path, given = folder / ENCODER_FILE, {}
-  kind = _get(entry, "kind", str, path)
-  if kind not in VOCABULARIES:
+  cls = _known(entry["kind"], VOCABULARIES)
+  values = {name: entry[name] for name in _attributes(cls) if name in entry or name != "prompts"}
+  if entry["kind"] == "byte":
+    return cast(vocabularies.Vocabulary, _instance(cls, values))
+  is_hugging_face = cls is HuggingFaceVocabulary
+  file = folder / (TOKENIZER_FILE if is_hugging_face else VOCABULARY_FILE)
+  if hashlib.sha256(input_files.read_bytes(file)).hexdigest() != entry["sha256"]:
     raise errors.InputError(
-      f"{path}: unknown vocabulary {kind!r}; known: {', '.join(VOCABULARIES)}"
+      f"{file} is not the vocabulary that the encoder was trained with (its SHA-256 differs)"
     )
-  if kind == "hugging_face":
-    given["path"] = _checked_file(entry, folder, hugging_face_vocabulary.TOKENIZER_FILE)
-  elif kind != "byte":
-    given["path"] = _checked_file(entry, folder, VOCABULARY_FILE)
-  names = _attributes(VOCABULARIES[kind])
-  if missing := sorted({*names} - entry.keys() - {"prompts"}):
-    raise errors.InputError(f"{path}: the vocabulary lacks {', '.join(missing)}")
-  values = {name: entry[name] for name in names if name in entry}
-  vocabulary = _made(VOCABULARIES[kind], values, "the vocabulary", path, **given)
-  if kind == "hugging_face" and vocabulary.padding_id != _get(entry, "padding_id", int, path):
-    raise errors.InputError(
-      f"{path}: padding_id is {entry['padding_id']}, but {vocabulary.path} pads with "
-      f"{vocabulary.padding_id}"
-    )
-  return vocabulary
-
-
-def _checked_file(entry: dict[str, Any], folder: epath.Path, name: str) -> str:
-  """Returns the path of the vocabulary's file, which must have the checksum in `encoder.json`."""
-  path, file = folder / ENCODER_FILE, folder / name
-  if not file.exists():
-    raise errors.InputError(f"{file} does not exist, but {path} requires it")
-  digest = hashlib.sha256(input_files.read_bytes(file)).hexdigest()
-  if digest != _get(entry, "sha256", str, path):
-    raise errors.InputError(
-      f"{file} is not the vocabulary that the encoder was trained with "
-      f"(its SHA-256 differs from that in {path})"
-    )
-  return os.fspath(file)
-
-
-def _check_vocabulary_fits(vocabulary: vocabularies.Vocabulary, network: Any, where: str) -> None:
-  rows = network.config.vocab_size
-  if vocabulary.size > rows:
-    raise errors.InputError(
-      f"{where}: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
-      f"{rows} rows ({type(network.config).__name__}.vocab_size)"
-    )
+  vocabulary = _instance(cls, values, path=os.fspath(file))
+  if is_hugging_face and vocabulary.padding_id != entry["padding_id"]:
+    raise errors.InputError(f"{file} pads with {vocabulary.padding_id}, not {entry['padding_id']}")
+  return cast(vocabularies.Vocabulary, vocabulary)

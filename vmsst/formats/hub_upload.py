@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from vmsst import errors
-from vmsst.formats import hub_models
+from vmsst.formats import hub
 
 # Files of former uploads, which the new encoder may lack.
 _REPLACED = re.compile(
@@ -17,9 +17,9 @@ def check(repository: str) -> None:
   """Raises InputError unless this is the name of a repository and there is a token."""
   import huggingface_hub
 
-  hub_models.check_repository(repository)
+  hub.check_repository(repository)
   if huggingface_hub.get_token() is None:
-    raise errors.InputError(f"{repository} cannot be uploaded without a token; {hub_models.LOG_IN}")
+    raise errors.InputError(f"{repository} cannot be uploaded without a token; {hub.LOG_IN}")
 
 
 def upload(
@@ -42,7 +42,7 @@ def upload(
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
   missing = f"there is no repository {repository} that the token may write to; check the owner"
-  with hub_models.explained(repository, "uploaded to", missing=missing, revision=revision):
+  with hub.explained(repository, "uploaded to", missing=missing, revision=revision):
     api = HfApi(library_name="vmsst")
     address = api.create_repo(repository, private=not public, exist_ok=True)
     if api.model_info(repository).private == public:

@@ -16,16 +16,17 @@ import dataclasses
 import importlib
 import math
 import pathlib
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.data import vocabularies
-from vmsst.formats import architectures, encoder_json, hugging_face, tensors, weight_tables
-from vmsst.formats.architectures import ConfigFile
-from vmsst.formats.weight_tables import TOKEN_TABLE, Row, Rule, norm
+from vmsst.formats import encoder_json, tensors, transformers
+from vmsst.formats.tensors import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files
 from vmsst.networks import lstm, sentence_encoder, transformer
 
@@ -37,13 +38,37 @@ _NO_PARAMETERS = ("version", "embed_positions._float_tensor")
 _MAX_TOKENS = 12_000
 # Row of the first position in fairseq.
 _OFFSET = 2
-_LSTM_SIZES = {"vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
-               "num_layers": "num_layers"}  # fmt: skip
-_SIZES = {"emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
-          "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers"}  # fmt: skip
 _LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
 _OTHERS = ("self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+
+
+class _LstmOptions(msgspec.Struct, rename={
+  "vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
+}):  # fmt: skip
+  """The options of LASER2, by the names of an LstmConfig."""
+
+  vocab_size: transformers.Size
+  emb_dim: transformers.Size
+  hidden_dim: transformers.Size
+  num_layers: transformers.Layers
+
+
+class _Options(msgspec.Struct, rename={
+  "emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
+  "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers",
+}):  # fmt: skip
+  """The options of LASER3, by the names of a TransformerConfig where it has them."""
+
+  emb_dim: transformers.Size
+  num_heads: transformers.Size
+  mlp_dim: transformers.Size
+  num_layers: transformers.Layers
+  max_source_positions: transformers.Size = 1024
+  activation_fn: transformers.Activation = "relu"
+  encoder_normalize_before: bool = False
+  layernorm_embedding: bool = False
+  no_scale_embedding: bool = False
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -51,7 +76,7 @@ def files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(folder.glob("laser*.pt"))
 
 
-def convert(folder: pathlib.Path) -> weight_tables.Converted:
+def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """Returns the encoder of LASER in a folder.
 
   The original does not limit the length of a text, and its batches have 12,000 tokens. This is also
@@ -75,31 +100,31 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     dictionary = dict(record["dictionary"] if is_lstm else {})
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
-  file = ConfigFile(path, {x: y for x, y in options.items() if isinstance(y, bool | int | str)})
   # Checkpoints of training have a decoder, too.
   start = "encoder." if f"encoder.{_WORDS}" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
   config: lstm.LstmConfig | transformer.TransformerConfig
   if is_lstm:
-    config, table = _lstm(file)
+    config, table = _lstm(path, options)
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
       dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows
-    if file.record.get("encoder_normalize_before"):
+    if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
-    config, table = _transformer(file, len(_SPECIAL) + len(dictionary))
-  weight_tables.check(table, stored, str(path))
+    config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
+  tensors.check(table, stored, str(path))
   rows = config.vocab_size
   content, size = _sentencepiece_model(_vocabulary_file(path, ".spm"), dictionary, rows)
   config = dataclasses.replace(config, vocab_size=size)
   max_length = getattr(config, "max_tokens", _MAX_TOKENS)
-  pooling = "cls" if file.record.get("sentemb_criterion") == "cls" else "max"
-  if pooling == "cls":
-    hugging_face.check_choice(path, file.record, "prepend_bos", False, (True,))
+  pooling = "cls" if options.get("sentemb_criterion") == "cls" else "max"
+  prepends_bos = bool(options.get("prepend_bos"))
+  if pooling == "cls" and not prepends_bos:
+    raise errors.InputError(f"{path}: it pools the first token, but 'prepend_bos' is not set")
 
   def params() -> dict[str, np.ndarray]:
-    arrays = weight_tables.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, stored)
     if isinstance(config, transformer.TransformerConfig):
       arrays["encoder/position_embedding"] = _positions(config.max_positions, config.emb_dim)
     else:  # both directions in one array
@@ -114,27 +139,25 @@ def convert(folder: pathlib.Path) -> weight_tables.Converted:
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  def assets(target: pathlib.Path) -> encoder_json.EncoderAssets:
-    model_file = target / encoder_json.VOCABULARY_FILE
-    model_file.write_bytes(content)
-    prepends_bos = bool(file.record.get("prepend_bos"))
-    vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
-    network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
-    return encoder_json.EncoderAssets(network, vocabulary, max_length)
-
-  return weight_tables.Converted(
-    convert=params,
+  # The file is read as long as the process lives.
+  model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
+  model_file.write_bytes(content)
+  vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
+  network = sentence_encoder.SentenceEncoder(config, config.width, head=False, pooling=pooling)
+  return encoder_json.Converted(
+    params=params,
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
-    assets=assets,
+    assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
     notes=(f"Sentence vectors: pooling {pooling!r}, at most {max_length} tokens",),
   )
 
 
-def _lstm(file: ConfigFile) -> tuple[lstm.LstmConfig, list[Row]]:
+def _lstm(path: pathlib.Path, options: dict[str, Any]) -> tuple[lstm.LstmConfig, list[Row]]:
   """Returns the sizes of LASER2 and its tensors."""
-  file.require("bidirectional", True)
-  config = lstm.LstmConfig(**file.integers(_LSTM_SIZES))  # type: ignore[arg-type]
+  options = {"bidirectional": False, **options}
+  sizes = transformers.checked(path, options, _LstmOptions, {"bidirectional": True})
+  config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
   gates = 4 * config.hidden_dim
   table = [Row(_WORDS, (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
   for i in range(config.num_layers):
@@ -146,31 +169,34 @@ def _lstm(file: ConfigFile) -> tuple[lstm.LstmConfig, list[Row]]:
   return config, table
 
 
-def _transformer(file: ConfigFile, rows: int) -> tuple[transformer.TransformerConfig, list[Row]]:
+def _transformer(
+  path: pathlib.Path, record: dict[str, Any], rows: int
+) -> tuple[transformer.TransformerConfig, list[Row]]:
   """Returns the sizes of LASER3, whose token table has a number of rows, and its tensors."""
-  file.require("encoder_learned_pos", False)
-  file.require("no_token_positional_embeddings", False)
-  is_set = file.record.get
-  place = "pre" if is_set("encoder_normalize_before") else "post"
-  sizes: dict[str, Any] = file.integers(_SIZES)  # type: ignore[assignment]
+  fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
+  options = transformers.checked(path, record, _Options, fixed)
+  place = "pre" if options.encoder_normalize_before else "post"
   config = transformer.TransformerConfig(
-    **sizes,
     vocab_size=rows,
-    max_positions=_OFFSET + min(file.integer("max_source_positions", 1024), _MAX_TOKENS),
+    emb_dim=options.emb_dim,
+    num_heads=options.num_heads,
+    mlp_dim=options.mlp_dim,
+    num_layers=options.num_layers,
+    max_positions=_OFFSET + min(options.max_source_positions, _MAX_TOKENS),
     position_offset=_OFFSET,
-    activation=file.activation("activation_fn", "relu"),
+    activation=transformers.ACTIVATIONS[options.activation_fn],
     layer_norm_eps=1e-5,
     norm_place="before" if place == "pre" else "after",
-    embedding_norm=bool(is_set("layernorm_embedding")),
-    scale_embeddings=not is_set("no_scale_embedding"),
+    embedding_norm=options.layernorm_embedding,
+    scale_embeddings=not options.no_scale_embedding,
   )
   rules = [
-    Rule(_WORDS, TOKEN_TABLE, ("vocab_size", "emb_dim")),
-    *architectures.bert_layers("layers", _ATTENTION, _OTHERS, place),
+    Rule(_WORDS, (TOKEN_TABLE,), ("vocab_size", "emb_dim")),
+    *transformers.bert_layers("layers", _ATTENTION, _OTHERS, place),
     *(norm("layernorm_embedding", "encoder/embedding_layer_norm") if config.embedding_norm else ()),
     *(norm("layer_norm", "encoder/encoder_norm") if place == "pre" else ()),
   ]
-  return config, weight_tables.expand(rules, dataclasses.asdict(config))
+  return config, tensors.expand(rules, dataclasses.asdict(config))
 
 
 def _positions(rows: int, width: int) -> np.ndarray:
@@ -208,10 +234,7 @@ def _sentencepiece_model(
   # The module makes its classes at run time, unseen by type checkers.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
-  try:
-    model.ParseFromString(input_files.read_bytes(path))
-  except Exception as error:  # of several packages
-    raise errors.InputError(f"{path}: not a SentencePiece model ({error}); download it") from None
+  model.ParseFromString(vocabularies.SentencePieceVocabulary(str(path)).model_bytes)
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
   own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Words that are not pieces become control symbols, which no text contains.

@@ -15,18 +15,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from vmsst.data import vocabularies
-from vmsst.formats import (
-  architectures,
-  encoder_json,
-  hugging_face,
-  hugging_face_vocabulary,
-  sentence_transformers_files,
-  tensors,
-  transformers_tokenizers,
-  weight_tables,
-)
-from vmsst.formats.weight_tables import Converted, Row
+from vmsst.formats import encoder_json, tensors, tokenizers, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
@@ -46,19 +40,19 @@ _INSTEAD = {
   "decoder/logits_dense/": "logits_hidden/",
 }
 
-_norm = functools.partial(weight_tables.norm, bias=False)
+_norm = functools.partial(tensors.norm, bias=False)
 # Names in transformers, and in T5X.
 _DECODER = (
-  *architectures.t5_stack(
+  *transformers.t5_stack(
     "decoder",
     *_norm("0.layer_norm", "pre_self_attention_layer_norm"),
-    *architectures.t5_attention("0.SelfAttention", "self_attention"),
+    *transformers.t5_attention("0.SelfAttention", "self_attention"),
     *_norm("1.layer_norm", "pre_cross_attention_layer_norm"),
-    *architectures.t5_attention("1.EncDecAttention", "encoder_decoder_attention"),
+    *transformers.t5_attention("1.EncDecAttention", "encoder_decoder_attention"),
     *_norm("2.layer_norm", "pre_mlp_layer_norm"),
-    *architectures.t5_mlp("2.DenseReluDense"),
+    *transformers.t5_mlp("2.DenseReluDense"),
   ),
-  *weight_tables.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
+  *tensors.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
 )
 
 
@@ -76,7 +70,7 @@ def convert(
   Raises:
     InputError: the source cannot be used.
   """
-  sizes, stored = read_config(source), hugging_face.open_tensors(source)
+  sizes, stored = read_config(source), transformers.open_tensors(source)
   if not whole:
     stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
   if not any(name.startswith("decoder.") for name in stored):
@@ -87,27 +81,20 @@ def convert(
   if whole:
     used = [dataclasses.replace(row, targets=_training_targets(*row.targets)) for row in used]
   vocabulary = vocabulary or source / VOCABULARY_FILE
-  settings = transformers_tokenizers.read_settings(source)
-  transformers_tokenizers.check_settings(
-    source / transformers_tokenizers.SETTINGS_FILE, settings, {}
-  )
-  tokenizer = None
+  config = transformers.read_object(source / transformers.CONFIG_FILE)
+  tokenizer, settings = tokenizers.read(source, config)
+
+  pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
   if not vocabulary.is_file():
-    config = hugging_face.read_object(source / hugging_face.CONFIG_FILE)
-    tokenizer = transformers_tokenizers.build(source, config, lowercase=False)
-  limit = sentence_transformers_files.max_length(source, source, {})
-
-  def assets(folder: pathlib.Path) -> encoder_json.EncoderAssets:
-    pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
-    if tokenizer is not None:
-      path = str(folder / hugging_face_vocabulary.TOKENIZER_FILE)
-      pieces = hugging_face_vocabulary.save(tokenizer, path, "", {})
-    encoder = encoder_assets(sizes, pieces, sizes["emb_dim"], head=False)
-    return dataclasses.replace(encoder, max_length=min(limit or MAX_LENGTH, MAX_LENGTH))
-
+    path = str(source / tokenizers.TOKENIZER_FILE)
+    pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
+  assets = msgspec.structs.replace(
+    encoder_assets(sizes, pieces, sizes["emb_dim"], head=False),
+    max_length=min(settings.limit or MAX_LENGTH, MAX_LENGTH),
+  )
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
-    convert=lambda: weight_tables.to_parameters(used, stored),
+    params=lambda: tensors.to_parameters(used, stored),
     sizes=sizes,
     left_out=left_out,
     assets=assets if tokenizer or vocabulary.is_file() else None,
@@ -121,10 +108,10 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   Args:
     sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
   """
-  encoder = architectures.t5_encoder("wi_0", "wi_1")
+  encoder = transformers.t5_encoder("wi_0", "wi_1")
   table = (*encoder, *(_DECODER if sizes.get("num_decoder_layers") else ()))
   joined = {"joined": sizes["num_heads"] * sizes["head_dim"]}
-  return weight_tables.expand(table, {**sizes, **joined})
+  return tensors.expand(table, {**sizes, **joined})
 
 
 def match(
@@ -149,7 +136,7 @@ def match(
   table = [*rows(sizes), *head]
   left_out = {name: reason for name, reason in _UNUSED.items() if name in stored}
   used = {name: tensor for name, tensor in stored.items() if name not in left_out}
-  weight_tables.check(table, used, str(where))
+  tensors.check(table, used, str(where))
   return table, left_out
 
 
@@ -178,24 +165,31 @@ def _training_targets(name: str) -> tuple[str, ...]:
   return (name,)
 
 
+class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
+  "num_encoder_layers": "num_layers", "relpos_max_distance": "relative_attention_max_distance",
+}):  # fmt: skip
+  """The attributes of a T5Config, and `num_decoder_layers`, by their names there."""
+
+  vocab_size: transformers.Size
+  emb_dim: transformers.Size
+  num_heads: transformers.Size
+  head_dim: transformers.Size
+  mlp_dim: transformers.Size
+  num_encoder_layers: transformers.Layers
+  num_decoder_layers: transformers.Layers | None = None
+  relpos_buckets: transformers.Size = 32
+  relpos_max_distance: transformers.Size = 128
+
+
 def read_config(folder: pathlib.Path) -> dict[str, int]:
   """Returns the attributes of a T5Config, and `num_decoder_layers`, in a `config.json`.
 
   Raises:
     InputError: the file is missing or damaged, or describes another model than mT5 or T5 1.1.
   """
-  path = folder / hugging_face.CONFIG_FILE
-  config = hugging_face.read_object(path)
-  file = architectures.ConfigFile(path, config)
-  # umT5 has a bias table in every layer.
-  hugging_face.check_choice(path, config, "model_type", None, TYPES)
-  hugging_face.check_choice(path, config, "feed_forward_proj", None, ("gated-gelu",))
-  hugging_face.check_choice(path, config, "layer_norm_epsilon", 1e-6, (1e-6,))
-  layers = file.integer("num_layers")
-  return {
-    **file.integers(architectures.T5_SIZES),
-    "num_encoder_layers": layers,
-    "num_decoder_layers": file.integer("num_decoder_layers", layers),
-    "relpos_buckets": file.integer("relative_attention_num_buckets", 32),
-    "relpos_max_distance": file.integer("relative_attention_max_distance", 128),
-  }
+  path = folder / transformers.CONFIG_FILE
+  record = transformers.read_object(path)
+  # umT5, another `model_type`, has a bias table in every layer.
+  fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
+  sizes = msgspec.structs.asdict(transformers.checked(path, record, _Options, fixed))
+  return sizes | {"num_decoder_layers": sizes["num_decoder_layers"] or sizes["num_encoder_layers"]}

@@ -9,17 +9,16 @@ import json
 import os
 import pathlib
 
-import tokenizers
+from tokenizers import Tokenizer
 
 from vmsst import errors
 from vmsst.formats import (
-  hugging_face_vocabulary,
   layer_stacks,
   onnx_graph,
-  sentence_transformers_folder,
-  tokenizer_file,
-  transformers_weights,
-  weight_tables,
+  sentence_transformers,
+  tensors,
+  tokenizers,
+  transformers,
 )
 from vmsst.formats.encoder_json import SavedEncoder
 
@@ -31,7 +30,7 @@ _OPENVINO = (
 
 def write(
   saved: SavedEncoder, folder: pathlib.Path, *, pretokenized: bool = False
-) -> tokenizer_file.ExportedTokenizer:
+) -> tokenizers.ExportedTokenizer:
   """Writes an ONNX model and its tokenizer into a folder.
 
   `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
@@ -43,7 +42,7 @@ def write(
 
   `tokenizer.json` returns the inputs: it cuts texts to the maximum length and pads them. A text
   that spells the padding token of an imported tokenizer contains that token there; for other
-  differences, see `tokenizer_file.export_tokenizer`.
+  differences, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
@@ -55,35 +54,35 @@ def write(
     InputError: there is no graph of the encoder, its vocabulary cannot become a `tokenizer.json`,
       or the package onnx is not installed.
   """
-  tokenizer = tokenizer_file.export_tokenizer(saved.assets.vocabulary, pretokenized=pretokenized)
+  tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
   params = layer_stacks.separate(saved.arrays)
   # The rows of the token table are by the tokenizer's ids.
-  table_VD = params[weight_tables.TOKEN_TABLE]
-  params[weight_tables.TOKEN_TABLE] = transformers_weights.swapped(table_VD, tokenizer.padding_id)
+  table_VD = params[tensors.TOKEN_TABLE]
+  params[tensors.TOKEN_TABLE] = transformers.swapped(table_VD, tokenizer.padding_id)
   onnx_graph.build(params, saved.network).write(folder)
   with contextlib.suppress(errors.InputError):  # transformers has no such encoder
     states = {"file_name": onnx_graph.STATES_FILE}
-    sentence_transformers_folder.write_modules(saved, tokenizer, folder, model_args=states)
+    sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # Ids do not depend on `Tokenizer.encode_special_tokens`, which applies to added tokens that are
   # marked as special: tokens that a text may spell are not marked, and others are not added.
   record = json.loads(tokenizer.content)
   added = [] if tokenizer.splits_special_tokens else record["added_tokens"]
   record["added_tokens"] = [{**token, "special": False} for token in added]
-  runtime = tokenizers.Tokenizer.from_str(json.dumps(record))
+  runtime = Tokenizer.from_str(json.dumps(record))
   runtime.enable_truncation(saved.assets.max_length)
   runtime.enable_padding(pad_id=tokenizer.padding_id, pad_token=tokenizer.padding)
-  path = folder / hugging_face_vocabulary.TOKENIZER_FILE
+  path = folder / tokenizers.TOKENIZER_FILE
   path.write_text(runtime.to_str(pretty=False), encoding="utf-8")
   return tokenizer
 
 
 def usage(
-  saved: SavedEncoder, tokenizer: tokenizer_file.ExportedTokenizer, folder: str | os.PathLike[str]
+  saved: SavedEncoder, tokenizer: tokenizers.ExportedTokenizer, folder: str | os.PathLike[str]
 ) -> str:
   """Returns the lines of Python that run what `write` has written to a folder, and its limits."""
   vocabulary = saved.assets.vocabulary
   prefix = getattr(vocabulary, "prefix", "")
-  prompts = hugging_face_vocabulary.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
+  prompts = tokenizers.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
   texts = f"[{prefix!r} + x for x in texts]" if prefix else "texts"
   return "\n".join(
     [
@@ -99,6 +98,6 @@ def usage(
         for name, prompt in prompts.items()
         if prompt != prefix
       ),
-      *sentence_transformers_folder.limits(saved, tokenizer),
+      *tokenizers.limits(vocabulary),
     ]
   )

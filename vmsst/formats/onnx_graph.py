@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.formats import architectures, hugging_face, weight_tables
+from vmsst.formats import tensors, transformers
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
@@ -161,16 +161,14 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
       f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
     )
   graph = Graph(params)
-  x_BTD = graph.Gather(graph.parameter(weight_tables.TOKEN_TABLE), TOKENS)
+  x_BTD = graph.Gather(graph.parameter(tensors.TOKEN_TABLE), TOKENS)
   mask_BT = graph.Greater(MASK, np.int64(0))
   length = graph.Gather(graph.Shape(TOKENS), np.int64(1))
   position_T = graph.Range(np.int64(0), length, np.int64(1))
   max_distance = transformer.RELPOS_MAX_DISTANCE
   if isinstance(config, t5.T5Config):  # a stack with some of the options of a TransformerConfig
-    record = architectures.describe_t5(config, config.num_encoder_layers, max_distance)
-    file = architectures.ConfigFile(pathlib.Path(hugging_face.CONFIG_FILE), record)
     max_distance = config.relpos_max_distance
-    config = transformer.TransformerConfig(**architectures.ARCHITECTURES["t5"].sizes(file))
+    config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
   pooled = [_pooled(graph, x, hidden_BTD, mask_BT, position_T) for x in network.pooling.split("+")]
   vector_BS = graph.Concat(*pooled, axis=-1)

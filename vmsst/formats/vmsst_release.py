@@ -9,8 +9,9 @@ import pathlib
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face, mt5, weight_tables
-from vmsst.formats.weight_tables import Converted, Row
+from vmsst.formats import mt5, tensors, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tensors import Row
 
 ENCODER = "mt5_encoder."
 """Start of the names of the encoder's tensors."""
@@ -31,7 +32,7 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
     InputError: the source cannot be used.
   """
   sizes = mt5.read_config(source) | {"num_decoder_layers": 0}
-  stored = hugging_face.open_tensors(source)
+  stored = transformers.open_tensors(source)
   own = {x: y for x, y in stored.items() if x.startswith(ENCODER) or x == _PROJECTION}
   tensors_by_name = {name.removeprefix(ENCODER): tensor for name, tensor in own.items()}
   dimension = own[_PROJECTION].shape[0] if _PROJECTION in own else 0
@@ -45,11 +46,11 @@ def convert(source: pathlib.Path, *, vocabulary: pathlib.Path | None = None) -> 
     )
   pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
   return Converted(
-    convert=lambda: weight_tables.to_parameters(table, tensors_by_name),
+    params=lambda: tensors.to_parameters(table, tensors_by_name),
     sizes=sizes,
     left_out={
       **{ENCODER + name: reason for name, reason in copies.items()},
       **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
     },
-    assets=lambda _: mt5.encoder_assets(sizes, pieces, dimension, head=True),
+    assets=mt5.encoder_assets(sizes, pieces, dimension, head=True),
   )

@@ -2,7 +2,7 @@
 
 One stack serves EMS (its paper, section III, with details from the release) and the released
 encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5, whose options
-`vmsst.formats.architectures` reads from their `config.json`. The encoder adds
+`vmsst.formats.transformers` reads from their `config.json`. The encoder adds
 positions and token types itself, so that callers pass it the same as any other encoder: token
 vectors and a mask.
 

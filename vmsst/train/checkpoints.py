@@ -22,7 +22,8 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vmsst import storage
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import t5x
+from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import layer_stacks, tensors
 from vmsst.io import checksums
@@ -159,7 +160,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   checkpoints: list[epath.Path] = []
   for given in paths:
     path = epath.Path(storage.path(given))
-    if cfg.mode == "specific" and saved_encoders.lacks_checkpoint(given):
+    if cfg.mode == "specific" and loading.lacks_checkpoint(given):
       checkpoints.append(epath.Path(given))
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
@@ -271,7 +272,7 @@ def stored_arrays(path: epath.Path) -> Mapping[str, Any]:
   """
   if (path / "state").is_dir():
     return t5x.read_metadata(path)
-  arrays = saved_encoders.read_arrays(path)
+  arrays = loading.read_arrays(path)
   return {f"{t5x.PARAMETERS}/{name}": array for name, array in arrays.items()}
 
 

@@ -14,7 +14,6 @@ from ems_jax.models import ems as models
 from ems_jax.networks import ems as networks
 from vmsst import errors, languages
 from vmsst.data import vocabularies
-from vmsst.formats import hugging_face_vocabulary
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.opus import recipes
 
@@ -200,7 +199,7 @@ def test_targets_hold_only_the_words_of_the_sentence(tokenizer_files, kind, pref
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to compare with")
   texts = (["Hello, world!", "Wie geht es"], ["How are you today?", "es geht geht"])
   path = str(tokenizer_files[kind])
-  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(path, prefix)
+  vocabulary = tokenizers.HuggingFaceVocabulary(path, prefix)
   config = dataclasses.replace(BERT, max_positions=40)
   model = make_model(config=config, vocabulary=vocabulary, network=VARIANTS["no_contrastive"][0])
   params = tiny_models.random_params(model.network)

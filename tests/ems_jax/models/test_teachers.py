@@ -22,7 +22,7 @@ from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
 from vmsst.checkpoints import t5x
 from vmsst.data import vocabularies
-from vmsst.formats import encoder_json, hugging_face_vocabulary
+from vmsst.formats import encoder_json, tokenizers
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, transformer
 
@@ -362,7 +362,7 @@ def padded(rows, width):
 @pytest.mark.parametrize(("old", "new"), [("", "query: "), ("query: ", ""), ("a: ", "the text - ")])
 def test_ids_are_those_of_texts_with_the_other_prefix(tokenizer_files, kind, old, new):
   path = str(tokenizer_files[kind])
-  first, second = (hugging_face_vocabulary.HuggingFaceVocabulary(path, x) for x in (old, new))
+  first, second = (tokenizers.HuggingFaceVocabulary(path, x) for x in (old, new))
   whole = padded(first.encode([*TEXTS, ""], 99), 99)
   whole[-1] = 0  # a row of padding
   for length in (LENGTH, 99):
@@ -384,7 +384,7 @@ def test_ids_without_eos_token_are_cut():
 def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
   prompts = {"query": "query: ", "passage": "passage: "}
   student, own = (
-    hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
+    tokenizers.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
     for prefix, own in (("", {}), ("query: ", prompts))
   )
   config = transformer.TransformerConfig(
@@ -400,7 +400,7 @@ def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
     tokens = padded(vocabulary.encode(TEXTS, 99), 99)
     found = teacher.embed(tokens, vocabulary)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
-  other = hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"]), "query: ")
+  other = tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"]), "query: ")
   for vocabulary in (other, vocabularies.ByteVocabulary()):
     with pytest.raises(errors.InputError, match="another vocabulary"):
       teacher.check_vocabulary(vocabulary)

@@ -9,7 +9,7 @@ import tiny_tokenizers
 
 from vmsst import arrays, errors
 from vmsst.data import vocabularies
-from vmsst.formats.hugging_face_vocabulary import HuggingFaceVocabulary
+from vmsst.formats.tokenizers import HuggingFaceVocabulary
 
 ODD_TEXTS = [
   "Hello, world!", "  two  spaces\tand a tab ", "", "   ", "İstanbul'da IĞDIR ve ışık",

@@ -15,7 +15,7 @@ import tiny_encoders
 import vmsst
 from vmsst import errors
 from vmsst.encoder import backends
-from vmsst.formats import architectures
+from vmsst.formats import transformers
 from vmsst.networks import lstm, sentence_encoder, transformer
 
 pytest.importorskip("onnx", reason="needs onnx to build graphs")
@@ -34,8 +34,8 @@ KINDS = {"gemma": "gemma3_text", "t5 gated": "mt5"}
 def released(name, **changes):
   """Returns a network with the options that imports read from a file."""
   _, options, *_ = released_folders.ARCHITECTURES[name]
-  file = architectures.ConfigFile(pathlib.Path("config.json"), options | {"vocab_size": 259})
-  sizes = architectures.ARCHITECTURES[KINDS.get(name, name)].sizes(file)
+  architecture = transformers.ARCHITECTURES[KINDS.get(name, name)]
+  sizes = architecture.sizes(pathlib.Path("config.json"), options | {"vocab_size": 259})
   config = transformer.TransformerConfig(**{**sizes, **changes})
   return tiny_encoders.encoder(config, pooling="last" if config.causal else "mean", normalize=True)
 

@@ -22,12 +22,9 @@ import trials
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.formats import (
-  encoders,
-  hub_models,
-  sentence_transformers_files,
-)
-from vmsst.formats.hugging_face_vocabulary import HuggingFaceVocabulary
+from vmsst.encoder import loading
+from vmsst.formats import hub as hub_lib
+from vmsst.formats import sentence_transformers
 from vmsst.networks import sentence_encoder
 
 TEXTS = ["one two", "three"]
@@ -116,7 +113,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
     [
       ("no folder nobody/nothing here", f"no model nobody/nothing at {hub.url}", "HF_TOKEN"),
       ("some/gated is gated", f"{hub.url}/some/gated", "hf auth login"),
-      ("'model_type' in config.json is 'electra'", "bert, roberta", "t5, mt5"),
+      ("config.json: 'model_type' is 'electra'", "bert, roberta", "t5, mt5"),
       (f"{NAME} at {hub.url} has no branch, tag or commit v9",),
     ],
     strict=True,
@@ -161,14 +158,14 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path("here/run").mkdir(parents=True)
   for name in ("intfloat/multilingual-e5-small", "sentence-transformers/LaBSE@refs/pr/1"):
-    assert hub_models.is_name(name), name
+    assert hub_lib.is_name(name), name
   for path in (
     *("./owner/name", "/owner/name", "~/name", "name", "a/b/c", "run/checkpoint_10", "here/run"),
     *("gs://bucket/run", "a/b@x/../../../escaped", "a../b@.."),
   ):
-    assert not hub_models.is_name(path), path
+    assert not hub_lib.is_name(path), path
   with pytest.raises(errors.InputError, match="is not the name of a model"):
-    hub_models.download("a/b@x/../../../escaped")  # would be a path in the cache
+    hub_lib.find("a/b@x/../../../escaped")  # would be a path in the cache
 
 
 def name_of(case):
@@ -177,16 +174,12 @@ def name_of(case):
 
 def ids_of(folder, texts, prompt=None):
   """Returns the tokenizer's own ids of texts with the default prompt, or with another."""
-  released = sentence_transformers_files.read(folder)
-  prefix = released.prefix if prompt is None else released.prompts.get(prompt, "")
-  path = folder / "made.json"
-  released.tokenizer.save(str(path))
-  vocabulary = HuggingFaceVocabulary(str(path), prefix)
-  most = min(released.max_length or released_folders.POSITIONS, released_folders.POSITIONS)
-  pad = vocabulary.padding_id
-  return [
-    tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in vocabulary.encode(texts, most)
-  ]
+  assets = sentence_transformers.read(folder).assets
+  vocabulary, pad = assets.vocabulary, assets.vocabulary.padding_id
+  if prompt is not None:
+    vocabulary = vocabulary.with_prefix(vocabulary.prompts.get(prompt, ""))
+  ids = vocabulary.encode(texts, assets.max_length)
+  return [tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in ids]
 
 
 def test_a_default_token_outside_the_table_is_left_out(tmp_path):
@@ -199,7 +192,7 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
   )
   record = json.loads((folder / "tokenizer.json").read_text())
   (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
-  assert encoders.convert(folder).assets is not None
+  assert loading.convert(folder).assets is not None
   assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
 
 
@@ -233,7 +226,7 @@ def test_prompts_are_those_of_the_files(tmp_path, name, file, expected):
   released_folders.write(tmp_path / name, "bert", {"config_sentence_transformers.json": None})
   if file is not None:
     (tmp_path / name / "config_sentence_transformers.json").write_text(json.dumps(file))
-  released = sentence_transformers_files.read(tmp_path / name)
+  released = sentence_transformers.read(tmp_path / name).assets.vocabulary
   assert (released.prefix, released.prompts | expected[1]) == (expected[0], released.prompts)
   assert bool(released.prompts) == bool(expected[1])
 
@@ -352,7 +345,7 @@ def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, archite
   for name, content, message in (
     ("tokenizer.json", {"model": model | {"ignore_merges": True}}, "ignore_merges"),
     ("tokenizer.json", {"model": model}, None),
-    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "'type' is 'linear'"),
+    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "rope_parameters.type"),
   ):
     released_folders.change(folder, {name: content})
     if message:

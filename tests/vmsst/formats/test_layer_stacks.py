@@ -9,7 +9,8 @@ import tiny_encoders
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import t5x
+from vmsst.encoder import loading
 from vmsst.formats import layer_stacks, tensors
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.networks import vmsst as vmsst_networks
@@ -75,7 +76,7 @@ def test_either_layout_is_restored_into_either_network(tmp_path, name, kind):
   for i, params in enumerate(layouts.values()):
     saved = save(tmp_path / str(i), params, kind)
     for wanted, expected in layouts.items():
-      found = tiny_encoders.flat(saved_encoders.restore_params(saved, wanted))
+      found = tiny_encoders.flat(loading.restore_params(saved, wanted))
       assert found.keys() == expected.keys()
       for key, array in expected.items():
         np.testing.assert_array_equal(found[key], array, err_msg=key)
@@ -88,17 +89,17 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
   fewer = {name: array for name, array in params.items() if name != last}
   saved = save(tmp_path / "fewer", fewer, "export")
   with pytest.raises(errors.InputError, match="no parameter encoder/layers/mlp/wo/kernel"):
-    saved_encoders.restore_params(saved, scanned(network))
+    loading.restore_params(saved, scanned(network))
   short = {
     name: array[:2] if "/layers/" in name else array for name, array in stacked(params).items()
   }
   saved = save(tmp_path / "short", short, "export")
   with pytest.raises(errors.InputError, match="no parameter encoder/layers_2/"):
-    saved_encoders.restore_params(saved, network)
+    loading.restore_params(saved, network)
   saved = save(tmp_path / "narrow", stacked(params | {last: params[last]}), "export")
   narrow = network.clone(config=dataclasses.replace(network.config, mlp_dim=7))
   with pytest.raises(errors.InputError, match=r"has shape \(8, 8\), but .* requires \(8, 7\)"):
-    saved_encoders.restore_params(saved, narrow)
+    loading.restore_params(saved, narrow)
 
 
 def test_a_claimed_number_of_layers_costs_nothing():

@@ -3,7 +3,7 @@
 import tiny_encoders
 import yaml
 
-from vmsst.checkpoints import saved_encoders
+from vmsst.encoder import loading
 from vmsst.formats import model_card
 from vmsst.networks import sentence_encoder
 
@@ -29,7 +29,7 @@ def test_a_card_has_facts_about_the_run_and_no_secrets(tmp_path):
   model = tiny_encoders.model_of(network)
   run = tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
   (run / "config.gin").write_text(CONFIG)
-  saved = saved_encoders.read(run)
+  saved = loading.read(run)
   card = model_card.text(saved, "me/tiny", license_id="mit", results="- Tatoeba, average: 90.50")
   _, front, body = card.split("---\n", 2)
   described = yaml.safe_load(front)

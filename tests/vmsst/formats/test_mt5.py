@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 import vmsst
 from vmsst import errors, storage
 from vmsst.data import sample
-from vmsst.formats import encoders, mt5
+from vmsst.encoder import loading
+from vmsst.formats import mt5
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -92,7 +93,7 @@ def test_what_is_left_out_is_reported(tmp_path, imported):
     "encoder.embed_tokens.weight": WEIGHTS["shared.weight"],
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((8, 3)),
   }
-  found = encoders.convert(save_hugging_face(tmp_path / "hf", WEIGHTS | extra))
+  found = loading.convert(save_hugging_face(tmp_path / "hf", WEIGHTS | extra))
   assert found.left_out.keys() == left_out.keys() | extra.keys()
 
 
@@ -129,7 +130,7 @@ def test_a_tensor_or_setting_that_does_not_fit_is_named(tmp_path, tensors, confi
   weights = {name: x for name, x in (WEIGHTS | tensors).items() if x is not None}
   config = {"relative_attention_max_distance": 128, **config}
   with pytest.raises(errors.InputError, match=message):
-    encoders.convert(save_hugging_face(tmp_path / "hf", weights, **config))
+    loading.convert(save_hugging_face(tmp_path / "hf", weights, **config))
 
 
 def test_other_files_and_folders_are_named(tmp_path, capsys):
@@ -307,4 +308,4 @@ def test_a_release_that_does_not_fit_is_refused(tmp_path, change, message):
   state = {n: x for n, x in (RELEASE | change).items() if x is not None}
   options = {"vocabulary": VOCABULARY} if change else {}
   with pytest.raises(errors.InputError, match=message):
-    encoders.convert(save_hugging_face(tmp_path / "hf", state), **options)
+    loading.convert(save_hugging_face(tmp_path / "hf", state), **options)

@@ -13,7 +13,7 @@ from tiny_encoders import NETWORKS
 
 import vmsst
 from vmsst.data import sample, vocabularies
-from vmsst.formats import hugging_face_vocabulary
+from vmsst.formats import tokenizers
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
@@ -29,7 +29,7 @@ def saved(name, folder, tokenizer_files):
     conversions.import_encoder(folder / "multilingual-e5", folder / "run")
     return folder / "run"
   vocabulary = {
-    "labse": hugging_face_vocabulary.HuggingFaceVocabulary(str(tokenizer_files["bert"])),
+    "labse": tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"])),
     "t5": SAMPLE,
   }.get(name, tiny_encoders.BYTES)
   network = NETWORKS[name]

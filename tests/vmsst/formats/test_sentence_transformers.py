@@ -20,13 +20,10 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import saved_encoders, t5x
+from vmsst.checkpoints import t5x
 from vmsst.data import sample, vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import (
-  hugging_face_vocabulary,
-  tokenizer_file,
-)
+from vmsst.formats import tokenizers
 from vmsst.networks import lstm
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
@@ -73,7 +70,7 @@ def vocabulary_of(tmp_path_factory):
 def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   vocabulary = vocabulary_of(kind)
-  exported = tokenizer_file.export_tokenizer(vocabulary)
+  exported = tokenizers.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.splits_special_tokens
   texts = sentences + ODD
@@ -98,7 +95,7 @@ def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tm
   options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
   path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
   vocabulary = vocabularies.SentencePieceVocabulary(str(path))
-  exported = tokenizer_file.export_tokenizer(vocabulary)
+  exported = tokenizers.export_tokenizer(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.splits_special_tokens
   parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
@@ -114,7 +111,7 @@ def test_symbols_that_overlap_are_refused(tmp_path):
     options = {"vocab_size": 40, "user_defined_symbols": symbols}
     path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
     with pytest.raises(errors.InputError, match="overlap"):
-      tokenizer_file.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
+      tokenizers.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -129,9 +126,7 @@ def test_sentence_transformers_gives_the_same_vectors(
   st = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
   network = NETWORKS[case]
   if kind in tokenizer_files:
-    vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
-      str(tokenizer_files[kind]), "query: "
-    )
+    vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files[kind]), "query: ")
   else:
     vocabulary = vocabulary_of(kind)
   run = tiny_encoders.save_run(
@@ -176,9 +171,7 @@ PROMPTS = [
 def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path):
   """Our encoder, its export in both libraries, and its import from the files of the other."""
   run, out = tmp_path / "run", tmp_path / "out"
-  vocabulary = hugging_face_vocabulary.HuggingFaceVocabulary(
-    str(tokenizer_files["bert"]), prefix, prompts
-  )
+  vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"]), prefix, prompts)
   tiny_encoders.save_run(
     run, tiny_encoders.model_of(encoder(BERT, head=False), vocabulary, max_length=28)
   )
@@ -259,7 +252,7 @@ def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, mo
   assert {name: store.cat_file(f"{url}/{name}") for name in expected} == expected
   if form == "onnx":
     return
-  assert saved_encoders.read(url).arrays.keys() == saved_encoders.read(run).arrays.keys()
+  assert loading.read(url).arrays.keys() == loading.read(run).arrays.keys()
   store.pipe_file(f"{url}/model.safetensors", b"no")
   with pytest.raises(errors.InputError, match=f"^{url}/model.safetensors is damaged"):
     vmsst.load(url)

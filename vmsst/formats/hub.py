@@ -11,13 +11,6 @@ import re
 from collections.abc import Iterator
 
 from vmsst import errors
-from vmsst.formats import (
-  architectures,
-  encoder_json,
-  hugging_face,
-  laser,
-  sentence_transformers_files,
-)
 
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
@@ -25,7 +18,6 @@ _CHECKPOINT = re.compile(r"checkpoint_\d+")
 LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 # With weights of layers after the pooling, which may have another format than those of the encoder.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
-_TYPES = tuple(architectures.ARCHITECTURES)
 # The first of these files that a repository has.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other engines.
@@ -53,38 +45,7 @@ def find(name: str) -> tuple[str, pathlib.Path]:
     name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
 
   Raises:
-    InputError: there is no such model, it cannot be downloaded, or it is of an unknown type.
-  """
-  snapshot, repository = download(name)
-  if not (snapshot / encoder_json.ENCODER_FILE).is_file() and not is_released(snapshot):
-    raise unknown(repository, snapshot)
-  return f"{repository}@{snapshot.name}", snapshot
-
-
-def unknown(name: str, folder: pathlib.Path) -> errors.InputError:
-  """Returns the error for a model that cannot be loaded, with its type and those that can."""
-  path = sentence_transformers_files.config_path(folder)
-  kind = hugging_face.read_object(path).get("model_type") if path.is_file() else None
-  return errors.InputError(
-    f"{name}: 'model_type' in {path.name} is {kind!r}, which cannot be loaded; these can: "
-    f"{', '.join(_TYPES)}, and exports of this library. Commands open other folders of "
-    "sentence-transformers with that package"
-  )
-
-
-def is_released(folder: pathlib.Path) -> bool:
-  """Returns whether a folder has a model of transformers or LASER, which `vmsst.load` reads."""
-  path = sentence_transformers_files.config_path(folder)
-  if not path.is_file():
-    return folder.is_dir() and bool(laser.files(folder))
-  return hugging_face.read_object(path).get("model_type") in _TYPES
-
-
-def download(name: str) -> tuple[pathlib.Path, str]:
-  """Returns the folder of a model's files in the cache, named by the commit, and the repository.
-
-  Raises:
-    InputError: as `find`.
+    InputError: there is no such model, or it cannot be downloaded.
   """
   import huggingface_hub
   from huggingface_hub import constants
@@ -114,8 +75,9 @@ def download(name: str) -> tuple[pathlib.Path, str]:
           f"there is no folder {name} here, {repository} is not complete in the cache at "
           f"{constants.HF_HUB_CACHE}, and {offline}"
         ) from None
-      if any(pathlib.Path(snapshot).rglob(weights)):
-        return pathlib.Path(snapshot), repository
+      folder = pathlib.Path(snapshot)
+      if any(folder.rglob(weights)):
+        return f"{repository}@{folder.name}", folder
   raise errors.InputError(f"{repository} has no weights in safetensors or in a file of torch")
 
 
@@ -150,19 +112,12 @@ def explained(
       f"{repository} at {hub} has no branch, tag or commit {revision}"
     ) from None
   except Exception as error:  # of several packages, whose classes differ between versions
-    raise errors.InputError(f"{repository} cannot be {action} {hub}: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-  """Returns the reason of a failure and what to do."""
-  if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-    error = error.__cause__  # of one file of many
-  status = getattr(getattr(error, "response", None), "status_code", None)
-  if status == 401:
-    return f"the token is not valid; {LOG_IN}"
-  if status == 403:
-    return "the token has no permission; check the owner, and that the token allows this"
-  if status is None and isinstance(error, ValueError):  # such as an invalid name or model card
-    return " ".join(str(error).split())
-  reason = str(error).strip().partition("\n")[0] or type(error).__name__
-  return f"{reason}; rerun to resume"
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+      error = error.__cause__  # of one file of many
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if status == 401:
+      reason = f"the token is not valid; {LOG_IN}"
+    elif status == 403:
+      reason = "the token has no permission; check the owner, and that the token allows this"
+    raise errors.InputError(f"{repository} cannot be {action} {hub}: {reason}") from None

@@ -1,4 +1,4 @@
-"""Imports of BERT and XLM-R encoders, from their files to sentence vectors."""
+"""Encoders of transformers: configs and weights, compared with the models in transformers."""
 
 import json
 import re
@@ -16,7 +16,8 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from vmsst import errors
-from vmsst.formats import architectures, encoders, layer_stacks
+from vmsst.encoder import loading
+from vmsst.formats import layer_stacks, tensors, transformers
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 
@@ -41,7 +42,7 @@ class Network(nn.Module):
 def weights(prefix="", norm=("weight", "bias")):
   """Returns random weights by their names in transformers, with other names of norms."""
   rng, found = np.random.default_rng(0), {}
-  for row in architectures.BERT.rows(networks.TransformerConfig(**SIZES)):
+  for row in transformers.BERT.rows(networks.TransformerConfig(**SIZES)):
     name = row.source.replace("LayerNorm.weight", f"LayerNorm.{norm[0]}")
     name = name.replace("LayerNorm.bias", f"LayerNorm.{norm[1]}")
     found[prefix + name] = rng.normal(size=row.shape)
@@ -163,7 +164,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
   expected = tiny_encoders.read_arrays(imported.checkpoint)
   jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(checkpoint), expected)
   left_out = {name for name in arrays if re.search("position_ids|pooler|^cls", name)}
-  assert encoders.convert(folder).left_out.keys() == left_out
+  assert loading.convert(folder).left_out.keys() == left_out
   assert "left out, pre-training head: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
   assert f"INITIAL_CHECKPOINT_PATH = '{checkpoint}'" in text
   assert "swap" not in text
@@ -175,11 +176,10 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
   ("changes", "message"),
   [
     ({"model_type": "electra"}, "model_type.*'electra'"),
-    ({"hidden_act": "quick_gelu"}, "hidden_act.*'quick_gelu'"),
+    ({"hidden_act": "quick_gelu"}, "'quick_gelu'.*hidden_act"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"hidden_size": 16}, "emb_dim is 16"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
-    ({"pad_token_id": None}, "pad_token_id"),
     ({"model_type": "qwen3", "rope_parameters": ["x"]}, "rope_parameters"),
     ({"pad_token_id": 40}, "the padding id is 40"),
     ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
@@ -209,3 +209,47 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(errors.InputError, match=message):
       conversions.import_encoder(folder, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
+
+
+ARRAYS = {name: np.arange(i, 9.0, dtype=np.float32) for i, name in enumerate("abcde")}
+
+
+def assert_read(found, expected):
+  assert found.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name].read(), array)
+
+
+def save_shards(folder, **changes):
+  """Saves a model in two files; `changes` edits its index by tensor."""
+  folder.mkdir()
+  names = sorted(ARRAYS)
+  shard_by_name = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
+  for shard in set(shard_by_name.values()):
+    tensors.write_file(folder / shard, {n: ARRAYS[n] for n in names if shard_by_name[n] == shard})
+  index = {"metadata": {}, "weight_map": shard_by_name | changes}
+  (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+  return folder
+
+
+def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
+  folder = save_shards(tmp_path / "m")
+  assert_read(transformers.open_tensors(folder), ARRAYS)
+  torch = pytest.importorskip("torch", reason="needs torch to write its files")
+  torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
+  assert_read(transformers.open_tensors(folder), ARRAYS)  # safetensors are preferred
+  (folder / "model.safetensors.index.json").unlink()
+  assert_read(transformers.open_tensors(folder), {"a": np.ones(2, np.float32)})
+  (folder / "pytorch_model.bin").rename(folder / "part.bin")
+  with pytest.raises(errors.InputError, match=rf"{folder} has no weights"):
+    transformers.open_tensors(folder)
+  (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "part.bin"}}')
+  assert_read(transformers.open_tensors(folder), {"a": np.ones(2, np.float32)})
+
+
+@pytest.mark.parametrize("name", ["../model-0.safetensors", "pytorch_model.bin"])
+def test_an_index_names_files_next_to_it(tmp_path, name):
+  tensors.write_file(tmp_path / "model-0.safetensors", ARRAYS)
+  folder = save_shards(tmp_path / "m", a=name)
+  with pytest.raises(errors.InputError, match=f"'{name}' is not the name of a file next to it"):
+    transformers.open_tensors(folder)

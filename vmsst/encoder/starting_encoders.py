@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.checkpoints import saved_encoders
 from vmsst.data import vocabularies
+from vmsst.encoder import loading
 from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder
 
@@ -142,7 +142,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # Another encoder may be at the same path by the next run.
-  return saved_encoders.read_assets(checkpoint)
+  return loading.read_assets(checkpoint)
 
 
 def _version(checkpoint: str) -> object:

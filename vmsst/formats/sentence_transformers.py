@@ -1,0 +1,515 @@
+"""Folders of sentence-transformers: reads released encoders, writes exports without custom code.
+
+`modules.json` lists the modules that follow the transformer; other files have its tokenizer,
+prompts and maximum length. The parameters are those of a
+`vmsst.networks.sentence_encoder.SentenceEncoder`. What this library cannot express is refused.
+
+Exports have `encoder.json` and the vocabulary too, for `vmsst.load`, which opens the same folder.
+Neither direction needs torch or sentence-transformers.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from vmsst import errors
+from vmsst.formats import encoder_json, tensors, tokenizers, transformers
+from vmsst.formats.encoder_json import Converted
+from vmsst.formats.tokenizers import ExportedTokenizer
+from vmsst.networks import sentence_encoder, transformer
+
+MODULES_FILE = "modules.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+MAX_LENGTH = 512
+"""Tokens of a sentence for encoders without a position table, as in transformers' configs of T5."""
+# The options of the encoder are in the first of these files that is not empty.
+_OPTIONS_FILES = tuple(
+  f"sentence_{name}_config.json"
+  for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Options that may have one value.
+_OPTIONS: dict[str, Any] = {
+  "transformer_task": "feature-extraction",
+  "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+  "module_output_name": "token_embeddings",
+}
+# Files with which transformers opens another model or another preprocessing.
+_OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
+_CHAT = "chat_template"
+_E5 = {"query": "query: ", "passage": "passage: "}
+# The name of the pooled vector on its way through the modules.
+_VECTOR = "sentence_embedding"
+# The keys of the ways of pooling in older files, in the order in which these concatenate them.
+_POOLING_FLAGS = {
+  "cls": "pooling_mode_cls_token",
+  "max": "pooling_mode_max_tokens",
+  "mean": "pooling_mode_mean_tokens",
+  "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+  "weightedmean": "pooling_mode_weightedmean_tokens",
+  "lasttoken": "pooling_mode_lasttoken",
+}
+# The classes' original package: all versions of sentence-transformers accept these names.
+_PACKAGE = "sentence_transformers.models"
+# The name of the default prompt if no other prompt equals it.
+_PROMPT = "default"
+# transformers requires the framework that the arrays of a file are for.
+_METADATA = {"format": "pt"}
+
+
+class _Module(msgspec.Struct):
+  """An entry of `modules.json`; the path is a folder next to the file, or empty."""
+
+  type: Annotated[str, msgspec.Meta(pattern=r"^sentence_transformers\.")]
+  path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
+
+
+class _Options(msgspec.Struct):
+  """The options of the transformer."""
+
+  max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+  do_lower_case: bool | None = None
+  unpad_inputs: bool | None = None
+
+
+class _Prompts(msgspec.Struct):
+  """The content of `config_sentence_transformers.json`."""
+
+  prompts: dict[str, str | None] | None = None
+  default_prompt_name: str | None = None
+  similarity_fn_name: encoder_json.Similarity | None = None
+
+
+class _Pooling(msgspec.Struct):
+  """The content of the pooling's `config.json` in newer files."""
+
+  pooling_mode: str | list[str] | None = None
+  include_prompt: bool = True
+
+
+class _Dense(msgspec.Struct):
+  """The content of the `config.json` of a dense layer."""
+
+  out_features: transformers.Size
+  activation_function: Annotated[str, msgspec.Meta(pattern=r"^torch\.nn\.(\w+\.)*\w+$")] = (
+    "torch.nn.Tanh"
+  )
+  bias: bool = True
+
+
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
+  """Returns the encoder in a folder of sentence-transformers or transformers.
+
+  Padding is id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5),
+  the two rows of the token table are swapped. The vocabulary swaps the ids of its texts too.
+
+  Args:
+    folder: Without a list of modules, sentence-transformers pools the states of a causal language
+      model by taking the last, and the states of other models by the mean. So does this function.
+      A pre-training head is left out. The modules after the pooling become the head, except that a
+      first dense module with tanh, as in LaBSE, becomes the pooler, and the last scaling to length
+      1 the option `normalize`.
+    prefix: Text before every sentence. If omitted, the folder's default prompt; if its files do not
+      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
+
+  Raises:
+    InputError: a file is damaged, or this library cannot express a setting; the message names it.
+  """
+  modules = list_modules(folder)
+  source = folder / modules[0][1]
+  path = source / transformers.CONFIG_FILE
+  record = transformers.read_object(path)
+  architecture = transformers.ARCHITECTURES.get(str(record.get("model_type")))
+  if architecture is None:
+    raise errors.InputError(
+      f"{path}: 'model_type' is {record.get('model_type')!r}, which cannot be loaded; these can: "
+      f"{', '.join(transformers.ARCHITECTURES)}, and exports of this library. Commands open other "
+      "folders of sentence-transformers with that package"
+    )
+  for name in _OTHERS:
+    if (source / name).is_file():
+      raise errors.InputError(f"{source / name}: a model with this file cannot be imported")
+  # sentence-transformers reads the other files only if there is a list of modules.
+  options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
+  if len(modules) > 1:
+    for options_path in (source / name for name in _OPTIONS_FILES):
+      options_record = transformers.read_object(options_path, if_missing={})
+      for key, value in options_record.items():
+        if key not in _Options.__struct_fields__ and value not in (None, {}, _OPTIONS.get(key)):
+          raise errors.InputError(
+            f"{options_path}: {key!r} is {value!r:.80}, which cannot be imported; remove it if it "
+            "changes no vectors"
+          )
+      if options_record:
+        options = transformers.checked(options_path, options_record, _Options)
+        break
+    prompts_path = folder / PROMPTS_FILE
+    settings_record = transformers.read_object(prompts_path, if_missing={})
+    settings = transformers.checked(
+      prompts_path,
+      settings_record,
+      _Prompts,
+      {"model_type": "SentenceTransformer", "truncate_dim": None},
+    )
+    pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
+    pooling_record = transformers.read_object(pooling_path)
+    pooling_settings = transformers.checked(pooling_path, pooling_record, _Pooling)
+    pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
+    if mode is None:
+      mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
+    names = mode if isinstance(mode, list) else [mode]
+    if not names or not {*names} <= {*_POOLING_FLAGS}:
+      raise errors.InputError(
+        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
+      )
+    pooling = "+".join(names).replace("lasttoken", "last")
+  else:
+    settings_record = {}
+    names = record.get("architectures") or [""]
+    if str(names[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
+      pooling = "last"
+  default, prompts = _prompts(folder, settings_record, settings, record)
+  layers = [(name, _layer(kind, folder / name)) for kind, name in modules[2:]]
+  sizes = architecture.sizes(path, record)
+  tokenizer, tokenizer_settings = tokenizers.read(
+    source, record, lowercase=bool(options.do_lower_case)
+  )
+  notes, rows = [], sizes["vocab_size"]
+  if tokenizer is not None:
+    # The model's config may have another id: a small E5 is a BERT, id 0, with XLM-R's tokenizer.
+    padding_id = tokenizers.padding_id(tokenizer)
+  elif str(record.get("tokenizer_class")).startswith("XLMRoberta"):
+    padding_id = 1
+  else:
+    padding_id = record.get("pad_token_id") or 0
+  if padding_id >= rows:
+    if tokenizer is None or tokenizer.id_to_token(padding_id) is not None:
+      raise errors.InputError(
+        f"{source}: the padding id is {padding_id}, outside the table of {rows} rows"
+      )
+    sizes["vocab_size"] = padding_id + 1
+  first = sizes.get("position_offset", 0)
+  if first and tokenizer is not None and padding_id != first - 1:
+    raise errors.InputError(
+      f"{path}: its model pads with id {first - 1}, from which it counts positions, but the "
+      f"tokenizer pads with {padding_id}"
+    )
+  if not pools_prompt:
+    if prefix or (prefix is None and (default or prompts)):
+      raise errors.InputError(
+        f"{folder}: pooling without prompts ('include_prompt') is not supported; pass an empty "
+        "prefix"
+      )
+    prompts = {}
+  config = transformer.TransformerConfig(**sizes)
+  # A run that starts from this encoder inherits all but the head.
+  head = [layer for _, layer in layers]
+  dense = [layer for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  pooler_dim = None
+  if dense and head[0] == sentence_encoder.Dense(dense[0].features):
+    pooler_dim = dense[0].features
+    del head[0]
+  normalize = head[-1:] == [sentence_encoder.Normalize()]
+  network = sentence_encoder.SentenceEncoder(
+    config,
+    dense[-1].features if dense else config.width * len(pooling.split("+")),
+    head=tuple(head[: len(head) - normalize]) or False,
+    pooling=pooling,
+    normalize=normalize,
+    pooler_dim=pooler_dim,
+  )
+  named, left_out = architecture.named(source, transformers.open_tensors(source))
+  table = architecture.rows(dataclasses.replace(config, vocab_size=rows))
+  all_rows = transformers.layer_rows(network)
+  for (name, _), layer_table in zip(layers, all_rows, strict=True):
+    table += [dataclasses.replace(row, source=f"{name}/{row.source}") for row in layer_table]
+    if layer_table:
+      stored = transformers.open_tensors(folder / name)
+      named |= {f"{name}/{source}": tensor for source, tensor in stored.items()}
+  tensors.check(table, named, str(source))
+
+  def params() -> dict[str, np.ndarray]:
+    arrays = tensors.to_parameters(table, named)
+    if padding_id:
+      table_VD = arrays[tensors.TOKEN_TABLE]
+      if config.vocab_size > rows:
+        # No text has an id after the table, so that its vector is not used.
+        unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
+        table_VD = np.concatenate([table_VD, unused_ND])  # np.pad takes ten times as long
+      table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
+      arrays[tensors.TOKEN_TABLE] = table_VD
+    return arrays
+
+  max_length = options.max_seq_length or tokenizer_settings.limit or config.max_tokens + 1
+  if max_length > config.max_tokens:
+    max_length = MAX_LENGTH if config.positions == "relative" else config.max_tokens
+  text_prefix = default if prefix is None else prefix
+
+  vocabulary = tokenizers.HuggingFaceVocabulary(
+    str(source / tokenizers.TOKENIZER_FILE), text_prefix, prompts, tokenizer
+  )
+  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
+  assets = encoder_json.EncoderAssets(
+    network, vocabulary, max_length, similarity_fn_name=similarity
+  )
+  if padding_id:
+    notes.append(
+      f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
+      "table are swapped, and so are the ids of texts"
+    )
+  if tokenizer is None:
+    notes.append(
+      f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
+      "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
+    )
+  else:
+    notes.append(
+      f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
+      f"{text_prefix!r}, at most {max_length} tokens"
+    )
+  return Converted(
+    params=params,
+    sizes=sizes,
+    left_out=left_out,
+    assets=None if tokenizer is None else assets,
+    notes=tuple(notes),
+  )
+
+
+def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
+  """Returns class and folder of each module, in order; without a list, the transformer alone.
+
+  Raises:
+    InputError: the list is damaged, a name leads out of the folder, a module is custom code, or
+      this library has no such module.
+  """
+  path = folder / MODULES_FILE
+  if not path.is_file():
+    files = sorted(folder.glob(f"{_CHAT}*.jinja"))
+    settings_path = folder / tokenizers.SETTINGS_FILE
+    if _CHAT in transformers.read_object(settings_path, if_missing={}):
+      files.append(settings_path)
+    if files:
+      raise errors.InputError(
+        f"{files[0]}: a model with a chat template needs a {MODULES_FILE} to be imported"
+      )
+    return [("Transformer", "")]
+  try:
+    listed = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+  except msgspec.MsgspecError as error:
+    raise errors.InputError(
+      f"{path} is not a list of modules of sentence-transformers with 'type' and 'path': {error}. "
+      "Custom code is not run, and a path is the name of a folder next to this file"
+    ) from None
+  # The classes keep their names, but their packages differ between versions.
+  modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in listed]
+  kinds = [kind for kind, _ in modules]
+  if kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {*_LAYERS}:
+    raise errors.InputError(
+      f"{path} lists {', '.join(kinds)}: this chain cannot be imported; only Transformer, Pooling "
+      f"and any of {', '.join(_LAYERS)} can"
+    )
+  return modules
+
+
+def _prompts(
+  folder: pathlib.Path, record: Mapping[str, Any], settings: _Prompts, config: Mapping[str, Any]
+) -> tuple[str, dict[str, str]]:
+  """Returns the prompt before each sentence, and the prompts by name."""
+  # A cache of Hugging Face has the name two levels up.
+  cache = [parent.name for parent in folder.parents if parent.name.startswith("models--")]
+  names = (folder.name, str(config.get("_name_or_path", "")), *cache)
+  words = [re.split(r"[-_/]", name.lower()) for name in names]
+  is_e5 = any("e5" in x and "instruct" not in x for x in words)
+  if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:
+    # Its files do not mention its prompts.
+    return _E5["query"], _E5 | {"document": _E5["passage"]}
+  prompts = {"query": "", "document": ""}
+  prompts |= {key: text or "" for key, text in (settings.prompts or {}).items()}
+  name = settings.default_prompt_name
+  if name is not None and name not in prompts:
+    raise errors.InputError(
+      f"{folder / PROMPTS_FILE}: 'default_prompt_name' is {name!r}, but no prompt has it"
+    )
+  prefix = "" if name is None else prompts[name]
+  # sentence-transformers saves an empty "document" with every model.
+  prompts["document"] = next(filter(None, map(prompts.get, tokenizers.ROLES["document"])), "")
+  return prefix, prompts if any(prompts.values()) else {}
+
+
+_LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
+
+
+def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
+  """Returns the layer of a module, which must replace the pooled vector."""
+  path = folder / transformers.CONFIG_FILE
+  record = transformers.read_object(path, if_missing={})
+  fixed = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
+  record = {key: value for key, value in record.items() if value is not None}
+  if kind == "Dense":
+    dense = transformers.checked(path, record, _Dense, fixed)
+    activation = dense.activation_function.rpartition(".")[2]
+    if activation not in sentence_encoder.ACTIVATIONS:
+      raise errors.InputError(
+        f"{path}: 'activation_function' is {dense.activation_function!r}; only these of torch.nn "
+        f"can be imported: {', '.join(sentence_encoder.ACTIVATIONS)}"
+      )
+    return sentence_encoder.Dense(dense.out_features, activation, bias=dense.bias)
+  transformers.checked(path, record, dict, fixed)
+  if kind == "Dropout":
+    return sentence_encoder.Dropout(record.get("dropout", 0.2))
+  return sentence_encoder.LayerNorm() if kind == "LayerNorm" else sentence_encoder.Normalize()
+
+
+def open_params(
+  folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
+) -> dict[str, tensors.StoredTensor]:
+  """Returns the parameters of an export by name, to be read on request, bit for bit.
+
+  Args:
+    folder: The folder of the export.
+    network: The network in its `encoder.json`.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  params = transformers.open_params(folder, network.config)
+  listed = list_modules(folder)[2:]
+  for rows, (_, name) in zip(transformers.layer_rows(network), listed, strict=False):
+    stored = transformers.open_tensors(folder / name) if rows else {}
+    params |= {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
+  return params
+
+
+# --------------------------------------------------------------------------------------------
+# Writing
+
+
+def write(
+  saved: encoder_json.SavedEncoder, folder: pathlib.Path, *, pretokenized: bool = False
+) -> ExportedTokenizer:
+  """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
+
+  The vectors of `vmsst.load(folder).encode` are exactly the vectors of the encoder. The vectors of
+  sentence-transformers are the same in float32 and up to rounding error, with three exceptions.
+  If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an error there. A
+  text that spells the padding token of an imported tokenizer contains that token there. For the
+  third, see `tokenizers.export`.
+
+  Args:
+    saved: The encoder.
+    folder: An empty or new folder on this machine.
+    pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
+      they are encoded, as vocabularies like EMS's require.
+
+  Raises:
+    InputError: the folder cannot express the encoder (a BiLSTM, a vocabulary that splits text by
+      the rules of its language). Nothing is written then.
+  """
+  assets, vocabulary = saved.assets, saved.assets.vocabulary
+  tokenizer = tokenizers.export(vocabulary, pretokenized=pretokenized)
+  weights = [transformers.WEIGHTS_FILE, *write_modules(saved, tokenizer, folder)]
+  arrays = transformers.to_tensors(saved.network.config, saved.arrays, tokenizer.padding_id)
+  tensors.write_file(folder / transformers.WEIGHTS_FILE, arrays, _METADATA)
+  path = folder / tokenizers.TOKENIZER_FILE
+  path.write_bytes(tokenizer.content)
+  if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
+    # The encoder reads the tokenizer of this folder.
+    vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
+    assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
+  encoder_json.save_assets(assets, folder, weights)
+  return tokenizer
+
+
+def write_modules(
+  saved: encoder_json.SavedEncoder,
+  tokenizer: ExportedTokenizer,
+  folder: pathlib.Path,
+  **options: Any,
+) -> list[str]:
+  """Writes all but the transformer's weights and `tokenizer.json`; returns the files of weights.
+
+  Args:
+    saved: The encoder.
+    tokenizer: Its tokenizer.
+    folder: Where to write.
+    **options: Further fields of `sentence_bert_config.json`.
+
+  Raises:
+    InputError: transformers has no such encoder. Nothing is written then.
+  """
+  network, assets = saved.network, saved.assets
+  names = network.pooling.replace("last", "lasttoken").split("+")
+  pooling: dict[str, Any] = {"word_embedding_dimension": network.config.width}
+  pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
+  if len(names) > 1:
+    pooling["pooling_mode"] = names
+  files: dict[str, Any] = {
+    transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
+    tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
+    _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
+    PROMPTS_FILE: {
+      **_written_prompts(assets.vocabulary),
+      "similarity_fn_name": assets.similarity_fn_name,
+    },
+    f"1_Pooling/{transformers.CONFIG_FILE}": pooling,
+  }
+  (folder / "1_Pooling").mkdir(parents=True)
+  weights, paths = [], ["", "1_Pooling"]
+  inputs, all_rows = network.widths, transformers.layer_rows(network)
+  for layer, width, rows in zip(network.layers.values(), inputs, all_rows, strict=False):
+    paths.append(f"{len(paths)}_{type(layer).__name__}")
+    (folder / paths[-1]).mkdir()
+    config: dict[str, Any] = {}
+    if isinstance(layer, sentence_encoder.Dense):
+      config = {"in_features": width, "out_features": layer.features, "bias": layer.bias}
+      config["activation_function"] = f"torch.nn.{layer.activation}"
+    elif isinstance(layer, sentence_encoder.LayerNorm):
+      config = {"dimension": width}
+    elif isinstance(layer, sentence_encoder.Dropout):
+      config = {"dropout": layer.rate}
+    if config:
+      files[f"{paths[-1]}/{transformers.CONFIG_FILE}"] = config
+    if rows:
+      weights.append(f"{paths[-1]}/{transformers.WEIGHTS_FILE}")
+      arrays = tensors.to_tensors(rows, saved.arrays)
+      tensors.write_file(folder / weights[-1], arrays, _METADATA)
+  files[MODULES_FILE] = [
+    {
+      "idx": i,
+      "name": str(i),
+      "path": path,
+      "type": f"{_PACKAGE}.{path.partition('_')[2] or 'Transformer'}",
+    }
+    for i, path in enumerate(paths)
+  ]
+  for name, record in files.items():
+    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    (folder / name).write_text(text, encoding="utf-8")
+  return weights
+
+
+def _written_prompts(vocabulary: Any) -> dict[str, Any]:
+  """Returns the prompts under the names that `encode_query` and `encode_document` look up there.
+
+  sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
+  default one or for "passage".
+  """
+  prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
+  prompts |= tokenizers.method_prompts(prefix, prompts)
+  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
+  if prefix and default is None:
+    default = _PROMPT
+    while default in prompts:
+      default += "_"
+    prompts[default] = prefix
+  return {"prompts": prompts, "default_prompt_name": default if prefix else None}

@@ -1,0 +1,951 @@
+"""Tokenizers of Hugging Face models: reads and writes `tokenizer.json` with the package tokenizers.
+
+* `HuggingFaceVocabulary` is the vocabulary of such a file. Ids are the tokenizer's own, except
+  padding, which is id 0 in this library. If the tokenizer pads with another id, that id and 0 are
+  swapped, and so are their two rows in an imported token table.
+* `read` builds the tokenizer with which transformers opens a folder. transformers rebuilds the
+  tokenizers of most models: it keeps the vocabulary of `tokenizer.json` and takes everything else
+  from `tokenizer_config.json` and its own defaults. Added tokens come from up to four files. `read`
+  refuses what one `tokenizer.json` cannot express, and a `tokenizer.json` of RoBERTa, Qwen or Gemma
+  that is not what transformers would make.
+* `export` writes a vocabulary of this library as `tokenizer.json`, with equal ids.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import importlib
+import itertools
+import json
+import os
+import pathlib
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from vmsst import arrays, errors
+from vmsst.data import vocabularies
+from vmsst.data.word_splitting import Languages
+from vmsst.formats import transformers
+from vmsst.io import text_fields
+
+Role = Literal["query", "document"]
+"""What a text is in a search."""
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+_SPECIAL_FILE = "special_tokens_map.json"
+_ADDED_FILE = "added_tokens.json"
+_PADDING = ("<pad>", "[PAD]")
+_TEMPLATE = "TemplateProcessing"
+ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Names of the prompts of queries and documents, by preference."""
+# Texts of several scripts, which end a prefix in several ways.
+_PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
+# How SentencePiece writes a space.
+_SPACE = "\u2581"
+
+# --------------------------------------------------------------------------------------------
+# Vocabularies
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceVocabulary(vocabularies.Vocabulary):
+  """A Hugging Face tokenizer file, read on first use; ids are those of the model's own tokenizer.
+
+  Special tokens around a text ([CLS] and [SEP] of BERT, <s> and </s> of XLM-R) are part of its ids:
+  `tokenize` includes those before the text, and the one after it is the EOS token. Truncation and
+  padding settings of the file are ignored: the library truncates and pads.
+
+  Attributes:
+    path: The `tokenizer.json`; remote paths such as `gs://` work too.
+    prefix: Text put before every text, such as E5's "query: ".
+    prompts: Other prefixes by name, such as that of documents; for `Encoder.encode`.
+    tokenizer: The tokenizer in memory, for a folder whose other files change the one in `path`.
+  """
+
+  path: str
+  prefix: str = ""
+  prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+  tokenizer: tokenizers.Tokenizer | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
+
+  @property
+  def size(self) -> int:
+    """Number of ids, padding included."""
+    return self._loaded.size
+
+  @property
+  def eos_id(self) -> int | None:
+    """Id of the special token after a text, or None."""
+    return self._loaded.eos_id
+
+  @property
+  def unk_id(self) -> int | None:
+    """Id of text that the tokenizer cannot represent, or None."""
+    return self._loaded.unk_id
+
+  @property
+  def special_ids(self) -> tuple[int, ...]:
+    """Ids of the special tokens before and after a text, such as [CLS] and [SEP]."""
+    loaded = self._loaded
+    return (*loaded.start_ids, *(() if loaded.eos_id is None else (loaded.eos_id,)))
+
+  @functools.cached_property
+  def leading_ids(self) -> tuple[int, ...]:
+    """Ids before the ids of every text: special tokens, then the prefix.
+
+    Raises:
+      InputError: the tokens of the prefix depend on the text.
+    """
+    start = len(self._loaded.start_ids)
+    with_prefix = self._ids(_PROBES)
+    plain = self.with_prefix("")._ids(_PROBES)
+    prefixes = set()
+    for ids, text_ids in zip(with_prefix, plain, strict=True):
+      leading = len(ids) - len(text_ids) + start
+      # None if the text has other ids after the prefix.
+      prefixes.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
+    (leading_ids,) = prefixes if len(prefixes) == 1 else {None}
+    if leading_ids is None:
+      raise errors.InputError(
+        f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
+        "it with a space"
+      )
+    return leading_ids
+
+  def with_prefix(self, prefix: str) -> "HuggingFaceVocabulary":
+    """Returns this vocabulary with another prefix; the file is not read again."""
+    vocabulary = dataclasses.replace(self, prefix=prefix)
+    vocabulary.__dict__["_loaded"] = self._loaded
+    return vocabulary
+
+  @property
+  def padding_id(self) -> int:
+    """The tokenizer's own padding id, swapped with 0 in this library."""
+    return self._loaded.padding_id
+
+  @functools.cached_property
+  def content(self) -> bytes:
+    """Content of a `tokenizer.json`."""
+    if self.tokenizer is not None:
+      return self.tokenizer.to_str().encode()
+    return vocabularies.read_file(self.path, f"give the path of a {TOKENIZER_FILE}")
+
+  def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
+    """Returns the ids of every text, without EOS token, regardless of its language.
+
+    A blank text has no ids, not even special tokens, so that training can drop its pair.
+    """
+    del language
+    all_ids = zip(texts, self._ids(texts), strict=True)
+    return [[] if text_fields.is_blank(text) else ids for text, ids in all_ids]
+
+  def encode(
+    self, texts: Sequence[str], max_length: int, language: Languages = None
+  ) -> list[list[int]]:
+    """Returns at most `max_length` ids of every text, including special tokens."""
+    del language
+    eos_id = self.eos_id
+    return [vocabularies.cut_with_eos(ids, max_length, eos_id) for ids in self._ids(texts)]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids up to the first EOS token, ignoring padding and special tokens."""
+    # If padding is swapped with 0, no text contains 0.
+    original = [
+      0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)
+    ]
+    return str(self._loaded.tokenizer.decode(original, skip_special_tokens=True))
+
+  def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of every text, including special tokens before it, without EOS token."""
+    loaded = self._loaded
+    with _package_errors(self.path):
+      encodings = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
+    last = None if loaded.eos_id is None else -1
+    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
+
+  @functools.cached_property
+  def _loaded(self) -> "_Loaded":
+    if self.tokenizer is not None:
+      return _load(self.path, self.tokenizer, _outline(self.content))
+    return _parse(self.path, self.content)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+  """A tokenizer and its properties; ids are this library's, except `padding_id`.
+
+  Attributes:
+    ours: Maps the tokenizer's ids to this library's, if they differ.
+    start_ids: Special tokens before a text.
+  """
+
+  tokenizer: Any
+  size: int
+  padding_id: int
+  eos_id: int | None
+  unk_id: int | None
+  ours: dict[int, int]
+  start_ids: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(path: str, content: bytes) -> _Loaded:
+  """Returns the tokenizer in a file; a large one takes about a second."""
+  with _package_errors(path):
+    record = _outline(content)
+    return _load(path, tokenizers.Tokenizer.from_str(content.decode()), record)
+
+
+def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any]) -> _Loaded:
+  """Returns the properties of a tokenizer and of the `tokenizer.json` that holds it."""
+  model = record["model"]
+  if model.get("dropout"):
+    raise errors.InputError(f"{path}: 'dropout' makes ids random; set it to null")
+  tokenizer.no_padding()
+  tokenizer.no_truncation()
+  pad_id, size = padding_id(tokenizer), _free_id(tokenizer)
+  if not size:
+    raise errors.InputError(f"{path}: empty vocabulary")
+  sample = tokenizer.encode("a \uffff")
+  in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
+  start, end = sample.ids[: max(in_text[0], 0)], sample.ids[in_text[-1] + 1 :]
+  if not any(sample.special_tokens_mask):
+    start = end = []
+  if len(end) > 1:
+    raise errors.InputError(
+      f"{path}: {len(end)} special tokens after a text; only one is supported"
+    )
+  swapped = {arrays.PAD_ID: pad_id, pad_id: arrays.PAD_ID}
+  own_unknown = model.get("unk_id")
+  if not isinstance(own_unknown, int):
+    own_unknown = tokenizer.token_to_id(model.get("unk_token") or "")
+  unknown = None if own_unknown is None else swapped.get(own_unknown, own_unknown)
+  eos = swapped.get(end[0], end[0]) if end else None
+  # A text contains no padding: text that spells it is unknown, or ends the sentence.
+  spelled = eos if unknown is None else unknown
+  if spelled is None or arrays.PAD_ID in (eos, unknown):
+    raise errors.InputError(f"{path}: no EOS or unknown token apart from padding")
+  return _Loaded(
+    tokenizer=tokenizer,
+    size=max(1 + pad_id, size),
+    padding_id=pad_id,
+    eos_id=eos,
+    unk_id=unknown,
+    ours={**swapped, pad_id: spelled},
+    start_ids=tuple(swapped.get(value, value) for value in start),
+  )
+
+
+def _outline(content: bytes) -> dict[str, Any]:
+  """Returns what a `tokenizer.json` holds, with the tokens and merges of its model unparsed."""
+  parts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+  model = msgspec.json.decode(parts.pop("model"), type=dict[str, msgspec.Raw])
+  few = {key: msgspec.json.decode(model[key]) for key in model.keys() - {"vocab", "merges"}}
+  others = {key: msgspec.json.decode(part) for key, part in parts.items()}
+  return {**others, "model": {**model, **few}}
+
+
+@contextlib.contextmanager
+def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Turns exceptions and Rust panics of the package into InputError."""
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise errors.InputError(f"{os.fspath(path)}: not a Hugging Face tokenizer: {error}") from None
+
+
+def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
+  """Returns the prompt of queries, or of the texts to be found; None if there is none.
+
+  The prompt of texts to be found has the name "document", "passage" or "corpus": the first that is
+  not empty.
+  """
+  present = [prompts[name] for name in ROLES[role] if name in prompts]
+  return next(filter(None, present), "" if present else None)
+
+
+def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
+  """Returns the prefixes of `encode_query` and `encode_document`, as "query" and "document".
+
+  Args:
+    prefix: The prefix of `encode`.
+    prompts: The encoder's prompts.
+  """
+  by_role = {role: role_prompt(prompts, role) for role in get_args(Role)}
+  return {role: prefix if prompt is None else prompt for role, prompt in by_role.items()}
+
+
+def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
+  """Returns the padding id of a tokenizer.
+
+  Without a token for padding alone (Qwen pads with the token that ends texts), it is the id after
+  all others.
+  """
+  added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+  own = [int(added[content]) for content in _PADDING if content in added]
+  return own[0] if own else _free_id(tokenizer)
+
+
+def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
+  """Returns the id after all ids of a tokenizer."""
+  count = tokenizer.get_vocab_size(with_added_tokens=True)
+  # Without gaps, there is no need for the vocabulary, which takes longer.
+  is_token = [tokenizer.id_to_token(index) is not None for index in range(count + 1)]
+  if False in is_token and is_token.index(False) == count:
+    return count
+  return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def trim(
+  vocabulary: HuggingFaceVocabulary, texts: Iterable[str]
+) -> tuple[HuggingFaceVocabulary, list[int]]:
+  """Returns a vocabulary with the tokens of some texts, which have the same tokens in it.
+
+  It keeps special tokens and tokens of one character, so that other texts have more tokens, but few
+  unknown ones.
+
+  Args:
+    vocabulary: The whole vocabulary, a Unigram or WordPiece tokenizer.
+    texts: The texts, without prefix.
+
+  Returns:
+    The vocabulary, and the id in the whole one of each of its ids.
+
+  Raises:
+    InputError: the tokenizer is of another kind.
+  """
+  loaded, record = vocabulary._loaded, json.loads(vocabulary.content)
+  model, after = record["model"], record.get("post_processor") or {"type": None}
+  kinds = model.get("type"), after["type"]
+  if kinds[0] not in ("Unigram", "WordPiece") or kinds[1] not in (None, _TEMPLATE):
+    raise errors.InputError(
+      f"{vocabulary.path} is a {kinds[0]} tokenizer with {kinds[1]}; only Unigram and WordPiece "
+      f"can be trimmed, with {_TEMPLATE}"
+    )
+  used = {loaded.padding_id, loaded.tokenizer.token_to_id(model.get("unk_token") or "")}
+  used |= {token["id"] for token in record["added_tokens"]} | {model.get("unk_id")}
+  # The tokens at the end of a prefix may depend on the text.
+  prefixes = {"", vocabulary.prefix, *vocabulary.prompts.values()}
+  for prefix, text in itertools.product(prefixes, ["", *texts]):
+    used |= {*loaded.tokenizer.encode(prefix + text).ids}
+  own = loaded.tokenizer.get_vocab(with_added_tokens=True)
+  start = model.get("continuing_subword_prefix") or _SPACE
+  used |= {index for piece, index in own.items() if len(piece.removeprefix(start)) <= 1}
+  kept = sorted(used - {None})
+  new = {old: index for index, old in enumerate(kept)}
+  if model["type"] == "Unigram":
+    model["vocab"] = [model["vocab"][old] for old in kept if old < len(model["vocab"])]
+    model["unk_id"] = new.get(model["unk_id"])
+  else:
+    model["vocab"] = {x: new[old] for x, old in model["vocab"].items() if old in new}
+  for token in record["added_tokens"]:
+    token["id"] = new[token["id"]]
+  for token in after.get("special_tokens", {}).values():
+    token["ids"] = [new[old] for old in token["ids"]]
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
+  trimmed = dataclasses.replace(vocabulary, tokenizer=tokenizer)
+
+  def swapped(index: int, pad_id: int) -> int:
+    return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
+
+  ids = (kept[swapped(index, trimmed.padding_id)] for index in range(len(kept)))
+  return trimmed, [swapped(old, loaded.padding_id) for old in ids]
+
+
+# --------------------------------------------------------------------------------------------
+# Reading: the tokenizer of a folder of transformers
+
+_BERT, _XLMR, _PLAIN = "BertTokenizer", "XLMRobertaTokenizer", "PreTrainedTokenizer"
+_MPNET, _ROBERTA = "MPNetTokenizer", "RobertaTokenizer"
+_QWEN, _GEMMA, _T5 = "Qwen2Tokenizer", "GemmaTokenizer", "T5Tokenizer"
+# Classes of transformers, without "Fast". The last two keep `tokenizer.json` as it is.
+_CLASSES = (_BERT, _XLMR, _MPNET, _ROBERTA, _QWEN, _GEMMA, _T5, _PLAIN, "TokenizersBackend")
+_RENAMED = {"DistilBertTokenizer": _BERT}
+_CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
+             "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN, "gemma3_text": _GEMMA,
+             "t5": _T5, "mt5": _T5}  # fmt: skip
+# Padding before a text changes no vectors if positions are relative.
+_RELATIVE = ("modernbert", "qwen3", "gemma3_text", "t5", "mt5")
+_NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+# The default of each special token.
+_DEFAULTS = {
+  _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
+  _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
+  _ROBERTA: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
+  _MPNET: ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>"),
+  _T5: (None, "</s>", "<unk>", None, "<pad>", None, None),
+}
+# The id of the unknown token in the classes with Unigram.
+_UNKNOWN_IDS = {_XLMR: 3, _T5: 2}
+# The start of the names of the tokens that T5 marks left-out text with, and their number.
+_EXTRA, _NUM_EXTRA = "extra_id_", 100
+# The special tokens around a text, where they do not come from `tokenizer.json`.
+_ENDS: dict[str, tuple[str, ...]] = {
+  _XLMR: ("bos_token", "eos_token"),
+  _T5: ("eos_token",),
+  **dict.fromkeys((_BERT, _MPNET, _ROBERTA), ("cls_token", "sep_token")),
+}
+_QWEN_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Options of byte pair encoding, which transformers sets by the class.
+_FALLBACKS = {"fuse_unk", "byte_fallback"}
+_OPTIONS = {*_FALLBACKS, "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"}
+# Normalizer and pre-tokenizer of the classes with byte pair encoding.
+_STEPS: dict[str, tuple[Any, Any]] = {
+  _ROBERTA: (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+  _QWEN: (
+    normalizers.NFC(),
+    pre_tokenizers.Sequence([
+      pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]),
+  ),
+  _GEMMA: (normalizers.Replace(" ", _SPACE), pre_tokenizers.Split(" ", "merged_with_previous")),
+}  # fmt: skip
+# Settings that replace parts of the tokenizer. Files of released encoders have none of them.
+_REPLACEMENTS = (
+  "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
+  "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
+  "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
+)  # fmt: skip
+_Tokens = Mapping[str, tokenizers.AddedToken]
+
+
+class Settings(msgspec.Struct):
+  """The settings in a `tokenizer_config.json` that this library applies or must check.
+
+  Attributes:
+    do_lower_case: Whether BERT lowercases.
+    strip_accents: Whether BERT removes accents; None: if it lowercases.
+    tokenize_chinese_chars: Whether BERT splits Chinese characters.
+    add_prefix_space: Whether XLM-R puts a space before a text.
+    truncation_side: Where long texts are cut.
+    padding_side: Where short texts are padded.
+    split_special_tokens: Whether texts cannot spell special tokens.
+    model_input_names: The inputs of the model.
+    model_max_length: The most tokens of a text; "no limit" is a huge number.
+    max_len: An older name of `model_max_length`.
+    extra_ids: The number of T5's tokens for left-out text.
+  """
+
+  do_lower_case: bool = True
+  strip_accents: bool | None = None
+  tokenize_chinese_chars: bool = True
+  add_prefix_space: bool | None = None
+  truncation_side: str | None = None
+  padding_side: str | None = None
+  split_special_tokens: bool = False
+  model_input_names: tuple[str, ...] = ("attention_mask",)
+  model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
+  max_len: Annotated[float, msgspec.Meta(ge=1)] | None = None
+  extra_ids: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _NUM_EXTRA
+
+  @property
+  def limit(self) -> int | None:
+    """The most tokens of a text, or None."""
+    value = self.model_max_length if self.model_max_length is not None else self.max_len
+    return None if value is None else int(min(value, 1 << 31))
+
+
+def read(
+  folder: pathlib.Path, config: Mapping[str, Any], *, lowercase: bool = False
+) -> tuple[tokenizers.Tokenizer | None, Settings]:
+  """Returns the tokenizer that transformers makes from the files of a folder, and its settings.
+
+  Args:
+    folder: Folder of a model.
+    config: Content of its `config.json`.
+    lowercase: Whether texts are lowercased first, as sentence-transformers can ask for.
+
+  Returns:
+    The tokenizer is None if there is no `tokenizer.json`.
+
+  Raises:
+    InputError: a file is damaged, or this library cannot express a setting; the message names it.
+  """
+  path, settings_path = folder / TOKENIZER_FILE, folder / SETTINGS_FILE
+  given = transformers.read_object(settings_path, if_missing={})
+  settings = transformers.checked(settings_path, given, Settings)
+  record: dict[str, Any] = {}
+  if path.is_file():
+    with _package_errors(path):
+      record = _outline(path.read_bytes())
+  model_type = config.get("model_type")
+  # What other values of a setting would change, silently.
+  sides = {part: (record.get(part) or {}).get("direction", "right").lower()
+           for part in ("truncation", "padding")}  # fmt: skip
+  for key, value, allowed in (
+    ("truncation_side", settings.truncation_side or sides["truncation"], ("right",)),
+    ("padding_side", settings.padding_side or sides["padding"],
+     ("right", "left") if model_type in _RELATIVE else ("right",)),
+    ("split_special_tokens", settings.split_special_tokens, (False,)),
+    ("model_input_names", "attention_mask" in settings.model_input_names, (True,)),
+    *((key, given.get(key), (None, [], {})) for key in _REPLACEMENTS),
+  ):  # fmt: skip
+    if value not in allowed:
+      raise errors.InputError(
+        f"{settings_path}: {key!r} is {given.get(key, value)!r}, which changes token ids in a way "
+        "that cannot be imported; remove it if it has no effect"
+      )
+  if not record:
+    return None, settings
+  source, kind = settings_path, given.get("tokenizer_class")
+  if model_type == "modernbert":
+    kind = _PLAIN  # whatever the files name
+  elif not kind:
+    source = folder / transformers.CONFIG_FILE
+    kind = config.get("tokenizer_class") or _CLASS_OF.get(str(model_type))
+  kind = str(kind).removesuffix("Fast")
+  kind = _RENAMED.get(kind, kind)
+  if kind not in _CLASSES:
+    raise errors.InputError(
+      f"{source}: 'tokenizer_class' is {kind!r}; only {', '.join(_CLASSES)} can be imported"
+    )
+  if "added_tokens_decoder" not in given:
+    extra = given.get("extra_special_tokens") or given.get("additional_special_tokens")
+    given |= transformers.read_object(folder / _SPECIAL_FILE, if_missing={})
+    given |= {"extra_special_tokens": extra} if extra else {}
+  added = transformers.read_object(folder / _ADDED_FILE, if_missing={})
+  try:
+    named = _special_tokens(given, settings, kind, record)
+    tokens = _added_tokens(given, added, record, named)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise errors.InputError(
+      f"{settings_path}: its special tokens or 'added_tokens_decoder', or those in "
+      f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
+    ) from None
+  for name in (*(("unk_token",) if kind in _ENDS.keys() - _STEPS else ()), *_ENDS.get(kind, ())):
+    if name not in named:
+      raise errors.InputError(f"{settings_path}: {name!r} is null, but {kind} requires it")
+  with _package_errors(path):
+    tokenizer = _pipeline(settings_path, kind, settings, record, named)
+    present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
+    tokenizer.add_tokens([token for token in tokens if repr(token) not in present])
+    # A special token may be outside the model's table; then no text may spell it there.
+    room = config.get("vocab_size", 0) - tokenizer.get_vocab_size()
+    taken = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_tokens([
+      token
+      for name, token in named.items()
+      if token.content not in taken and (
+        tokenizer.token_to_id(token.content) is not None
+        or room >= (_NUM_EXTRA if name.startswith(_EXTRA) else int(name in _NAMES))
+      )
+    ])  # fmt: skip
+    if kind in _ENDS:
+      around = [str(named[name]) for name in _ENDS[kind]]
+      tokenizer.post_processor = processors.TemplateProcessing(
+        [*around[:-1], "$A", around[-1]],
+        special_tokens=[(x, tokenizer.token_to_id(x)) for x in around],
+      )
+    if lowercase:
+      normalizer: Any = tokenizer.normalizer
+      is_chain = isinstance(normalizer, normalizers.Sequence)
+      steps = [] if normalizer is None else list(normalizer) if is_chain else [normalizer]
+      if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if any(tokenizer.encode("a").type_ids):
+      raise errors.InputError(f"{path}: 'post_processor' sets nonzero token types; remove them")
+  return tokenizer, settings
+
+
+def _special_tokens(
+  given: Mapping[str, Any], settings: Settings, kind: str, record: Mapping[str, Any]
+) -> _Tokens:
+  """Returns the special tokens by name, in the order in which transformers adds them."""
+  tokens: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+  if record.get("padding"):
+    tokens["pad_token"] = tokens["pad_token"] or record["padding"]["pad_token"]
+  tokens |= {name: token for name, token in given.items() if name.endswith("_token")}
+  if kind == _T5:
+    tokens |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
+  extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
+  tokens |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+  return {name: _token(x) for name, x in tokens.items() if isinstance(x, (str, dict))}
+
+
+def _added_tokens(
+  given: Mapping[str, Any], added: Mapping[str, int], record: Mapping[str, Any], named: _Tokens
+) -> list[tokenizers.AddedToken]:
+  """Returns the tokens that files add, in the order of their ids there."""
+  if "added_tokens_decoder" in given:  # It replaces the other files.
+    by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
+  else:
+    listed = given.get("extra_special_tokens")
+    special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
+    special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
+    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
+    for token in record.get("added_tokens") or []:
+      by_id[token["id"]] = _token({key: x for key, x in token.items() if key != "id"})
+  return [by_id[index] for index in sorted(by_id)]
+
+
+def _token(value: Any) -> tokenizers.AddedToken:
+  """Returns a token of a file: a text, which is special, or an object with its attributes."""
+  if isinstance(value, str):
+    return tokenizers.AddedToken(value, special=True)
+  return tokenizers.AddedToken(**{key: x for key, x in value.items() if key != "__type"})
+
+
+def _pipeline(
+  path: pathlib.Path, kind: str, settings: Settings, record: Mapping[str, Any], named: _Tokens
+) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a class, without added tokens and without special tokens around."""
+  other = f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
+  if kind not in _ENDS or kind in _STEPS:
+    tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
+    if kind in _STEPS:
+      # Text without the option that changes no ids.
+      steps, expected = (
+        [repr(step).replace("trim_offsets=False", "trim_offsets=True") for step in pair]
+        for pair in ((tokenizer.normalizer, tokenizer.pre_tokenizer), _STEPS[kind])
+      )
+      options = {key for key in _OPTIONS if record["model"].get(key)}
+      is_same = steps == expected and options == (_FALLBACKS if kind == _GEMMA else set())
+      if not is_same or settings.add_prefix_space:
+        raise errors.InputError(
+          f"{other}another 'normalizer', 'pre_tokenizer', {', '.join(sorted(_OPTIONS))}, or "
+          "'add_prefix_space' is true"
+        )
+    return tokenizer
+  vocabulary: Any = msgspec.json.decode(
+    record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
+  )
+  if isinstance(vocabulary, dict) == (kind in _UNKNOWN_IDS):
+    raise errors.InputError(f"{other}another kind of vocabulary")
+  if kind not in _UNKNOWN_IDS:
+    tokenizer = tokenizers.Tokenizer(
+      models.WordPiece(vocabulary, unk_token=str(named["unk_token"]))
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+      handle_chinese_chars=settings.tokenize_chinese_chars,
+      strip_accents=settings.strip_accents,
+      lowercase=settings.do_lower_case,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+  tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, _UNKNOWN_IDS[kind], False))
+  normalizer = record.get("normalizer") or {}
+  for step in normalizer.get("normalizers", [normalizer]):
+    if step.get("type") == "Precompiled":
+      charsmap = base64.b64decode(step["precompiled_charsmap"])
+      tokenizer.normalizer = normalizers.Precompiled(charsmap)
+      break
+  scheme = "never" if kind != _T5 and settings.add_prefix_space is False else "always"
+  metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+  tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+  return tokenizer
+
+
+# --------------------------------------------------------------------------------------------
+# Writing. A text may spell a special token: "</s>" is often just markup of a web page, and this
+# library's vocabularies give it the ids of its characters. Special tokens therefore start with a
+# space in the file (" </s>"). No text can spell that, since spaces are replaced before pieces are
+# looked up.
+
+# Σ at the end of a word: after a letter of the word, and before none.
+_FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedTokenizer:
+  """A tokenizer, and settings that its file does not have.
+
+  Attributes:
+    content: Content of `tokenizer.json`.
+    padding: The padding token.
+    padding_id: Its id, which is 0 in this library.
+    unknown: The token for unknown text, or None.
+    eos: The token after a sentence, or None.
+    splits_special_tokens: Whether special tokens that a text spells are tokenized as text.
+  """
+
+  content: bytes
+  padding: str
+  padding_id: int
+  unknown: str | None
+  eos: str | None
+  splits_special_tokens: bool
+
+
+def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -> ExportedTokenizer:
+  """Returns a tokenizer with the ids of a vocabulary, EOS included.
+
+  The ids of 50,000 sentences in 112 languages are equal. Known differences:
+
+  * Capitals of Unicode 14 to 17: tokenizers lowercase them, this library's `lowercase` does not.
+  * Some decomposed letters: kana, polytonic Greek and Hangul.
+  * Texts that spell a byte ("<0x41>"), if the vocabulary falls back to bytes.
+
+  Args:
+    vocabulary: A vocabulary of this library.
+    pretokenized: Texts will be split into words (`vmsst.data.word_splitting.split_words`) before
+      they are tokenized, so the tokenizer need not do it for a vocabulary that does.
+
+  Raises:
+    InputError: the file format cannot express the vocabulary.
+  """
+  if isinstance(vocabulary, HuggingFaceVocabulary):
+    return _of_hugging_face(vocabulary)
+  if isinstance(vocabulary, vocabularies.ByteVocabulary):
+    made, special = _of_bytes(vocabulary)
+  elif type(vocabulary) is vocabularies.SentencePieceVocabulary:
+    if vocabulary.pretokenize and not pretokenized:
+      raise errors.InputError(
+        f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
+        "(Moses, jieba, Juman++), which a tokenizer.json cannot do; either split texts before they "
+        "are encoded (vmsst.data.word_splitting.split_words) and pass --pretokenized, or use "
+        "`vmsst export safetensors`, which vmsst.load opens"
+      )
+    made, special = _of_sentencepiece(vocabulary)
+  else:
+    raise errors.InputError(
+      f"a {type(vocabulary).__name__} cannot be written as tokenizer.json; use `vmsst export "
+      "safetensors`, which vmsst.load opens"
+    )
+  eos = None if vocabulary.eos_id is None else special[vocabulary.eos_id]
+  if eos is not None:
+    made.post_processor = processors.TemplateProcessing(
+      single=["$A", eos], pair=["$A", eos, "$B", eos], special_tokens=[(eos, vocabulary.eos_id)]
+    )
+  made.add_special_tokens([tokenizers.AddedToken(x, normalized=False) for x in special.values()])
+  return ExportedTokenizer(
+    content=made.to_str(pretty=False).encode(),
+    padding=special[arrays.PAD_ID],
+    padding_id=arrays.PAD_ID,
+    unknown=None if vocabulary.unk_id is None else special[vocabulary.unk_id],
+    eos=eos,
+    splits_special_tokens=True,
+  )
+
+
+def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
+  """Returns the content of `tokenizer_config.json` for an exported tokenizer."""
+  special = {
+    "pad_token": tokenizer.padding,
+    "unk_token": tokenizer.unknown,
+    "eos_token": tokenizer.eos,
+  }
+  return {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": max_length,
+    "padding_side": "right",
+    "truncation_side": "right",
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "split_special_tokens": tokenizer.splits_special_tokens,
+    **{name: token for name, token in special.items() if token is not None},
+  }
+
+
+def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
+  """Returns what users of an exported tokenizer must know, as lines."""
+  lines = []
+  if getattr(vocabulary, "pretokenize", False):
+    lines.append(
+      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
+    )
+  if vocabulary.eos_id is None:
+    lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
+  return lines
+
+
+def _of_hugging_face(
+  vocabulary: HuggingFaceVocabulary,
+) -> ExportedTokenizer:
+  """Returns the imported file, without its own padding and truncation."""
+  record = json.loads(vocabulary.content)
+  record["padding"] = record["truncation"] = None
+  token_by_id = {token["id"]: token["content"] for token in record["added_tokens"]}
+
+  def token(value: int | None) -> str | None:
+    # In this library's ids, padding and 0 are swapped.
+    return None if value is None else token_by_id.get({0: vocabulary.padding_id}.get(value, value))
+
+  return ExportedTokenizer(
+    content=json.dumps(record, ensure_ascii=False).encode(),
+    # Without a token of its own, padding may be any token: it has no effect.
+    padding=token_by_id.get(vocabulary.padding_id) or token(vocabulary.eos_id) or "",
+    padding_id=vocabulary.padding_id,
+    unknown=token(vocabulary.unk_id),
+    eos=token(vocabulary.eos_id),
+    splits_special_tokens=False,
+  )
+
+
+def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, str]]:
+  """Returns a tokenizer with one token for each byte, and its special tokens by id."""
+  special = {0: " <pad>", 1: " </s>", 2: " <unk>"}
+  ids = {token: i for i, token in special.items()}
+  # A letter stands for each byte: itself if visible, else one from U+0100 on.
+  visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+  others = iter(range(0x100, 0x200))
+  for byte in range(0x100):
+    ids[chr(byte if byte in visible else next(others))] = byte + 3
+  made = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=special[2]))
+  if vocabulary.lowercase:
+    made.normalizer = normalizers.Sequence(_lowercase())
+  made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  made.decoder = decoders.ByteLevel()
+  return made, special
+
+
+def _of_sentencepiece(
+  vocabulary: vocabularies.SentencePieceVocabulary,
+) -> tuple[Any, dict[int, str]]:
+  """Returns a tokenizer with the model's pieces, and its special tokens by id."""
+  # The module makes its classes at run time, unseen by type checkers.
+  proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+  model = proto.ModelProto()
+  model.ParseFromString(vocabulary.model_bytes)
+  normalizer, trainer, kinds = (
+    model.normalizer_spec,
+    model.trainer_spec,
+    proto.ModelProto.SentencePiece,
+  )
+  for name, value, wanted in (
+    ("escape_whitespaces", normalizer.escape_whitespaces, True),
+    ("treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, False),
+    ("model_type", trainer.model_type, (trainer.UNIGRAM, trainer.BPE)),
+  ):
+    if value not in (wanted if isinstance(wanted, tuple) else (wanted,)):
+      raise errors.InputError(
+        f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
+        "cannot express"
+      )
+  symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
+  overlapping = any(
+    len(x) > len(y[i:]) and x.startswith(y[i:])
+    for x, y in itertools.product(symbols, repeat=2)
+    for i in range(1, len(y))
+  )
+  if symbols and (trainer.model_type == trainer.BPE or overlapping):
+    raise errors.InputError(
+      f"the SentencePiece model {vocabulary.path} has user-defined symbols ({symbols[0]}) and is a "
+      "BPE, or they overlap, which a tokenizer.json cannot express"
+    )
+  spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
+  names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
+  special = {
+    i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
+  }
+  is_normal = [x.type == kinds.NORMAL for x in model.pieces]
+  # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
+  lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
+  # SentencePiece prefers user-defined symbols to all other pieces.
+  scores = [
+    x.score if x.type == kinds.NORMAL else -0.1 if x.type == kinds.USER_DEFINED else lowest
+    for x in model.pieces
+  ]
+  unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)
+  if trainer.model_type == trainer.UNIGRAM:
+    unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
+    made = tokenizers.Tokenizer(unigram)
+  else:
+    made = tokenizers.Tokenizer(
+      models.BPE(
+        {name: i for i, name in enumerate(names)},
+        _merges(names, scores, is_normal),
+        unk_token=names[unknown],
+        fuse_unk=True,
+        byte_fallback=trainer.byte_fallback,
+      )
+    )
+  steps = _lowercase() if vocabulary.lowercase else []
+  # SentencePiece finds user-defined symbols before it normalizes, the longest first. Meanwhile, a
+  # character for private use stands for each of them.
+  signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
+  steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
+  steps += _spm_steps(normalizer, vocabulary)
+  steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
+  steps.append(normalizers.Replace(" ", _SPACE))
+  made.normalizer = normalizers.Sequence(steps)
+  if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):
+    # No piece extends across a space, so each word can be looked up separately.
+    made.pre_tokenizer = pre_tokenizers.Split(_SPACE, "merged_with_next")
+  made.decoder = decoders.Sequence(
+    [
+      decoders.Replace(_SPACE, " "),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(" ", 1, 0),
+    ]
+  )
+  return made, special
+
+
+def _lowercase() -> list[Any]:
+  """Returns `vocabularies.lowercase` as normalizers, which lowercase letters one by one but Σ."""
+  return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
+
+
+def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> list[Any]:
+  """Returns SentencePiece's steps before it replaces spaces, as normalizers."""
+  steps: list[Any] = []
+  if spec.precompiled_charsmap:
+    mapped = normalizers.Precompiled(spec.precompiled_charsmap)
+    steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
+    steps.append(mapped)
+  if spec.remove_extra_whitespaces:
+    steps += [
+      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+    ]
+  if spec.add_dummy_prefix:
+    steps.append(normalizers.Prepend(" "))
+  return steps
+
+
+def _unseen_signs(
+  mapped: Any, vocabulary: vocabularies.SentencePieceVocabulary
+) -> list[tuple[str, str]]:
+  """Returns decomposed vowel signs and their composed forms, for those that `Precompiled` misses.
+
+  SentencePiece composes them. `Precompiled` reads graphemes of at most five bytes; these have six,
+  and are frequent in Tamil.
+  """
+  import sentencepiece
+
+  processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
+  signs = []
+  for sign in map(chr, range(0x300, 0x10000)):
+    parts = unicodedata.normalize("NFD", sign)
+    if len(parts) == 1 or not unicodedata.category(sign).startswith("M"):
+      continue
+    # The letter before the signs keeps them from starting the text.
+    made = processor.normalize(f"x{parts}")
+    if made.endswith(f"x{sign}") and mapped.normalize_str(parts) != sign:
+      signs.append((parts, sign))
+  return sorted(signs, key=lambda pair: -len(pair[0]))
+
+
+def _merges(names: list[str], scores: list[float], normal: list[bool]) -> list[tuple[str, str]]:
+  """Returns pairs of pieces that join into a piece, the best piece's first."""
+  known = {name for name, is_normal in zip(names, normal, strict=True) if is_normal}
+  merges = []
+  for rank, i in enumerate(sorted(range(len(names)), key=lambda i: -scores[i])):
+    if not normal[i]:
+      continue
+    for cut in range(1, len(names[i])):
+      left, right = names[i][:cut], names[i][cut:]
+      if left in known and right in known:
+        merges.append((rank, left, right))
+  return [(left, right) for _, left, right in merges]

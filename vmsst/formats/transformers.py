@@ -1,0 +1,996 @@
+"""Encoders of transformers: `config.json`, weights, and what they become here.
+
+An `Architecture` reads the attributes of a `TransformerConfig` from a `config.json`, writes it for
+exports, and has a table of the weights. Each is checked against the model in transformers.
+
+Exports write a T5 encoder as a `T5EncoderModel`; EMS, XLM-R and other relatives of BERT as a
+`BertModel`, and other imported encoders as what they were. XLM-R's position table loses the rows
+before the row of the first token: a BERT that counts from 0 computes the same function.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from vmsst import arrays, errors
+from vmsst.formats import layer_stacks, tensors
+from vmsst.formats.tensors import Row, Rule, Table, dense, norm
+from vmsst.networks import sentence_encoder, t5, transformer
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
+_POSITION_TABLE = "encoder/position_embedding"
+_TYPE_TABLE = "encoder/token_type_embedding"
+_PRETRAINING = "pre-training head"
+# The start of the names of BERT's pooler. sentence-transformers does not use it.
+_POOLER = "pooler."
+_NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
+# Norms in checkpoints that came from TensorFlow.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+T5_MAX_POSITIONS = 1 << 20
+"""Most tokens of a sentence, which T5 does not limit."""
+
+_Options = TypeVar("_Options")
+
+# --------------------------------------------------------------------------------------------
+# Files
+
+
+def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None) -> dict[str, Any]:
+  """Returns the object in a JSON file of a model.
+
+  Args:
+    path: The file.
+    if_missing: What to return without the file; None: a missing file is an error.
+
+  Raises:
+    InputError: the file is missing or is not a JSON object.
+  """
+  if if_missing is not None and not path.is_file():
+    return dict(if_missing)
+  try:
+    record = json.loads(path.read_bytes())
+    json.dumps(record, ensure_ascii=False).encode()  # no halves of surrogate pairs
+  except (OSError, ValueError, RecursionError) as error:
+    raise errors.InputError(f"{path}: cannot be read as JSON: {error}") from None
+  if not isinstance(record, dict):
+    raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
+  return record
+
+
+def checked(
+  path: pathlib.Path,
+  record: Mapping[str, Any],
+  options: type[_Options],
+  fixed: Mapping[str, Any] | None = None,
+) -> _Options:
+  """Returns the options in a JSON file, whose other keys change no vectors.
+
+  Args:
+    path: The file, for messages.
+    record: Its content.
+    options: The type of the options.
+    fixed: The only value that a key may have, if the file has it.
+
+  Raises:
+    InputError: a value is damaged, or this library cannot express it; the message names it.
+  """
+  for key, value in (fixed or {}).items():
+    if record.get(key, value) != value:
+      raise errors.InputError(
+        f"{path}: {key!r} is {record[key]!r:.80}; only {value!r} can be imported"
+      )
+  try:
+    return msgspec.convert(record, options)
+  except (msgspec.ValidationError, errors.InputError) as error:
+    raise errors.InputError(f"{path}: {error}; such a model cannot be imported") from None
+
+
+def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
+  """Returns the tensors in all files of weights by name, to be read on request.
+
+  The files are `model.safetensors` or, without it, `pytorch_model.bin`, which requires torch; each
+  may be an index of shards instead (`model.safetensors.index.json`).
+
+  Raises:
+    InputError: a file is missing or damaged, or the index names a file outside the folder.
+  """
+  for path in (folder / WEIGHTS_FILE, folder / TORCH_FILE):
+    if path.is_file():
+      return tensors.open_file(path)
+    index = path.with_name(f"{path.name}.index.json")
+    if index.is_file():
+      shards = {str(name) for name in (read_object(index).get("weight_map") or {}).values()}
+      stored: dict[str, tensors.StoredTensor] = {}
+      for name in sorted(shards):
+        if pathlib.PurePath(name).name != name or not name.endswith(path.suffix):
+          raise errors.InputError(f"{index}: {name!r} is not the name of a file next to it")
+        stored |= tensors.open_file(folder / name)
+      return stored
+  raise errors.InputError(
+    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE}, nor the index of one"
+  )
+
+
+# --------------------------------------------------------------------------------------------
+# Architectures
+
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "relu": "relu",
+  "silu": "swish",
+  "swish": "swish",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "gelu_new": "gelu_tanh",
+}
+"""The names of activations in this library, by their names in transformers."""
+Activation = Literal["gelu", "relu", "silu", "swish", "gelu_pytorch_tanh", "gelu_new"]
+Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+Layers = Annotated[int, msgspec.Meta(gt=0, le=errors.MOST_LAYERS)]
+Number = Annotated[float, msgspec.Meta(gt=0)]
+Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Id = Annotated[int, msgspec.Meta(ge=0)]
+_LayerType = Literal["full_attention", "sliding_attention"]
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+# The names of attributes of a TransformerConfig in most files.
+_NAMES = {
+  "emb_dim": "hidden_size",
+  "num_heads": "num_attention_heads",
+  "num_kv_heads": "num_key_value_heads",
+  "mlp_dim": "intermediate_size",
+  "num_layers": "num_hidden_layers",
+  "max_positions": "max_position_embeddings",
+  "num_token_types": "type_vocab_size",
+  "relpos_buckets": "relative_attention_num_buckets",
+  "activation": "hidden_act",
+  "causal": "is_causal",
+  "query_scalar": "query_pre_attn_scalar",
+}
+_ROTARY_NAMES = _NAMES | {"activation": "hidden_activation"}
+_RMS = {"layer_norm_eps": "rms_norm_eps"}
+
+
+class _Sizes(msgspec.Struct, kw_only=True, rename=_NAMES):
+  """The sizes in most files, by the names of a TransformerConfig."""
+
+  vocab_size: Size
+  emb_dim: Size
+  num_heads: Size
+  mlp_dim: Size
+  num_layers: Layers
+  max_positions: Size
+  pad_token_id: Id | None = None
+
+
+class _MpnetOptions(_Sizes, rename=_NAMES):
+  relpos_buckets: Size = 32
+  activation: Activation = "gelu"
+  layer_norm_eps: Epsilon = 1e-12
+
+
+class _BertOptions(_Sizes, rename=_NAMES):
+  num_token_types: Size
+  activation: Activation = "gelu"
+  layer_norm_eps: Epsilon = 1e-12
+
+
+class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
+  "emb_dim": "dim", "num_heads": "n_heads", "mlp_dim": "hidden_dim", "num_layers": "n_layers",
+  "activation": "activation",
+}):  # fmt: skip
+  vocab_size: Size
+  emb_dim: Size
+  num_heads: Size
+  mlp_dim: Size
+  num_layers: Layers
+  max_positions: Size
+  activation: Activation = "gelu"
+  pad_token_id: Id | None = None
+
+
+class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The rotations of one kind of layers. transformers reads either name of the type."""
+
+  rope_theta: Number | None = None
+  rope_type: Literal["default"] = "default"
+  type: Literal["default"] = "default"
+
+
+class _Ropes(msgspec.Struct, frozen=True):
+  """The rotations of both kinds of layers. transformers ignores what is beside them."""
+
+  full_attention: _Rope = _Rope()
+  sliding_attention: _Rope = _Rope()
+
+
+class _ModernbertOptions(_Sizes, rename=_ROTARY_NAMES | {"layer_norm_eps": "norm_eps"}):
+  activation: Activation = "gelu"
+  layer_norm_eps: Epsilon = 1e-5
+  global_rope_theta: Number = 160_000.0
+  local_theta: Number = msgspec.field(default=10_000.0, name="local_rope_theta")
+  rope_parameters: _Ropes = _Ropes()
+  layer_types: list[_LayerType] | None = None
+  global_attn_every_n_layers: Size = 3
+  local_attention: Size = 128
+
+
+class _Qwen3Options(_Sizes, rename=_NAMES | _RMS):
+  head_dim: Size
+  num_kv_heads: Size | None = None
+  activation: Activation = "silu"
+  layer_norm_eps: Epsilon = 1e-6
+  causal: bool = True
+  theta: Number = msgspec.field(default=10_000.0, name="rope_theta")
+  rope_parameters: _Rope = _Rope()
+
+
+class _Gemma3Options(_Sizes, rename=_ROTARY_NAMES | _RMS):
+  head_dim: Size
+  num_kv_heads: Size | None = None
+  activation: Activation = "gelu_pytorch_tanh"
+  layer_norm_eps: Epsilon = 1e-6
+  query_scalar: Size = 256
+  theta: Number = msgspec.field(default=1_000_000.0, name="rope_theta")
+  rope_local_base_freq: Number = 10_000.0
+  rope_parameters: _Ropes = _Ropes()
+  layer_types: list[_LayerType] | None = None
+  sliding_window_pattern: Size = 6
+  sliding_window: Size = 4096
+  use_bidirectional_attention: bool = False
+
+
+T5_NAMES = {
+  "emb_dim": "d_model",
+  "head_dim": "d_kv",
+  "mlp_dim": "d_ff",
+  "relpos_buckets": "relative_attention_num_buckets",
+  "layer_norm_eps": "layer_norm_epsilon",
+}
+"""The names of attributes of a TransformerConfig in the files of T5."""
+
+
+class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
+  vocab_size: Size
+  emb_dim: Size
+  num_heads: Size
+  head_dim: Size
+  mlp_dim: Size
+  num_layers: Layers
+  relpos_buckets: Size = 32
+  layer_norm_eps: Epsilon = 1e-6
+  feed_forward_proj: Literal["relu", "gated-gelu", "gated-silu"] = "relu"
+  pad_token_id: Id | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+  """An encoder of transformers.
+
+  Attributes:
+    name: Its class.
+    model_type: The `model_type` that exports have.
+    options: The type of its options, by the names of a TransformerConfig where it has them.
+    required: The only value that a key of `config.json` may have.
+    fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
+    attributes: Returns further attributes, given the options.
+    described: Returns further keys of `config.json`, given a TransformerConfig.
+    table: Rules of its weights.
+    ungated: Rules of models without a gate in the feed-forward layer, if both kinds exist.
+    prefixes: What may precede the names of weights, for models with a pre-training head.
+    left_out: By the start of a tensor's name, the reason that it is not imported.
+  """
+
+  name: str
+  model_type: str
+  options: type[Any]
+  required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
+  described: Callable[[transformer.TransformerConfig], dict[str, Any]]
+  table: Table
+  ungated: Table = ()
+  prefixes: tuple[str, ...]
+  left_out: Mapping[str, str]
+
+  def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of the TransformerConfig in the `config.json` at a path.
+
+    Raises:
+      InputError: a value is damaged, or this library cannot express it; the message names it.
+    """
+    # null stands for the default.
+    record = {key: value for key, value in record.items() if value is not None}
+    options = checked(path, record, self.options, self.required)
+    sizes = {
+      name: value
+      for name, value in msgspec.structs.asdict(options).items()
+      if name in transformer.TransformerConfig.__dataclass_fields__
+    }
+    if "activation" in sizes:
+      sizes["activation"] = ACTIVATIONS[sizes["activation"]]
+    try:
+      sizes |= {**self.attributes(options), **self.fixed}
+      transformer.TransformerConfig(**sizes)
+    except errors.InputError as error:
+      raise errors.InputError(f"{path}: {error}") from None
+    return sizes
+
+  def describe(self, config: transformer.TransformerConfig) -> dict[str, Any]:
+    """Returns the content of a `config.json`."""
+    names = dict(
+      zip(self.options.__struct_fields__, self.options.__struct_encode_fields__, strict=True)
+    )
+    record = {theirs: getattr(config, x) for x, theirs in names.items() if hasattr(config, x)}
+    if "activation" in names:
+      record[names["activation"]] = next(
+        theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation
+      )
+    return {**record, "model_type": self.model_type, **self.described(config)}
+
+  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
+    """Returns the tensors of a model and the parameters that they become."""
+    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
+    widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
+              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim,
+              "num_encoder_layers": config.num_layers}  # fmt: skip
+    table = self.table if config.gated or not self.ungated else self.ungated
+    return tensors.expand(table, {**vars(config), **widths})
+
+  def named(
+    self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
+  ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
+    """Returns the encoder's tensors by their plain names, and why others are left out.
+
+    Args:
+      where: The source, for messages.
+      stored: All tensors.
+    """
+    words = self.table[0].source
+    prefix = next((prefix for prefix in self.prefixes if prefix + words in stored), None)
+    if prefix is None:
+      raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
+    named: dict[str, tensors.StoredTensor] = {}
+    left_out = {}
+    for source, tensor in stored.items():
+      name = source.removeprefix(prefix)
+      for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+      reasons = [note for start, note in self.left_out.items() if name.startswith(start)]
+      if reasons:
+        left_out[source] = reasons[0]
+      elif name in named:
+        raise errors.InputError(f"{where} holds {name} twice, also as {source}")
+      else:
+        named[name] = tensor
+    return named, left_out
+
+
+def _token_table(source: str) -> Rule:
+  return Rule(source, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim"))
+
+
+def _layers(source: str, *table: Rule) -> tuple[Rule, ...]:
+  return tensors.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
+
+
+# --------------------------------------------------------------------------------------------
+# BERT and its relatives, which differ in names and positions
+
+
+def bert_layers(
+  source: str,
+  attention: tuple[str, str, str, str],
+  others: tuple[str, str, str, str] = (
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+  ),
+  place: str = "post",
+) -> tuple[Rule, ...]:
+  """Returns the rules of all layers of a BERT.
+
+  Args:
+    source: Start of the layers' names.
+    attention: Names of the linear layers of queries, keys, values and outputs.
+    others: Names of the norm of attention, of the feed-forward layers, and of their norm.
+    place: "post", norms after the residual sums, or "pre", before the layers.
+  """
+  query, key, value, out = attention
+  attention_norm, wide, narrow, mlp_norm = others
+  return _layers(
+    source,
+    *dense(query, "attention/query"),
+    *dense(key, "attention/key"),
+    *dense(value, "attention/value"),
+    *dense(out, "attention/out"),
+    *norm(attention_norm, f"{place}_attention_layer_norm"),
+    *dense(wide, "mlp/wi", "mlp_dim"),
+    *dense(narrow, "mlp/wo", "emb_dim", "mlp_dim"),
+    *norm(mlp_norm, f"{place}_mlp_layer_norm"),
+  )
+
+
+def self_attention(name: str) -> tuple[str, str, str, str]:
+  """Returns the names of the linear layers of BERT's attention, given that of its inner module."""
+  inner = (f"attention.{name}.{part}" for part in ("query", "key", "value"))
+  return *inner, "attention.output.dense"  # type: ignore[return-value]
+
+
+_POSITIONS = Rule(
+  "embeddings.position_embeddings.weight",
+  (_POSITION_TABLE,),
+  ("max_positions", "emb_dim"),
+)
+_EMBEDDING_NORM = norm("embeddings.LayerNorm", "encoder/embedding_layer_norm")
+_WORDS = (_token_table("embeddings.word_embeddings.weight"), _POSITIONS)
+_TYPES = Rule(
+  "embeddings.token_type_embeddings.weight",
+  (_TYPE_TABLE,),
+  ("num_token_types", "emb_dim"),
+)
+
+
+_BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
+
+
+def _described_dropout(config: transformer.TransformerConfig) -> dict[str, Any]:
+  """Returns what the files of BERT and its relatives have next to their options."""
+  return {
+    "initializer_range": config.initializer_std,
+    "hidden_dropout_prob": config.dropout_rate,
+    "attention_probs_dropout_prob": config.dropout_rate,
+    "position_embedding_type": "absolute",
+  }
+
+
+BERT = Architecture(
+  name="BertModel",
+  model_type="bert",
+  options=_BertOptions,
+  required=_BERT_REQUIRED,
+  described=_described_dropout,
+  table=(
+    *_WORDS,
+    _TYPES,
+    *_EMBEDDING_NORM,
+    *bert_layers("encoder.layer", self_attention("self")),
+  ),
+  prefixes=("", "bert.", "roberta."),
+  left_out={
+    _POOLER: _PRETRAINING,
+    "cls.": _PRETRAINING,
+    "lm_head.": _PRETRAINING,
+    "embeddings.position_ids": _NO_PARAMETER,
+  },
+)
+_ROBERTA = dataclasses.replace(
+  BERT,
+  name="XLMRobertaModel",
+  # RoBERTa counts positions from the row after the row of padding.
+  attributes=lambda x: {"position_offset": (1 if x.pad_token_id is None else x.pad_token_id) + 1},
+)
+_DISTILBERT = Architecture(
+  name="DistilBertModel",
+  model_type="distilbert",
+  options=_DistilbertOptions,
+  described=_described_dropout,
+  table=(
+    *_WORDS,
+    *_EMBEDDING_NORM,
+    *bert_layers(
+      "transformer.layer",
+      ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
+      ("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    ),
+  ),
+  prefixes=("", "distilbert."),
+  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
+)
+
+
+_MPNET = Architecture(
+  name="MPNetModel",
+  model_type="mpnet",
+  options=_MpnetOptions,
+  required=_BERT_REQUIRED,
+  described=_described_dropout,
+  fixed={"position_offset": 2},
+  table=(
+    *_WORDS,
+    *_EMBEDDING_NORM,
+    Rule(
+      "encoder.relative_attention_bias.weight",
+      ("encoder/relpos_bias/rel_embedding",),
+      ("relpos_buckets", "num_heads"),
+      transposed=True,
+    ),
+    *bert_layers(
+      "encoder.layer",
+      ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"),
+      ("attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+    ),
+  ),
+  prefixes=("", "mpnet."),
+  left_out={
+    _POOLER: _PRETRAINING,
+    "lm_head.": _PRETRAINING,
+    "embeddings.position_ids": _NO_PARAMETER,
+  },
+)
+
+
+# --------------------------------------------------------------------------------------------
+# Rotary positions
+
+
+def _local_layers(options: Any, full_every: int, offset: int) -> tuple[int, ...]:
+  """Returns the local layers; in older files, the others are each `full_every`th from `offset`."""
+  kinds = options.layer_types
+  if kinds is None:
+    kinds = [_LOCAL if (i - offset) % full_every else _FULL for i in range(options.num_layers)]
+  if len(kinds) != options.num_layers:
+    raise errors.InputError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
+  return tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL)
+
+
+def _modernbert_attributes(options: _ModernbertOptions) -> dict[str, Any]:
+  ropes = options.rope_parameters
+  return {
+    "rope_theta": ropes.full_attention.rope_theta or options.global_rope_theta,
+    "local_rope_theta": ropes.sliding_attention.rope_theta or options.local_theta,
+    "local_layers": _local_layers(options, options.global_attn_every_n_layers, 0),
+    "window": options.local_attention // 2 + 1,
+  }
+
+
+def _qwen3_attributes(options: _Qwen3Options) -> dict[str, Any]:
+  return {
+    "rope_theta": options.rope_parameters.rope_theta or options.theta,
+    "num_kv_heads": options.num_kv_heads or options.num_heads,
+  }
+
+
+def _gemma3_attributes(options: _Gemma3Options) -> dict[str, Any]:
+  ropes, pattern = options.rope_parameters, options.sliding_window_pattern
+  both_sides, window = options.use_bidirectional_attention, options.sliding_window
+  return {
+    "rope_theta": ropes.full_attention.rope_theta or options.theta,
+    "local_rope_theta": ropes.sliding_attention.rope_theta or options.rope_local_base_freq,
+    "num_kv_heads": options.num_kv_heads or options.num_heads,
+    "local_layers": _local_layers(options, pattern, pattern - 1),
+    "window": window // 2 + 1 if both_sides else window,
+    "causal": not both_sides,
+  }
+
+
+def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
+  """Returns what the files of models with rotary positions have next to their options."""
+  local = {*config.local_layers}
+  thetas = {_FULL: config.rope_theta, _LOCAL: config.local_rope_theta}
+  return {
+    "layer_types": [_LOCAL if i in local else _FULL for i in range(config.num_layers)],
+    "rope_parameters": {
+      kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+    },
+    "initializer_range": config.initializer_std,
+    "attention_dropout": config.dropout_rate,
+  }
+
+
+def _described_modernbert(config: transformer.TransformerConfig) -> dict[str, Any]:
+  return {**_described_rotary(config), "local_attention": 2 * (config.window - 1)}
+
+
+def _described_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
+  record = _described_rotary(config)
+  return {
+    **record,
+    "num_key_value_heads": config.kv_heads,
+    "head_dim": config.head_width,
+    "rope_parameters": record["rope_parameters"][_FULL],
+  }
+
+
+def _described_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
+  both_sides = not config.causal
+  return {
+    **_described_rotary(config),
+    "num_key_value_heads": config.kv_heads,
+    "head_dim": config.head_width,
+    "sliding_window": 2 * (config.window - 1) if both_sides else config.window,
+    "use_bidirectional_attention": both_sides,
+  }
+
+
+_MODERNBERT = Architecture(
+  name="ModernBertModel",
+  model_type="modernbert",
+  options=_ModernbertOptions,
+  required={
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "rope_scaling": None,
+  },
+  attributes=_modernbert_attributes,
+  described=_described_modernbert,
+  table=(
+    _token_table("embeddings.tok_embeddings.weight"),
+    *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
+    *_layers(
+      "layers",
+      Rule("attn_norm.weight", ("pre_attention_layer_norm/scale",), ("emb_dim",), first_layer=1),
+      Rule(
+        "attn.Wqkv.weight",
+        tuple(f"attention/{part}/kernel" for part in ("query", "key", "value")),
+        ("qkv", "emb_dim"),
+        transposed=True,
+      ),
+      *dense("attn.Wo", "attention/out", "emb_dim", "joined", bias=False),
+      *norm("mlp_norm", "pre_mlp_layer_norm", bias=False),
+      Rule(
+        "mlp.Wi.weight",
+        ("mlp/wi_0/kernel", "mlp/wi_1/kernel"),
+        ("mlp_twice", "emb_dim"),
+        transposed=True,
+      ),
+      *dense("mlp.Wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
+    ),
+    *norm("final_norm", "encoder/encoder_norm", bias=False),
+  ),
+  fixed={
+    "positions": "rotary",
+    "norm_place": "before",
+    "first_norm": False,
+    "use_bias": False,
+    "norm_bias": False,
+    "gated": True,
+  },
+  prefixes=("", "model."),
+  left_out={"head.": _PRETRAINING, "decoder.": _PRETRAINING},
+)
+
+
+def _decoder_table(mlp_norms: tuple[str, str | None], plus: float) -> tuple[Rule, ...]:
+  """Returns the weights of Qwen and Gemma.
+
+  Args:
+    mlp_norms: Names of the norms before and after the feed-forward layer. With the latter, there is
+      a norm after attention too.
+    plus: What the network adds to the scales of norms.
+  """
+  scale = functools.partial(norm, bias=False, plus=plus)
+  before, after = mlp_norms
+  return (
+    _token_table("embed_tokens.weight"),
+    *_layers(
+      "layers",
+      *scale("input_layernorm", "pre_attention_layer_norm"),
+      *dense("self_attn.q_proj", "attention/query", "joined", bias=False),
+      *dense("self_attn.k_proj", "attention/key", "joined_kv", bias=False),
+      *dense("self_attn.v_proj", "attention/value", "joined_kv", bias=False),
+      *dense("self_attn.o_proj", "attention/out", "emb_dim", "joined", bias=False),
+      *scale("self_attn.q_norm", "attention/query_norm", "head_width"),
+      *scale("self_attn.k_norm", "attention/key_norm", "head_width"),
+      *(scale("post_attention_layernorm", "post_attention_layer_norm") if after else ()),
+      *scale(before, "pre_mlp_layer_norm"),
+      *dense("mlp.gate_proj", "mlp/wi_0", "mlp_dim", bias=False),
+      *dense("mlp.up_proj", "mlp/wi_1", "mlp_dim", bias=False),
+      *dense("mlp.down_proj", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
+      *(scale(after, "post_mlp_layer_norm") if after else ()),
+    ),
+    *scale("norm", "encoder/encoder_norm"),
+  )
+
+
+_DECODER = {
+  "positions": "rotary", "qk_norm": True, "norm": "rms", "embedding_norm": False,
+  "use_bias": False, "gated": True,
+}  # fmt: skip
+_QWEN3 = Architecture(
+  name="Qwen3Model",
+  model_type="qwen3",
+  options=_Qwen3Options,
+  required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
+  attributes=_qwen3_attributes,
+  described=_described_qwen3,
+  table=_decoder_table(("post_attention_layernorm", None), 0.0),
+  fixed={**_DECODER, "norm_place": "before"},
+  prefixes=("", "model."),
+  left_out={"lm_head.": _PRETRAINING},
+)
+_GEMMA3 = Architecture(
+  name="Gemma3TextModel",
+  model_type="gemma3_text",
+  options=_Gemma3Options,
+  required={
+    "attention_bias": False,
+    "rope_scaling": None,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "is_causal": True,  # False differs from use_bidirectional_attention
+  },
+  attributes=_gemma3_attributes,
+  described=_described_gemma3,
+  table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
+  fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
+  prefixes=("", "model."),
+  left_out={"lm_head.": _PRETRAINING},
+)
+
+
+# --------------------------------------------------------------------------------------------
+# T5
+
+# Whether the feed-forward layer has a gate, and its activation.
+_T5_MLPS = {
+  "relu": (False, "relu"),
+  "gated-gelu": (True, "gelu_tanh"),
+  "gated-silu": (True, "swish"),
+}
+
+
+def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
+  """Returns the rules of an attention layer of T5."""
+  return (
+    *dense(f"{source}.q", f"{target}/query", "joined", bias=False),
+    *dense(f"{source}.k", f"{target}/key", "joined", bias=False),
+    *dense(f"{source}.v", f"{target}/value", "joined", bias=False),
+    *dense(f"{source}.o", f"{target}/out", "emb_dim", "joined", bias=False),
+  )
+
+
+def t5_mlp(source: str, inner: tuple[str, ...] = ("wi_0", "wi_1")) -> tuple[Rule, ...]:
+  """Returns the rules of a feed-forward layer of T5, given the names of its first layers."""
+  wide = (dense(f"{source}.{x}", f"mlp/{x}", "mlp_dim", bias=False) for x in inner)
+  narrow = dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False)
+  return (*itertools.chain(*wide), *narrow)
+
+
+def t5_stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
+  """Returns the rules of an encoder or decoder of T5, from those of a layer."""
+  return (
+    Rule(
+      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+      (f"{name}/relpos_bias/rel_embedding",),
+      ("relpos_buckets", "num_heads"),
+      transposed=True,
+    ),
+    *tensors.each_layer(
+      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
+    ),
+    *norm(f"{name}.final_layer_norm", f"{name}/{name}_norm", bias=False),
+  )
+
+
+def t5_encoder(*inner: str) -> tuple[Rule, ...]:
+  """Returns the rules of T5's encoder, given the names of first feed-forward layers."""
+  return (
+    _token_table("shared.weight"),
+    *t5_stack(
+      "encoder",
+      *norm("0.layer_norm", "pre_attention_layer_norm", bias=False),
+      *t5_attention("0.SelfAttention", "attention"),
+      *norm("1.layer_norm", "pre_mlp_layer_norm", bias=False),
+      *t5_mlp("1.DenseReluDense", inner),
+    ),
+  )
+
+
+def _described_t5(config: transformer.TransformerConfig) -> dict[str, Any]:
+  mlp = next((x for x, kind in _T5_MLPS.items() if kind == (config.gated, config.activation)), None)
+  return {
+    "feed_forward_proj": mlp,
+    "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+    "dropout_rate": config.dropout_rate,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+  }
+
+
+_T5 = Architecture(
+  name="T5EncoderModel",
+  model_type="t5",
+  options=_T5Options,
+  required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
+  attributes=lambda x: dict(
+    zip(("gated", "activation"), _T5_MLPS[x.feed_forward_proj], strict=True)
+  ),
+  described=_described_t5,
+  table=t5_encoder("wi_0", "wi_1"),
+  ungated=t5_encoder("wi"),
+  fixed={
+    "max_positions": T5_MAX_POSITIONS,
+    "positions": "relative",
+    "query_scalar": 1,
+    "norm": "rms",
+    "norm_place": "before",
+    "embedding_norm": False,
+    "use_bias": False,
+  },
+  prefixes=("",),
+  left_out={
+    "decoder.": "the encoder does not use it",
+    "lm_head.": _PRETRAINING,
+    "encoder.embed_tokens.": "copy of the token table",
+  },
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+  "bert": BERT,
+  "roberta": _ROBERTA,
+  "xlm-roberta": _ROBERTA,
+  "distilbert": _DISTILBERT,
+  "mpnet": _MPNET,
+  "modernbert": _MODERNBERT,
+  "qwen3": _QWEN3,
+  "gemma3_text": _GEMMA3,
+  "t5": _T5,
+  "mt5": _T5,
+}
+"""By the `model_type` of transformers."""
+
+# Attributes of a TransformerConfig that no architecture has.
+_NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
+
+
+def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, Any]]:
+  """Returns the architecture that computes what a network does, and its `config.json`.
+
+  Raises:
+    InputError: no architecture of transformers does.
+  """
+  numerics = {name: getattr(config, name) for name in _NUMERICS}
+  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, _T5):
+    record = architecture.describe(config)
+    try:
+      sizes = architecture.sizes(pathlib.Path(CONFIG_FILE), record)
+    except errors.InputError:
+      continue
+    read = transformer.TransformerConfig(**{**sizes, **numerics})
+    # The heads of keys may be given or follow from the others.
+    resolved = dataclasses.replace(config, num_kv_heads=read.num_kv_heads, head_dim=read.head_dim)
+    same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
+    if same_heads and read == resolved:
+      return architecture, record
+  raise errors.InputError("no model of transformers has the options of this TransformerConfig")
+
+
+def exported_config(config: Any) -> transformer.TransformerConfig:
+  """Returns the config of an equal network that transformers has too.
+
+  T5 is a transformer with other options, and XLM-R and EMS are a BERT.
+  """
+  if isinstance(config, t5.T5Config):
+    return transformer.TransformerConfig(
+      **{x: getattr(config, x) for x in ("vocab_size", "emb_dim", "num_heads", "head_dim",
+                                         "mlp_dim", "relpos_buckets", "dropout_rate")},
+      num_layers=config.num_encoder_layers,
+      layer_norm_eps=1e-6,
+      gated=True,
+      activation="gelu_tanh",
+      **_T5.fixed,
+    )  # fmt: skip
+  if not isinstance(config, transformer.TransformerConfig):
+    kind = type(config).__name__.removesuffix("Config").upper()
+    raise errors.InputError(
+      f"transformers has no {kind} encoder (only T5 and BERT-style encoders); use `vmsst export "
+      "safetensors`, which exports any encoder"
+    )
+  if config.positions != "learned" or config.relpos_buckets:
+    return config
+  return dataclasses.replace(
+    config,
+    max_positions=config.max_tokens,
+    position_offset=0,
+    num_token_types=max(config.num_token_types, 1),
+  )
+
+
+def describe(config: Any, padding_id: int) -> dict[str, Any]:
+  """Returns the content of `config.json` for the config of a network.
+
+  Raises:
+    InputError: transformers has no such encoder.
+  """
+  architecture, record = of(exported_config(config))
+  if isinstance(config, t5.T5Config):
+    record["relative_attention_max_distance"] = config.relpos_max_distance
+  return {
+    "architectures": [architecture.name],
+    **record,
+    "pad_token_id": padding_id,
+    "torch_dtype": "float32",
+    "transformers_version": "4.40.0",
+  }
+
+
+# --------------------------------------------------------------------------------------------
+# Weights of exports
+
+
+def to_tensors(
+  config: Any, params: Mapping[str, np.ndarray], padding_id: int
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of the transformer, without the modules after it.
+
+  Args:
+    config: A T5Config or a TransformerConfig.
+    params: Parameters of the encoder by name; layers may be scanned.
+    padding_id: The tokenizer's padding id. Padding is 0 in this library.
+  """
+  exported = exported_config(config)
+  architecture, _ = of(exported)
+  arrays = layer_stacks.separate(params)
+  arrays[tensors.TOKEN_TABLE] = swapped(arrays[tensors.TOKEN_TABLE], padding_id)
+  if _POSITION_TABLE in arrays:
+    arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][-exported.max_positions :]
+  width, unused = config.emb_dim, {}
+  if exported.num_token_types:
+    arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
+  if _POOLER in architecture.left_out:
+    # transformers would initialize it at random and warn.
+    shapes = {"weight": (width, width), "bias": (width,)}
+    unused = {f"{_POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
+  return {**tensors.to_tensors(architecture.rows(exported), arrays), **unused}
+
+
+def open_params(folder: pathlib.Path, config: Any) -> dict[str, tensors.StoredTensor]:
+  """Returns the parameters that `to_tensors` has written, bit for bit, to be read on request.
+
+  Args:
+    folder: The folder of the export.
+    config: The config of the network in its `encoder.json`.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  exported = exported_config(config)
+  stored = open_tensors(folder)
+  path = folder / CONFIG_FILE
+  padding_id = read_object(path).get("pad_token_id")
+  if type(padding_id) is not int or not 0 <= padding_id < config.vocab_size:
+    raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
+  rows = of(exported)[0].rows(exported)
+  params = {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
+  if tensors.TOKEN_TABLE in params:
+    table = params[tensors.TOKEN_TABLE]
+    params[tensors.TOKEN_TABLE] = table.computed(lambda: swapped(table.read(), padding_id))
+  if _POSITION_TABLE in params and config.max_positions > exported.max_positions:
+    # No token reads the rows before the first position.
+    positions = params[_POSITION_TABLE]
+    missing = config.max_positions - exported.max_positions
+    params[_POSITION_TABLE] = positions.computed(
+      lambda: np.pad(positions.read(), ((missing, 0), (0, 0))),
+      (config.max_positions, *positions.shape[1:]),
+    )
+  return params
+
+
+def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
+  """Returns, for each layer after the pooling, the tensors of its module, if it has any."""
+  rows = []
+  for (name, layer), inputs in zip(network.layers.items(), network.widths, strict=False):
+    table: Table = ()
+    if isinstance(layer, sentence_encoder.Dense):
+      table = dense("linear", name, "features", "inputs", bias=layer.bias)
+    elif isinstance(layer, sentence_encoder.LayerNorm):
+      table = norm("norm", name, "inputs")
+    sizes = {"inputs": inputs, "features": getattr(layer, "features", inputs)}
+    rows.append(tensors.expand(table, sizes))
+  return rows
+
+
+def swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
+  """Returns a token table in which the rows of both padding ids have changed places."""
+  table_VD = table_VD.copy()
+  table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
+  return table_VD
