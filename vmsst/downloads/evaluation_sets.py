@@ -6,6 +6,7 @@ the size and Git blob id of each file. Files are stored below a data root, in th
 contains instructions.
 """
 
+import csv
 import dataclasses
 import fnmatch
 import functools
@@ -19,11 +20,13 @@ from typing import Any
 import msgspec
 
 from vmsst import errors, storage
-from vmsst.downloads import fetch, tables
+from vmsst.downloads import fetch
 from vmsst.io import archives, checksums, input_files
 from vmsst.jobs import atomic_files, work_folders
 
 ALL = "all"
+PART = "@part"
+"""Stands for a column that contains the name of a row's part."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
 _FILES = pathlib.Path(__file__).with_name("files.tsv")  # Set, path, bytes, Git blob id.
@@ -70,9 +73,9 @@ class Tables:
   Attributes:
     to: Path of each table below the data root; "{name}" stands for any name.
     parts: Maps names of its parts to their paths, which contain "{name}" too.
-    quoted: See `tables.join`.
-    header: See `tables.join`.
-    columns: See `tables.join`.
+    quoted: See `join`.
+    header: See `join`.
+    columns: See `join`.
   """
 
   to: str
@@ -249,7 +252,7 @@ def _download(
     for to, parts in chosen.joined.items():
       sources = {part: staged[path] for part, path in parts.items()}
       how, joined = chosen.tables, stage / "joined.tsv"
-      tables.join(sources, how.columns, joined, quoted=how.quoted, header=how.header)
+      join(sources, how.columns, joined, quoted=how.quoted, header=how.header)
       archives.check_replaceable(root / to, joined)
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
@@ -288,15 +291,44 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   return archives.unpack(path, root / how.into, place, how.most)
 
 
+def join(
+  parts: Mapping[str, pathlib.Path],
+  columns: Mapping[str, str],
+  path: pathlib.Path,
+  *,
+  quoted: bool,
+  header: bool,
+) -> None:
+  """Writes the rows of several tables to one TAB-separated table.
+
+  White space in a field is normalized to single spaces.
+
+  Args:
+    parts: TAB-separated tables by name, in order, each with a header line.
+    columns: Maps each column to write to a column of the parts, or to `PART`.
+    path: The output file.
+    quoted: Whether fields of the parts may be in quotes.
+    header: Whether to write a header line.
+  """
+  quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+  with open(path, "w", encoding="utf-8", newline="\n") as out:
+    if header:
+      out.write("\t".join(columns) + "\n")
+    for name, source in parts.items():
+      with open(source, encoding="utf-8-sig", newline="") as stream:
+        for row in csv.DictReader(stream, delimiter="\t", quoting=quoting, strict=True):
+          fields = [name if x == PART else " ".join(row[x].split()) for x in columns.values()]
+          out.write("\t".join(fields) + "\n")
+
+
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and they are unchanged, or None."""
   note = _note(chosen, root)
   try:
     digests = input_files.read_json(note)
     paths = {root / name.lstrip("/"): digest for name, digest in digests.items()}
-    inside = not any(".." in name.split("/") for name in digests)
     unchanged = (checksums.of_file(path) == digest for path, digest in paths.items())
-    if paths and inside and all(unchanged):
+    if paths and all(unchanged):
       return list(paths)
   except (OSError, ValueError, AttributeError):
     pass

@@ -7,16 +7,14 @@ stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API
 import dataclasses
 import os
 import pathlib
-import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.io import input_files
 from vmsst.jobs import work_folders
 
 SITE = "https://opus.nlpl.eu"
@@ -24,9 +22,7 @@ API = f"{SITE}/opusapi/"
 LATEST = "latest"
 
 _MOST_LIST_BYTES = 1 << 28
-_MOST = 1 << 40
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
-_FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$")]
 
 Keep = Callable[[str, str], bool]
 """Returns whether a pair of OPUS language codes is wanted."""
@@ -66,20 +62,22 @@ class Release:
     return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
 
 
+class _Record(msgspec.Struct):
+  """A record of the OPUS API; its names become paths."""
+
+  corpus: _Name
+  version: _Name
+  source: _Name
+  target: _Name
+  url: str
+  size: Annotated[int, msgspec.Meta(ge=0)]
+  alignment_pairs: Any = None
+
+
 class _List(msgspec.Struct):
   """A response of the OPUS API."""
 
-  corpora: list[dict[str, Any]]
-
-
-def _records(fetcher: fetch.Fetcher, query: Mapping[str, str]) -> list[dict[str, Any]]:
-  """Returns OPUS's file records for a query (corpus, version, preprocessing)."""
-  url = f"{API}?{urllib.parse.urlencode(query)}"
-  content = fetcher.read(url, _MOST_LIST_BYTES)
-  try:
-    return msgspec.json.decode(content, type=_List).corpora
-  except (msgspec.DecodeError, RecursionError) as error:
-    raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+  corpora: list[_Record]
 
 
 def releases(
@@ -97,16 +95,20 @@ def releases(
   """
   listed = []
   for corpus, version in corpora:
-    for name in (corpus, version or LATEST):
-      if not _NAME.fullmatch(name):
-        raise errors.InputError(f"{name!r} is not a name of an OPUS corpus or version")
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
-    records = [_release(record) for record in _records(fetcher, query)]
+    url = f"{API}?{urllib.parse.urlencode(query)}"
+    try:
+      records = msgspec.json.decode(fetcher.read(url, _MOST_LIST_BYTES), type=_List).corpora
+    except (msgspec.DecodeError, RecursionError) as error:
+      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
     if not records:
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
-    listed += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
+    for x in records:
+      pairs = x.alignment_pairs if isinstance(x.alignment_pairs, int) else None
+      if pairs != 0 and keep(x.source, x.target):
+        listed.append(Release(x.corpus, x.version, x.source, x.target, x.url, x.size, pairs))
   return listed
 
 
@@ -185,28 +187,6 @@ def pairs_among(texts: Iterable[str]) -> Keep:
 
 def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
-
-
-def _release(record: Mapping[str, Any]) -> Release:
-  """Returns the release of an untrusted record."""
-  corpus, version, url = (record.get(key) or "" for key in ("corpus", "version", "url"))
-  kib, pairs = record.get("size"), record.get("alignment_pairs")
-  if not all(isinstance(text, str) for text in (corpus, version, url)):
-    corpus = version = url = ""
-  file = _FILE.fullmatch(url.partition("?")[0].rpartition("/")[2])
-  named = _NAME.fullmatch(corpus) and _NAME.fullmatch(version)
-  pair = (record.get("source"), record.get("target"))
-  if not (file and file.groups() == pair and named and isinstance(kib, int) and _whole(kib)):
-    raise errors.InputError(
-      "OPUS lists a record that is not a release in Moses format: "
-      f"{input_files.shown(dict(record))}"
-    )
-  fetch.check_address(url)
-  return Release(corpus, version, file[1], file[2], url, kib, pairs if _whole(pairs) else None)
-
-
-def _whole(value: object) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:

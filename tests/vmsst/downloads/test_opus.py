@@ -95,15 +95,14 @@ def test_releases_are_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "changes",
   [
-    {"corpus": "../../etc"}, {"corpus": None}, {"version": ".."}, {"source": "fr"},
-    {"url": "https://example.org/passwd"}, {"url": "http://example.org/de-en.txt.zip"}, {"url": 5},
+    {"corpus": "../../etc"}, {"corpus": None}, {"version": ".."}, {"source": "/fr"}, {"url": 5},
     {"size": "200"}, {"size": -1},
   ],
 )  # fmt: skip
 @pytest.mark.usefixtures("listed")
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   put_list(server, [record(server, "de-en", **changes)])
-  with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):
+  with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
     opus.releases(fetcher, [("Europarl", None)], opus.anything)
 
 
@@ -118,8 +117,6 @@ def test_other_responses_and_names_are_refused(server, fetcher):
   put_list(server, [])
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
     opus.releases(fetcher, [("Europarl", "v99")], opus.anything)
-  with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
-    opus.releases(fetcher, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.pairs_among(["de_en"])
 
