@@ -22,7 +22,7 @@ import msgspec
 from vmsst import errors, storage
 from vmsst.downloads import fetch
 from vmsst.io import archives, checksums, input_files
-from vmsst.jobs import atomic_files, work_folders
+from vmsst.jobs import outputs
 
 ALL = "all"
 PART = "@part"
@@ -214,7 +214,7 @@ def download(
       )
   if storage.is_url(root):
     assert work is not None
-    local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
+    local = pathlib.Path(outputs.work_path(work, is_folder=True), chosen.name)
     paths = []
     # A process that was killed while it uploaded has left a complete folder.
     for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
@@ -222,7 +222,7 @@ def download(
       storage.upload(path, os.fspath(paths[-1]))
     storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
     shutil.rmtree(local)
-    work_folders.remove_if_empty(os.path.dirname(local))
+    outputs.remove_if_empty(os.path.dirname(local))
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
@@ -258,7 +258,7 @@ def _download(
       os.replace(joined, root / to)
       paths.append(root / to)
   digests = {path.relative_to(root).as_posix(): checksums.of_file(path) for path in paths}
-  atomic_files.write_json(_note(chosen, root), digests)
+  outputs.write_json(_note(chosen, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
 

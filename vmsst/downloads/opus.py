@@ -15,7 +15,7 @@ import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.jobs import work_folders
+from vmsst.jobs import outputs
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
@@ -138,7 +138,7 @@ def download(
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if storage.is_url(path):
       assert work is not None
-      own = work_folders.work_path(work, is_folder=True)
+      own = outputs.work_path(work, is_folder=True)
       local = pathlib.Path(own, "=".join(release.path.parts))
       fetched = _fetch_into_store(fetcher, file, os.fspath(path), local)
     else:
@@ -161,7 +161,7 @@ def _fetch_into_store(
       f"{url} has {size:,} bytes, not {file.published}; remove it to download it again"
     )
   local.unlink(missing_ok=True)  # also of a process that was killed just after it had uploaded it
-  work_folders.remove_if_empty(os.path.dirname(local))
+  outputs.remove_if_empty(os.path.dirname(local))
   return size is None
 
 
