@@ -73,9 +73,9 @@ class Tables:
   Attributes:
     to: Path of each table below the data root; "{name}" stands for any name.
     parts: Maps names of its parts to their paths, which contain "{name}" too.
-    quoted: See `join`.
-    header: See `join`.
-    columns: See `join`.
+    quoted: Whether fields of the parts may be in quotes.
+    header: Whether to write a header line.
+    columns: Maps each column to write to a column of the parts, or to `PART`.
   """
 
   to: str
@@ -200,26 +200,20 @@ def download(
     Its files.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, a file exists both with and without
-      ".gz", or a joined table exists with another content.
+    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with other
+      content.
   """
-  if (complete := _complete(chosen, root)) is not None:
+  if complete := _complete(chosen, root):
     report(f"{chosen.name}: complete")
     return complete
-  for to in [*(item.to for item in chosen.items if item.to), *chosen.joined]:
-    twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
-    if storage.exists(twin):
-      raise errors.InputError(
-        f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
-      )
   if storage.is_url(root):
     assert work is not None
     local = pathlib.Path(outputs.work_path(work, is_folder=True), chosen.name)
-    paths = []
     # A process that was killed while it uploaded has left a complete folder.
-    for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
-      paths.append(root / path.relative_to(local).as_posix())
-      storage.upload(path, os.fspath(paths[-1]))
+    files = _complete(chosen, local) or _download(fetcher, chosen, local, report)
+    paths = [root / path.relative_to(local).as_posix() for path in files]
+    for path, target in zip(files, paths, strict=True):
+      storage.upload(path, os.fspath(target))
     storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
     shutil.rmtree(local)
     outputs.remove_if_empty(os.path.dirname(local))
@@ -250,9 +244,8 @@ def _download(
       paths += _unpack(path, chosen.unpack, root)
   if chosen.tables is not None:
     for to, parts in chosen.joined.items():
-      sources = {part: staged[path] for part, path in parts.items()}
-      how, joined = chosen.tables, stage / "joined.tsv"
-      join(sources, how.columns, joined, quoted=how.quoted, header=how.header)
+      joined = stage / "joined.tsv"
+      _join({part: staged[path] for part, path in parts.items()}, chosen.tables, joined)
       archives.check_replaceable(root / to, joined)
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
@@ -291,48 +284,33 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   return archives.unpack(path, root / how.into, place, how.most)
 
 
-def join(
-  parts: Mapping[str, pathlib.Path],
-  columns: Mapping[str, str],
-  path: pathlib.Path,
-  *,
-  quoted: bool,
-  header: bool,
-) -> None:
-  """Writes the rows of several tables to one TAB-separated table.
-
-  White space in a field is normalized to single spaces.
-
-  Args:
-    parts: TAB-separated tables by name, in order, each with a header line.
-    columns: Maps each column to write to a column of the parts, or to `PART`.
-    path: The output file.
-    quoted: Whether fields of the parts may be in quotes.
-    header: Whether to write a header line.
-  """
-  quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-  with open(path, "w", encoding="utf-8", newline="\n") as out:
-    if header:
-      out.write("\t".join(columns) + "\n")
+def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
+  """Writes the rows of TAB-separated tables, by name, to one; white space is normalized."""
+  with open(path, "w", encoding="utf-8", newline="") as out:
+    if how.header:
+      out.write("\t".join(how.columns) + "\n")
     for name, source in parts.items():
       with open(source, encoding="utf-8-sig", newline="") as stream:
-        for row in csv.DictReader(stream, delimiter="\t", quoting=quoting, strict=True):
-          fields = [name if x == PART else " ".join(row[x].split()) for x in columns.values()]
-          out.write("\t".join(fields) + "\n")
+        for row in csv.DictReader(
+          stream,
+          delimiter="\t",
+          quoting=csv.QUOTE_MINIMAL if how.quoted else csv.QUOTE_NONE,
+          strict=True,
+        ):
+          row[PART] = name
+          out.write("\t".join(" ".join(row[x].split()) for x in how.columns.values()) + "\n")
 
 
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and they are unchanged, or None."""
   note = _note(chosen, root)
-  try:
-    digests = input_files.read_json(note)
-    paths = {root / name.lstrip("/"): digest for name, digest in digests.items()}
-    unchanged = (checksums.of_file(path) == digest for path, digest in paths.items())
-    if paths and all(unchanged):
-      return list(paths)
-  except (OSError, ValueError, AttributeError):
-    pass
-  return None
+  if not storage.is_file(note):
+    return None
+  digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
+  for path, digest in digests.items():
+    if not storage.is_file(path) or checksums.of_file(path) != digest:
+      return None
+  return [*digests]
 
 
 def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:

@@ -7,6 +7,7 @@ stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API
 import dataclasses
 import os
 import pathlib
+import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -21,8 +22,8 @@ SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
 LATEST = "latest"
 
-_MOST_LIST_BYTES = 1 << 28
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$")]
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
+_FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
 Keep = Callable[[str, str], bool]
 """Returns whether a pair of OPUS language codes is wanted."""
@@ -63,12 +64,12 @@ class Release:
 
 
 class _Record(msgspec.Struct):
-  """A record of the OPUS API; its names become paths."""
+  """A file in a response of the OPUS API."""
 
-  corpus: _Name
-  version: _Name
-  source: _Name
-  target: _Name
+  corpus: str
+  version: str
+  source: str
+  target: str
   url: str
   size: Annotated[int, msgspec.Meta(ge=0)]
   alignment_pairs: Any = None
@@ -98,17 +99,15 @@ def releases(
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
     try:
-      records = msgspec.json.decode(fetcher.read(url, _MOST_LIST_BYTES), type=_List).corpora
+      content = msgspec.json.decode(fetcher.read(url), type=_List)
     except (msgspec.DecodeError, RecursionError) as error:
       raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+    records = [*map(_release, content.corpora)]
     if not records:
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
-    for x in records:
-      pairs = x.alignment_pairs if isinstance(x.alignment_pairs, int) else None
-      if pairs != 0 and keep(x.source, x.target):
-        listed.append(Release(x.corpus, x.version, x.source, x.target, x.url, x.size, pairs))
+    listed += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
   return listed
 
 
@@ -136,33 +135,21 @@ def download(
   paths = []
   for release in chosen:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
-    if storage.is_url(path):
-      assert work is not None
-      own = outputs.work_path(work, is_folder=True)
-      local = pathlib.Path(own, "=".join(release.path.parts))
-      fetched = _fetch_into_store(fetcher, file, os.fspath(path), local)
-    else:
+    if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
+    else:
+      assert work is not None
+      local = pathlib.Path(outputs.work_path(work, is_folder=True), "=".join(release.path.parts))
+      if fetched := not storage.exists(path):
+        fetcher.fetch(file, local)
+        storage.upload(local, os.fspath(path))
+      elif problem := file.size_difference(storage.size(path)):
+        raise errors.InputError(f"{path} {problem}; remove it to download it again")
+      local.unlink(missing_ok=True)  # also after a kill between the upload and this line
+      outputs.remove_if_empty(os.path.dirname(local))
     report(release, fetched)
     paths.append(path)
   return paths
-
-
-def _fetch_into_store(
-  fetcher: fetch.Fetcher, file: fetch.File, url: str, local: pathlib.Path
-) -> bool:
-  """Does what `Fetcher.fetch` does for an object; `local` is the file until it is uploaded."""
-  size = storage.size(url) if storage.exists(url) else None
-  if size is None:
-    fetcher.fetch(file, local)
-    storage.upload(local, url)
-  elif not file.fits(size):
-    raise errors.InputError(
-      f"{url} has {size:,} bytes, not {file.published}; remove it to download it again"
-    )
-  local.unlink(missing_ok=True)  # also of a process that was killed just after it had uploaded it
-  outputs.remove_if_empty(os.path.dirname(local))
-  return size is None
 
 
 def anything(source: str, target: str) -> bool:
@@ -187,6 +174,21 @@ def pairs_among(texts: Iterable[str]) -> Keep:
 
 def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
+
+
+def _release(record: _Record) -> Release:
+  """Returns the release of an untrusted record; its names become part of a path."""
+  file = _FILE.fullmatch(record.url.partition("?")[0].rpartition("/")[2])
+  names = (record.corpus, record.version)
+  if not (file and file.groups() == (record.source, record.target)) or not all(
+    map(_NAME.fullmatch, names)
+  ):
+    raise errors.InputError(
+      f"OPUS lists a record that is not a release in Moses format: {record!r}"
+    )
+  fetch.check_address(record.url)
+  pairs = record.alignment_pairs if isinstance(record.alignment_pairs, int) else None
+  return Release(*names, record.source, record.target, record.url, record.size, pairs)
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:

@@ -95,14 +95,17 @@ def test_releases_are_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "changes",
   [
-    {"corpus": "../../etc"}, {"corpus": None}, {"version": ".."}, {"source": "/fr"}, {"url": 5},
+    {"corpus": "../../etc"}, {"corpus": None}, {"version": ".."}, {"source": "fr"},
+    {"url": "https://example.org/passwd"}, {"url": "http://example.org/de-en.txt.zip"}, {"url": 5},
     {"size": "200"}, {"size": -1},
   ],
 )  # fmt: skip
 @pytest.mark.usefixtures("listed")
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   put_list(server, [record(server, "de-en", **changes)])
-  with pytest.raises(errors.InputError, match="not a list in the format of OPUS"):
+  with pytest.raises(
+    errors.InputError, match=r"not a release in Moses format|not an HTTPS|not a list in the format"
+  ):
     opus.releases(fetcher, [("Europarl", None)], opus.anything)
 
 
