@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tokenizers
+from tokenizers import Tokenizer
 
 from vmsst import errors
 from vmsst.formats import tokenizers
@@ -54,7 +54,7 @@ class Members:
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
     exported = tokenizers.export(self.vocabulary)
-    tokenizer = tokenizers.Tokenizer.from_buffer(exported.content)
+    tokenizer = Tokenizer.from_buffer(exported.content)
     options = tokenizers.described_settings(exported, self.max_length)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
