@@ -115,15 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
   """Rewrites `--gin.NAME=VALUE` to `--gin_bindings=NAME = VALUE`."""
-  rewritten = []
-  for argument in arguments:
-    if argument.startswith("--gin."):
-      name, equals, value = argument.removeprefix("--gin.").partition("=")
-      if not equals:
-        raise InputError(f"{argument}: write gin bindings as --gin.NAME=VALUE")
-      argument = f"--gin_bindings={name} = {value}"
-    rewritten.append(argument)
-  return rewritten
+  return [re.sub(r"(?s)^--gin\.([^=]*)=?(.*)", r"--gin_bindings=\1 = \2", x) for x in arguments]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -168,10 +160,8 @@ def _run(options: argparse.Namespace) -> None:
   """Parses the gin files, joins a multi-process run, and calls the command's function."""
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
-  if options.topology and not options.dry_run:
-    raise InputError("--topology works only with --dry_run; remove it")
-  if options.dry_run and options.command != "train":
-    raise InputError("--dry_run works only with `t5x train`; remove it")
+  if (options.dry_run and options.command != "train") or (options.topology and not options.dry_run):
+    raise InputError("--dry_run works only with `t5x train`, and --topology only with --dry_run")
   _set_verbosity(options.verbose)
   try:
     with contextlib.ExitStack() as stack:

@@ -100,6 +100,22 @@ class ToyModel:
     return self.module.apply({"params": params}, batch["inputs"])
 
 
+class Growing(ToyModel):
+  """A model whose loss and metric `updates` grow with the step; counts how often it is traced."""
+
+  traces = 0
+
+  def loss_fn(self, params, batch, dropout_rng, step):
+    self.traces += 1
+    loss, metrics = super().loss_fn(params, batch, dropout_rng)
+    weight = jnp.float32(step)
+    updates = clu.metrics.Average.from_model_output(jnp.full(batch["inputs"].shape[:1], weight))
+    return loss * (1 + weight), {**metrics, "updates": updates}
+
+  def eval_fn(self, params, batch, step):
+    return self.loss_fn(params, batch, None, step)
+
+
 def rows(count=64, seed=0):
   """Returns token rows of several lengths, [count, 8], padded with 0."""
   rng = np.random.default_rng(seed)
@@ -188,6 +204,12 @@ def run(model_dir, *, total_steps=12, period=5, noise=0.5, partitions=1, **overr
     **overrides,
   }
   return train.train(**arguments)
+
+
+def metrics(folder, name="loss"):
+  """Returns the values of a metric in a folder of logs by step."""
+  rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+  return {row["step"]: row[name] for row in rows if name in row}
 
 
 def make_trainer(**overrides):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 
 import commands
 import line_files
@@ -16,9 +15,7 @@ import numpy as np
 import pytest
 
 import vmsst
-from vmsst import errors
 from vmsst.data import sample
-from vmsst.train import weights_and_biases
 
 CODES = [code for code in sample.LANGUAGES if code != "en"]
 
@@ -64,29 +61,19 @@ except SystemExit as stop:
     assert name in done.stdout
 
 
-# --------------------------------------------------------------------------------------------
-# Errors
-
 # Arguments to add to those of the tiny run, and the start of the message. A dry run refuses those
 # above the empty line too: all but data and MODEL_DIR.
 _FAULTY = {
   "no such gin file": (
-    ["--gin_file=nowhere.gin"], r"gin file 'nowhere\.gin' not found; searched: {folder}, {gin}"),
+    ["--gin_file=nowhere.gin"], r"Unable to open file: nowhere\.gin\. Searched .*{folder}"),
   "no inner quotes": (["--gin.MODEL_DIR={folder}"], r"--gin\.MODEL_DIR = {folder}: .*inner quotes"),
-  "no equals sign": (["--gin.TRAIN_STEPS"], r"--gin\.TRAIN_STEPS: write gin bindings as --gin\.NA"),
-  "no optimizer": (["--gin.OPTIMIZER=None"], r".*\(OPTIMIZER\) is None; set it to an optimizer"),
-  "no lengths": (["--gin.TASK_FEATURE_LENGTHS=None"], "TASK_FEATURE_LENGTHS is None; set it to a"),
+  "no equals sign": (["--gin.TRAIN_STEPS"], r"--gin\.TRAIN_STEPS = : line 1: cannot parse"),
   "other encoder": (
     ["--gin_file=runs/from_encoder.gin", "--gin.EMBED_DIM=32",
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
-  "upstream's parameter": (
-    ["--gin.train.relative_steps=2"], ".*train has 'relative_steps' in upstream T5X only; remove"),
-  "upstream's name": (
-    ["--gin_file={folder}/upstream.gin"], r".*no optimizers\.adamw; run .*OptaxWrapper"),
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
-  "loop": (["--gin.TRAIN_STEPS=%TRAIN_STEPS"], "TRAIN_STEPS = TRAIN_STEPS: the value refers to it"),
   "slices": (
     ["--gin_file=models/contrastive.gin", "--gin.EMBEDDING_SLICES=3"],
     "embedding_slices is 3; set it to a divisor of the batch size, 16"),
@@ -94,42 +81,34 @@ _FAULTY = {
     value: (["--gin_file=finetune.gin", f"--gin.{value}"], f".*{re.escape(message)}")
     for value, message in (
       ("TRAIN_STEPS=0", "(TRAIN_STEPS) is 0: Expected `int` >= 1"),
-      ("BATCH_SIZE=0", "(BATCH_SIZE) is 0: Expected `int` >= 1"),
-      ("EVAL_STEPS=0", "(EVAL_STEPS) is 0: Expected `int` >= 1"),
-      ("LEARNING_RATE=-1e-3", "(LEARNING_RATE) is -0.001: Expected `float` > 0"),
-      ("WARMUP=-0.1", "(WARMUP) is -0.1: Expected `float` >= 0"),
       ("WARMUP=1.5", "(WARMUP) is 1.5: Expected `float` < 1"),
     )
   },
-  "no patience": (
-    ["--gin_file=runs/early_stopping.gin", "--gin.PATIENCE=0"],
-    r".*\(PATIENCE\) is 0: Expected `int` >= 1"),
-
   "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
   "resumed with another encoder": (
     ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
     r"MODEL_DIR {run} has checkpoints of another encoder: vocabulary is Sent.*; train the same"),
 }  # fmt: skip
 _DRY = [*_FAULTY][: [*_FAULTY].index("not set")]
+
+
 # Other commands.
 _OTHERS = {
-  "nothing set": (["train", "--gin_file={folder}/empty.gin"], r"no value for train\.model, .*; ad"),
+  "nothing set": (
+    ["train", "--gin_file={folder}/empty.gin"], r"train\(\) missing \d+ required .*'model'.*; add"),
   "no eval": (
-    ["eval", "--gin_file=quickstart.gin"], r"no value .*; add --gin_file=runs/eval\.gin"),
+    ["eval", "--gin_file=quickstart.gin"], r"evaluate\(\) missing .*'output_dir'.*; add a gin fi"),
   "dry run": (
     ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
   "topology": (
     ["train", "--gin_file=quickstart.gin", "--topology=h100:8"],
-    "--topology works only with --dry_run"),
-  "topology without number": (
-    ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=h100"],
-    "--topology=h100: give a number of GPUs, as in h100:8"),
+    ".* --topology only with --dry_run"),
   "unknown topology": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=x:8"],
-    r"--topology=x:8: .*give TPUs as in v5e:2x4"),
+    r"--topology=x:8: .*, or TPUs, as in v5e:2x4"),
   "verbose": (
     ["train", "--gin_file=nowhere.gin", "--verbose"],
-    r"(?s)Traceback.*InputError: gin file 'nowhere\.gin' not found"),
+    r"(?s)Traceback.*InputError: nowhere\.gin: Unable to open"),
 }  # fmt: skip
 
 # Runs the command for every entry of a JSON object; writes to a file how each ended.
@@ -161,8 +140,6 @@ def outcomes(finished, tmp_path_factory):
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
   (folder / "empty.gin").touch()
-  imports = "from __gin__ import dynamic_registration\nfrom t5x import optimizers\n"
-  (folder / "upstream.gin").write_text(f"{imports}OPTIMIZER = @optimizers.adamw()\n")
   names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
   start = ["train", *commands.TINY, model_dir(folder / "run")]
   given = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
@@ -173,9 +150,7 @@ def outcomes(finished, tmp_path_factory):
     text = {name: [x.format(**names) for x in arguments] for name, arguments in some.items()}
     commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(text))
     ends |= json.loads((folder / "ends.json").read_text())
-  assert sorted(path.name for path in folder.iterdir()) == [
-    "empty.gin", "ends.json", "upstream.gin",
-  ]  # fmt: skip
+  assert sorted(path.name for path in folder.iterdir()) == ["empty.gin", "ends.json"]
   return ends, names
 
 
@@ -204,11 +179,7 @@ def test_modules_of_the_current_folder_come_after_libraries_and_tensorflow_seeks
   options = {"cwd": tmp_path, "env": {**commands.environment(), "PYTHONPATH": ""}}
   done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
   assert done.stdout == "own tasks\n"
-  assert re.fullmatch(r"t5x: error: gin file 'nowhere.gin' not found; .*\n", done.stderr)
-
-
-# --------------------------------------------------------------------------------------------
-# A whole run
+  assert re.fullmatch(r"t5x: error: nowhere\.gin: Unable to open file: .*\n", done.stderr)
 
 
 def read_table(text):
@@ -348,66 +319,10 @@ def test_the_process_is_re_executed_with_huge_pages(before, seen):
   assert "set --gin_file" in done.stderr
 
 
-# --------------------------------------------------------------------------------------------
-# Weights & Biases
-
-
-def read(folder):
-  """Returns what wandb has written to the files of all runs below `folder` without a network."""
-  parts = []
-  for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-    data = path.read_bytes()  # in blocks of this size, each with a header of seven bytes
-    parts += [data[start + 7 : start + 32768] for start in range(0, len(data), 32768)]
-  return b"".join(parts)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_continues_its_run_there_with_the_events_of_tensorboard(tmp_path):
-  pytest.importorskip("wandb")
-  # Processes of their own, with services of their own, which the end of the interpreter ends.
-  variables = {**os.environ, **commands.environment(), "WANDB_MODE": "offline"}
-  variables.pop("WANDB_SERVICE", None)
-  run = tmp_path / "run"
-  command = [commands.T5X, "train", *commands.TINY, "--gin_file=runs/wandb.gin"]
-  command += ["--gin.WANDB_NAME='first'", f"--gin.MODEL_DIR='{run}'"]
-  for steps in (2, 4):
-    arguments = [*command, f"--gin.TRAIN_STEPS={steps}"]
-    subprocess.run(arguments, cwd=tmp_path, env=variables, check=True)
-  found, end = set(), time.monotonic() + 120
-  while len(found) < 2 and time.monotonic() < end:  # the last after the process has ended
-    time.sleep(0.1)
-    found = {*re.findall(rb"train/loss\x82\x01.([\d.]+)", read(run), re.DOTALL)}
-  lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
-  written = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
-  assert sorted(map(float, found)) == pytest.approx(sorted(written))
-  text = read(run)
-  identity = (run / weights_and_biases.RUN_ID_FILE).read_text()
-  assert {*re.findall(r"offline-run-\d+_\d+-(\w+)", str([*run.rglob("*.wandb")]))} == {identity}
-  assert b"\x05vmsst" in text
-  assert b"\x05first" in text
-  assert json.dumps((run / "config.gin").read_text()).encode() in text
-  assert b"inference_eval/sample_retrieval/eval/accuracy/average" in text
-
-
-def test_without_a_login_or_a_local_folder_the_error_says_what_to_do(tmp_path, monkeypatch):
-  wandb = pytest.importorskip("wandb")
-  monkeypatch.setattr("wandb.integration.tensorboard.patch", lambda **settings: None)
-  monkeypatch.setattr(
-    wandb, "init", lambda **settings: (_ for _ in ()).throw(wandb.errors.UsageError("no API key"))
-  )
-  for folder, message in (
-    (tmp_path, "no API key; run `wandb login`, or set WANDB_MODE"),
-    ("gs://bucket/run", "cannot read metrics in gs://bucket/run; set a local MODEL_DIR"),
-  ):
-    with pytest.raises(errors.InputError, match=message):
-      weights_and_biases.summarize_run(str(folder), None, 0, print)
-
-
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "launch" / "examples"
-if not FOLDER.is_dir():
-  pytest.skip("an installation without its repository", allow_module_level=True)
 
 
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="an installation without its repository")
 @pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh", "jobset.yaml"])
 def test_scripts_are_valid(name):
   text = (FOLDER / name).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ import math
 import re
 
 import commands
-import numpy as np
 import pytest
 import tiny_encoders
 
@@ -86,7 +85,14 @@ STATED = [
     "batch_size": 2048, "steps": 100_000, "max_length": 32, "lengths/inputs": 32,
     "lengths/targets": 32}),
   ("VMSST, section 6.4: peak learning rate, warm-up and decay", _VMSST, {
-    "rates/2000": 5e-4, "rates/4000": 1e-3, "rates/16000": 5e-4, "rates/100000": 2e-4}),
+    "rates/1": 2.5e-7, "rates/2000": 5e-4, "rates/3999": 3999 / 4e6, "rates/4000": 1e-3,
+    "rates/4001": 1e-3 * math.sqrt(4000 / 4001), "rates/16000": 5e-4, "rates/100000": 2e-4,
+    "optimizer": "Adafactor", "trainer": "Trainer", "opus/OPUS_CONFIG": "vmsst"}),
+  ("VMSST, section 4: dot products", [x for x in _VMSST if "contrastive" in x], {
+    "similarity": "dot"}),
+  *((f"VMSST: {x}", [f"{x}_6l.gin", f"{x}_24l.gin"], {"model": name}) for x, name in zip(
+    _OBJECTIVES, ("BitranslationModel", "ContrastiveModel", "VmsstModel", "VmsstContrastiveModel"),
+    strict=True)),
   ("VMSST, section 6.4: hidden states and embeddings", _VMSST, {
     "network/emb_dim": 1024, "latent_dim": 1024}),
   ("VMSST, section 6.4: layers", _6L, {"network/num_encoder_layers": 6}),
@@ -473,31 +479,6 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
     assert report["unused"] == report["undefined"] == []
 
 
-@pytest.mark.parametrize("layers", [6, 24])
-@pytest.mark.parametrize("model", ["bitranslation", "contrastive", "vmsst", "vmsst_contrastive"])
-def test_the_paper_s_files_have_the_objectives_and_the_schedule_of_section_6_4(
-  reports, model, layers
-):
-  report = reports[f"{model}_{layers}l.gin"]
-  assert report["model"].lower() == f"{model.replace('_', '')}model"
-  assert report["opus"] == {"OPUS_CONFIG": "vmsst"}
-  assert report["similarity"] == ("dot" if "contrastive" in model else None)
-  anneals = "vmsst" in model
-  assert report["trainer"] == "Trainer"
-  joint = {6: 0.0005, 24: 0.001}[layers] if model == "vmsst_contrastive" else None
-  assert report["weights"] == {
-    "elbo_weight": 0.1 if anneals else None,
-    "kl_anneal_steps": 1_000_000 if anneals else None,
-    "vmsst_weight": joint,
-  }
-  assert report["optimizer"] == "Adafactor"
-  rates = {int(step): rate for step, rate in report["rates"].items()}
-  assert max(rates, key=rates.get) == 4000
-  for step, rate in rates.items():
-    wanted = 1e-3 * min(step / 4000, math.sqrt(4000 / step))
-    assert rate == pytest.approx(wanted, rel=1e-6), step
-
-
 @pytest.mark.parametrize("model", ["bitranslation", "contrastive", "vmsst", "vmsst_contrastive"])
 def test_files_that_start_from_mt5_differ_in_what_section_6_4_says(reports, model):
   scratch, report = reports[f"{model}_24l.gin"], reports[f"{model}_24l_mt5.gin"]
@@ -579,7 +560,6 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
   assert report["options"] | options == report["options"]
 
 
-STEPS = 2
 # Number of shards of the token table and of a feed-forward kernel.
 CUT = {
   "meshes/data_parallel.gin": (1, 1),
@@ -598,15 +578,16 @@ partitioning.PjitPartitioner:
   logical_axis_rules = @partitioning.standard_logical_axis_rules()
 """
 
-_TRAIN = """
+_SHARDS = """
 import json, sys
-import gin, jax, numpy as np
+import gin
 from vmsst.train import aliases
 aliases.install()
+from flax import traverse_util
 from vmsst.data import vocabularies
-from vmsst.train import adafactor, gin_utils, partitioning, trainer, utils
 from vmsst.models import bitranslation
 from vmsst.networks import t5, vmsst
+from vmsst.train import adafactor, gin_utils, partitioning, train_state
 
 model = bitranslation.BitranslationModel(
   network=vmsst.BitranslationNetwork(
@@ -616,73 +597,28 @@ model = bitranslation.BitranslationModel(
     latent_dim=16,
   ),
   vocabulary=vocabularies.ByteVocabulary(),
-  optimizer_def=adafactor.Adafactor(
-    logical_factor_rules=adafactor.standard_logical_factor_rules()
-  ),
 )
-rng = np.random.default_rng(0)
-batch = {name: rng.integers(3, 250, (16, 8)).astype(np.int32) for name in ("inputs", "targets")}
-batch |= {f"{side}_language": np.full((16, 1), i, np.int32) for i, side in
-          enumerate(("input", "target"))}
-schedule = utils.create_learning_rate_scheduler(factors="constant", base_learning_rate=0.1)
-
-root, steps, *files = sys.argv[1:]
-steps = int(steps)
+root, *files = sys.argv[1:]
 for file in files:
   gin.clear_config()
   gin_utils.parse_gin_flags([root, "."], ["stub.gin", file], [])
   partitioner = gin.get_configurable(partitioning.PjitPartitioner)()
-  initializer = utils.TrainStateInitializer(
-    optimizer_def=model.optimizer_def,
-    init_fn=model.get_initial_variables,
-    input_shapes={name: value.shape for name, value in batch.items()},
-    input_types={name: value.dtype for name, value in batch.items()},
-    partitioner=partitioner,
-  )
-  shapes = initializer.global_train_state_shape.state_dict()["target"]
-  placed = partitioner.shardings(initializer.train_state_axes).state_dict()["target"]
-  def parts(path):
-    shape, sharding = shapes, placed
-    for name in path.split("/"):
-      shape, sharding = shape[name], sharding[name]
-    return len(set(map(str, sharding.devices_indices_map(shape.shape).values())))
-  report = {"file": file, "losses": [], "cut": [
-    parts("token_embedder/embedding"), parts("encoder/layers_0/mlp/wo/kernel")]}
-  if not steps:
-    print(json.dumps(report))
-    continue
-  state = initializer.from_scratch(jax.random.PRNGKey(0))
-  run = trainer.Trainer(
-    model=model, train_state=state, partitioner=partitioner, eval_names=[], summary_dir=None,
-    train_state_axes=initializer.train_state_axes, rng=jax.random.PRNGKey(0),
-    learning_rate_fn=schedule, num_microbatches=None,
-  )
-  for _ in range(steps):
-    state, metrics = run._partitioned_train_step(state, partitioner.to_devices(batch))
-    report["losses"].append(float(metrics["loss"].compute()))
-  run.close()
-  print(json.dumps(report))
+  initializer = train_state.TrainStateInitializer(
+    None, model.get_initial_variables, {"inputs": (16, 8), "targets": (16, 8)}, partitioner)
+  shapes, placed = (
+    traverse_util.flatten_dict(tree.state_dict()["target"], sep="/")
+    for tree in (initializer.global_train_state_shape,
+                 partitioner.shardings(initializer.train_state_axes)))
+  print(json.dumps([file, [
+    len(set(map(str, placed[name].devices_indices_map(shapes[name].shape).values())))
+    for name in ("token_embedder/embedding", "encoder/layers_0/mlp/wo/kernel")]]))
 """
 
 
-def train(folder, steps):
-  """Runs each mesh for `steps` steps on eight devices; returns the reports."""
-  (folder / "stub.gin").write_text(_STUB)
-  both = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
-  (folder / "both.gin").write_text(both)
-  done = commands.script(_TRAIN, ROOT, steps, *CUT, cwd=folder, devices=8)
-  return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
 def test_each_mesh_cuts_what_it_says(tmp_path):
-  assert {report["file"]: tuple(report["cut"]) for report in train(tmp_path, 0)} == CUT
-
-
-@pytest.mark.slow
-def test_meshes_do_not_change_the_losses(tmp_path):
-  found = train(tmp_path, STEPS)
-  assert {report["file"] for report in found} == CUT.keys()
-  first = found[0]["losses"]
-  assert first[1] < first[0]
-  for report in found[1:]:
-    np.testing.assert_allclose(report["losses"], first, rtol=1e-5, err_msg=report["file"])
+  (tmp_path / "stub.gin").write_text(_STUB)
+  both = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
+  (tmp_path / "both.gin").write_text(both)
+  done = commands.script(_SHARDS, ROOT, *CUT, cwd=tmp_path, devices=8)
+  found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+  assert {file: tuple(cut) for file, cut in found.items()} == CUT

@@ -1,7 +1,6 @@
 """Files and folders in object stores, and what of them is the same on this machine."""
 
 import gzip
-import json
 import os
 import pathlib
 
@@ -12,8 +11,7 @@ from etils import epath
 from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.io import checksums, input_files, text_files
-from vmsst.jobs import atomic_files
-from vmsst.train import summaries
+from vmsst.jobs import outputs
 
 
 @pytest.fixture
@@ -30,28 +28,13 @@ def test_urls_and_local_paths_are_told_apart(tmp_path):
   storage.check_local(tmp_path, "the output")
   with pytest.raises(errors.InputError, match="gs://b/a: the output cannot be in an object store"):
     storage.check_local("gs://b/a", "the output")
-  logs = summaries.LogFolder(tmp_path / "a" / "b")
-  assert logs.local == tmp_path / "a" / "b"
-  assert logs.local.is_dir()
-  logs.upload()
-
-
-def test_metrics_continue_after_a_line_that_a_full_disk_has_cut(tmp_path):
-  path = tmp_path / "train" / "metrics.jsonl"
-  path.parent.mkdir()
-  path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
-  writer = summaries.SummaryWriter(str(tmp_path), "train")
-  writer.write_scalars(2, {"loss": 2.5})
-  writer.close()
-  records = [json.loads(line) for line in path.read_text().splitlines()]
-  assert records == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
 
 
 def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
   for root in ("gs://bucket/run", str(tmp_path)):
     folder = storage.path(root)
-    atomic_files.write_text(folder / "inner" / "a.txt", "one\n")
-    atomic_files.write_json(folder / "b.json", {"x": 1})
+    outputs.write_text(folder / "inner" / "a.txt", "one\n")
+    outputs.write_json(folder / "b.json", {"x": 1})
     assert os.fspath(folder / "b.json") == f"{root}/b.json"
     assert storage.names(folder) == {"inner", "b.json"}
     assert storage.names(folder / "nowhere") == set()
@@ -81,7 +64,7 @@ def test_files_are_found_by_pattern_in_stores_and_on_this_machine(store, tmp_pat
   for root in ("gs://bucket/a[b]", str(tmp_path)):
     folder = storage.path(root)
     for name in ("x.txt", "y.txt.gz", ".z.txt", "in/deep/x.txt", "in/x.tsv"):
-      atomic_files.write_text(folder / name, "text")
+      outputs.write_text(folder / name, "text")
     for pattern, found in (
       ("*.txt", [".z.txt", "x.txt"]), ("*.txt*", [".z.txt", "x.txt", "y.txt.gz"]),
       ("*/x.*", ["in/x.tsv"]), ("*/deep", ["in/deep"]), ("**/x.txt", ["in/deep/x.txt", "x.txt"]),
@@ -107,8 +90,8 @@ def test_only_what_is_named_is_removed(store):
 
 def test_a_failed_write_leaves_the_former_object(store):
   url = "gs://bucket/a"
-  atomic_files.write_text(url, "old")
-  with pytest.raises(RuntimeError), atomic_files.atomic_text(url) as file:  # noqa: PT012
+  outputs.write_text(url, "old")
+  with pytest.raises(RuntimeError), outputs.atomic_text(url) as file:  # noqa: PT012
     file.write("new")
     raise RuntimeError
   assert input_files.read_bytes(url) == b"old"
@@ -136,7 +119,7 @@ def test_close_ranges_are_read_in_one_request(store, monkeypatch):
 def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
   for root in ("gs://bucket", str(tmp_path)):
     for name in ("news [2024].tsv", "news 2.tsv", "a*.tsv", "ab.tsv"):
-      atomic_files.write_text(f"{root}/{name}", "text")
+      outputs.write_text(f"{root}/{name}", "text")
     for pattern, found in (
       ("news [2024].tsv", ["news [2024].tsv"]),
       ("news [2-4].tsv", ["news 2.tsv"]),
@@ -184,24 +167,6 @@ def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
 def test_epath_sees_the_same_objects(store):
   epath.Path("gs://bucket/a").write_text("x")  # not with TensorFlow, which has other credentials
   assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"
-
-
-def test_lines_in_a_store_are_appended_to(store):
-  url = "gs://bucket/run/train"
-  for text in ("one\n", "two\n"):
-    logs = summaries.LogFolder(url)
-    with (logs.local / "metrics.jsonl").open("a") as file:
-      file.write(text)
-    (logs.local / "inner").mkdir()
-    (logs.local / "inner" / f"events.{text[:3]}").write_text(text)
-    logs.upload(after_seconds=100)
-    assert text[:3] not in "".join(storage.names(f"{url}/inner"))
-    logs.upload()
-  assert input_files.read_bytes(f"{url}/metrics.jsonl") == b"one\ntwo\n"
-  assert storage.names(f"{url}/inner") == {"events.one", "events.two"}
-  modified = store.modified(f"{url}/metrics.jsonl")
-  logs.upload()  # nothing has changed
-  assert store.modified(f"{url}/metrics.jsonl") == modified
 
 
 @pytest.fixture

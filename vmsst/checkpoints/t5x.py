@@ -168,7 +168,7 @@ def read_params(
     )
     for name, tensor in stored.items()
   }
-  restored = _restore(checkpoint, args)
+  restored = restore(checkpoint, args)
   return {name: restored[f"{PARAMETERS}/{name}"] for name in stored}
 
 
@@ -212,11 +212,15 @@ def ignore_abandoned_io() -> None:
 
 
 def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
-  return _restore(checkpoint, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
+  return restore(checkpoint, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
 
-def _restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
-  """Returns the arrays of a checkpoint that have a key in `flat`."""
+def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
+  """Returns the arrays of a checkpoint that have a key in `flat`.
+
+  Raises:
+    InputError: the checkpoint is damaged.
+  """
   state = checkpoint / "state"
   args = traverse_util.unflatten_dict(dict(flat), sep="/")
   item = jax.tree.map(lambda _: 0, args)

@@ -11,7 +11,7 @@ from absl import logging
 
 from vmsst import storage
 from vmsst.checkpoints import t5x
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 from vmsst.train import checkpoints
 
 Scalars = Mapping[str, float]
@@ -102,7 +102,7 @@ class KeepBestAction(BaseAction):
       best = None
     if best is None or self._sign * (value - best["value"]) > 0:
       best = {"checkpoint": name, "metric": metric, "value": value}
-      atomic_files.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
+      outputs.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
     return False
 
 

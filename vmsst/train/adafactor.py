@@ -105,11 +105,6 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
   roles = tuple(rules[name] for name in names)
   if not {"row", "column"} <= set(roles):
     return tuple("batch" if role == "batch" else "none" for role in roles)
-  if "none" in roles:
-    raise InputError(
-      f"Adafactor: parameter {path} with the logical axes {tuple(names)} has rows, columns and "
-      f"unfactored axes ({', '.join(roles)}); make all or none factored"
-    )
   return roles
 
 
@@ -196,7 +191,7 @@ class Adafactor(OptimizerDef):
     """Sets the roles from the logical axes of the parameters, if `logical_factor_rules`.
 
     Raises:
-      InputError: An axis has no rule, or the rules of a parameter contradict each other.
+      InputError: An axis has no rule.
     """
     if self.logical_factor_rules is not None:
       self._roles = {

@@ -27,7 +27,6 @@ from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import layer_stacks, tensors
 from vmsst.io import checksums
-from vmsst.jobs import work_folders
 from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
 
@@ -113,39 +112,35 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   Raises:
     InputError: All checkpoints are damaged, or one is in a format that only upstream T5X reads.
   """
-  step = _set_damaged_aside(model_dir) if jax.process_index() == 0 else -1
+  step = -1
+  if jax.process_index() == 0:
+    damaged: dict[epath.Path, str] = {}
+    for path in reversed(_folders(model_dir)):
+      problem: str | None = "it has no folder state"
+      if t5x.is_complete(path):
+        problem = checksums.damage(path)
+      else:
+        t5x.refuse_legacy(path)
+        if storage.is_url(path):
+          continue  # It is being written, or `CheckpointManager` removes it.
+      if problem is None:
+        step = checkpoint_step(path)
+        break
+      damaged[path] = problem
+    if damaged and step < 0:
+      problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
+      raise InputError(
+        f"every checkpoint in {model_dir} is damaged: {problems}. Set another MODEL_DIR to start "
+        "over"
+      )
+    for path, problem in damaged.items():
+      aside = path.parent / f"{_DAMAGED}{path.name}"
+      storage.remove(aside)
+      storage.rename(path, aside)
+      logging.warning("%s is damaged: %s. Renamed to %s.", path, problem, aside.name)
   if jax.process_count() > 1:
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
   return None if step < 0 else epath.Path(storage.path(model_dir)) / f"{PREFIX}_{step}"
-
-
-def _set_damaged_aside(model_dir: str) -> int:
-  """Renames damaged newer checkpoints; returns the step of the newest intact one, -1 for none."""
-  damaged: dict[epath.Path, str] = {}
-  for path in reversed(_folders(model_dir)):
-    if t5x.is_complete(path):
-      problem = checksums.damage(path)
-    else:
-      t5x.refuse_legacy(path)
-      if storage.is_url(path):
-        continue  # It is being written, or `CheckpointManager` removes it.
-      problem = "it has no folder state"
-    if problem is None:
-      for bad, reason in damaged.items():
-        aside = bad.parent / f"{_DAMAGED}{bad.name}"
-        storage.remove(aside)
-        storage.rename(bad, aside)
-        logging.warning("%s is damaged: %s. Renamed to %s.", bad, reason, aside.name)
-        logging.warning("Resuming from %s.", path)
-      return checkpoint_step(path)
-    damaged[path] = problem
-  if damaged:
-    raise InputError(
-      f"every checkpoint in {model_dir} is damaged: "
-      + "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
-      + ". Set another MODEL_DIR to start over"
-    )
-  return -1
 
 
 def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
@@ -155,8 +150,6 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     InputError: There are none, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
-  if not paths:
-    raise InputError("RestoreCheckpointConfig.path is empty; set it to the path of a checkpoint")
   checkpoints: list[epath.Path] = []
   for given in paths:
     path = epath.Path(storage.path(given))
@@ -165,11 +158,13 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
-      inside = all_checkpoints(path)
-      if not inside:
+      if not (inside := all_checkpoints(path)):
         t5x.refuse_legacy(path)
-        raise InputError(f"no checkpoint_<step> in {path}; set another path")
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
+  if not checkpoints:
+    raise InputError(
+      f"no checkpoint_<step> in {cfg.path}; set another RestoreCheckpointConfig.path"
+    )
   for path in checkpoints if jax.process_index() == 0 else ():
     problem = checksums.damage(path) if (path / "state").is_dir() else None
     if problem:
@@ -181,83 +176,18 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
   """Returns the single checkpoint that `cfg` refers to.
 
   Raises:
-    InputError: There is none, or `cfg` may refer to several.
+    InputError: There is none, or there are several.
   """
-  if cfg.mode == "all" or not isinstance(cfg.path, str | os.PathLike):
+  paths = find_checkpoints(cfg)
+  if len(paths) != 1:
     raise InputError(
-      "RestoreCheckpointConfig: one checkpoint is needed; set one path and mode 'specific' or "
-      "'latest'"
+      f"RestoreCheckpointConfig has {len(paths)} checkpoints; set mode 'specific' or 'latest'"
     )
-  return find_checkpoints(cfg)[0]
+  return paths[0]
 
 
 # --------------------------------------------------------------------------------------------
 # Reading
-
-
-def apply_assignment_map(
-  model: Mapping[str, Any],
-  assignment_map: AssignmentMap,
-  stored: Mapping[str, Any],
-  path: epath.Path,
-) -> dict[str, layer_stacks.Source | None]:
-  """Returns, for each array of the model, what to read of the checkpoint; None: nothing.
-
-  Args:
-    model: The model's arrays by name, such as `target/encoder/layers_0/mlp/wi/kernel`.
-    assignment_map: See `RestoreCheckpointConfig`.
-    stored: The checkpoint's arrays by name.
-    path: The checkpoint, for messages.
-
-  Raises:
-    InputError: A rule matches nothing, or names an array that the checkpoint lacks.
-  """
-  for pattern, _ in assignment_map:
-    try:
-      re.compile(pattern)
-    except re.error as error:
-      raise InputError(
-        f"assignment_map: {pattern!r} is not a regular expression: {error}"
-      ) from error
-  unused = {pattern for pattern, _ in assignment_map}
-  absent: list[str] = []
-  sources: dict[str, layer_stacks.Source | None] = {}
-  for name, array in model.items():
-    sources[name] = _find(name, array.shape, stored)
-    for pattern, replacement in assignment_map:
-      match = re.fullmatch(pattern, name)
-      if match:
-        unused.discard(pattern)
-        sources[name] = None
-        if replacement is not None:
-          source = match.expand(replacement)
-          sources[name] = _find(source, array.shape, stored)
-          if sources[name] is None:
-            absent.append(source)
-        break
-  if absent:
-    raise InputError(
-      f"{path} lacks {tensors.some(absent, 5)}, which assignment_map reads; it has "
-      f"{tensors.some(stored, 5)}. Use a checkpoint of the same model and number of layers"
-    )
-  if unused:
-    raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
-      f"{tensors.some(model, 5)}"
-    )
-  return sources
-
-
-def _find(
-  name: str, shape: tuple[int, ...], stored: Mapping[str, Any]
-) -> layer_stacks.Source | None:
-  """Returns what makes an array; None if the checkpoint lacks it.
-
-  Only parameters may be in the other layout of layers: Adafactor factors other axes of a stack.
-  """
-  if not name.startswith("target/"):
-    return layer_stacks.Source((name,)) if name in stored else None
-  return layer_stacks.find(name, shape, stored)
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,24 +226,43 @@ def find_arrays(
   Raises:
     InputError: An array is missing or has another shape; the message names it.
   """
-  model = _flatten(shapes)
-  sources = apply_assignment_map(model, assignment_map or (), stored, path)
-  sources_found = {name: source for name, source in sources.items() if source is not None}
-  missing = [name for name in sources if name not in sources_found]
-  if missing and not may_lack:
+  model, unused = _flatten(shapes), {pattern for pattern, _ in assignment_map or ()}
+  sources: dict[str, layer_stacks.Source] = {}
+  missing: list[str] = []
+  for name, array in model.items():
+    stored_name, is_needed = name, not may_lack
+    for pattern, replacement in assignment_map or ():
+      if match := re.fullmatch(pattern, name):
+        unused.discard(pattern)
+        stored_name = "" if replacement is None else match.expand(replacement)
+        is_needed |= bool(stored_name)  # An array that a rule names must exist.
+        break
+    source = None
+    if stored_name.startswith("target/"):
+      source = layer_stacks.find(stored_name, array.shape, stored)
+    elif stored_name in stored:  # Adafactor factors other axes of stacked layers than of layers.
+      source = layer_stacks.Source((stored_name,))
+    if source is not None:
+      sources[name] = source
+      if (saved := source.shape(stored)) != tuple(array.shape):
+        raise InputError(
+          f"{name} has shape {tuple(array.shape)} in the model and {saved} in {path} "
+          f"({source.names[0]}); use a checkpoint of the same model and size"
+        )
+    elif is_needed:
+      missing.append(stored_name or name)
+  if unused:
     raise InputError(
-      f"{path} lacks {tensors.some(missing, 5)}; it has {tensors.some(stored, 5)}. To initialize "
-      "missing arrays, set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True. "
-      "If only the optimizer state is missing, keep the run's scan_layers"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
+      f"{tensors.some(model, 5)}"
     )
-  for name, source in sources_found.items():
-    wanted, saved = tuple(model[name].shape), source.shape(stored)
-    if wanted != saved:
-      raise InputError(
-        f"{name} has shape {wanted} in the model and {saved} in {path} ({source.names[0]}); use a "
-        "checkpoint of the same model and size"
-      )
-  return sources_found
+  if missing:
+    raise InputError(
+      f"{path} lacks {tensors.some(missing, 5)}; it has {tensors.some(stored, 5)}. Use a "
+      "checkpoint of the same model, or initialize them by RestoreCheckpointConfig.assignment_map "
+      "and fallback_to_scratch=True. If only the optimizer state is missing, keep scan_layers"
+    )
+  return sources
 
 
 def restore(
@@ -343,7 +292,6 @@ def restore(
   stored = stored_arrays(path)
   sources = find_arrays(path, stored, shapes, assignment_map, may_lack=fallback is not None)
   missing = [name for name in model if name not in sources]
-  read: dict[str, Any] = {}
   args: dict[str, Any] = {}
   for name, source in sources.items():
     kept = dtype is None or not name.startswith("target/")
@@ -354,25 +302,15 @@ def restore(
       spec = (None, *spec)
     sharding = jax.sharding.NamedSharding(placement[name].mesh, jax.sharding.PartitionSpec(*spec))
     for part in source.names:
-      read[part] = model[name]
       args[part] = ocp.ArrayRestoreArgs(
         sharding=sharding,
         global_shape=tuple(stored[part].shape),
         dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
       )
   if (path / "state").is_dir():
-    with ocp.PyTreeCheckpointer() as checkpointer:
-      tree = checkpointer.restore(
-        path / "state",
-        args=ocp.args.PyTreeRestore(
-          item=traverse_util.unflatten_dict(read, sep="/"),
-          restore_args=traverse_util.unflatten_dict(args, sep="/"),
-          partial_restore=True,
-        ),
-      )
-    arrays = _flatten(tree)
+    arrays = t5x.restore(path, args)
   else:
-    arrays = {part: _placed(stored[part], args[part]) for part in read}
+    arrays = {part: _placed(stored[part], args[part]) for part in args}
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in sources.items():
@@ -496,16 +434,11 @@ class CheckpointManager:
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Finishes writing; on failure removes partial checkpoints and raises InputError."""
-    try:
-      if not self._failed:
-        with self._explained():
-          self._manager.wait_until_finished()
-          self._manager.close()
-    finally:
-      if self._failed and jax.process_index() == 0:
-        for folder in self._model_dir.glob(f"{PREFIX}_*{ocp.utils.TMP_DIR_SUFFIX}*"):
-          work_folders.remove_folder(folder)
+    """Finishes writing; the next run removes a checkpoint that could not be written."""
+    if not self._failed:
+      with self._explained():
+        self._manager.wait_until_finished()
+        self._manager.close()
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ import itertools
 import json
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -204,13 +203,8 @@ class DataState:
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
-      try:
-        record = json.loads(path.read_text())
-        return cls(int(record["batches"]), record["dataset"])
-      except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-          f"{path} is damaged; delete the folder {path.parent} to replay the data instead"
-        ) from error
+      record = json.loads(path.read_text())
+      return cls(record["batches"], record["dataset"])
     names = storage.names(folder)
     # Files of a state are in `folder`, or in folders there.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
@@ -260,12 +254,10 @@ class TrainIterator:
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)
-    self._position = 0  # step of the dataset's next batch, in the thread that reads
-    self._taken = 0  # step of the next batch, in the thread that trains
-    self._states: dict[int, DataState] = {}  # by step, of the batches that were read ahead
+    self._state: DataState | None = None  # before the next batch; None until the reader is there
     # Batches that processes trim together, so that all of them have the same shapes.
     self._together = 1 if can_trim() else _TOGETHER
-    self._trimmed: collections.deque[dict[str, jax.Array]] = collections.deque()
+    self._trimmed: collections.deque[tuple[DataState, dict[str, jax.Array]]] = collections.deque()
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(_AHEAD, self._together))
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
@@ -279,17 +271,10 @@ class TrainIterator:
         with the batch of step 0.
     """
     if saved is not None and saved.position <= step:
-      self._restore(saved)
-    if step > self._position:
-      logging.info("Skipping %d batches that the run has trained on.", step - self._position)
-    self._taken = step
-    self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
-    self._thread.start()
-
-  def _restore(self, saved: DataState) -> None:
-    if saved.dataset is not None:
       try:
-        self._batches.set_state({"batches": saved.position, "dataset": saved.dataset})
+        if saved.dataset is not None:
+          self._batches.set_state({"batches": saved.position, "dataset": saved.dataset})
+        self._first = saved
       except (KeyError, TypeError, ValueError, IndexError) as error:
         logging.warning(
           "Cannot use the data iterator state of step %d (%r); the data is read from the start.",
@@ -297,30 +282,26 @@ class TrainIterator:
           error,
         )
         self._batches.reset()
-        return
-    self._position = saved.position
-    self._first = saved
+    self._thread = threading.Thread(target=self._read, args=(step,), daemon=True, name="data")
+    self._thread.start()
 
   def _read(self, step: int) -> None:
+    """Puts the state before the batch of a step, then batches, each with the state after it."""
+    position, batch = self._first.position, None
     try:
-      while self._position < step and not self._closed.is_set():
-        next(self._batches)
-        self._position += 1
-      self._record()
+      if step > position:
+        logging.info("Skipping %d batches that the run has trained on.", step - position)
       while not self._closed.is_set():
+        if position >= step:
+          self._put((DataState(position, self._batches.state()["dataset"]), batch))
         batch = {name: np.asarray(value) for name, value in next(self._batches).items()}
-        self._position += 1
-        self._record()
-        alone = self._together == 1
-        self._put(self._partitioner.to_devices(trim_padding(batch)) if alone else batch)
+        position += 1
+        if position > step and self._together == 1:
+          batch = self._partitioner.to_devices(trim_padding(batch))
     except StopIteration:
       self._put(InputError("the training data ended: the dataset does not repeat; add .repeat()"))
     except BaseException as error:  # raised in the training thread
       self._put(error)
-
-  def _record(self) -> None:
-    """Keeps the state before the next batch."""
-    self._states[self._position] = DataState(self._position, self._batches.state()["dataset"])
 
   def _put(self, item: Any) -> None:
     while not self._closed.is_set():
@@ -331,26 +312,27 @@ class TrainIterator:
 
   def state(self) -> DataState:
     """Returns the state before the batch that `next` returns next."""
-    while self._taken not in self._states and self._thread and self._thread.is_alive():
-      time.sleep(0.01)  # it skips batches, or is reading this one
-    return self._states.get(self._taken, self._first) if self._save_state else self._first
+    if self._state is None:
+      self._state, _ = self._take()
+    return self._state if self._save_state else self._first
 
   def __iter__(self) -> Iterator[dict[str, jax.Array]]:
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    if self._together > 1 and not self._trimmed:
-      batches = [self._take() for _ in range(self._together)]
-      sixteenths_here = np.array([used_sixteenths(batch) for batch in batches])
+    self.state()
+    if self._together == 1:
+      self._state, batch = self._take()
+      return batch
+    if not self._trimmed:
+      items = [self._take() for _ in range(self._together)]
+      sixteenths_here = np.array([used_sixteenths(batch) for _, batch in items])
       all_processes = np.reshape(
         multihost_utils.process_allgather(sixteenths_here), [-1, self._together]
       )
-      sixteenths = all_processes.max(axis=0)
-      for batch, part in zip(batches, sixteenths.tolist(), strict=True):
-        self._trimmed.append(self._partitioner.to_devices(trim_padding(batch, part)))
-    batch = self._trimmed.popleft() if self._together > 1 else self._take()
-    del self._states[self._taken]
-    self._taken += 1
+      for (state, batch), part in zip(items, all_processes.max(axis=0).tolist(), strict=True):
+        self._trimmed.append((state, self._partitioner.to_devices(trim_padding(batch, part))))
+    self._state, batch = self._trimmed.popleft()
     return batch
 
   def _take(self) -> Any:

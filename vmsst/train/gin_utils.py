@@ -1,5 +1,6 @@
 """Parsing gin configurations: `t5x.gin_utils` of the bundled runtime."""
 
+import contextlib
 import difflib
 import inspect
 import io
@@ -7,7 +8,7 @@ import math
 import os
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -21,6 +22,7 @@ from vmsst.jobs import outputs
 
 # Raised by gin for errors in a file or a binding.
 _UNPARSED = (
+  OSError,
   ValueError,
   SyntaxError,
   tokenize.TokenError,
@@ -87,15 +89,8 @@ def parse_gin_flags(
   for path in gin_search_paths:
     gin.add_config_file_search_path(path)
   for file in gin_files:
-    try:
+    with _explained(file):
       gin.parse_config_file(file)
-    except OSError as error:
-      missing = re.search(r"file:? (\S+?)\.? ", str(error))
-      searched = ", ".join(x if storage.is_url(x) else os.path.abspath(x) for x in gin_search_paths)
-      name = missing[1] if missing else file
-      raise InputError(f"gin file {name!r} not found; searched: {searched}") from error
-    except _UNPARSED as error:
-      raise InputError(f"{file}: {_explain(error)}") from error
   # The macros that the parsed files define or use. Gin would accept a misspelled one.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
   for reference in gin.config.iterate_references(bindings()):
@@ -108,22 +103,16 @@ def parse_gin_flags(
       nearest = difflib.get_close_matches(name.upper(), upper, n=3, cutoff=0.5)
       suggestion = f"; did you mean {' or '.join(upper[x] for x in nearest)}?" if nearest else ""
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
-    try:
+    with _explained(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
-    except _UNPARSED as error:
-      unquoted = isinstance(error, SyntaxError | tokenize.TokenError)
-      hint = f"; put strings in inner quotes, like --gin.{name}=\"'text'\"" if unquoted else ""
-      raise InputError(f"--gin.{binding}: {_explain(error)}{hint}") from error
   _check_types()
   if finalize_config:
     if unset := unset_macros():
       raise InputError(
         f"{', '.join(unset)}: no value; set --gin.{unset[0]}=VALUE (strings in inner quotes)"
       )
-    try:
+    with _explained("gin"):
       gin.finalize()
-    except _UNPARSED as error:
-      raise InputError(f"gin: {_explain(error)}") from error
 
 
 def unset_macros() -> list[str]:
@@ -200,14 +189,24 @@ def _check_types() -> None:
         continue  # the value is not known yet, or msgspec does not check this type
 
 
-def _explain(error: BaseException) -> str:
-  """Returns gin's message in one line, with the place in an included file."""
-  if isinstance(error, SyntaxError):
-    reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
-    return f"line {error.lineno}: cannot parse {(error.text or '').strip()!r} ({reason})"
-  # Gin does not change the message of an error in an included file.
-  if isinstance(error, tokenize.TokenError) and len(error.args) > 1:
-    return f"line {error.args[1][0]}: {error.args[0]}"
-  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  places = [f" ({line})" for line in lines[1:] if line.startswith("In file")]
-  return "".join([*(lines[:1] or [type(error).__name__]), *places[:1]])
+@contextlib.contextmanager
+def _explained(source: str, hint: str = "") -> Iterator[None]:
+  """Turns an error of gin into one line, with the place in an included file.
+
+  Args:
+    source: A gin file or a binding.
+    hint: What to do if its syntax is wrong.
+  """
+  try:
+    yield
+  except _UNPARSED as error:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = lines[0] if lines else type(error).__name__
+    message += "".join(f" ({line})" for line in lines[1:] if line.startswith("In file"))
+    if isinstance(error, SyntaxError):
+      reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
+      text = (error.text or "").strip()
+      message = f"line {error.lineno}: cannot parse {text!r} ({reason}){hint}"
+    elif isinstance(error, tokenize.TokenError) and len(error.args) > 1:
+      message = f"line {error.args[1][0]}: {error.args[0]}{hint}"
+    raise InputError(f"{source}: {message}") from error

@@ -19,7 +19,6 @@ from jax.experimental import multihost_utils
 
 from vmsst import storage
 from vmsst.data import loader
-from vmsst.errors import InputError
 from vmsst.io import checksums, input_files, manifest, progress_bar
 from vmsst.jobs import job
 from vmsst.train import checkpoints, gin_utils, inference, partitioning, progress, train_state
@@ -70,8 +69,6 @@ def infer(
   Raises:
     InputError: The configuration, the data or the checkpoint cannot be used.
   """
-  if shard_id >= num_shards:
-    raise InputError(f"infer.shard_id is {shard_id}; set it below num_shards={num_shards}")
   provider = loader.get_mixture_or_task(dataset_cfg)
   loader.check_split(dataset_cfg)
   lengths = dataset_cfg.task_feature_lengths

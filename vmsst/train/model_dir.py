@@ -33,8 +33,8 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
     A function that raises InputError if another run has taken the folder over.
 
   Raises:
-    InputError: The path is relative or not writable, another run uses the folder, or the disk is
-      full, read-only or broken.
+    InputError: The path is relative, another run uses the folder, or the disk is full, read-only
+      or broken.
   """
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
@@ -58,12 +58,9 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
       if isinstance(path, pathlib.Path):
         for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
           stack.callback(outputs.remove_if_empty, str(folder))
-        try:
-          path.mkdir(parents=True, exist_ok=True)
-          if claim:
-            stack.enter_context(outputs.owned(path, is_folder=True))
-        except OSError as error:
-          raise InputError(f"{name} {model_dir} cannot be written to: {error.strerror}") from error
+        path.mkdir(parents=True, exist_ok=True)
+        if claim:
+          stack.enter_context(outputs.owned(path, is_folder=True))
       elif claim:
         storage.write(url, run_id)
         checks_id = True

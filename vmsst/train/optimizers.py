@@ -9,7 +9,6 @@ metrics. The macro SCHEDULE of gin/runs/train.gin is that of both:
 """
 
 import abc
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -124,10 +123,9 @@ def chain(
     names = traverse_util.flatten_dict(params, sep="/")
     for pattern in frozen:
       if not any(re.fullmatch(pattern, name) for name in names):
-        near = difflib.get_close_matches(pattern, names, cutoff=0.3) or [*names][:3]
+        examples = ", ".join([*names][:3])
         raise errors.InputError(
-          f"optimizers.chain.frozen: {pattern!r} matches no parameter; names are {', '.join(near)} "
-          "..."
+          f"optimizers.chain.frozen: {pattern!r} matches no parameter; names are {examples} ..."
         )
     is_frozen = {name: any(re.fullmatch(x, name) for x in frozen) for name in names}
     return traverse_util.unflatten_dict(is_frozen, sep="/")

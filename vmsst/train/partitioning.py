@@ -123,11 +123,6 @@ class PjitPartitioner:
       )
     model_size = num_partitions or math.prod(model_parallel_submesh or (1,))
     devices = all_devices()
-    if len(devices) % model_size:
-      raise InputError(
-        f"num_partitions={model_size} does not divide the {len(devices)} available devices; choose "
-        "a divisor"
-      )
     shape = (len(devices) // model_size, model_size)
     try:
       device_array = mesh_utils.create_device_mesh(shape, devices)
@@ -177,27 +172,17 @@ class PjitPartitioner:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
 
     Collections of the model that have no logical axes are replicated.
-
-    Raises:
-      InputError: No rule has the axis name of a parameter.
     """
     axes = train_state.as_logical_axes()
-    known = {name for name, _ in self.logical_axis_rules}
 
-    def to_mesh(name: str, names: Any) -> Any:
+    def to_mesh(names: Any) -> Any:
       if names is None or names is traverse_util.empty_node:
         return names
-      unknown = [axis for axis in names if axis is not None and axis not in known]
-      if unknown:
-        raise InputError(
-          f"{name} has logical axis {unknown[0]!r}, but no sharding rule has it; add one by "
-          "standard_logical_axis_rules.additional_rules"
-        )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 
     flat = traverse_util.flatten_dict(axes.state_dict(), keep_empty_nodes=True, sep="/")
     replicated = dict.fromkeys(traverse_util.flatten_dict(train_state.state_dict(), sep="/"))
-    mesh_axes = {**replicated, **{name: to_mesh(name, names) for name, names in flat.items()}}
+    mesh_axes = {**replicated, **{name: to_mesh(names) for name, names in flat.items()}}
     return axes.restore_state(traverse_util.unflatten_dict(mesh_axes, sep="/"))
 
   def shardings(self, mesh_axes: Any) -> Any:

@@ -19,10 +19,6 @@ from vmsst.errors import InputError
 Step = Int[jax.Array, ""] | int
 Schedule = Callable[[Step], Float[jax.Array, ""]]
 
-_FACTORS_OF_WARMUP = frozenset(
-  ["linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"]
-)
-
 
 def create_learning_rate_scheduler(
   factors: str = "constant * linear_warmup * rsqrt_decay",
@@ -39,7 +35,7 @@ def create_learning_rate_scheduler(
   With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
 
   * constant: base_learning_rate,
-  * linear_warmup: min(1, t / w),
+  * linear_warmup: min(1, t / w); w is at least 1 here and in the next three factors,
   * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
     constant and the warm-up, so use it alone,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
@@ -62,26 +58,27 @@ def create_learning_rate_scheduler(
     min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
 
   Raises:
-    InputError: A factor is unknown or needs at least one warm-up step.
+    InputError: A factor is unknown.
   """
+  warmup = max(1, warmup_steps)
 
   def decay_by_cosine(rate, t):
     cycles = jnp.maximum(0.0, (t - warmup_steps) / float(steps_per_cycle))
     return rate * jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * (cycles % 1.0))))
 
   def decay_linearly(rate, t):
-    up_then_down = jnp.minimum(t / warmup_steps, 1.0 + decay_factor * (warmup_steps - t))
+    up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
   # Each entry multiplies the rate so far. The order of operations determines the last bit of the
   # result, and thus whether both runtimes train to the same numbers.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
-    "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup_steps),
+    "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),
     "linear_decay": decay_linearly,
-    "rsqrt_decay": lambda rate, t: rate / jnp.sqrt(jnp.maximum(t, warmup_steps)),
+    "rsqrt_decay": lambda rate, t: rate / jnp.sqrt(jnp.maximum(t, warmup)),
     "rsqrt_normalized_decay": lambda rate, t: (
-      rate * jnp.sqrt(warmup_steps) / jnp.sqrt(jnp.maximum(t, warmup_steps))
+      rate * jnp.sqrt(warmup) / jnp.sqrt(jnp.maximum(t, warmup))
     ),
     "decay_every": lambda rate, t: rate * decay_factor ** (t // steps_per_decay),
     "cosine_decay": decay_by_cosine,
@@ -93,11 +90,6 @@ def create_learning_rate_scheduler(
       raise InputError(
         f"create_learning_rate_scheduler.factors = {factors!r}: unknown factor {name!r}; "
         f"use {', '.join(sorted(apply_factor))}"
-      )
-    if name in _FACTORS_OF_WARMUP and warmup_steps < 1:
-      raise InputError(
-        f"create_learning_rate_scheduler.warmup_steps = {warmup_steps}: the factor {name!r} needs "
-        "at least 1; raise it or remove the factor"
       )
 
   def schedule(step: Step) -> Float[jax.Array, ""]:

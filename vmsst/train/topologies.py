@@ -1,6 +1,5 @@
 """Devices that need not be there, to compile for, as in `t5x train --dry_run --topology=h100:8`."""
 
-import re
 from typing import Any
 
 import jax
@@ -46,29 +45,23 @@ def devices(name: str) -> list[Any]:
   """
   kind, _, count = name.partition(":")
   jax.config.update("jax_platforms", "cpu")  # arrays are on this machine
-  if kind not in _GPUS:
-    try:
-      return list(topologies.get_topology_desc(name, platform="tpu").devices)
-    except Exception as error:  # of libtpu, whose classes differ between versions
-      raise InputError(
-        f"--topology={name}: {str(error).splitlines()[0]}; give TPUs as in v5e:2x4 (pip install "
-        f"libtpu), or one of {', '.join(_GPUS)} and a number, as in h100:8"
-      ) from None
-  if not re.fullmatch("[1-9][0-9]?", count):
-    raise InputError(f"--topology={name}: give a number of GPUs, as in {kind}:8")
-  sizes = _GPUS[kind]
-  description = _DESCRIPTION.format(*sizes, sizes[4] - 1024, kind.upper())
-  # JAX looks for the platform "gpu" among the backends of this machine, which has none.
-  canonical = xla_bridge.canonicalize_platform
-  xla_bridge.canonicalize_platform = lambda platform: (
-    "cuda" if platform in ("gpu", "cuda") else canonical(platform)
-  )
   try:
-    found = topologies.get_topology_desc(
-      platform="cuda", target_config=description, topology=f"1x1x{count}"
+    if kind not in _GPUS:
+      return list(topologies.get_topology_desc(name, platform="tpu").devices)
+    sizes = _GPUS[kind]
+    description = _DESCRIPTION.format(*sizes, sizes[4] - 1024, kind.upper())
+    # JAX looks for the platform "gpu" among the backends of this machine, which has none. There is
+    # no public way to name another one.
+    canonical = xla_bridge.canonicalize_platform
+    xla_bridge.canonicalize_platform = lambda platform: (
+      "cuda" if platform in ("gpu", "cuda") else canonical(platform)
     )
-  except Exception as error:
+    topology = topologies.get_topology_desc(
+      platform="cuda", target_config=description, topology=f"1x1x{int(count)}"
+    )
+    return list(topology.devices)
+  except Exception as error:  # The classes of libtpu's errors differ between versions.
     raise InputError(
-      f"--topology={name}: {str(error).splitlines()[0]}; pip install 'vmsst[cuda12]'"
+      f"--topology={name}: {str(error).splitlines()[0]}; give {', '.join(_GPUS)} and a number, as "
+      "in h100:8 (pip install 'vmsst[cuda12]'), or TPUs, as in v5e:2x4 (pip install libtpu)"
     ) from None
-  return list(found.devices)

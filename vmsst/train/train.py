@@ -26,7 +26,6 @@ from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
 TRAIN_METRIC_KEY = "train"
-_MODES = ("TRAIN", "TRAIN_EVAL", "INFER_EVAL")
 _NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")  # but of its training
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
@@ -109,8 +108,6 @@ def train(
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(random_seed))
   actions = actions or {}
-  if unknown := set(actions) - set(_MODES):
-    raise InputError(f"actions: unknown modes {sorted(unknown)}; use {', '.join(_MODES)}")
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   every_action = itertools.chain.from_iterable(actions.values())

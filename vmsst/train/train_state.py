@@ -20,8 +20,7 @@ from flax.linen import partitioning as flax_partitioning
 
 from vmsst import storage
 from vmsst.errors import InputError
-from vmsst.formats import tensors
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 from vmsst.train import checkpoints, partitioning
 from vmsst.train.optimizers import OptimizerDef
 
@@ -29,22 +28,12 @@ PyTree = Any
 _AXES = "_axes"
 
 
-def _restored(reference: PyTree, state_dict: PyTree, name: str) -> PyTree:
+def _restored(reference: PyTree, state_dict: PyTree) -> PyTree:
   """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
   expected = traverse_util.flatten_dict(
     {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
   )
   given = traverse_util.flatten_dict({"": state_dict}, keep_empty_nodes=True)
-  missing = [
-    name + "/".join(path)
-    for path, leaf in expected.items()
-    if path not in given and leaf is not traverse_util.empty_node
-  ]
-  if missing:
-    raise InputError(
-      f"{len(missing)} of {len(expected)} arrays of the train state are missing: "
-      f"{tensors.some(missing, 5)}. Use the model and the optimizer that were saved."
-    )
   complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
 
@@ -75,9 +64,6 @@ class TrainState(struct.PyTreeNode):
     Args:
       optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
       variables: Return value of the model's `get_initial_variables`.
-
-    Raises:
-      InputError: Logical axes are missing.
     """
     collections = flax.core.unfreeze(variables)
     specs: dict[str, PyTree] = {}  # a PartitionSpec for every variable, by collection
@@ -85,14 +71,6 @@ class TrainState(struct.PyTreeNode):
       collection = name.removesuffix(_AXES)
       given = flax.core.freeze(collections.pop(name))
       specs[collection] = flax.core.unfreeze(flax_partitioning.get_axis_names(given))
-      named = traverse_util.flatten_dict(specs[collection], sep="/")
-      present = traverse_util.flatten_dict(collections.get(collection, {}), sep="/")
-      if missing := set(present) - set(named):
-        raise InputError(
-          f"{len(missing)} variables of the model's collection {collection!r} have no logical "
-          f"axes: {tensors.some(missing, 5)}; create them with "
-          "flax.linen.partitioning.param_with_axes or variable_with_axes"
-        )
     axes = flax.core.freeze(specs)
     params = collections.pop("params")
     set_axes = getattr(optimizer_def, "set_param_axes", None)
@@ -119,20 +97,14 @@ class TrainState(struct.PyTreeNode):
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
-    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`.
-
-    Raises:
-      InputError: Arrays are missing from `state_dict`; the message names them.
-    """
+    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
     state = state_dict["state"]
     param_states = None
     if self.optimizer_def is not None:
-      param_states = _restored(
-        self.param_states, state.get("param_states", {}), "state/param_states"
-      )
+      param_states = _restored(self.param_states, state.get("param_states", {}))
     return self.replace(
       step=state["step"],
-      params=_restored(self.params, state_dict["target"], "target"),
+      params=_restored(self.params, state_dict["target"]),
       param_states=param_states,
       flax_mutables=dict(state_dict.get("flax_mutables", {})),
     )
@@ -275,4 +247,4 @@ def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
     int(np.prod(array.shape)) for name, array in arrays.items() if name.startswith("target/")
   )
   text = "\n".join([*lines, f"parameters: {parameters:,}", ""])
-  atomic_files.write_text(storage.path(folder) / "model-info.txt", text)
+  outputs.write_text(storage.path(folder) / "model-info.txt", text)

@@ -9,7 +9,7 @@ import gin
 import jax
 
 from vmsst import errors, storage
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 
 RUN_ID_FILE = "wandb_run_id.txt"
 """File in MODEL_DIR with the ID of its Weights & Biases run, which a resumed run continues."""
@@ -37,7 +37,7 @@ def summarize_run(
     name: Display name of the run; None: the name of the folder.
 
   Raises:
-    InputError: wandb is not installed or refuses the run, or `model_dir` is a URL.
+    InputError: wandb is not installed, or `model_dir` is a URL.
   """
   if jax.process_index() == 0:
     with errors.requires("wandb", "logging to Weights & Biases"):
@@ -51,19 +51,14 @@ def summarize_run(
       )
     path = storage.path(folder) / RUN_ID_FILE
     if not path.is_file():
-      atomic_files.write_text(path, secrets.token_hex(4))
+      outputs.write_text(path, secrets.token_hex(4))
     tensorboard.patch(root_logdir=folder)
-    try:
-      wandb.init(
-        project=project,
-        name=name or os.path.basename(folder),
-        id=path.read_text().strip(),
-        resume="allow",
-        dir=folder,
-        config={"gin": errors.without_credentials(gin.config_str())},
-      )
-    except wandb.errors.Error as error:
-      raise errors.InputError(
-        f"Weights & Biases: {error}; run `wandb login`, or set WANDB_MODE=offline"
-      ) from error
+    wandb.init(
+      project=project,
+      name=name or os.path.basename(folder),
+      id=path.read_text().strip(),
+      resume="allow",
+      dir=folder,
+      config={"gin": errors.without_credentials(gin.config_str())},
+    )
   summarize_config_fn(model_dir, summary_writer, step)

@@ -80,8 +80,7 @@ ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
   [
     (ADAM, None, r"lacks state/param_states/.*fallback_to_scratch=True"),
     ({}, [("target/tabel", None)], "'target/tabel' matches no array of the model"),
-    ({}, [("target/table", "target/tabel")], "lacks target/tabel, which assignment_map reads"),
-    ({}, [("(", None)], r"assignment_map: '\(' is not a regular expression"),
+    ({}, [("target/table", "target/tabel")], "lacks target/tabel; it has"),
   ],
 )
 def test_what_does_not_match_is_named(run_folder, model, rules, message):
@@ -95,8 +94,8 @@ def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   for place, mode, message in (
     (str(tmp_path), "specific", "no checkpoint_<step> folder in"),
     (str(tmp_path), "latest", "no checkpoint_<step> in"),
-    (str(run_folder), "all", "one checkpoint is needed"),
-    ([str(run_folder)], "latest", "one checkpoint is needed"),
+    ([], "latest", "no checkpoint_<step> in"),
+    (str(run_folder), "all", "has 3 checkpoints"),
   ):
     with pytest.raises(InputError, match=message):
       checkpoints.find_checkpoint(config(path=place, mode=mode))
@@ -206,7 +205,7 @@ def test_optimizer_state_of_the_other_layout_is_not_converted(tmp_path):
   with ocp.PyTreeCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "checkpoint_1" / "state", saved)
   wanted = {"encoder": {"layers_0": {"w": {"v_row": jax.ShapeDtypeStruct((4,), np.float32)}}}}
-  with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*keep the run's scan_lay"):
+  with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*keep scan_lay"):
     checkpoints.restore(
       checkpoints.all_checkpoints(tmp_path)[0], {"state": {"param_states": wanted}}, {}
     )

@@ -1,7 +1,6 @@
 """Batches: trimming, prefetching, saved iterator states."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -104,16 +103,6 @@ def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
   with pytest.raises(InputError, match="does not repeat"):
     next(iterator)
   iterator.close()
-
-
-def test_a_damaged_position_is_named(tmp_path):
-  state = data.DataState(0, None)
-  state.copy_to(tmp_path, process=0, processes=1)
-  description = tmp_path / "train_ds-000-of-001"
-  assert json.loads(description.read_text()) == {"batches": 0, "dataset": None}
-  description.write_text('{"batches": ')
-  with pytest.raises(InputError, match=r"train_ds-000-of-001 is damaged"):
-    data.DataState.read_from(tmp_path, process=0, processes=1)
 
 
 def iterate(step, saved=None, **options):

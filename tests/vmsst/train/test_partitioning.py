@@ -1,0 +1,54 @@
+"""Meshes, and the shares of a batch that processes read."""
+
+import types
+
+import numpy as np
+import pytest
+from jax.experimental import mesh_utils
+
+from vmsst.errors import InputError
+from vmsst.train import partitioning
+
+
+def test_axes_that_no_torus_has_are_made_of_parts(monkeypatch):
+  def create(shape, devices, allow_split_physical_axes=False):
+    if not allow_split_physical_axes:
+      raise NotImplementedError("Failed to find assignment for logical_axis_index 1 of size 1")
+    return np.reshape(devices, shape)
+
+  monkeypatch.setattr(mesh_utils, "create_device_mesh", create)
+  assert partitioning.PjitPartitioner(num_partitions=1).mesh.axis_names == ("data", "model")
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [{}, {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)}],
+)
+def test_meshes_that_cannot_be_are_refused(arguments):
+  with pytest.raises(InputError):
+    partitioning.PjitPartitioner(**arguments)
+
+
+def fake_partitioner(process_of_device):
+  """A partitioner whose devices belong to other processes; has only what the layout reads."""
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  devices = np.vectorize(lambda p: types.SimpleNamespace(process_index=p), otypes=[object])(
+    np.asarray(process_of_device)
+  )
+  data, model = devices.shape
+  partitioner.mesh = types.SimpleNamespace(
+    devices=devices, shape={"data": data, "model": model}, size=devices.size
+  )
+  return partitioner
+
+
+def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
+  own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
+  assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
+  shared_rows = fake_partitioner([[0, 1], [0, 1]]).get_data_layout(8)
+  assert (shared_rows.num_shards, shared_rows.shard_id) == (1, 0)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():
+  with pytest.raises(InputError, match=r"BATCH_SIZE=6 .*data axis .*\(4 of 4.*multiple of 4"):
+    fake_partitioner([[0], [0], [0], [0]]).get_data_layout(6)
