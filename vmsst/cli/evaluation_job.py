@@ -17,7 +17,7 @@ from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, results_files, suite
 from vmsst.io import checksums, input_files, manifest
-from vmsst.jobs import engines, job
+from vmsst.jobs import engines, job, outputs
 
 
 class Data:
@@ -151,8 +151,9 @@ def evaluate(
       finished=finished,
       save=save,
     )
-    with work.part(results_files.NAME) as (path, _):
-      path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+    # Not a part, whose checksum would depend on the name of the encoder.
+    content = msgspec.json.format(msgspec.json.encode(results), indent=1)
+    outputs.write_bytes(work.path(results_files.NAME), content)
     work.finish()
   return results
 
