@@ -85,7 +85,7 @@ def test_wrong_weighting_is_refused(corpus):
 def test_files_are_opened_only_when_data_is_asked_for(corpus):
   (corpus / "d.es-en.tsv.gz").write_bytes(b"broken")
   mixture = seqio.MixtureRegistry.get(_files(corpus))
-  with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz: corrupt gzip"):
+  with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz: cannot be read"):
     mixture.get_dataset(LENGTHS)
 
 
