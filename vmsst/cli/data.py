@@ -210,7 +210,7 @@ class Download:
   """Files.
 
   Attributes:
-    work: Local folder for files until they are uploaded; required if --output is not local.
+    work: Local folder for files until they are uploaded, if --output is not local.
     list: List the files with sizes and licenses, and exit.
   """
 
@@ -221,15 +221,14 @@ class Download:
     """Returns the output folder, and the local folder for files until they are uploaded."""
     if output is None:
       raise errors.InputError("--output is missing; give the output folder")
-    if storage.is_url(output) != bool(self.work):
+    if not storage.is_url(output):
+      return pathlib.Path(output), None
+    if self.work is None:
       raise errors.InputError(
         f"{output} is not local; give a local folder with --work, for files until they are uploaded"
-        if storage.is_url(output)
-        else f"--work does not apply to the local folder {output}; omit it"
       )
-    if self.work:
-      storage.check_local(self.work, "--work")
-    return storage.path(output), pathlib.Path(self.work) if self.work else None
+    storage.check_local(self.work, "--work")
+    return storage.path(output), pathlib.Path(self.work)
 
 
 def download_opus(
