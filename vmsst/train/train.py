@@ -334,7 +334,8 @@ def _stop_on_signal() -> Iterator[_Stop]:
 
   In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
   """
-  stop, previous = _Stop(), {}
+  stop = _Stop()
+  previous: dict[int, Any] = {}
 
   def handle(number: int, frame: Any) -> None:
     if number == signal.SIGINT:
