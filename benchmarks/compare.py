@@ -43,7 +43,7 @@ from vmsst.data import readers, vocabularies, vocabulary_training
 from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,7 +393,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
   """Saves the settings of a new run; raises InputError if a run was started with others."""
   before = read_json(run / "settings.json")
   if before is None:
-    atomic_files.write_json(run / "settings.json", settings)
+    outputs.write_json(run / "settings.json", settings)
   elif before != settings:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
@@ -513,8 +513,8 @@ def compare(options: argparse.Namespace) -> None:
         run_command(f"{name} of {run}", __file__, options.comparison, *arguments)
       label = row.label if name == "evaluation" else row.baseline
       results.setdefault(str(label), {})[seed] = read_json(run / f"{name}.json") or {}
-    atomic_files.write_text(output / "table.md", markdown(results))
-    atomic_files.write_json(output / "table.json", results)
+    outputs.write_text(output / "table.md", markdown(results))
+    outputs.write_json(output / "table.json", results)
   print(markdown(results))
 
 
@@ -588,7 +588,7 @@ def main() -> None:
     run = pathlib.Path(options.evaluate)
     columns = comparison_tasks.SUITES[COMPARISONS[options.comparison].suite]
     result = evaluate_run(run, options.data_root, columns, options.encoder)
-    atomic_files.write_json(run / options.result, result)
+    outputs.write_json(run / options.result, result)
     print(json.dumps({name: result[name] for name in ("scores", "seconds")}))
   except errors.InputError as error:
     raise SystemExit(f"error: {error}") from None

@@ -12,7 +12,7 @@ not the same.
 Each training runs in its own process, in turns. Prints one JSON line for each, and a last one with
 the ratios of steps per second and the accuracies: those of retrieval among 1,000 other pairs in
 both directions, before and after. Steps per second exclude the first --warm_up steps, a multiple of
-10; shapes that are compiled later are included. `whole` is the time of the whole process in seconds,
+10; shapes that are compiled later are included. `whole` are the seconds of the whole process,
 imports included.
 """
 

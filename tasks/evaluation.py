@@ -7,7 +7,6 @@ and the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100
 
 import functools
 import itertools
-import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import seqio
 from absl import logging
 
-from vmsst import errors, languages, storage
+from vmsst import errors, storage
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
@@ -26,7 +25,7 @@ from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
-from vmsst.languages import Language
+from vmsst.languages import Language, language
 from vmsst.opus import datasets
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
@@ -58,11 +57,15 @@ def tatoeba(
   Raises:
     InputError: the folder or a language does not exist.
   """
-  folder = _data_folder(root)
+  folder = storage.path(storage.absolute(root))
   paths = tatoeba_lib.paths_in(folder)
-  chosen = sorted(paths)
-  if languages is not None:
-    chosen = [_tatoeba_code(code, paths, root) for code in languages]
+  codes = {language(code): code for code in sorted(paths)}
+  wanted = [*codes] if languages is None else [*map(language, languages)]
+  if missing := [x.name for x in wanted if x not in codes]:
+    raise errors.InputError(
+      f"{root}: no test set of {', '.join(missing)}; choose among {', '.join(codes.values())}"
+    )
+  chosen = [codes[x] for x in wanted]
 
   def load() -> list[suite_lib.Task]:
     return [tatoeba_lib.task(code, *paths[code]) for code in chosen]
@@ -204,13 +207,13 @@ def suite(
   Raises:
     InputError: a benchmark is unknown, missing or damaged, or too large for memory.
   """
-  folder = _data_folder(root)
+  folder = storage.path(storage.absolute(root))
   chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
   sampled = {questions_lib.QUESTIONS.name: questions_lib.sampled(paq_distractors)}
   chosen = [sampled.get(benchmark.name, benchmark) for benchmark in chosen]
   seen = None
   if training_languages is not None:
-    seen = suite_lib.seen_test(map(languages.language, training_languages))
+    seen = suite_lib.seen_test(map(language, training_languages))
   names = []
   for benchmark in chosen:
     if reason := benchmark.files.absence(folder):
@@ -249,23 +252,6 @@ def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
       f"{benchmark.name}` on a checkpoint"
     )
   return [*tasks]
-
-
-def _data_folder(root: str) -> storage.Path:
-  """Returns the absolute path of a data folder."""
-  return storage.path(root) if storage.is_url(root) else pathlib.Path(root).expanduser().absolute()
-
-
-def _tatoeba_code(code: str, available: Iterable[str], root: str) -> str:
-  """Returns the code of a language in the file names of a folder."""
-  wanted = languages.language(code)
-  names = {languages.language(name): name for name in available}
-  if wanted not in names:
-    raise errors.InputError(
-      f"{root}: no test set of {wanted.name} ({code!r}); choose among "
-      f"{', '.join(sorted(available))}"
-    )
-  return names[wanted]
 
 
 @flax.struct.dataclass
@@ -329,12 +315,11 @@ def _pair_task(
   """Returns the task of retrieving translations among the texts of a language pair."""
   codes = tuple(map(readers.language_code, pair))
   texts = tuple(zip(*rows, strict=True))
+  metric_by_key = {"forward": "to target", "backward": "from target", "average": "average"}
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts)
-    to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
-    average = (to_target + from_target) / 2
-    metrics = {"to target": to_target, "from target": from_target, "average": average}
+    accuracies = retrieval_lib.translation_accuracy(source_ND, target_ND, texts=texts)
+    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
     return [suite_lib.Result(name, codes, metrics)]
 
   return suite_lib.Task(name, tuple(map(suite_lib.Side, codes, texts)), score)
@@ -395,7 +380,7 @@ def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
   """Returns the texts of tasks, their languages and their numbers."""
   sides = [side for task in load() for side in task.sides]
   texts = [text for side in sides for text in side.texts]
-  index_S = [languages.language(side.language).index for side in sides]
+  index_S = [language(side.language).index for side in sides]
   language_N = np.repeat(np.array(index_S, np.int32), [len(side.texts) for side in sides])
   columns = {ROW: np.arange(len(texts), dtype=np.int32), "input_language": language_N[:, None]}
   return tables.TextTable(([text] for text in texts), columns)

@@ -26,11 +26,7 @@ Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
 File = str | os.PathLike[str]
 Pairs = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, str]]
 
-_MAX_LENGTH = 128  # as in finetune.gin
 _TASK = "retrieval"
-_EVALUATION_BATCH = 512  # texts
-_STATS_PERIOD = 10  # steps that training metrics are averaged over
-_WARMUP = 0.1  # share of the steps
 
 
 def finetune(
@@ -103,7 +99,7 @@ def finetune(
   with errors.requires("train", "fine-tuning"):
     from ems_jax import teachers
     from vmsst.data import readers, teacher_vectors
-    from vmsst.encoder import bitext_embedding, encoding, loading, starting_encoders
+    from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
@@ -144,7 +140,7 @@ def finetune(
     start = encoder.path
   else:  # Its folder lacks what was trimmed, or the prompt of `with_prompt`.
     changed = encoder
-  max_length = max_length or min(encoder.max_length, _MAX_LENGTH)
+  max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
   del encoder  # frees the memory of its parameters
   bitexts: dict[str, list[BitextFile]] = {}
@@ -155,7 +151,7 @@ def finetune(
       inputs[role], bitexts[role], content = source
       if content is not None:
         contents[bitexts[role][0].paths[0]] = content
-  vectors = None
+  vectors = None  # folder of the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
   free = ("output", "steps", "patience", "slices")
@@ -164,7 +160,7 @@ def finetune(
     if changed is not None and not os.path.exists(start):
       changed.save(start)
     vocabulary = starting_encoders.vocabulary(start)
-    schedule = optimizers.one_cycle_schedule(steps, learning_rate, _WARMUP)
+    schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     trained = model(
       objective,
       starting_encoders.network(start, dropout_rate=0.1, dtype="float32", scan_layers=True),
@@ -175,22 +171,15 @@ def finetune(
       max_length=max_length,
       embedding_slices=slices,
     )
-    for path, content in contents.items():
-      outputs.write_text(path, content)
+    for file, content in contents.items():
+      outputs.write_text(file, content)
     if teacher is not None and vectors is None:
       vectors = str(folder / "teacher")
-      teaching = loading.load(teacher)
-      with job.Job(vectors, inputs={"encoder": inputs["teacher"]}) as work:
-        for bitext in bitexts["pairs"]:
-          name, digest = teacher_vectors.file_name(bitext), readers.digest(bitext)
-          if work.done(name, digest) is None:
-            with work.part(name, digest) as (path, facts):
-              facts.update(bitext_embedding.write_vectors(teaching, bitext, path), bitext=digest)
-        work.finish()
-    width = vectors and teacher_vectors.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
-    lengths = teachers.feature_lengths(
-      max_length=max_length, dimension=width or None, negatives=negatives
-    )
+      _write_vectors(teacher, bitexts["pairs"], vectors, inputs["teacher"])
+    width = None
+    if vectors is not None:
+      width = teacher_vectors.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
+    lengths = teachers.feature_lengths(max_length=max_length, dimension=width, negatives=negatives)
     known = (x for bitext in bitexts["pairs"] for x in (bitext.source, bitext.target))
     codes = readers.language_codes(known) or None
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
@@ -229,7 +218,7 @@ def finetune(
       total_steps=steps,
       eval_steps=1,
       eval_period=eval_every,
-      stats_period=_STATS_PERIOD,
+      stats_period=10,
       random_seed=seed,
       run_eval_before_training=True,
       actions={"TRAIN": [actions.TerminateOnNanAction("train")], "INFER_EVAL": of_evaluation},
@@ -340,7 +329,7 @@ def _batches(
     table = tables.open_files(name, files, negatives=negatives, teacher=teacher)
     texts.append(rows.Texts(name, table, tokenizer))
   lengths = cfg.task_feature_lengths
-  rows.check_texts(texts, lengths, rows.COUNTED)
+  rows.check_texts(texts, lengths)
   rates = [len(part.table) for part in texts]
   shard, size = (shard_id, num_shards), cfg.batch_size // num_shards
   chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=cfg.seed, shard=shard)
@@ -398,15 +387,14 @@ class Retrieval:
 
     if self._embed is None:
       self._embed = inference.get_array_fn(
-        self._model.score_batch, _EVALUATION_BATCH, train_state_axes, self._partitioner
+        self._model.score_batch, 512, train_state_axes, self._partitioner
       )
     vectors_ND, first = self._embed(self._tokens, train_state), 0
     by_pair: dict[str, dict[str, float]] = {}
     for name, sides in self._sides.items():
       middle, last = first + len(sides[0]), first + 2 * len(sides[0])
-      shares = retrieval.translation_accuracy(
-        vectors_ND[first:middle], vectors_ND[middle:last], sides
-      )
+      both = vectors_ND[first:middle], vectors_ND[middle:last]
+      shares = retrieval.translation_accuracy(*both, texts=sides)
       to_target, from_target, first = 100 * shares["forward"], 100 * shares["backward"], last
       accuracy = (to_target + from_target) / 2
       by_pair[name] = {"to_target": to_target, "from_target": from_target, "accuracy": accuracy}
@@ -434,6 +422,24 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   if os.path.isfile(record) and not os.path.isfile(description):  # A run has both.
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
+
+
+def _write_vectors(
+  teacher: str | os.PathLike[str], bitexts: "Sequence[BitextFile]", folder: str, identity: Any
+) -> None:
+  """Writes a teacher's vectors of pairs to a folder, as `vmsst data embed` does."""
+  from vmsst.data import readers, teacher_vectors
+  from vmsst.encoder import bitext_embedding, loading
+  from vmsst.jobs import job
+
+  encoder = loading.load(teacher)
+  with job.Job(folder, inputs={"encoder": identity}) as work:
+    for bitext in bitexts:
+      name, digest = teacher_vectors.file_name(bitext), readers.digest(bitext)
+      if work.done(name, digest) is None:
+        with work.part(name, digest) as (path, facts):
+          facts.update(bitext_embedding.write_vectors(encoder, bitext, path), bitext=digest)
+    work.finish()
 
 
 def _source(

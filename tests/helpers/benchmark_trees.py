@@ -8,7 +8,7 @@ import line_files
 from vmsst import storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism
-from vmsst.jobs import atomic_files
+from vmsst.jobs import outputs
 
 _REVIEW = "<item><rating>{}</rating><summary>{}</summary><text>{}</text></item>"
 
@@ -25,7 +25,7 @@ def upload(folder, url):
   """Copies a folder to a store; returns the path of the copy."""
   for path in sorted(folder.rglob("*")):
     if path.is_file():
-      atomic_files.write_bytes(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+      outputs.write_bytes(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes())
   return storage.path(url)
 
 

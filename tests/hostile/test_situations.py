@@ -131,9 +131,8 @@ def test_inputs_are_checked_before_an_encoder_is_loaded(argv, inputs, tmp_path, 
   def refuse(*_, **__):
     raise AssertionError("an encoder was loaded")
 
-  for name in ("load", "load_translator", "open_encoder"):
+  for name in ("load", "load_translator", "open_encoder", "read"):
     monkeypatch.setattr(loading, name, refuse)
-  monkeypatch.setattr(saved_encoders, "read", refuse)
   folder = shutil.copytree(inputs, tmp_path / "inputs")
   with contextlib.chdir(folder):
     line_files.write_lines(folder / "blank", ["a", ""])

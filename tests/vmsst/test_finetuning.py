@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import released_folders
 import tiny_encoders
-import tiny_tokenizers
 
 import vmsst
 from vmsst import cli, errors, finetuning
@@ -33,16 +32,13 @@ OPTIONS |= {"dev": pairs_of(30, 60), "freeze_tokens": True, "max_length": 20}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("finetune") / "source"
-  prompts = {"config_sentence_transformers.json": {"prompts": {"query": "query: "}}}
-  return released_folders.write(folder, "bert", prompts)
+  return released_folders.write(tmp_path_factory.mktemp("finetune") / "source", "bert", {})
 
 
 @pytest.fixture(scope="module")
 def chained(source):
   """A folder with several layers after the pooling."""
-  dense = released_folders.dense("modules.activation.GELU")
-  layers = [("LayerNorm", {}), ("Dropout", {"dropout": 0.1}), dense, ("Normalize", {})]
+  layers = [("LayerNorm", {}), released_folders.dense("modules.activation.GELU"), ("Normalize", {})]
   files = released_folders.chain({"pooling_mode": ["cls", "weightedmean"]}, *layers)
   files["config_sentence_transformers.json"] = {"prompts": {"query": "query: "}}
   return released_folders.write(source.parent / "chained", "bert", files)
@@ -86,62 +82,59 @@ def test_only_the_frozen_table_keeps_its_values(chained, tuned):
   )
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
   assert "token_embedder/embedding" in same
-  trained = {"encoder/layers_0/mlp/wi/kernel", "head_0/scale", "head_2/kernel"}
+  trained = {"encoder/layers_0/mlp/wi/kernel", "head_0/scale", "head_1/kernel"}
   assert trained <= before.keys() - same
 
 
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    ({"learning_rate": 0.1, "steps": 8}, "another job: learning_rate is 0.001, not 0.1; give"),
-    ({"dev": pairs_of(30, 50)}, "another job: dev is "),
-    ({"trim": True}, "another job: encoder is "),
-  ],
-)
-def test_a_finished_run_stays_as_it_is(chained, tuned, change, message):
+def test_a_finished_run_stays_as_it_is(chained, tuned):
   before = {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()}
-  options = {**OPTIONS, **change}
-  start = vmsst.load(chained).trim(["red"]) if options.pop("trim", False) else chained
-  with pytest.raises(errors.InputError, match=message):
-    vmsst.finetune(start, pairs_of(0, 30), output=tuned, **options)
+  trimmed = vmsst.load(chained).trim(["red"])
+  for start, change, message in (
+    (chained, {"learning_rate": 0.1, "steps": 8}, "learning_rate is 0.001, not 0.1; give another"),
+    (chained, {"dev": pairs_of(30, 50)}, "dev is "),
+    (trimmed, {}, "encoder is "),
+  ):
+    with pytest.raises(errors.InputError, match=f"is of another job: {message}"):
+      vmsst.finetune(start, pairs_of(0, 30), output=tuned, **OPTIONS | change)
   assert {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("objective", [
-  "contrastive",
-  *(pytest.param(x, marks=pytest.mark.slow) for x in ("distillation", "soft_contrastive", "ems")),
-])  # fmt: skip
-def test_objectives_from_the_command_line(source, tmp_path, objective, capsys, monkeypatch):
-  width = 4 if objective == "contrastive" else 2
-  rows = ("\t".join((*pair, "the red apple", "")[:width]) for pair in pairs_of(0, 20))
-  (tmp_path / "pairs.tsv").write_text("\n".join(rows))
-  options = ["--objective", objective, "--steps", "1", "--batch-size", "4"]
-  dev = ["--dev", str(tmp_path / "pairs.tsv")]  # a second task of this process
-  if width == 4:
-    options += ["--negatives", "2", *dev]
-  elif objective != "ems":  # a teacher with another tokenizer
-    options += ["--teacher", str(released_folders.write(tmp_path / "teacher", "xlmr", {}))]
-  command = ["finetune", *map(str, (source, tmp_path / "pairs.tsv", tmp_path / "out")), *options]
-  if width == 4:  # stopped while it evaluates first, resumed with other steps
-    evaluate = finetuning.Retrieval.evaluate
-
-    def terminate(*arguments):
-      os.kill(os.getpid(), signal.SIGTERM)
-      return evaluate(*arguments)
-
-    with monkeypatch.context() as patch:
-      patch.setattr(finetuning.Retrieval, "evaluate", terminate)
-      with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
-        cli.main([*command, "--steps", "2"])
-    assert not (tmp_path / "out" / "report.md").exists()
-    assert "opens the encoder" not in capsys.readouterr().out
+def test_a_command_that_is_stopped_resumes_with_other_steps(source, tmp_path, capsys, monkeypatch):
+  """It leaves gin's configuration alone."""
+  rows = ["\t".join((*pair, "the red apple", "")) for pair in pairs_of(0, 20)]
+  pairs, output = tmp_path / "pairs.tsv", tmp_path / "out"
+  pairs.write_text("\n".join(rows))
+  command = ["finetune", *map(str, (source, pairs, output, "--dev", pairs)), "--batch-size", "4"]
+  command += ["--negatives", "2", "--steps"]
   gin.parse_config("OF_THE_PROGRAM = 1")
   before = gin.config_str()
-  assert cli.main(command) == 0
+  evaluate = finetuning.Retrieval.evaluate
+
+  def terminate(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(*arguments)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(finetuning.Retrieval, "evaluate", terminate)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+      cli.main([*command, "2"])
+  assert not (output / "report.md").exists()
+  assert "opens the encoder" not in capsys.readouterr().out
+  assert cli.main([*command, "1"]) == 0
   assert gin.config_str() == before
-  assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
-  assert vmsst.load(tmp_path / "out").encode("red").shape == (16,)
-  assert ("\n| 0 |  | " in (tmp_path / "out" / "report.md").read_text()) == (width == 4)
+  assert f"vmsst.load('{output}')" in capsys.readouterr().out
+  assert vmsst.load(output).encode("red").shape == (16,)
+  assert "\n| 0 |  | " in (output / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["distillation", "soft_contrastive", "ems"])
+def test_other_objectives_train(source, tmp_path, objective):
+  options = {"objective": objective, "steps": 1, "batch_size": 4}
+  if objective != "ems":  # a teacher with another tokenizer
+    options["teacher"] = released_folders.write(tmp_path / "teacher", "xlmr", {})
+  tuned = vmsst.finetune(source, pairs_of(0, 20), tmp_path / "out", **options)
+  assert tuned.encode("red").shape == (16,)
 
 
 @pytest.mark.parametrize("change", ["trimmed", "prompted"])
@@ -166,20 +159,16 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-  ("languages", "pairs", "expected"),
-  [
-    (
-      ("und", "und"),
-      [{"anchor": "a", "positive": "b"}, {"positive": "d", "anchor": "c"}],
-      "a b c d",
-    ),
-    (("de", "en"), [{"en": "b", "de": "a"}, {"id": 7, "de": "c", "en": "d"}], "a b c d"),
-    (("de", "en"), [{"translation": {"en": "b", "de": "a"}, "id": 7}], "a b"),
-    (("de", "en"), [("a", "b"), ["c", "d"]], "a b c d"),
-    (("de", "en"), ["x.tsv", pathlib.Path("mined.tsv")], "a b c d e f"),
-  ],
-)
+DE_EN = ("de", "en")
+
+
+@pytest.mark.parametrize(("languages", "pairs", "expected"), [
+  (("und", "und"), [{"x": "a", "y": "b"}, {"y": "d", "x": "c"}], "a b c d"),
+  (DE_EN, [{"en": "b", "de": "a"}, {"id": 7, "de": "c", "en": "d"}], "a b c d"),
+  (DE_EN, [{"translation": {"en": "b", "de": "a"}, "id": 7}], "a b"),
+  (DE_EN, [("a", "b"), ["c", "d"]], "a b c d"),
+  (DE_EN, ["x.tsv", pathlib.Path("mined.tsv")], "a b c d e f"),
+])  # fmt: skip
 def test_pairs_are_read_by_name_and_from_several_files(
   source, tmp_path, languages, pairs, expected, monkeypatch
 ):
@@ -200,13 +189,7 @@ def test_pairs_are_read_by_name_and_from_several_files(
 
 @pytest.mark.slow
 def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path):
-  path = tmp_path / "sp.model"
-  path.write_bytes(
-    tiny_tokenizers.sentencepiece_model(
-      [x for pair in pairs_of(0, 9) for x in pair], vocab_size=100
-    )
-  )
-  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
+  vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
   config = tiny_encoders.t5_config(vocab_size=vocabulary.size)
   network = sentence_encoder.SentenceEncoder(config, 6)
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network, vocabulary))
@@ -226,28 +209,19 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"pairs": ["one text"]}, "no file matches '.*one text'"),
     ({"pairs": [("a", "b"), "one text"]}, "pair 1 of pairs is 'one text'"),
     ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs: .*'score': '0.5'"),
-    ({"pairs": [{"text": "a", "other": "b", "label": False}]}, "pair 0 of pairs: .*'label': 'F"),
     ({"pairs": [{"x": "a", "y": "b", "z": "c"}]}, "pair 0 of pairs has 3 texts, not 2"),
     ({"pairs": [{"x": "a", "y": "b"}, {"x": "a"}]}, "pair 1 of pairs: 'y' has no text"),
     ({"pairs": [{"a", "b"}]}, "pair 0 of pairs is "),
-    ({"pairs": (["a"] * 9, ["b"] * 9)}, "pair 0 of pairs has 9 texts"),
     ({"pairs": [("a", "b", "c")]}, "has 3 texts, not 2; give the number of hard"),
     ({"pairs": []}, "pairs is empty"),
-    *(
-      ({name: 0}, f"{name} is 0; set it to an integer of 1 or more")
-      for name in ("steps", "batch_size", "max_length", "eval_every", "patience", "slices")
-    ),
-    *(
-      ({"learning_rate": rate}, f"learning_rate is {rate}; set it to a positive number")
-      for rate in (-1e-3, 0, float("nan"))
-    ),
+    ({"eval_every": 0}, "eval_every is 0; set it to an integer of 1 or more"),
+    ({"patience": 0}, "patience is 0; set it to an integer of 1 or more"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; set it to a positive number"),
     ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
-    ({"pairs": "label.tsv"}, "label.tsv:1 has 3 texts, not 2"),
     ({"pairs": ["label.tsv", "semicolon.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
     ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: no TAB in 'a;b', where 2 columns are expected"),
-    ({"pairs": "empty.tsv"}, "empty.tsv: contains no pair; check"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
     ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, "out has files that this command did not write; give another folder"),
@@ -257,7 +231,6 @@ def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkey
   monkeypatch.chdir(tmp_path)
   (tmp_path / "label.tsv").write_text("a\tb\t0\n")
   (tmp_path / "semicolon.tsv").write_text("a;b\n")
-  (tmp_path / "empty.tsv").touch()
   given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "report.md").write_text("of the user")

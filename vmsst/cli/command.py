@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NoReturn, cast
 
 from vmsst import errors, storage
 from vmsst.io import input_files, text_files
-from vmsst.jobs import outputs, work_folders
+from vmsst.jobs import outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +167,13 @@ class Command:
     try:
       with contextlib.ExitStack() as stack:
         if locked:
-          stack.enter_context(work_folders.owned(output, is_folder=not file))
+          stack.enter_context(outputs.owned(output, is_folder=not file))
         self.function(**values)
         if self.message:
           print(self.message.format(**values))
     finally:
       if is_new:
-        work_folders.remove_if_empty(output)
+        outputs.remove_if_empty(output)
 
 
 class Parser(argparse.ArgumentParser):

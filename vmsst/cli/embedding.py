@@ -11,7 +11,7 @@ from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
 from vmsst.io import line_spans, npy_files, text_fields
 from vmsst.jobs import engines, job
-from vmsst.search import embedded_text, vector_store
+from vmsst.search import vector_store
 
 _SPAN_LINES = 1 << 14  # An interruption costs at most one span of each process.
 
@@ -64,10 +64,7 @@ def embed(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   cut = line_spans.cut(paths, _SPAN_LINES)
-  inputs = {
-    "encoder": encoding.identity(encoder, name),
-    "text": embedded_text.describe(paths, cut),
-  }
+  inputs = {"encoder": encoding.identity(encoder, name), "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   source = encoding.source_of(encoder, name, load)
   width = dimensions or width

@@ -71,6 +71,7 @@ def evaluate(
   from vmsst.evaluation import benchmarks, mteb_models, results_files
   from vmsst.evaluation.benchmarks import own_files
   from vmsst.io import progress_bar
+  from vmsst.jobs import engines
   from vmsst.search import device_search
 
   if list:
@@ -95,11 +96,13 @@ def evaluate(
     storage.check_local(out, "the results of MTEB")
     named_tasks = mteb_models.get_tasks(mteb)
   else:
-    chosen = benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
-    files_of = evaluation_job.Data(own_files.benchmarks(**own) if own else chosen, data)
-    for key in files_of.benchmarks if own else ():
-      files_of.tasks(key)  # Errors in files are found before encoders are opened.
-  workers = None if mteb else engine.chosen()
+    files_of_data = evaluation_job.Data(data)
+    chosen = own_files.benchmarks(**own)
+    for benchmark in chosen:  # Errors in files are found before encoders are opened.
+      files_of_data.check_unchanged(benchmark)
+      benchmark.read(files_of_data.root)
+    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
+  workers = engines.Local() if mteb else engine.chosen()
   for code in seen or ():
     languages.language(code)
   failures = []
@@ -115,7 +118,8 @@ def evaluate(
       continue
     codes = seen or getattr(model, "languages", None)
     results = evaluation_job.evaluate(
-      files_of,
+      chosen,
+      files_of_data,
       model,
       label,
       folder,
@@ -130,7 +134,7 @@ def evaluate(
     place = storage.path(folder) / results_files.NAME
     print(f"{place}; `vmsst report {folder}` shows all results")
     if failed := results["failed"]:
-      count = f"{len(failed)} of {len(files_of.benchmarks)} benchmarks failed"
+      count = f"{len(failed)} of {len(chosen)} benchmarks failed"
       failures.append(f"{count}: {', '.join(failed)}; {place} has the reasons")
   if failures:
     raise errors.InputError("; ".join(failures))
@@ -171,11 +175,11 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
     out: Output folder for report.html.
   """
   from vmsst.evaluation.report import page
-  from vmsst.jobs import atomic_files, outputs
+  from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
   outputs.check(folders, folder=out, files=[path.name])
-  atomic_files.write_text(path, page.html(folders))
+  outputs.write_text(path, page.html(folders))
   print(path)
 
 

@@ -21,45 +21,29 @@ from vmsst.jobs import engines, job
 
 
 class Data:
-  """The files of benchmarks, which several encoders share: read and hashed at most once.
+  """The files of benchmarks, which several encoders share: each is hashed once."""
 
-  Attributes:
-    benchmarks: The benchmarks by name.
-    tasks: Returns the tasks of a benchmark, given by name, or why it is absent.
-    identity: Returns what identifies the files of a benchmark, given by name.
-  """
-
-  def __init__(self, benchmarks: Iterable[suite.Benchmark], root: str | None):
-    """Raises InputError if there is no such root, or all benchmarks are absent."""
-    self.benchmarks = {benchmark.name: benchmark for benchmark in benchmarks}
-    self._root = storage.path(root or "")
-    self._checksum = functools.cache(checksums.of_file)
-    self.tasks = functools.cache(self._read)
-    self.identity = functools.cache(self._identity)
-    with storage.explained(self._root, "read"):
-      if not self._root.is_dir():
+  def __init__(self, root: str | None):
+    """Takes the data root; raises InputError if it is not a folder."""
+    self.root = storage.path(root or "")
+    with storage.explained(self.root, "read"):
+      if not self.root.is_dir():
         raise errors.InputError(f"{root}: not a folder; give one with a folder per benchmark")
-      absent = {name: x.files.absence(self._root) for name, x in self.benchmarks.items()}
-      suite.check_present({x: y for x, y in absent.items() if y}, len(absent))
-      self._versions = {name: self._version(name) for name, reason in absent.items() if not reason}
+    self._checksum = functools.cache(checksums.of_file)
+    self._first_version = functools.cache(storage.version)
 
-  def _read(self, name: str) -> Sequence[suite.Task] | str:
-    return suite.read_tasks(self.benchmarks[name], self._root)
+  def identity(self, benchmark: suite.Benchmark) -> results_files.Data:
+    """Returns what identifies the files of a benchmark, and learns their versions."""
+    self.check_unchanged(benchmark)
+    digest = benchmark.files.digest(self.root, self._checksum)
+    return {"name": storage.absolute(benchmark.files.root or self.root), "digest": digest}
 
-  def _identity(self, name: str) -> results_files.Data:
-    files = self.benchmarks[name].files
-    digest = files.digest(self._root, self._checksum)
-    return {"name": storage.absolute(files.root or self._root), "digest": digest}
-
-  def _version(self, name: str) -> dict[storage.Path, object]:
-    paths = self.benchmarks[name].files.find(self._root)
-    return {path: storage.version(path) for path in paths}
-
-  def check_unchanged(self, name: str) -> None:
-    """Raises InputError if a file of a benchmark has changed since this command started."""
-    if self._version(name) != self._versions[name]:
+  def check_unchanged(self, benchmark: suite.Benchmark) -> None:
+    """Raises InputError if a file of a benchmark has changed since it was first seen."""
+    paths = benchmark.files.find(self.root)
+    if any(self._first_version(path) != storage.version(path) for path in paths):
       raise errors.InputError(
-        f"{name}: its files have changed since they were read; rerun the same command"
+        f"{benchmark.name}: its files have changed since they were read; rerun the same command"
       )
 
 
@@ -110,6 +94,7 @@ def _save(compute: Callable[[Any], embedder.Arrays], path: pathlib.Path, prepare
 
 
 def evaluate(
+  benchmarks: Sequence[suite.Benchmark],
   data: Data,
   encoder: Any,
   name: str,
@@ -126,7 +111,8 @@ def evaluate(
   have changed, or if they lack some of the dimensions.
 
   Args:
-    data: The benchmarks.
+    benchmarks: The benchmarks.
+    data: Their files.
     encoder: An object with `encode(texts)`.
     name: Its name or path.
     folder: Output folder, local or in an object store.
@@ -135,35 +121,37 @@ def evaluate(
     report: Receives progress lines.
     **options: Options of `embedder.Embedder`.
   """
-  record = suite.settings(encoder, name, seen)
-  with job.Job(folder, inputs=record) as work:
+  with job.Job(folder, inputs=suite.settings(encoder, name, seen)) as work:
     vectors = JobEmbedder(work, engine, encoder, name, **options)
-    scored: dict[str, results_files.BenchmarkResults | str] = {**_finished(work)}
-    absent, waiting = {}, []
-    for key, benchmark in data.benchmarks.items():
-      stored = scored.get(key)
-      if stored and _is_current(stored, benchmark, data.identity(key), vectors.dimensions):
-        report(f"{key}: finished before")
-        continue
-      tasks = data.tasks(key)
-      if isinstance(tasks, str) and stored:
-        report(f"{key}: finished before; its data is no longer present: {tasks}")
-      elif isinstance(tasks, str):
-        absent[key] = tasks
-        report(f"{key}: absent: {tasks}")
-      else:
-        changed = ": its data, options or dimensions have changed" if scored.pop(key, None) else ""
-        report(f"{key}: waiting{changed}")
-        waiting.append((benchmark, tasks))
-    for benchmark, outcome in suite.scores(vectors, waiting, record["seen"], report):
-      scored[benchmark.name] = outcome
-      if not isinstance(outcome, str):
-        data.check_unchanged(benchmark.name)
-        outcome["data"] = data.identity(benchmark.name)
-        with work.part(f"benchmarks/{benchmark.name}.json", _key(outcome)) as (path, _):
-          path.write_bytes(msgspec.json.encode(outcome))
-    order = dict.fromkeys(key for key in (*data.benchmarks, *scored) if key in scored)
-    results = suite.results(record, absent, {key: scored[key] for key in order})
+    finished = _finished(work)
+    for benchmark in benchmarks:
+      key, current = benchmark.name, [data.identity(benchmark)["digest"], benchmark.options]
+      if stored := finished.get(key):
+        cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
+        if _key(stored) == current and cuts.issuperset(vectors.dimensions):
+          report(f"{key}: finished before")
+        elif reason := benchmark.files.absence(data.root):
+          report(f"{key}: finished before; its data is no longer present: {reason}")
+        else:
+          report(f"{key}: its data, options or dimensions have changed")
+          del finished[key]
+
+    def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
+      results["data"] = data.identity(benchmark)
+      with work.part(f"benchmarks/{benchmark.name}.json", _key(results)) as (path, _):
+        path.write_bytes(msgspec.json.encode(results))
+
+    results = suite.evaluate(
+      encoder,
+      benchmarks,
+      data.root,
+      name=name,
+      seen=seen,
+      report=report,
+      vectors=vectors,
+      finished=finished,
+      save=save,
+    )
     with work.part(results_files.NAME) as (path, _):
       path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     work.finish()
@@ -182,16 +170,5 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
   return finished
 
 
-def _key(stored: results_files.BenchmarkResults) -> Any:
-  return [stored["data"]["digest"], stored["options"]]
-
-
-def _is_current(
-  stored: results_files.BenchmarkResults,
-  benchmark: suite.Benchmark,
-  data: results_files.Data,
-  dimensions: Iterable[int],
-) -> bool:
-  """Returns whether results are those of the data, options and dimensions."""
-  cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
-  return _key(stored) == [data["digest"], benchmark.options] and cuts.issuperset(dimensions)
+def _key(results: results_files.BenchmarkResults) -> Any:
+  return [results["data"]["digest"], results["options"]]

@@ -4,18 +4,18 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vmsst import storage
-from vmsst.cli import embedding
-from vmsst.encoder import encoding
 from vmsst.io import manifest, npy_files
 from vmsst.jobs import engines, job
-from vmsst.mining import pair_scoring, text_search
 from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
 from vmsst.search.embedded_text import EmbeddedText
+
+if TYPE_CHECKING:
+  from vmsst.mining import pair_scoring
 
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
 
@@ -151,6 +151,10 @@ def search(
   Raises:
     InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embedding.embed`.
   """
+  from vmsst.cli import embedding  # Here: mining needs no encoder.
+  from vmsst.encoder import encoding
+  from vmsst.mining import text_search
+
   engine = engine or engines.Local()
   row_M = corpus.visible_rows()
   inputs = {
@@ -190,9 +194,9 @@ def search(
 
 
 def score(
-  scorer: pair_scoring.Scorer,
-  source: pair_scoring.TextColumn,
-  target: pair_scoring.TextColumn,
+  scorer: "pair_scoring.Scorer",
+  source: "pair_scoring.TextColumn",
+  target: "pair_scoring.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
   """Writes the scores of each pair of texts to a line of its own; returns the number of pairs.
@@ -206,6 +210,8 @@ def score(
   Raises:
     InputError: as in `pair_scoring.pair_scores`, or another process writes the output.
   """
+  from vmsst.mining import pair_scoring
+
   texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
   sides = [
     {**text, "field": side.field, "language": side.language}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from vmsst import errors, storage
 from vmsst.cli.command import Argument, Positive
 from vmsst.io import text_files
-from vmsst.jobs import atomic_files, outputs
+from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
   from vmsst.jobs.engines import Engine
@@ -43,12 +43,14 @@ class Workers:
     Raises:
       InputError: an option does not apply to the engine.
     """
-    from vmsst.jobs import engines, ray_cluster
+    from vmsst.jobs import engines
 
     name = self.engine or ("ray" if self.ray_address else "local")
     if name == "local" and self.ray_address:
       raise errors.InputError("--ray-address does not apply to --engine local; omit it")
     if name == "ray":
+      from vmsst.jobs import ray_cluster
+
       return ray_cluster.Ray(self.ray_address, self.workers, gpus_per_worker)
     workers = self.workers or local_workers or os.cpu_count() or 1
     return engines.Local(workers, gpus_per_worker)
@@ -109,31 +111,19 @@ class Backend:
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
     how["backend"], prompt = self.backend, self.prompt
-    if self.prompt_name is not None and not storage.is_url(path):  # which would be copied twice
-      try:
-        vocabulary = loading.read_assets(path).vocabulary
-      except errors.InputError:  # `open_encoder` reports it, or sentence-transformers opens it.
-        pass
-      else:
-        self._named_prompt(path, vocabulary)
     name, encoder = loading.open_encoder(path, **how)
     prompts = getattr(encoder, "prompts", {})
     if self.prompt_name is not None:
-      prompt = self._named_prompt(path, encoder)
+      if self.prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
+      prompt = prompts[self.prompt_name]
     elif prompt is None and role:
       prompt = tokenizers.role_prompt(prompts, role)
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
     return name, loading.with_prompt(encoder, prompt), load
-
-  def _named_prompt(self, path: str, owner: Any) -> str:
-    """Returns the prompt with the requested name of an encoder or its vocabulary."""
-    prompts = getattr(owner, "prompts", {})
-    if self.prompt_name not in prompts:
-      known = ", ".join(prompts) or "none"
-      raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
-    return prompts[self.prompt_name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,11 +199,11 @@ def file_to_write(output: str) -> Iterator[str]:
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:
-    with atomic_files.atomic_text(output) as stream:
+    with outputs.atomic_text(output) as stream:
       stream.writelines(f"{line}\n" for line in lines)
     return
   for line in lines:
-    with atomic_files.naming("standard output"):
+    with outputs.naming("standard output"):
       sys.stdout.buffer.write(f"{line}\n".encode())
-  with atomic_files.naming("standard output"):
+  with outputs.naming("standard output"):
     sys.stdout.buffer.flush()

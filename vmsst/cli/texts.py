@@ -1,5 +1,6 @@
 """Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
+import contextlib
 import dataclasses
 import logging
 from typing import Annotated, Any, Literal
@@ -61,10 +62,6 @@ def embed(
   from vmsst.cli import embedding
 
   chosen = engine.chosen()
-  if outputs.STANDARD in file and (len(file) > 1 or not chosen.this_machine):
-    raise errors.InputError(
-      f"{outputs.STANDARD} needs a single FILE, and an engine on this machine; give files"
-    )
   fields = {field or text_fields.default_field(path) for path in file}
   if len(fields) > 1:
     raise errors.InputError(
@@ -78,8 +75,8 @@ def embed(
     "dimensions": dimensions,
     "batch_size": computing.batch_size,
   }
-  with local_file(file[0]) as first:
-    paths = [first, *file[1:]]
+  with contextlib.ExitStack() as stack:
+    paths = [stack.enter_context(local_file(path)) for path in file]
     count, width = embedding.embed(
       model, paths, out, name=name, engine=chosen, load=load, **options
     )
@@ -188,15 +185,6 @@ class Pairs:
   threshold: float | None = None
 
 
-def _check_index(index: object, engine: Any) -> None:
-  """Raises InputError if an index would be searched elsewhere than in this process."""
-  if index and not engine.in_process:
-    raise errors.InputError(
-      "--index is searched in one local process; omit --engine and --workers (`vmsst embed` and "
-      "`vmsst index` have them)"
-    )
-
-
 def mine(
   source: Text,
   target: Text,
@@ -227,7 +215,7 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.cli import embedding, searches
+  from vmsst.cli import searches
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
   from vmsst.search import embedded_text, faiss_index
@@ -238,17 +226,14 @@ def mine(
     raise errors.InputError(
       f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )
-  if pairs.threshold is not None and gold:
-    raise errors.InputError("--gold chooses the threshold; omit --threshold")
   chosen = engine.chosen()
-  _check_index(index, chosen)
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
+    from vmsst.cli import embedding
+
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
-      if storage.is_file(folder):
-        raise errors.InputError(f"{folder} has vectors already; omit --encoder")
       embedding.embed(
         model,
         [path],
@@ -319,7 +304,6 @@ def search(
   from vmsst.search import embedded_text, faiss_index
 
   chosen = engine.chosen()
-  _check_index(index, chosen)
   searched = embedded_text.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
   if path is None:

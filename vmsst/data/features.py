@@ -222,20 +222,9 @@ class BitextFeatureConverter(seqio.FeatureConverter):
     if set(spec) == set(kept) and all(map(is_padded, kept)):
       return ds  # Padded already; another step per row would cost more than all steps so far.
 
-    def pad(row: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-      return {name: _padded(row[name], task_feature_lengths[name]) for name in kept}
-
-    return ds.map(pad)
+    narrow = ds.map(lambda row: {name: row[name] for name in kept})
+    return seqio.trim_and_pad_dataset(narrow, task_feature_lengths)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the lengths of the task, unchanged."""
     return task_feature_lengths
-
-
-def _padded(values: tf.Tensor, length: Any) -> tf.Tensor:
-  lengths = np.atleast_1d(length).tolist()
-  values = values[tuple(slice(0, length) for length in lengths)]
-  rest = values.shape.rank - len(lengths)
-  missing = tf.constant(lengths) - tf.shape(values)[: len(lengths)]
-  paddings = tf.pad(missing[:, None], [[0, rest], [1, 0]])
-  return tf.ensure_shape(tf.pad(values, paddings), [*lengths, *values.shape[len(lengths) :]])

@@ -75,8 +75,8 @@ def get_batches(
     )
   tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
-  counted = rows_lib.COUNTED if cfg.shuffle else 0  # An evaluation has a dataset for every task.
-  rows_lib.check_texts(texts, cfg.task_feature_lengths, counted)
+  # An evaluation has a dataset for every task.
+  rows_lib.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
 

@@ -23,8 +23,6 @@ from vmsst.data.tables import SIDES
 
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
-COUNTED = 2_000
-"""Number of pairs whose dropped and cut texts are counted."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
@@ -197,13 +195,13 @@ def read_rows(
   return chunks.map(read).to_iter_dataset(reading)
 
 
-def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], count: int) -> None:
-  """Logs how many of the first `count` pairs are dropped, and how many of their texts are cut.
+def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: bool = True) -> None:
+  """Warns of dropped pairs and cut texts in the first chunk of each table.
 
   Args:
-    texts: The tables, with equal shares of the pairs.
+    texts: The tables.
     lengths: Maximum length of each column.
-    count: Number of pairs to count; 0 logs nothing.
+    warn: Whether to log the warning.
 
   Raises:
     InputError: all pairs of a table are dropped.
@@ -214,7 +212,7 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], count: int) 
   for part in texts:
     table, remaining = part.table, 0
     for start in range(0, len(table), CHUNK):
-      if remaining and start * len(texts) >= count:
+      if remaining:
         break
       columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
       rows = part.tokenizer(columns, {"inputs": 1, **longer})
@@ -228,7 +226,7 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], count: int) 
         f"have an empty side, and {len(table)} an over-long one; check the files and max_length "
         f"({part.tokenizer.max_length})"
       )
-  if count and (dropped or cut):
+  if warn and (dropped or cut):
     logging.warning(
       "Of the first %d pairs, dropped: %d (an empty text, or one above MAX_PAIR_LENGTH); texts cut "
       "to %d tokens: %d",

@@ -122,7 +122,7 @@ class TextTask(seqio.Task):
     wanted = sequence_length or {}
     texts = self.texts(split)
     if not self.tokenizer.keep_all:
-      rows.check_texts([texts], wanted, rows.COUNTED if shuffle else 0)
+      rows.check_texts([texts], wanted, warn=shuffle)
     spec = texts.spec(wanted if trim_output_features else {})
     for name in features.EXTRA_FEATURES:
       if sequence_length is not None and not wanted.get(name):

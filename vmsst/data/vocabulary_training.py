@@ -65,7 +65,16 @@ def train_vocabulary(
   errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
   counts = dict.fromkeys(files, 0)
-  sample = _sample(_counted(files, counts), max_sentences)
+
+  def counted() -> Iterator[_Sentence]:
+    """Yields the sentences that are not blank."""
+    for name, texts in files.items():
+      for sentence in texts:
+        if not text_fields.is_blank(sentence[0]):
+          counts[name] += 1
+          yield sentence
+
+  sample = _sample(counted(), max_sentences)
   sentences = [sentence for sentence, _ in sample]
   if pretokenize:
     detected = [language for _, language in sample if language is not None]
@@ -129,15 +138,6 @@ def _language_in_name(path: str) -> Language:
       f"{path}: splitting it into words needs its language in its name; rename it, as in "
       "news.de.txt"
     ) from None
-
-
-def _counted(texts: dict[str, Iterator[_Sentence]], counts: dict[str, int]) -> Iterator[_Sentence]:
-  """Yields the sentences that are not blank, and adds their number to the count of their input."""
-  for name, sentences in texts.items():
-    for sentence in sentences:
-      if not text_fields.is_blank(sentence[0]):
-        counts[name] += 1
-        yield sentence
 
 
 def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:

@@ -6,6 +6,7 @@ the size and Git blob id of each file. Files are stored below a data root, in th
 contains instructions.
 """
 
+import csv
 import dataclasses
 import fnmatch
 import functools
@@ -19,11 +20,13 @@ from typing import Any
 import msgspec
 
 from vmsst import errors, storage
-from vmsst.downloads import fetch, tables
+from vmsst.downloads import fetch
 from vmsst.io import archives, checksums, input_files
-from vmsst.jobs import atomic_files, work_folders
+from vmsst.jobs import outputs
 
 ALL = "all"
+PART = "@part"
+"""Stands for a column that contains the name of a row's part."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
 _FILES = pathlib.Path(__file__).with_name("files.tsv")  # Set, path, bytes, Git blob id.
@@ -70,9 +73,9 @@ class Tables:
   Attributes:
     to: Path of each table below the data root; "{name}" stands for any name.
     parts: Maps names of its parts to their paths, which contain "{name}" too.
-    quoted: See `tables.join`.
-    header: See `tables.join`.
-    columns: See `tables.join`.
+    quoted: Whether fields of the parts may be in quotes.
+    header: Whether to write a header line.
+    columns: Maps each column to write to a column of the parts, or to `PART`.
   """
 
   to: str
@@ -197,29 +200,23 @@ def download(
     Its files.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, a file exists both with and without
-      ".gz", or a joined table exists with another content.
+    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with other
+      content.
   """
-  if (complete := _complete(chosen, root)) is not None:
+  if complete := _complete(chosen, root):
     report(f"{chosen.name}: complete")
     return complete
-  for to in [*(item.to for item in chosen.items if item.to), *chosen.joined]:
-    twin = root / (to.removesuffix(".gz") if to.endswith(".gz") else to + ".gz")
-    if storage.exists(twin):
-      raise errors.InputError(
-        f"{twin} exists already; remove it, or keep it and omit {chosen.name}"
-      )
   if storage.is_url(root):
     assert work is not None
-    local = pathlib.Path(work_folders.work_path(work, is_folder=True), chosen.name)
-    paths = []
+    local = pathlib.Path(outputs.work_path(work, is_folder=True), chosen.name)
     # A process that was killed while it uploaded has left a complete folder.
-    for path in _complete(chosen, local) or _download(fetcher, chosen, local, report):
-      paths.append(root / path.relative_to(local).as_posix())
-      storage.upload(path, os.fspath(paths[-1]))
+    files = _complete(chosen, local) or _download(fetcher, chosen, local, report)
+    paths = [root / path.relative_to(local).as_posix() for path in files]
+    for path, target in zip(files, paths, strict=True):
+      storage.upload(path, os.fspath(target))
     storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
     shutil.rmtree(local)
-    work_folders.remove_if_empty(os.path.dirname(local))
+    outputs.remove_if_empty(os.path.dirname(local))
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
@@ -247,15 +244,14 @@ def _download(
       paths += _unpack(path, chosen.unpack, root)
   if chosen.tables is not None:
     for to, parts in chosen.joined.items():
-      sources = {part: staged[path] for part, path in parts.items()}
-      how, joined = chosen.tables, stage / "joined.tsv"
-      tables.join(sources, how.columns, joined, quoted=how.quoted, header=how.header)
+      joined = stage / "joined.tsv"
+      _join({part: staged[path] for part, path in parts.items()}, chosen.tables, joined)
       archives.check_replaceable(root / to, joined)
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
       paths.append(root / to)
   digests = {path.relative_to(root).as_posix(): checksums.of_file(path) for path in paths}
-  atomic_files.write_json(_note(chosen, root), digests)
+  outputs.write_json(_note(chosen, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
 
@@ -288,21 +284,33 @@ def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pat
   return archives.unpack(path, root / how.into, place, how.most)
 
 
+def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
+  """Writes the rows of TAB-separated tables, by name, to one; white space is normalized."""
+  with open(path, "w", encoding="utf-8", newline="") as out:
+    if how.header:
+      out.write("\t".join(how.columns) + "\n")
+    for name, source in parts.items():
+      with open(source, encoding="utf-8-sig", newline="") as stream:
+        for row in csv.DictReader(
+          stream,
+          delimiter="\t",
+          quoting=csv.QUOTE_MINIMAL if how.quoted else csv.QUOTE_NONE,
+          strict=True,
+        ):
+          row[PART] = name
+          out.write("\t".join(" ".join(row[x].split()) for x in how.columns.values()) + "\n")
+
+
 def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
   """Returns the files of a set if its note lists them and they are unchanged, or None."""
   note = _note(chosen, root)
-  if not storage.is_url(note):
-    fetch.remove_special(pathlib.Path(note))
-  try:
-    digests = input_files.read_json(note)
-    paths = {root / name.lstrip("/"): digest for name, digest in digests.items()}
-    inside = not any(".." in name.split("/") for name in digests)
-    unchanged = (checksums.of_file(path) == digest for path, digest in paths.items())
-    if paths and inside and all(unchanged):
-      return list(paths)
-  except (OSError, ValueError, AttributeError):
-    pass
-  return None
+  if not storage.is_file(note):
+    return None
+  digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
+  for path, digest in digests.items():
+    if not storage.is_file(path) or checksums.of_file(path) != digest:
+      return None
+  return [*digests]
 
 
 def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:

@@ -4,37 +4,28 @@ pooch does not resume; `http_get` of huggingface_hub is for its own files of at 
 checks where redirects lead, nor a published size before the download.
 """
 
-import contextlib
 import dataclasses
-import errno
+import glob
 import hashlib
 import http.client
 import os
 import pathlib
-import re
-import shutil
-import ssl
-import stat
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import vmsst
 from vmsst import errors
-from vmsst.io import input_files, progress_bar
-from vmsst.jobs import atomic_files
+from vmsst.io import progress_bar
 
 _T = TypeVar("_T")
 _CHUNK_BYTES = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _MAX_PAUSE = 60.0
-_LONGEST_ADDRESS = 8000
-_NUMBER = "[0-9]{1,18}"  # of bytes
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RETRIED = (408, 416, 425, 429, 500, 502, 503, 504)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,41 +44,34 @@ class File:
   kib: int | None = None
   checksum: str = ""
 
-  def fits(self, size: int) -> bool:
-    """Returns whether a number of bytes agrees with the published size."""
-    return self.size in (None, size) and self.kib in (None, size >> 10)
+  def difference(self, path: pathlib.Path) -> str:
+    """Returns how a file on disk differs from the published one, as "has ..., not ...", or ""."""
+    if problem := self.size_difference(path.stat().st_size):
+      return problem
+    if not self.checksum:
+      return ""
+    kind, _, expected = self.checksum.partition(":")
+    digest = hashlib.new("sha256" if kind == "sha256" else "sha1", usedforsecurity=False)
+    if kind == "git":  # The id of a blob is the SHA-1 of a header and the content.
+      digest.update(b"blob %d\0" % path.stat().st_size)
+    with open(path, "rb") as stream:
+      actual = hashlib.file_digest(stream, lambda: digest).hexdigest()
+    return "" if actual == expected else f"has the {kind} checksum {actual}, not {expected}"
 
-  @property
-  def published(self) -> str:
-    """The published size, for messages."""
-    return f"{self.size:,} bytes" if self.size is not None else f"{self.kib:,} KiB"
-
-
-class _BrokenError(Exception):
-  """A failure that another attempt may fix.
-
-  Attributes:
-    reached: Number of bytes stored so far.
-    pause: Seconds to wait, if the server says so.
-  """
-
-  def __init__(self, message: str, reached: int = 0, pause: float | None = None):
-    super().__init__(message)
-    self.reached = reached
-    self.pause = pause
-
-
-class _ChangedError(_BrokenError):
-  """The server's file is not the one that was begun."""
+  def size_difference(self, size: int) -> str:
+    """Returns how a number of bytes differs from the published size, or ""."""
+    if self.size in (None, size) and self.kib in (None, size >> 10):
+      return ""
+    published = f"{self.kib:,} KiB" if self.size is None else f"{self.size:,}"
+    return f"has {size:,} bytes, not {published}"
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows redirects to allowed addresses, without reading what comes with them."""
+  """Follows redirects to allowed addresses."""
 
   def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
     """Returns the request to the new address."""
-    fp.close()
-    check_address(newurl, req.full_url)
+    check_address(newurl)
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -110,285 +94,140 @@ class Fetcher:
   def fetch(self, file: File, path: pathlib.Path) -> bool:
     """Downloads a file to `path`, unless it is there.
 
-    An incomplete file is `part_path`, whose name identifies its source. After an interruption, the
-    next call resumes it, or starts over if the file at that address has changed.
+    An incomplete file is next to it, and its name identifies its version. After an interruption,
+    the next call resumes it, or starts over if the file at that address has changed.
 
     Returns:
       Whether anything was downloaded: False if `path` has the published size and checksum.
 
     Raises:
-      InputError: the file cannot be downloaded, differs from what was published, something else is
-        at `path`, or the disk is full.
+      InputError: the file cannot be downloaded, or differs from the published one.
     """
-    try:
-      exists = path.exists()
-    except (OSError, ValueError) as error:  # such as a link to itself, or a name that is too long
-      raise errors.InputError(f"{path}: cannot be read: {input_files.reason(error)}") from None
-    if exists:
-      if problem := difference(file, path):
+    if path.exists():
+      if problem := file.difference(path):
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = self._persist(file.url, lambda: self._resume(file, path))
-    if problem := difference(file, part):
+    part = self._persist(
+      file.url,
+      lambda: self._receive(file, path),
+      lambda: sum(part.stat().st_size for part in _parts(path)),
+    )
+    if problem := file.difference(part):
       part.unlink()
       raise errors.InputError(
         f"{file.url}: the file {problem}: it has changed, or was altered on the way, and was not "
         "kept; rerun the same command"
       )
-    atomic_files.sync_to_disk(part)
     os.replace(part, path)
     return True
 
-  def read(self, url: str, most: int) -> bytes:
-    """Returns the content of a file of at most `most` bytes; raises InputError as `fetch` does."""
+  def read(self, url: str) -> bytes:
+    """Returns the content of a small file; raises InputError as `fetch` does."""
 
     def attempt() -> bytes:
-      content = bytearray()
-      with self._opened(url) as response:
-        for chunk in _chunks(response, lambda: 0):
-          content += chunk
-          if len(content) > most:
-            raise errors.InputError(f"{url}: more than {most:,} bytes: not the expected file")
-      return bytes(content)
+      with self._open(url) as response:
+        return response.read()
 
-    return self._persist(url, attempt)
+    return self._persist(url, attempt, lambda: 0)
 
-  def _persist(self, url: str, attempt: Callable[[], _T]) -> _T:
+  def _persist(self, url: str, attempt: Callable[[], _T], progress: Callable[[], int]) -> _T:
     """Returns the result of an attempt, after retries; new bytes reset their count."""
     furthest = failures = 0
     while True:
       try:
         return attempt()
-      except _BrokenError as error:
-        if error.reached > furthest:
-          furthest, failures = error.reached, 0
+      except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code not in _RETRIED:
+          raise errors.InputError(f"{url}: the server answers {error.code}") from None
+        if (reached := progress()) > furthest:
+          furthest, failures = reached, 0
         failures += 1
         if failures >= self._attempts:
           raise errors.InputError(
-            f"{url}: {error}; gave up after {failures} attempts: rerun the same command later to "
-            "resume"
+            f"{url}: {error or type(error).__name__}; gave up after {failures} attempts: rerun the "
+            "same command later to resume"
           ) from None
-        backoff = self._pause * 2 ** (failures - 1)
-        time.sleep(min(backoff if error.pause is None else error.pause, _MAX_PAUSE))
+        time.sleep(min(self._pause * 2 ** (failures - 1), _MAX_PAUSE))
 
-  def _resume(self, file: File, path: pathlib.Path) -> pathlib.Path:
+  def _open(self, url: str, start: int = 0) -> http.client.HTTPResponse:
+    """Returns the response to a request for the bytes from `start`, after redirects."""
+    check_address(url)
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    response: http.client.HTTPResponse = self._opener.open(
+      urllib.request.Request(url, headers=headers), timeout=self._timeout
+    )
+    return response
+
+  def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the complete part."""
-    name = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.vmsst-part")
-    parts = [part for part in path.parent.iterdir() if name.fullmatch(part.name)]
-    for part in parts:
-      remove_special(part)
-    parts = [part for part in parts if part.exists()]
+    parts = _parts(path)
     # The last byte again, because a server has no range after the end of a complete part.
     start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
     try:
-      return self._receive(file, path, parts, start)
-    except _ChangedError:
-      for part in parts:
-        part.unlink(missing_ok=True)
+      response = self._open(file.url, start)
+    except urllib.error.HTTPError as error:
+      if error.code == 416:  # The file has become shorter.
+        _remove(parts)
       raise
-
-  def _receive(
-    self, file: File, path: pathlib.Path, parts: list[pathlib.Path], start: int
-  ) -> pathlib.Path:
-    """Requests the bytes from `start` and writes them; returns the complete part."""
-    with self._opened(file.url, start) as response:
-      total = _total(response, start)
-      if response.status == 200:
+    with response:
+      if response.status != 206:
         start = 0
-      if total is None and not response.chunked and not (file.size or file.checksum):
+      total = None if response.length is None else start + response.length
+      if total is None and not (response.chunked or file.size or file.checksum):
         raise errors.InputError(f"{file.url}: its length is unknown; put it at {path} by hand")
-      if total is not None and not file.fits(total):
+      if total is not None and (problem := file.size_difference(total)):
         raise errors.InputError(
-          f"{file.url}: {total:,} bytes on the server, {file.published} as published: the file has "
-          f"changed; check it and put it at {path} by hand"
+          f"{file.url} {problem}: the file has changed; check it and put it at {path} by hand"
         )
-      version = response.headers.get("ETag", "")
-      if not version.startswith('"'):  # A weak ETag does not identify the file's version.
-        version = response.headers.get("Last-Modified", "")
-      part = part_path(path, file, version, total)
-      if start and part not in parts:
-        raise _ChangedError("the file has changed")
-      for former in () if start else parts:
-        former.unlink()
-      free = shutil.disk_usage(path.parent).free
-      if total is not None and total - start > free:
-        raise errors.InputError(
-          f"{part}: {total - start:,} bytes are missing and the disk has room for {free:,}; make "
-          "room and rerun the same command"
-        )
-      most = file.size if total is None else total
-      if most is None and file.kib is not None:
-        most = (file.kib << 10) + 1023
+      version = response.headers["ETag"] or response.headers["Last-Modified"]
+      part = part_path(path, file, version or "", total)
+      in_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+      if start and not (part in parts and in_range):
+        _remove(parts)
+        raise ConnectionError("the file has changed")
+      _remove([former for former in parts if former != part])
       with (
-        _room(part),
-        open(part, "r+b" if start else "xb") as stream,
+        open(part, "r+b" if start else "wb") as stream,
         progress_bar.Bar(
           desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
         ) as bar,
       ):
         stream.seek(start)
-        for chunk in _chunks(response, stream.tell):
-          if most is not None and stream.tell() + len(chunk) > most:
-            raise errors.InputError(f"{file.url}: the server sends more than {most:,} bytes")
+        while chunk := response.read(_CHUNK_BYTES):
           stream.write(chunk)
           bar.update(len(chunk))
-        stream.truncate()
         if total is not None and stream.tell() < total:
-          reached = stream.tell()
-          raise _BrokenError(f"it ended after {reached:,} of {total:,} bytes", reached)
+          raise ConnectionError(f"it ended after {stream.tell():,} of {total:,} bytes")
     return part
 
-  @contextlib.contextmanager
-  def _opened(self, url: str, start: int = 0) -> Iterator[http.client.HTTPResponse]:
-    """Yields the response to a request for the bytes from `start`, after redirects."""
-    check_address(url)
-    headers = {"Range": f"bytes={start}-"} if start else {}
-    try:
-      response = self._opener.open(
-        urllib.request.Request(url, headers=headers), timeout=self._timeout
-      )
-    except urllib.error.HTTPError as error:
-      error.close()
-      status = f"the server answers {error.code} {' '.join(str(error.msg).split())[:200]}"
-      if error.code == 416:
-        raise _ChangedError(status) from None
-      if error.code in _RETRIED:
-        wait = error.headers.get("Retry-After", "")
-        raise _BrokenError(status, pause=float(wait) if wait.isdecimal() else None) from None
-      raise errors.InputError(f"{url}: {status}") from None
-    except errors.InputError:
-      raise
-    except (ValueError, http.client.InvalidURL) as error:
-      raise errors.InputError(f"{url}: not a valid address: {error}") from None
-    except (OSError, http.client.HTTPException) as error:
-      cause = getattr(error, "reason", error)
-      if isinstance(cause, ssl.SSLError):
-        raise errors.InputError(f"{url}: no secure connection: {cause}") from None
-      raise _BrokenError(str(cause)[:200] or type(cause).__name__) from None
-    with response:
-      if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise errors.InputError(f"{url}: the server sends an encoding that was not requested")
-      yield response
 
-
-def part_path(path: pathlib.Path, file: File, validator: str, total: int | None) -> pathlib.Path:
+def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:
   """Returns the path of an incomplete file, which only the same version of a file resumes.
 
   Args:
     path: The path of the complete file.
     file: The file.
-    validator: Identifies the version of the file; "": unknown.
+    version: Identifies the version of the file on the server; "": unknown.
     total: Bytes of the complete file, if known.
   """
-  if not validator and not file.checksum:
-    validator = str(time.time_ns())  # Nothing would show that two parts are of one version.
-  source = f"{file.url}\n{validator}\n{total}".encode(errors="backslashreplace")
-  return path.with_name(f".{path.name}.{hashlib.sha256(source).hexdigest()[:16]}.vmsst-part")
+  if not version and not file.checksum:
+    version = str(time.time_ns())  # Nothing would show that two parts are of one version.
+  digest = hashlib.sha256(f"{file.url}\n{version}\n{total}".encode()).hexdigest()
+  return path.with_name(f".{path.name}.{digest[:16]}.vmsst-part")
 
 
-def _total(response: http.client.HTTPResponse, start: int) -> int | None:
-  """Returns the number of bytes of the complete file, if the response states it."""
-  if response.status == 200:
-    length = response.headers.get("Content-Length", "")
-    return int(length) if re.fullmatch(_NUMBER, length) else None
-  parts = re.fullmatch(
-    rf"bytes ({_NUMBER})-{_NUMBER}/({_NUMBER})", response.headers.get("Content-Range", "")
-  )
-  if response.status == 206 and start and parts and int(parts[1]) == start:
-    return int(parts[2])
-  raise _ChangedError("the server does not send the requested range")
+def _parts(path: pathlib.Path) -> list[pathlib.Path]:
+  return list(path.parent.glob(f".{glob.escape(path.name)}.*.vmsst-part"))
 
 
-def _chunks(response: http.client.HTTPResponse, reached: Callable[[], int]) -> Iterator[bytes]:
-  """Yields the bytes of a response as they arrive."""
-  while True:
-    try:
-      chunk = response.read1(_CHUNK_BYTES)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-      raise _BrokenError(str(error) or type(error).__name__, reached()) from None
-    if not chunk:
-      return
-    yield chunk
+def _remove(parts: list[pathlib.Path]) -> None:
+  for part in parts:
+    part.unlink()
 
 
-@contextlib.contextmanager
-def _room(part: pathlib.Path) -> Iterator[None]:
-  """Turns the error of a full disk into InputError."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in _FULL:
-      raise
-    raise errors.InputError(
-      f"{part}: no room on the disk ({error.strerror}); make room and rerun the same command to "
-      "resume"
-    ) from None
-
-
-def check_address(url: str, first: str = "") -> None:
-  """Raises InputError if an address is neither HTTPS nor on this machine.
-
-  Args:
-    url: The address.
-    first: The address that redirects to it, if any; only an address on this machine may redirect to
-      this machine.
-  """
-  scheme, host = _scheme_and_host(url)
-  local = scheme == "http" and host in _LOCAL
-  if local and first:
-    local = _scheme_and_host(first)[1] in _LOCAL
-  if (scheme != "https" and not local) or not host:
-    shown = url if url.isprintable() else repr(url)
-    way = f"{first} redirects to {shown}, which" if first else shown
-    raise errors.InputError(f"{way} is not an HTTPS address; nothing was downloaded from there")
-
-
-def _scheme_and_host(url: str) -> tuple[str, str]:
-  """Returns the scheme and the host of an address; "" for what is missing or invalid."""
-  if not (url.isascii() and url.isprintable()) or len(url) > _LONGEST_ADDRESS:
-    return "", ""
-  try:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname or "" if parts.port != 0 else ""
-  except ValueError:  # such as an incomplete IPv6 address, or a port that is too large
-    return "", ""
-
-
-def remove_special(path: pathlib.Path) -> None:
-  """Removes a link, pipe or device; raises InputError for a folder.
-
-  Writing to them could hang or change other files.
-  """
-  try:
-    mode = path.lstat().st_mode
-  except OSError:
-    return
-  if stat.S_ISDIR(mode):
-    raise errors.InputError(
-      f"{path}: not a file but a folder; remove it and rerun the same command"
-    )
-  if not stat.S_ISREG(mode):
-    path.unlink()
-
-
-def difference(file: File, path: pathlib.Path) -> str:
-  """Returns how a file on disk differs from the published one, as "has ..., not ...", or "".
-
-  Raises:
-    InputError: it is not a file.
-  """
-  input_files.check(path)
-  size = path.stat().st_size
-  if not file.fits(size):
-    return f"has {size:,} bytes, not {file.published}"
-  if not file.checksum:
-    return ""
-  kind, _, wanted = file.checksum.partition(":")
-  # The id of a Git blob is the SHA-1 of a header and the content.
-  digest = (
-    hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if kind == "git" else hashlib.new(kind)
-  )
-  with open(path, "rb") as stream:
-    actual = hashlib.file_digest(stream, lambda: digest).hexdigest()
-  return "" if actual == wanted else f"has the {kind} checksum {actual}, not {wanted}"
+def check_address(url: str) -> None:
+  """Raises InputError if an address is neither HTTPS nor on this machine."""
+  parts = urllib.parse.urlsplit(url)
+  if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+    raise errors.InputError(f"{url!r} is not an HTTPS address; nothing was downloaded from there")

@@ -9,22 +9,19 @@ import os
 import pathlib
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.io import input_files
-from vmsst.jobs import work_folders
+from vmsst.jobs import outputs
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
 LATEST = "latest"
 
-_MOST_LIST_BYTES = 1 << 28
-_MOST = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
@@ -66,20 +63,22 @@ class Release:
     return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
 
 
+class _Record(msgspec.Struct):
+  """A file in a response of the OPUS API."""
+
+  corpus: str
+  version: str
+  source: str
+  target: str
+  url: str
+  size: Annotated[int, msgspec.Meta(ge=0)]
+  alignment_pairs: Any = None
+
+
 class _List(msgspec.Struct):
   """A response of the OPUS API."""
 
-  corpora: list[dict[str, Any]]
-
-
-def _records(fetcher: fetch.Fetcher, query: Mapping[str, str]) -> list[dict[str, Any]]:
-  """Returns OPUS's file records for a query (corpus, version, preprocessing)."""
-  url = f"{API}?{urllib.parse.urlencode(query)}"
-  content = fetcher.read(url, _MOST_LIST_BYTES)
-  try:
-    return msgspec.json.decode(content, type=_List).corpora
-  except (msgspec.DecodeError, RecursionError) as error:
-    raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+  corpora: list[_Record]
 
 
 def releases(
@@ -97,11 +96,13 @@ def releases(
   """
   listed = []
   for corpus, version in corpora:
-    for name in (corpus, version or LATEST):
-      if not _NAME.fullmatch(name):
-        raise errors.InputError(f"{name!r} is not a name of an OPUS corpus or version")
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
-    records = [_release(record) for record in _records(fetcher, query)]
+    url = f"{API}?{urllib.parse.urlencode(query)}"
+    try:
+      content = msgspec.json.decode(fetcher.read(url), type=_List)
+    except (msgspec.DecodeError, RecursionError) as error:
+      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+    records = [*map(_release, content.corpora)]
     if not records:
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
@@ -134,33 +135,21 @@ def download(
   paths = []
   for release in chosen:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
-    if storage.is_url(path):
-      assert work is not None
-      own = work_folders.work_path(work, is_folder=True)
-      local = pathlib.Path(own, "=".join(release.path.parts))
-      fetched = _fetch_into_store(fetcher, file, os.fspath(path), local)
-    else:
+    if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
+    else:
+      assert work is not None
+      local = pathlib.Path(outputs.work_path(work, is_folder=True), "=".join(release.path.parts))
+      if fetched := not storage.exists(path):
+        fetcher.fetch(file, local)
+        storage.upload(local, os.fspath(path))
+      elif problem := file.size_difference(storage.size(path)):
+        raise errors.InputError(f"{path} {problem}; remove it to download it again")
+      local.unlink(missing_ok=True)  # also after a kill between the upload and this line
+      outputs.remove_if_empty(os.path.dirname(local))
     report(release, fetched)
     paths.append(path)
   return paths
-
-
-def _fetch_into_store(
-  fetcher: fetch.Fetcher, file: fetch.File, url: str, local: pathlib.Path
-) -> bool:
-  """Does what `Fetcher.fetch` does for an object; `local` is the file until it is uploaded."""
-  size = storage.size(url) if storage.exists(url) else None
-  if size is None:
-    fetcher.fetch(file, local)
-    storage.upload(local, url)
-  elif not file.fits(size):
-    raise errors.InputError(
-      f"{url} has {size:,} bytes, not {file.published}; remove it to download it again"
-    )
-  local.unlink(missing_ok=True)  # also of a process that was killed just after it had uploaded it
-  work_folders.remove_if_empty(os.path.dirname(local))
-  return size is None
 
 
 def anything(source: str, target: str) -> bool:
@@ -187,26 +176,19 @@ def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
 
 
-def _release(record: Mapping[str, Any]) -> Release:
-  """Returns the release of an untrusted record."""
-  corpus, version, url = (record.get(key) or "" for key in ("corpus", "version", "url"))
-  kib, pairs = record.get("size"), record.get("alignment_pairs")
-  if not all(isinstance(text, str) for text in (corpus, version, url)):
-    corpus = version = url = ""
-  file = _FILE.fullmatch(url.partition("?")[0].rpartition("/")[2])
-  named = _NAME.fullmatch(corpus) and _NAME.fullmatch(version)
-  pair = (record.get("source"), record.get("target"))
-  if not (file and file.groups() == pair and named and isinstance(kib, int) and _whole(kib)):
+def _release(record: _Record) -> Release:
+  """Returns the release of an untrusted record; its names become part of a path."""
+  file = _FILE.fullmatch(record.url.partition("?")[0].rpartition("/")[2])
+  names = (record.corpus, record.version)
+  if not (file and file.groups() == (record.source, record.target)) or not all(
+    map(_NAME.fullmatch, names)
+  ):
     raise errors.InputError(
-      "OPUS lists a record that is not a release in Moses format: "
-      f"{input_files.shown(dict(record))}"
+      f"OPUS lists a record that is not a release in Moses format: {record!r}"
     )
-  fetch.check_address(url)
-  return Release(corpus, version, file[1], file[2], url, kib, pairs if _whole(pairs) else None)
-
-
-def _whole(value: object) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+  fetch.check_address(record.url)
+  pairs = record.alignment_pairs if isinstance(record.alignment_pairs, int) else None
+  return Release(*names, record.source, record.target, record.url, record.size, pairs)
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:

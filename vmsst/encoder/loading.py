@@ -278,15 +278,16 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
-  stored: Mapping[str, tensors.StoredTensor]
+  stored: Mapping[str, Any]
   if not is_export:
     from vmsst.checkpoints import t5x  # imports Orbax
 
     stored = t5x.open_params(parameters)
   elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
-    stored = sentence_transformers.open_params(pathlib.Path(parameters.parent), network)
+    stored = sentence_transformers.read_params(pathlib.Path(parameters.parent), network)
   else:
-    stored = tensors.open_file(pathlib.Path(parameters))
+    opened = tensors.open_file(pathlib.Path(parameters))
+    stored = {name: tensor.read() for name, tensor in opened.items()}
   tokens_BT = jnp.zeros((1, 1), jnp.int32)
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   sources = {}
@@ -303,7 +304,7 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
   if is_export:
     # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
     arrays = {
-      name: jax.block_until_ready(jax.device_put(part.read(), may_alias=True))
+      name: jax.block_until_ready(jax.device_put(part, may_alias=True))
       for name, part in parts.items()
     }
   else:

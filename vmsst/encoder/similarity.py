@@ -1,7 +1,7 @@
 """Similarities and margin scores of texts, or of vectors, as methods of an encoder."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from scipy.spatial import distance
 from vmsst.data import input_texts
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import compatibility
-from vmsst.search import device_search, exact_search, margins
+
+if TYPE_CHECKING:
+  from vmsst.search import margins
 
 Language = str | Sequence[str] | None
 # Similarities that are negative distances, by the norm of the difference.
@@ -75,7 +77,7 @@ class Scores:
     targets: Texts | np.ndarray | jax.Array,
     *,
     neighbors: int = 4,
-    margin: margins.Margin = "ratio",
+    margin: "margins.Margin" = "ratio",
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
@@ -98,6 +100,8 @@ class Scores:
         more, or the margin is unknown.
       RuntimeError: as `encode`.
     """
+    from vmsst.search import device_search, margins
+
     return margins.margin_scores(
       *self._sides(sources, targets, languages, options, pairs=True),
       neighbors=neighbors,
@@ -124,6 +128,8 @@ class Scores:
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> np.ndarray:
     """Returns the similarities of both sides, of pairs or of all with all."""
+    from vmsst.search import exact_search
+
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
     if self.similarity_fn_name == "cosine":
       vectors = exact_search.unit_rows(vectors[0]), exact_search.unit_rows(vectors[1])

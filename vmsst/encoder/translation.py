@@ -78,15 +78,11 @@ class Translator:
 
     Raises:
       TypeError: an item is not a string; the message names it.
-      InputError, RuntimeError: as `generate`.
+      InputError: as `generate`.
     """
-    self.encoder.check_process()
     sentences = input_texts.as_list(sentences)
-    # Fail before encoding.
-    self._language_rows(language, len(sentences))
-    length, batch_size = self._sizes(max_length, batch_size)
     vectors_NS = self.encoder.encode(sentences, batch_size=batch_size, progress=False)
-    return self.generate(vectors_NS, language, max_length=length, batch_size=batch_size)
+    return self.generate(vectors_NS, language, max_length=max_length, batch_size=batch_size)
 
   def generate(
     self,
@@ -112,12 +108,12 @@ class Translator:
 
     Raises:
       ValueError: an array has the wrong shape.
-      InputError: a language is unknown or not among those of training, or an option is out of
-        range.
-      RuntimeError: this process is a forked child of the one that has loaded the encoder.
+      InputError: a language is unknown or was not trained, or an option is out of range.
     """
-    self.encoder.check_process()
-    length, batch_size = self._sizes(max_length, batch_size)
+    length = self.encoder.max_length
+    if max_length is not None:
+      length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
+    batch_size = errors.as_integer("batch_size", batch_size)
     sentence_NZ = self._sentence_vectors(vectors_NS)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
@@ -165,9 +161,8 @@ class Translator:
 
     Raises:
       ValueError: an array has the wrong shape.
-      InputError, RuntimeError: as `generate`.
+      InputError: as `generate`.
     """
-    self.encoder.check_process()
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
     batch_size = errors.as_integer("batch_size", batch_size)
@@ -213,15 +208,12 @@ class Translator:
 
     Raises:
       ValueError: the sides differ in number, or `languages` is not two values.
-      TypeError, InputError, RuntimeError: as `translate`.
+      TypeError, InputError: as `translate`.
     """
-    self.encoder.check_process()
     sides = [input_texts.as_list(side) for side in (sources, targets)]
     if len(sides[0]) != len(sides[1]):
       raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
     codes = input_texts.languages_by_side(languages)
-    for side, language in zip(sides, codes, strict=True):
-      self._language_rows(language, len(side))  # fail before encoding
     source_NS, target_NS = (
       self.encoder.encode(
         side, language=language, batch_size=batch_size, progress=False, on_cut=on_cut
@@ -232,13 +224,6 @@ class Translator:
     forward_N = score(sides[1], codes[1], source_NS)
     backward_N = score(sides[0], codes[0], target_NS)
     return np.stack([forward_N, backward_N], axis=1)
-
-  def _sizes(self, max_length: Any, batch_size: Any) -> tuple[int, int]:
-    """Returns both options of `generate`, checked, with the default of `max_length`."""
-    length = self.encoder.max_length
-    if max_length is not None:
-      length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
-    return length, errors.as_integer("batch_size", batch_size)
 
   def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
     """Returns the decoder's sentence input of each row; language latents are zero, their mean."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -74,7 +73,6 @@ class Embedder:
     dimensions: As above, sorted.
     search: As above.
     width: Width of the vectors; 0 if there are none yet.
-    seconds: Time of embedding so far.
   """
 
   scratch: str | None = None
@@ -91,7 +89,6 @@ class Embedder:
     self.source = encoding.source_of(encoder, name, load)
     self.dimensions = sorted({errors.as_integer("dimensions", x) for x in dimensions})
     self.search = search
-    self.width, self.seconds = 0, 0.0
     self._encoder = encoder
     self._shared: dict[tuple[str, str], np.ndarray] = {}
     self._uses: dict[tuple[str, str], int] = {}
@@ -162,7 +159,6 @@ class Embedder:
     return np.concatenate(means)
 
   def _embed(self, texts: Sequence[str], codes: Sequence[str], method: str) -> np.ndarray:
-    start = time.perf_counter()
     parts = []
     for first in range(0, max(1, len(texts)), WINDOW):
       window = slice(first, first + WINDOW)
@@ -174,7 +170,6 @@ class Embedder:
     batching.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
     vectors_ND = np.concatenate([x["vectors"] for x in arrays])
     self.check_width(vectors_ND.shape[1])
-    self.seconds += time.perf_counter() - start
     return vectors_ND
 
   def expect(self, groups: Iterable[Iterable[Side]]) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
 from vmsst.io import checksums
-from vmsst.search import exact_search
 
 _NAMED = 5  # Missing sets that are named.
 
@@ -162,8 +162,8 @@ class Benchmark:
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
     results = list(results)
-    present = {languages.language(code) for result in results for code in result.languages}
-    present |= {result.name for result in results}
+    present: set[str | languages.Language] = {result.name for result in results}
+    present |= {languages.language(code) for result in results for code in result.languages}
     return [str(getattr(item, "name", item)) for item in self.sets if item not in present]
 
   def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
@@ -191,6 +191,14 @@ def collect_results(scored: BenchmarkResults) -> list[Result]:
   ]
 
 
+def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
+  """Returns what all results of an encoder depend on, as in results.json."""
+  length = encoding.max_length(encoder)
+  names = None if seen is None else sorted({language.name for language in seen})
+  record = {"encoder": encoding.identity(encoder, name), "seen": names}
+  return record | ({"max_length": length} if length else {})
+
+
 def evaluate(
   encoder: Any,
   benchmarks: Iterable[Benchmark],
@@ -200,7 +208,9 @@ def evaluate(
   seen: Iterable[languages.Language] | None = None,
   dimensions: Iterable[int] = (),
   report: Callable[[str], None] = lambda line: None,
-  search: exact_search.Search = exact_search.search,
+  vectors: embedder.Embedder | None = None,
+  finished: Mapping[str, BenchmarkResults] = types.MappingProxyType({}),
+  save: Callable[[Benchmark, BenchmarkResults], None] = lambda benchmark, results: None,
 ) -> Results:
   """Evaluates an encoder on benchmarks.
 
@@ -220,7 +230,9 @@ def evaluate(
     dimensions: Also evaluate vectors cut to their first dimensions, these many each time, as
       `encode(truncate_dim=)` cuts them. Each text is still embedded once.
     report: Receives progress lines.
-    search: Finds the nearest vectors of a knowledge base.
+    vectors: Embeds the texts, with its own `dimensions`; default: in this process.
+    finished: Results by benchmark, which are not run again.
+    save: Receives the results of each benchmark when it is finished.
 
   Returns:
     The content of a results.json; see `results_files.Results`.
@@ -229,116 +241,82 @@ def evaluate(
     InputError: files are broken, or no benchmark has any.
   """
   root = storage.path(data_root or "")
+  seen = None if seen is None else [*seen]
   chosen = {benchmark.name: benchmark for benchmark in benchmarks}
-  outcomes = {key: read_tasks(benchmark, root) for key, benchmark in chosen.items()}
-  absent = {key: reason for key, reason in outcomes.items() if isinstance(reason, str)}
-  check_present(absent, len(chosen))
-  waiting = [(chosen[key], tasks) for key, tasks in outcomes.items() if key not in absent]
+  tasks: dict[str, Sequence[Task]] = {}
+  absent: dict[str, str] = {}
+  for key, benchmark in chosen.items():
+    if key not in finished:
+      tasks[key] = read_tasks(benchmark, root, absent)
+      report(f"{key}: absent: {absent[key]}" if key in absent else f"{key}: waiting")
+  if absent and len(absent) == len(chosen):
+    reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
+    raise errors.InputError(f"no benchmark has data (see `vmsst eval --list`): {reasons}")
+  vectors = vectors or embedder.Embedder(encoder, name, dimensions=dimensions)
+  sides = {key: [side for x in tasks[key] if not x.large for side in x.sides] for key in tasks}
+  vectors.expect(sides.values())
+  results, failed = {**finished}, {}
+  for key in (key for key in tasks if key not in absent):
+    start = time.perf_counter()
+    try:
+      vectors.share(sides[key], report)
+      results[key] = _score(chosen[key], tasks[key], vectors, seen)
+    except ValueError as error:
+      failed[key] = " ".join(str(error).split()) or type(error).__name__
+      report(f"{key}: failed: {failed[key]}")
+      continue
+    headline = itertools.islice(results[key]["summary"].items(), 4)
+    shown = ", ".join(f"{metric} {value:.2f}" for metric, value in headline)
+    report(f"{key}: {shown} ({time.perf_counter() - start:.0f} s)")
+    save(chosen[key], results[key])
+  ordered = {key: results[key] for key in dict.fromkeys((*chosen, *results)) if key in results}
   record = settings(encoder, name, seen)
-  vectors = embedder.Embedder(encoder, name, dimensions=dimensions, search=search)
-  scored = {x.name: y for x, y in scores(vectors, waiting, record["seen"], report)}
-  return results(record, absent, scored)
+  return {**record, "absent": absent, "failed": failed, "benchmarks": ordered}  # type: ignore
 
 
-def read_tasks(benchmark: Benchmark, root: storage.Path) -> Sequence[Task] | str:
-  """Returns the tasks of a benchmark, or why it is absent."""
+def read_tasks(benchmark: Benchmark, root: storage.Path, absent: dict[str, str]) -> Sequence[Task]:
+  """Returns the tasks of a benchmark; if there is none, writes to `absent` why it is absent."""
   root = benchmark.files.root or root
   with storage.explained(root, "read"):
     reason = benchmark.files.absence(root)
-  return reason or benchmark.read(root) or f"no file of it in {root} ({benchmark.files.layout})"
+  tasks = [] if reason else benchmark.read(root)
+  if not tasks:
+    absent[benchmark.name] = reason or f"no file of it in {root} ({benchmark.files.layout})"
+  return tasks
 
 
-def check_present(absent: Mapping[str, str], count: int) -> None:
-  """Raises InputError, with the reasons, if all of `count` benchmarks are absent."""
-  if len(absent) == count:
-    reasons = "; ".join(f"{name} is absent: {reason}" for name, reason in absent.items())
-    raise errors.InputError(f"no benchmark has data (see `vmsst eval --list`): {reasons}")
-
-
-def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
-  """Returns what all results of an encoder depend on, as in results.json."""
-  length = encoding.max_length(encoder)
-  names = None if seen is None else sorted({language.name for language in seen})
-  record = {"encoder": encoding.identity(encoder, name), "seen": names}
-  return record | ({"max_length": length} if length else {})
-
-
-def results(
-  record: Mapping[str, Any],
-  absent: Mapping[str, str],
-  scored: Mapping[str, BenchmarkResults | str],
-) -> Results:
-  """Returns the content of results.json.
-
-  Args:
-    record: The `settings`.
-    absent: Why benchmarks are absent.
-    scored: What `scores` has yielded.
-  """
-  failed = {name: reason for name, reason in scored.items() if isinstance(reason, str)}
-  finished = {name: x for name, x in scored.items() if not isinstance(x, str)}
-  return {**record, "absent": {**absent}, "failed": failed, "benchmarks": finished}  # type: ignore
-
-
-def scores(
+def _score(
+  benchmark: Benchmark,
+  tasks: Sequence[Task],
   vectors: embedder.Embedder,
-  waiting: Sequence[tuple[Benchmark, Sequence[Task]]],
-  seen: Iterable[str] | None = None,
-  report: Callable[[str], None] = lambda line: None,
-) -> Iterator[tuple[Benchmark, BenchmarkResults | str]]:
-  """Scores benchmarks in order; yields the results of each, or why its vectors cannot be scored.
-
-  Args:
-    vectors: Embeds the texts.
-    waiting: The benchmarks and their tasks.
-    seen: The languages of the training data, if known.
-    report: Receives progress lines.
-  """
-  known = None if seen is None else seen_test(map(languages.language, seen))
-  sides = [[side for x in tasks if not x.large for side in x.sides] for _, tasks in waiting]
-  vectors.expect(sides)
-  for (benchmark, tasks), sides_of_benchmark in zip(waiting, sides, strict=True):
-    start, before = time.perf_counter(), vectors.seconds
-    by_size: dict[int | None, list[Result]] = {x: [] for x in (None, *vectors.dimensions)}
-    try:
-      vectors.share(sides_of_benchmark, report)
-      for task in tasks:
-        for size, part in task.results(vectors, [*by_size]).items():
-          by_size[size] += part
-      summaries = {size: benchmark.summarize(part, known) for size, part in by_size.items()}
-      _check_finite(by_size, summaries)
-    except ValueError as error:
-      reason = " ".join(str(error).split()) or type(error).__name__
-      report(f"{benchmark.name}: failed: {reason}")
-      yield benchmark, reason
-      continue
-    summary = summaries.pop(None)
-    headline = ", ".join(f"{x} {y:.2f}" for x, y in itertools.islice(summary.items(), 4))
-    embedding, total = vectors.seconds - before, time.perf_counter() - start
-    report(f"{benchmark.name}: {headline} ({total:.0f} s, embedding {embedding:.0f} s)")
-    record: BenchmarkResults = {
-      "title": benchmark.title,
-      "summary": summary,
-      "missing": benchmark.missing(by_size[None]),
-      "results": [
-        {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
-        | ({"arrays": x.arrays} if x.arrays else {})
-        for x in by_size[None]
-      ],
-      "options": dict(benchmark.options),
-    }
-    if summaries:
-      cuts = {**summaries, vectors.width: summary}
-      record["dimensions"] = [{"dimension": x, "summary": y} for x, y in cuts.items()]
-    yield benchmark, record
-
-
-def _check_finite(
-  by_size: Mapping[int | None, Iterable[Result]], summaries: Mapping[int | None, Numbers]
-) -> None:
-  """Raises ValueError if a metric or an average is not a finite number."""
-  named = [(x.name, x.metrics) for results in by_size.values() for x in results]
+  seen: Iterable[languages.Language] | None,
+) -> BenchmarkResults:
+  """Returns the results of a benchmark; raises ValueError if its vectors cannot be scored."""
+  known = None if seen is None else seen_test(seen)
+  by_size: dict[int | None, list[Result]] = {size: [] for size in (None, *vectors.dimensions)}
+  for task in tasks:
+    for size, part in task.results(vectors, [*by_size]).items():
+      by_size[size] += part
+  summaries = {size: benchmark.summarize(part, known) for size, part in by_size.items()}
+  named = [(x.name, x.metrics) for part in by_size.values() for x in part]
   for name, numbers in (*named, *(("summary", summary) for summary in summaries.values())):
     for metric, value in numbers.items():
       if not math.isfinite(value):
         raise ValueError(f"{metric} of {name} is not a finite number but {value}")
+  summary = summaries.pop(None)
+  results: BenchmarkResults = {
+    "title": benchmark.title,
+    "summary": summary,
+    "missing": benchmark.missing(by_size[None]),
+    "results": [
+      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
+      if x.arrays
+      else {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+      for x in by_size[None]
+    ],
+    "options": dict(benchmark.options),
+  }
+  if summaries:
+    cuts = {size or vectors.width: x for size, x in (*summaries.items(), (None, summary))}
+    results["dimensions"] = [{"dimension": x, "summary": y} for x, y in cuts.items()]
+  return results

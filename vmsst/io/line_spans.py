@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from vmsst import errors, storage
 from vmsst.io import input_files, text_files
@@ -60,6 +61,13 @@ class Cut:
   spans: list[Span]
   lines: int
   digest: str
+
+  @property
+  def identity(self) -> dict[str, Any]:
+    """What identifies the texts, for JSON. A text and its gzipped copy are the same."""
+    names = list(dict.fromkeys(span.name for span in self.spans))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return {"name": f"{names[0]}{more}", "lines": self.lines, "digest": self.digest}
 
 
 def cut(paths: Sequence[str], lines: int) -> Cut:

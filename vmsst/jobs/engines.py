@@ -184,25 +184,3 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
     os._exit(1)
 
   threading.Thread(target=watch, daemon=True).start()
-
-
-# Until every user of `base.Unit` is a job:
-
-
-def run(title: str, units: Sequence[Any], engine: Engine) -> list[dict[str, Any]]:
-  """Does the units whose results are missing; see `job.Job.run`, which replaces it."""
-  import functools
-
-  from vmsst.io import progress_bar
-  from vmsst.jobs import base
-
-  todo = [unit for unit in units if base.result(unit, verify=True) is None]
-  total = sum(unit.size for unit in units)
-  done = total - sum(unit.size for unit in todo)
-  with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(units)) as bar:
-    for unit in engine.work(title, functools.partial(base.do, title), todo) if todo else ():
-      done += unit.size
-      bar.reach(done)
-  made = [base.result(unit) for unit in units]
-  assert all(each is not None for each in made)
-  return [each for each in made if each is not None]

@@ -278,7 +278,9 @@ class Job:
     }
     record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    outputs.write_bytes(os.path.join(self.folder, manifest.NAME), content + b"\n")
+    # A killed process leaves its temporary file in the work folder, which the next one removes.
+    with outputs.atomic_path(os.path.join(self.folder, manifest.NAME), self._work) as path:
+      path.write_bytes(content + b"\n")
     outputs.clear(self._work)
     self.finished, self.facts = True, facts
 

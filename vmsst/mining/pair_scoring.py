@@ -49,7 +49,7 @@ class Scorer:
 
 
 def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
-  """Returns what scores a pair by the cosine of its vectors, [N, 1]; NaN if one is not finite.
+  """Returns what scores a pair by the cosine of its vectors, [N, 1].
 
   Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
@@ -65,13 +65,8 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
       embed(list(texts), language=language)
       for texts, language in zip((sources, targets), languages, strict=True)
     ]
-    finite = [np.isfinite(vectors_ND).all(axis=1) for vectors_ND in vectors]
-    source_ND, target_ND = (
-      exact_search.unit_rows(np.where(finite_N[:, None], vectors_ND, 0))
-      for finite_N, vectors_ND in zip(finite, vectors, strict=True)
-    )
-    cosine_N = np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)
-    return np.where(finite[0] & finite[1], cosine_N, np.nan)[:, None]
+    source_ND, target_ND = map(exact_search.unit_rows, vectors)
+    return np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)[:, None]
 
   return Scorer({"by": "cosine", "encoder": encoding.identity(encoder, name)}, score)
 

@@ -20,6 +20,7 @@ from tensorflow_datasets.core import naming
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards
+from vmsst.evaluation import benchmarks, evaluation_texts
 from vmsst.io import manifest
 from vmsst.jobs import engines, job
 from vmsst.opus import card, decontamination, recipes, stages
@@ -73,7 +74,8 @@ def build(
       f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
-  held_out = _held_out(evaluation)
+  texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
+  held_out = decontamination.EvaluationSentences.of(texts)
   identities = [(release.name, release.identity) for release in chosen]
   settings: dict[str, Any] = {
     "inputs": {
@@ -103,13 +105,6 @@ def build(
     dataset.finish()
     shutil.rmtree(local.folder)
   return dataset.folder
-
-
-def _held_out(evaluation: str) -> decontamination.EvaluationSentences:
-  from vmsst.evaluation import benchmarks, evaluation_texts
-
-  texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
-  return decontamination.EvaluationSentences.of(texts)
 
 
 def _build(

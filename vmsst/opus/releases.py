@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, checksums, input_files
+from vmsst.io import archives, checksums
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -173,11 +173,17 @@ def read(release: Release) -> Iterator[Row | Fault]:
   swapped = release.format != "tmx" and (
     languages.opus_language(release.codes[0]) != release.source
   )
+  try:
+    if release.format == "zip":
+      sides = _sides(archives.members(release.paths[0]), release.codes)
+      streams = [(str(side), archives.lines(archives.member_chunks(side))) for side in sides]
+      items = formats.parse_moses(streams, formats.COUNT)
+    else:  # The sides are in the order of the file, in TMX in that of the pair.
+      items = formats.parse(release.format, release.paths, release.pair, formats.COUNT)
+  except archives.DamagedError as error:
+    yield Fault(release.paths[0], str(error))
+    return
   empty = True
-  if release.format == "zip":
-    items = _read_zip(release)
-  else:  # The sides are in the order of the file, in TMX in that of the pair.
-    items = formats.parse(release.format, release.paths, release.pair, formats.COUNT)
   for item in items:
     empty = False
     if swapped and isinstance(item, Row):
@@ -201,9 +207,14 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
       return Fault(path, f"its counterpart {other} is missing")
     if side == second:
       return None  # The first side stands for both.
-  where = _corpus_and_version(root, path, match)
-  if where is None or not all(map(input_files.is_text, where)):
-    return Fault(path, "neither its folders nor its name show corpus and version")
+  corpus, version = match["corpus"], match["version"]
+  if not corpus:
+    folders = os.path.relpath(path, root).split(os.sep)[:-1]
+    if folders and folders[-1] in _FORMAT_FOLDERS:
+      folders.pop()
+    if len(folders) < 2:
+      return Fault(path, "neither its folders nor its name show corpus and version")
+    corpus, version = folders[-2:]
   languages_found = []
   for code in (first, second):
     language = languages.opus_language(code)
@@ -215,40 +226,16 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     return Fault(path, f"both sides are {source.name}")
   kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}.get(match["ending"][:4], "moses")
   size = sum(map(storage.size, paths))
-  return Release(*where, tuple(paths), kind, source, target, size, (first, second))
-
-
-def _corpus_and_version(root: str, path: str, match: re.Match[str]) -> tuple[str, str] | None:
-  if match["corpus"]:
-    return match["corpus"].removeprefix("OPUS-"), match["version"]
-  folders = os.path.relpath(path, root).split(os.sep)[:-1]
-  if folders and folders[-1] in _FORMAT_FOLDERS:
-    folders.pop()
-  if len(folders) < 2:
-    return None
-  return folders[-2].removeprefix("OPUS-"), folders[-1]
+  corpus = corpus.removeprefix("OPUS-")
+  return Release(corpus, version, tuple(paths), kind, source, target, size, (first, second))
 
 
 def _folded(code: str) -> str:
   return code.lower().replace("@", "_").replace("-", "_")
 
 
-def _read_zip(release: Release) -> Iterator[Row | Fault]:
-  (path,) = release.paths
-  try:
-    sides = _sides(archives.members(path), release.codes)
-  except archives.DamagedError as error:
-    yield Fault(path, str(error))
-    return
-  if isinstance(sides, str):
-    yield Fault(path, sides)
-    return
-  streams = [(str(side), archives.lines(archives.member_chunks(side))) for side in sides]
-  yield from formats.parse_moses(streams, formats.COUNT)
-
-
-def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member] | str:
-  """Returns the two members with the texts, in the order of `codes`; or what is wrong."""
+def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member]:
+  """Returns the two members with the texts, in the order of `codes`; else raises DamagedError."""
   first, second = (_folded(code) for code in codes)
   by_stem: dict[str, dict[str, archives.Member]] = {}
   for member in members:
@@ -258,7 +245,7 @@ def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archi
   pairs = {stem: sides for stem, sides in by_stem.items() if len(sides) == 2}
   named = {stem: pairs[stem] for stem in pairs if stem.lower().endswith("-".join(codes).lower())}
   chosen = list((named or pairs).values())
-  if len(chosen) == 1:
-    return [chosen[0][first], chosen[0][second]]
-  reason = "more than one pair" if chosen else "no pair"
-  return f"{reason} of members that end with .{codes[0]} and .{codes[1]}"
+  if len(chosen) != 1:
+    reason = "more than one pair" if chosen else "no pair"
+    raise archives.DamagedError(f"{reason} of members that end with .{codes[0]} and .{codes[1]}")
+  return [chosen[0][first], chosen[0][second]]

@@ -26,8 +26,8 @@ SHARD_ROWS = 1 << 20
 
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
-  r"(?:IVF(?P<lists>\d{1,8}),)?"
-  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|PQ(?P<parts>\d{1,4}))"
+  r"(?:IVF(?P<lists>[1-9]\d{0,7}),)?"
+  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ is filled in lists only
 )
 _EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
 # Fewer vectors than this are searched exactly in a few milliseconds.
@@ -61,12 +61,6 @@ def training_rows(factory: str) -> int:
   if not (match := _PATTERN.fullmatch(factory)):
     raise errors.InputError(f"factory {factory!r} is not supported: give one {_EXAMPLES}")
   lists = int(match["lists"] or 0)
-  if match["lists"] and not lists:
-    raise errors.InputError(f"factory {factory!r} has no lists: give one {_EXAMPLES}")
-  if match["parts"] and not lists:
-    raise errors.InputError(
-      f"factory {factory!r} needs lists: give IVF1,{factory} for a single one"
-    )
   trained = match["transform"] or lists or match["code"] not in ("Flat", "SQfp16")
   return max(_AT_LEAST, _PER_CENTROID * lists) if trained else 0
 

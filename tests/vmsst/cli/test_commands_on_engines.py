@@ -1,26 +1,118 @@
 """Commands on all engines, also with parts of a Ray cluster killed, write what one process does."""
 
+import itertools
+import json
 import re
 import signal
 import subprocess
 import sys
 
+import fake_encoders
 import killed_commands
+import line_files
+import naive_search
+import numpy as np
+import opus_tree
 import pytest
 import servers
-import toy_units
 
-# By command: files of finished units, and how many there are when a part is killed.
+
+def build(folder):
+  """Writes OPUS releases and an evaluation set; returns the arguments of a build."""
+  corpora = ("Europarl", "Tanzil", "Books", "QED", "Wikipedia", "EMEA", "ECB", "KDE4")
+  parts = [
+    opus_tree.Part(
+      corpus,
+      "v1",
+      ("de", "en"),
+      [(f"{corpus} Satz Nummer {n} ist hier", f"Sentence {n} is here.") for n in range(15_000)],
+    )
+    for corpus in corpora
+  ]
+  opus_tree.write(folder / "opus", parts)
+  sets = folder / "evaluation" / "tatoeba"
+  sets.mkdir(parents=True)
+  for code in ("deu", "eng"):
+    (sets / f"tatoeba.deu-eng.{code}").write_text("Sentence 3 is here\n")
+  (folder / "mine.yaml").write_text(opus_tree.RECIPE)
+  options = ["--recipe=mine.yaml", "--input=opus", "--held-out=evaluation", "--output=out"]
+  return ["data", "build", *options]
+
+
+def embed(folder):
+  """Writes an encoder and two texts; returns the arguments that embed them."""
+  fake_encoders.make_encoder(folder / "encoder")
+  for name in ("a.txt.gz", "b.txt"):
+    line_files.write_lines(folder / name, fake_encoders.make_lines(45_000))
+  return ["embed", "encoder", "a.txt.gz", "b.txt", "out/vectors"]
+
+
+def index(folder):
+  """Writes vectors; returns the arguments that index them."""
+  naive_search.write_vectors(folder / "a.vectors", _vectors(0))
+  return ["index", "a.vectors", "out/index", "--factory=IVF256,PQ8"]
+
+
+def mine(folder):
+  """Writes two texts and their vectors; returns the arguments that mine them."""
+  for number, side in enumerate("ab", 1):
+    vectors_ND = _vectors(0) + _vectors(number)
+    line_files.write_lines(folder / f"{side}.txt", [f"{side} {n}" for n in range(len(vectors_ND))])
+    naive_search.write_vectors(folder / f"{side}.vectors", vectors_ND)
+  return ["mine", "a.txt", "b.txt", "out/pairs.tsv", "--vectors", "a.vectors", "b.vectors"]
+
+
+def search(folder):
+  """Writes an encoder, a text with vectors and queries for six shards; returns the arguments."""
+  fake_encoders.make_encoder(folder / "encoder")
+  lines = list(fake_encoders.make_lines(1_000))
+  line_files.write_lines(folder / "corpus.txt", lines)
+  line_files.write_lines(folder / "queries.txt", (lines * 90)[:90_000])
+  command = [sys.executable, "-m", "vmsst.cli", "embed", "encoder", "corpus.txt", "vectors"]
+  subprocess.run(command, cwd=folder, check=True, capture_output=True)
+  return ["search", "queries.txt", "corpus.txt", "vectors", "--count=2", "--output=out/found"]
+
+
+def search_spans(folder):
+  """Writes an encoder, a text of three blocks and a few queries; returns the arguments."""
+  fake_encoders.make_encoder(folder / "encoder")
+  vectors_ND = np.random.default_rng(0).normal(size=(600_000, 64)).astype(np.float32)
+  line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
+  line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
+  naive_search.write_vectors(folder / "vectors", vectors_ND)
+  command = ["search", "queries.txt", "corpus.txt", "vectors", "--encoder=encoder"]
+  return [*command, "--output=out/found"]
+
+
+def evaluate(folder):
+  """Writes an encoder, a knowledge base and questions; returns the arguments that evaluate it."""
+  fake_encoders.make_encoder(folder / "encoder")
+  lines = [*fake_encoders.make_lines(60_000)]
+  for number in range(6):
+    own = lines[10_000 * number : 10_000 * (number + 1)]
+    records = (json.dumps({"question": x, "answer": str(i % 9)}) for i, x in enumerate(own))
+    line_files.write_lines(folder / "data" / "paq" / f"{number}.jsonl", records)
+  records = (json.dumps({"question": f"{x}?", "answer": [str(i % 9)]}) for i, x in enumerate(lines))
+  questions = itertools.islice(records, 300)
+  line_files.write_lines(folder / "data" / "nq" / "NQ-open.dev.jsonl", questions)
+  return ["eval", "encoder", "--suite=questions", "--data=data", "--out=out"]
+
+
+def _vectors(seed):
+  return np.random.default_rng(seed).normal(size=(30_000, 16)).astype(np.float32)
+
+
+# By command: records of finished parts, and how many there are when a part is killed.
 KILLED = {
-  toy_units.build: ("parts/*clean*.json", 2),
-  toy_units.embed: ("vectors-*.npy.json", 2),
-  toy_units.mine: ("block-*.npz.json", 2),
-  toy_units.search: ("vectors-*.npy.json", 2),
-  toy_units.search_spans: ("block-*.npz.json", 1),
-  toy_units.evaluate: ("best-*.npz.json", 1),
+  build: ("parts/*clean*.json", 2),
+  embed: ("vectors-*.npy.json", 2),
+  mine: ("block-*.npz.json", 2),
+  search: ("vectors-*.npy.json", 2),
+  search_spans: ("block-*.npz.json", 1),
+  evaluate: ("*search-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.
-COMMANDS = [*KILLED, toy_units.index]
+COMMANDS = [*KILLED, index]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +161,7 @@ def check_same(found, expected):
 @pytest.mark.parametrize("fault", ["worker", "driver", "node"])
 @pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
 def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path, make, fault):
-  if make == toy_units.build:
+  if make == build:
     pytest.importorskip("tensorflow_datasets")
   argv = [*make(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
 
@@ -93,10 +185,10 @@ def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path
 
 @pytest.mark.slow
 def test_sigterm_ends_a_command_on_a_ray_cluster_with_one_line(nodes, tmp_path):
-  argv = [*toy_units.search(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
+  argv = [*search(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
   command = [sys.executable, "-m", "vmsst.cli", *argv]
   process = nodes.driver(command, cwd=tmp_path, stderr=subprocess.PIPE)
-  servers.wait_for_files(process, tmp_path, *KILLED[toy_units.search])
+  servers.wait_for_files(process, tmp_path, *KILLED[search])
   process.terminate()
   _, messages = process.communicate(timeout=120)
   assert process.returncode == 128 + signal.SIGTERM
@@ -106,10 +198,10 @@ def test_sigterm_ends_a_command_on_a_ray_cluster_with_one_line(nodes, tmp_path):
 
 @pytest.mark.slow
 def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
-  command = [sys.executable, "-m", "vmsst.cli", *toy_units.mine(tmp_path), "--engine=ray"]
+  command = [sys.executable, "-m", "vmsst.cli", *mine(tmp_path), "--engine=ray"]
   process = nodes.driver([*command, f"--ray-address={nodes.client_address}"], cwd=tmp_path)
   assert process.wait(timeout=600) == 0
-  check_same(contents(tmp_path), expected(toy_units.mine))
+  check_same(contents(tmp_path), expected(mine))
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_several_texts_are_one_whole(text, tmp_path, monkeypatch, place):
   np.testing.assert_array_equal(embedded_text.open_text(whole, folder).vectors, vectors_of(lines))
   # No file has lines of two texts.
   assert storage.names(folder) == {"job.json", *(f"vectors-{n:05d}.npy" for n in range(15))}
-  with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 2 more .*give another"):
+  with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 1 more .*give another"):
     embed(make_encoder(), [text, other], folder)
 
 

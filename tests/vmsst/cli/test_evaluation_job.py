@@ -53,7 +53,8 @@ def evaluate(data, tmp_path):
     lines = []
     name, chosen = options.pop("name", "E"), options.pop("chosen", None)
     found = evaluation_job.evaluate(
-      evaluation_job.Data(chosen or benchmarks.get_benchmarks(names), str(data)),
+      chosen or benchmarks.get_benchmarks(names),
+      evaluation_job.Data(str(data)),
       encoder,
       name,
       str(output),
@@ -112,7 +113,7 @@ def test_data_options_and_further_dimensions_are_evaluated_again(evaluate, data,
     return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
 
   assert run() == (True, [], "tatoeba: waiting")
-  changed = "tatoeba: waiting: its data, options or dimensions have changed"
+  changed = "tatoeba: its data, options or dimensions have changed"
   assert run(2, 4) == (True, [2, 4, 6], changed)
   assert run(4) == (False, [2, 4, 6], "tatoeba: finished before")
   assert run(3, 6) == (True, [3, 6], changed)

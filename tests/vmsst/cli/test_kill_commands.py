@@ -84,7 +84,6 @@ def test_build(start):
 
 IMPORTS = [
   "orbax.checkpoint",
-  "vmsst.formats.encoders",
   "vmsst.evaluation.benchmarks",
   "vmsst.evaluation.report",
   "vmsst.encoder.encoder",

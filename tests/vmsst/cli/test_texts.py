@@ -245,7 +245,6 @@ def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkey
     (["index", f"{y}.npy", f"{y}.npy"], "is not a folder"),
     (["index", y, "other"], "not a NumPy file of vectors"),
     (["mine", x, y, f"{y}.npy", "--vectors", f"{x}.npy", f"{y}.npy"], "would overwrite the input"),
-    (["mine", x, y, "o", "--vectors", f"{x}.npy", f"{y}.npy", "--encoder", "a"], "x.txt.npy"),
   ):
     capsys.readouterr()
     assert cli.main(command) == 1
@@ -285,7 +284,6 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(
   assert vmsst.load(model).with_prompt("").prompt == ""  # none for queries and documents either
   # Vectors with another prompt are other vectors.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
-  monkeypatch.setattr(loading, "open_encoder", lambda *_, **__: 1 / 0)  # The name is read first.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1
   assert "--prompt-name is 'x'" in capsys.readouterr().err
 
@@ -305,15 +303,12 @@ def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
     ("mine x.txt y.txt o --vectors . v", "no job.json; give a folder that"),
     ("mine x.txt y.txt o --vectors v v", "y.txt has 28 lines and"),
-    ("mine x.txt y.txt o --threshold 1 --gold x.txt", "--gold chooses the threshold"),
     ("search - y.txt v", "has 24 vectors, not one per line"),
     ("search none x.txt v", "none"),
     ("embed b x.txt v", "give another folder"),
     ("embed a none v", "none: cannot be opened"),
     ("embed a x.txt x.txt/v", "x.txt is not a folder"),
     ("embed a x.txt -", "give a folder"),
-    ("embed a x.txt - out", "- needs a single FILE"),
-    ("embed a - o --engine ray", "- needs a single FILE, and an engine on this machine"),
     ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
     ("score a x.txt y.txt", "x.txt has 24 lines and"),

@@ -12,8 +12,8 @@ VOCABULARIES = {
   "pieces": vocabularies.SentencePieceVocabulary(sample.vocabulary_path()),
 }
 LENGTHS = {"inputs": 9, "targets": 7}
-# Empty, short, cut and over-long sides, more than one chunk has.
-TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(300)]
+# Empty, short, cut and over-long sides, as many as one chunk has.
+TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(256)]
 
 
 def _texts(vocabulary, max_length, keep_all=False):
@@ -35,20 +35,20 @@ def test_rows_have_the_ids_of_the_vocabulary_and_counts_warn(kind, max_length, c
         [vocabulary.encode([x], n)[0] for x, n in zip(pair, LENGTHS.values(), strict=True)]
       )
       cut += sum(size + 1 > n for size, n in zip(sizes, LENGTHS.values(), strict=True))
-  assert 40 < len(kept) < 300
+  assert 40 < len(kept) < 256
   chunks = rows.read_rows([texts], [1.0], LENGTHS, shuffle=False, seed=0, num_epochs=1)
   for number, side in enumerate(LENGTHS):
     ids_NT = np.concatenate([chunk[side] for chunk in chunks])
     padded = [ids[number] + [0] * (LENGTHS[side] - len(ids[number])) for ids in kept]
     assert ids_NT.tolist() == padded
-  rows.check_texts([texts], LENGTHS, 300)
-  assert f"Of the first 300 pairs, dropped: {300 - len(kept)} (" in caplog.text
+  rows.check_texts([texts], LENGTHS)
+  assert f"Of the first 256 pairs, dropped: {256 - len(kept)} (" in caplog.text
   assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
 
 
 def test_a_table_of_which_nothing_is_left_is_an_error():
-  with pytest.raises(errors.InputError, match="x: no pair is left: of 300 pairs, 0 have an empty"):
-    rows.check_texts([_texts(BYTES, 1)], LENGTHS, 0)
+  with pytest.raises(errors.InputError, match="x: no pair is left: of 256 pairs, 0 have an empty"):
+    rows.check_texts([_texts(BYTES, 1)], LENGTHS)
 
 
 def test_evaluation_keeps_all_rows():
@@ -56,7 +56,7 @@ def test_evaluation_keeps_all_rows():
     [_texts(BYTES, 6, keep_all=True)], [1.0], LENGTHS, shuffle=False, seed=0, num_epochs=1
   )
   inputs_NT = np.concatenate([chunk["inputs"] for chunk in chunks])
-  assert len(inputs_NT) == 300
+  assert len(inputs_NT) == 256
   assert np.count_nonzero(inputs_NT, axis=1).max() == 6
 
 

@@ -4,7 +4,6 @@ import hashlib
 import random
 import re
 
-import line_files
 import pytest
 
 from vmsst import errors
@@ -12,7 +11,6 @@ from vmsst.downloads import fetch
 from vmsst.io import progress_bar
 
 CONTENT = random.Random(0).randbytes(700_001)
-
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -31,14 +29,21 @@ def leftovers(folder):
 
 
 def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path):
-  url = server.put("/a", CONTENT)
+  server.put("/b", CONTENT, statuses=[503, 429])
+  url = server.put("/a", location="/b")
   path = tmp_path / "new" / "folder" / "a"
   file = fetch.File(url, size=len(CONTENT), checksum=SHA256)
   assert fetcher.fetch(file, path)
   assert path.read_bytes() == CONTENT
   assert leftovers(path.parent) == ["a"]
+  requests = len(server.requests)
   assert not fetcher.fetch(file, path)
-  assert len(server.requests) == 1
+  path.write_bytes(b"mine")
+  for other in (file, fetch.File(url, checksum=SHA256)):
+    with pytest.raises(errors.InputError, match="remove it"):
+      fetcher.fetch(other, path)
+  assert path.read_bytes() == b"mine"
+  assert len(server.requests) == requests
 
 
 def test_progress_is_shown_and_counts_what_an_earlier_attempt_received(
@@ -52,9 +57,6 @@ def test_progress_is_shown_and_counts_what_an_earlier_attempt_received(
   done = [int(re.match(r"a: +(\d+)%.*/700k ", line)[1]) for line in lines]
   assert done[-1] == 100
   assert done == sorted(done)
-  with progress_bar.shown("nowhere"):
-    fetcher.fetch(fetch.File(url), tmp_path / "b")
-  assert not capsys.readouterr().err
 
 
 def test_broken_connections_are_resumed(server, fetcher, tmp_path):
@@ -82,6 +84,7 @@ def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
   assert leftovers(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("length", [700_001, 200_000])
 @pytest.mark.parametrize(
   ("name", "tags"),
   [
@@ -89,11 +92,11 @@ def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
     ("Last-Modified", [f"Mon, 0{day} Jan 2024 00:00:00 GMT" for day in (1, 8)]),
   ],
 )
-def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, tags):
+def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, tags, length):
   url = server.put("/a", CONTENT, stops=[300_000] * 3, ranges=False, headers={name: tags[0]})
   with pytest.raises(errors.InputError):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
-  other = CONTENT[::-1]
+  other = CONTENT[:length][::-1]
   server.put("/a", other, headers={name: tags[1]})
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == other
@@ -102,12 +105,11 @@ def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, tags):
 
 
 def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, tmp_path):
-  weak = {"headers": {"ETag": 'W/"1"'}}
-  url = server.put("/a", CONTENT, stops=[300_000], **weak)
+  url = server.put("/a", CONTENT, stops=[300_000], headers={})
   fetcher.fetch(fetch.File(url), tmp_path / "plain")
   assert [asked for _, asked in server.requests] == [None, "bytes=299999-", None]
   server.requests.clear()
-  server.put("/a", CONTENT, stops=[300_000], **weak)
+  server.put("/a", CONTENT, stops=[300_000], headers={})
   file = fetch.File(url, checksum=SHA256)
   fetcher.fetch(file, tmp_path / "checked")
   assert [asked for _, asked in server.requests] == [None, "bytes=299999-"]
@@ -125,27 +127,17 @@ def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, t
 @pytest.mark.parametrize(
   ("file", "options", "message"),
   [
-    ({"size": 5}, {}, "700,001 bytes on the server, 5 bytes as published"),
-    ({"kib": 700}, {}, "700 KiB as published"),
+    ({"size": 5}, {}, "has 700,001 bytes, not 5: the file has changed"),
+    ({"kib": 700}, {}, "not 700 KiB"),
     ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*not kept"),
-    ({}, {"statuses": [404]}, "404"),
-    ({}, {"statuses": [500] * 9}, "500 .*gave up"),
+    ({}, {"statuses": [404]}, "answers 404"),
+    ({}, {"statuses": [500] * 9}, "500.*gave up"),
     ({}, {"raw": _HEAD + b"\r\n" + CONTENT}, "length is unknown"),
-    ({"size": 5}, {"raw": _CHUNKED}, "sends more than 5 bytes"),
     ({"size": 900_000}, {"raw": _CHUNKED}, "has 700,001 bytes, not 900,000"),
-    ({}, {"headers": {"Content-Encoding": "gzip"}}, "encoding"),
-    (
-      {},
-      {"raw": _HEAD + b"Content-Length: 900000\r\n\r\n" + CONTENT},
-      "IncompleteRead|700,?001 .*gave up after 3",
-    ),
-    ({}, {"location": "http://example.org/a"}, "redirects to http://example.org/a.*not an HTTPS"),
-    ({}, {"location": "file:///etc/passwd"}, "is not allowed"),
-    ({}, {"location": "/a"}, "infinite loop"),
-    ({}, {"location": "http://[::1]:99999999/"}, "redirects to .*not an HTTPS"),
+    ({}, {"raw": _HEAD + b"Content-Length: 900000\r\n\r\n" + CONTENT}, "ended after.*gave up"),
+    ({}, {"location": "http://example.org/a"}, "'http://example.org/a' is not an HTTPS"),
+    ({}, {"location": "file:///etc/passwd"}, "answers 302"),
     ({}, {"raw": b"\0\xff"}, "gave up after 3"),
-    ({}, {"raw": _HEAD + b"ETag: " + b"x" * 70_000 + b"\r\n\r\n"}, "gave up after 3"),
-    ({}, {"raw": _HEAD + b"Content-Length: %s\r\n\r\nab" % (b"9" * 5000)}, "length is unknown"),
     ({"size": 5}, {"raw": _HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"}, "gave up after 3"),
   ],
 )
@@ -153,43 +145,20 @@ def test_wrong_files_and_responses_are_named_and_not_kept(
   server, fetcher, tmp_path, file, options, message
 ):
   url = server.put("/a", CONTENT, **options)
-  with pytest.raises(errors.InputError, match=message) as caught:
+  with pytest.raises(errors.InputError, match=message):
     fetcher.fetch(fetch.File(url, **file), tmp_path / "a")
-  assert "127.0.0.1" in str(caught.value)
   assert "a" not in leftovers(tmp_path)
 
 
 def test_only_https_is_downloaded_except_from_this_machine(fetcher, tmp_path):
-  for url in (
-    "http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "https:///a", "a",
-  ):  # fmt: skip
+  for url in ("http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "a"):
     with pytest.raises(errors.InputError, match="not an HTTPS"):
       fetcher.fetch(fetch.File(url), tmp_path / "a")
   with pytest.raises(errors.InputError, match="gave up after 3"):
     fetcher.fetch(fetch.File("http://127.0.0.1:9/a"), tmp_path / "a")
-  fetch.check_address("http://localhost:1/b", "http://127.0.0.1:2/a")
-  with pytest.raises(errors.InputError, match="redirects to"):
-    fetch.check_address("http://localhost:1/b", "https://example.org/a")
 
 
-def test_retry_after_and_redirects_are_followed(server, fetcher, tmp_path):
-  server.put("/b", CONTENT, statuses=[503, 429], headers={"Retry-After": "0"})
-  url = server.put("/a", location="/b")
-  fetcher.fetch(fetch.File(url, checksum=SHA256), tmp_path / "a")
-  assert (tmp_path / "a").read_bytes() == CONTENT
-
-
-def test_another_existing_file_is_kept(server, fetcher, tmp_path):
-  url = server.put("/a", CONTENT)
-  (tmp_path / "a").write_bytes(b"mine")
-  for file in (fetch.File(url, size=700_001), fetch.File(url, checksum=SHA256)):
-    with pytest.raises(errors.InputError, match="remove it"):
-      fetcher.fetch(file, tmp_path / "a")
-  assert (tmp_path / "a").read_bytes() == b"mine"
-  assert not server.requests
-
-
-@pytest.mark.parametrize("content", [b"", b"something else", CONTENT, CONTENT + b"and more"])
+@pytest.mark.parametrize("content", [b"", b"something else", CONTENT + b"and more"])
 def test_parts_of_other_versions_and_complete_ones(server, fetcher, tmp_path, content):
   url = server.put("/a", CONTENT)
   file = fetch.File(url, checksum=SHA256)
@@ -206,38 +175,5 @@ def test_parts_of_other_versions_and_complete_ones(server, fetcher, tmp_path, co
   assert path.read_bytes() == CONTENT
 
 
-def test_a_link_in_place_of_a_part_is_not_followed(server, fetcher, tmp_path):
-  file = fetch.File(server.put("/a", CONTENT))
-  mine = tmp_path / "mine"
-  mine.write_bytes(b"mine")
-  path = tmp_path / "folder" / "a"
-  path.parent.mkdir()
-  fetch.part_path(path, file, '"1"', len(CONTENT)).symlink_to(mine)
-  fetcher.fetch(file, path)
-  assert path.read_bytes() == CONTENT
-  assert mine.read_bytes() == b"mine"
-  assert not path.is_symlink()
-
-
-def test_a_full_disk_is_one_clear_error(server, fetcher, tmp_path, monkeypatch):
-  url = server.put("/a", CONTENT)
-  with (
-    line_files.largest_file(400_000),
-    pytest.raises(errors.InputError, match=r"\.vmsst-part: no room on the disk.*make room"),
-  ):
-    fetcher.fetch(fetch.File(url), tmp_path / "a")
-  fetcher.fetch(fetch.File(url), tmp_path / "a")
-  assert server.requests[-1][1] is not None  # resumed
-  assert (tmp_path / "a").read_bytes() == CONTENT
-  # Before the download, free space is checked.
-  usage = type("Usage", (), {"free": 1000})
-  monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage)
-  with pytest.raises(errors.InputError, match="the disk has room for 1,000"):
-    fetcher.fetch(fetch.File(url), tmp_path / "b")
-
-
 def test_small_files_are_read_into_memory(server, fetcher):
-  url = server.put("/a", CONTENT, statuses=[503])
-  assert fetcher.read(url, len(CONTENT)) == CONTENT
-  with pytest.raises(errors.InputError, match="more than 1,000 bytes"):
-    fetcher.read(url, 1000)
+  assert fetcher.read(server.put("/a", CONTENT, statuses=[503])) == CONTENT

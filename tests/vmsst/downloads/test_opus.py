@@ -103,7 +103,9 @@ def test_releases_are_moved_to_a_store(server, fetcher, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("listed")
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   put_list(server, [record(server, "de-en", **changes)])
-  with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):
+  with pytest.raises(
+    errors.InputError, match=r"not a release in Moses format|not an HTTPS|not a list in the format"
+  ):
     opus.releases(fetcher, [("Europarl", None)], opus.anything)
 
 
@@ -118,8 +120,6 @@ def test_other_responses_and_names_are_refused(server, fetcher):
   put_list(server, [])
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
     opus.releases(fetcher, [("Europarl", "v99")], opus.anything)
-  with pytest.raises(errors.InputError, match="not a name of an OPUS corpus"):
-    opus.releases(fetcher, [("a'; drop table", None)], opus.anything)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.pairs_among(["de_en"])
 

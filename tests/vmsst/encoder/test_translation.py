@@ -3,7 +3,6 @@ import functools
 import itertools
 import re
 
-import commands
 import jax
 import line_files
 import numpy as np
@@ -256,11 +255,6 @@ def test_options_out_of_range_are_named(translator, option, values):
   for value in values:
     with pytest.raises(errors.InputError, match=re.escape(f"{option} is {value!r}; set it to")):
       translator.generate(np.zeros((2, 16)), "de", **{option: value})
-
-
-def test_a_forked_child_reports_the_fork(translator):
-  message = commands.error_in_fork(lambda: translator.generate(np.zeros((2, 16)), "de"))
-  assert message.startswith("RuntimeError: this encoder was loaded in process")
 
 
 def test_a_language_without_a_decoder_is_refused():

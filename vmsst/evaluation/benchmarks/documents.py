@@ -164,9 +164,9 @@ def transfer_task(
     InputError: English or another language is missing, or a class has no training texts.
   """
   english = next((code for code in splits if _is_english(code)), None)
-  if english is None or len(splits) < 2:
+  if english is None or (documents and len(splits) < 2):
     raise errors.InputError(
-      f"{name} needs English and another language, but has only {', '.join(splits)}; add the files"
+      f"{name}: English or another language is missing: it has {', '.join(splits)}; add the files"
     )
   classes = sorted({label for split in splits.values() for label in split.train.labels})
   sides = {}

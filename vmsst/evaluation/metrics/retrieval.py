@@ -13,7 +13,8 @@ from vmsst.search import exact_search
 def translation_accuracy(
   source_ND: np.ndarray,
   target_ND: np.ndarray,
-  texts: tuple[Sequence[str], Sequence[str]] | None = None,
+  *,
+  texts: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, float]:
   """Returns the share of sentences whose nearest sentence on the other side is their translation.
 

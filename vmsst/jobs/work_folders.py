@@ -1,3 +1,0 @@
-"""Former name of `outputs`, until every user has moved."""
-
-from vmsst.jobs.outputs import *  # noqa: F403
