@@ -28,11 +28,24 @@ Source = Annotated[str, Argument("FOLDER", role="input")]
 """A folder to read, which a finished dataset does not need any more."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-  """Vocabulary.
+def train_vocabulary(
+  *,
+  input: list[Pattern],
+  output: OutputFile,
+  size: int = 32_000,
+  model_type: Literal["unigram", "bpe"] = "unigram",
+  character_coverage: float = 0.9995,
+  byte_fallback: bool = False,
+  lowercase: bool = False,
+  pretokenize: bool = False,
+  max_sentences: Positive | None = None,
+  languages: tuple[Language, Language] | None = None,
+) -> None:
+  """Train a SentencePiece vocabulary on bitext or text files.
 
-  Attributes:
+  Args:
+    input: Bitext files (as in training) or plain .txt files; quote patterns.
+    output: Model file to write.
     size: Number of pieces.
     model_type: SentencePiece algorithm.
     character_coverage: Share of characters that get their own pieces.
@@ -42,35 +55,17 @@ class Vocabulary:
     max_sentences: Use at most N sentences, sampled at random (default: all).
     languages: Languages of the two sides (default: from file names).
   """
-
-  size: int = 32_000
-  model_type: Literal["unigram", "bpe"] = "unigram"
-  character_coverage: float = 0.9995
-  byte_fallback: bool = False
-  lowercase: bool = False
-  pretokenize: bool = False
-  max_sentences: Positive | None = None
-  languages: tuple[Language, Language] | None = None
-
-
-def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vocabulary) -> None:
-  """Train a SentencePiece vocabulary on bitext or text files.
-
-  Args:
-    input: Bitext files (as in training) or plain .txt files; quote patterns.
-    output: Model file to write.
-  """
+  options = {name: x for name, x in locals().items() if name not in ("input", "output")}
   from vmsst.data import vocabulary_training
   from vmsst.jobs import outputs
 
   with outputs.atomic_path(output) as path:
-    counts = vocabulary_training.train_vocabulary(input, path, **vars(vocabulary))
+    counts = vocabulary_training.train_vocabulary(input, path, **options)
   for name, count in counts.items():
     print(f"{count:>10,} sentences  {name}")
-  kind = vocabulary.model_type
-  print(f"{output}: {vocabulary.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
+  print(f"{output}: {size:,} {model_type} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
-    if getattr(vocabulary, option):
+    if options[option]:
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
 
 
