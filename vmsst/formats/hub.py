@@ -112,12 +112,8 @@ def explained(
       f"{repository} at {hub} has no branch, tag or commit {revision}"
     ) from None
   except Exception as error:  # of several packages, whose classes differ between versions
-    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-      error = error.__cause__  # of one file of many
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if status == 401:
-      reason = f"the token is not valid; {LOG_IN}"
-    elif status == 403:
-      reason = "the token has no permission; check the owner, and that the token allows this"
-    raise errors.InputError(f"{repository} cannot be {action} {hub}: {reason}") from None
+    cause = error.__cause__ or error  # of one file of many
+    reason = " ".join(str(cause).split()) or type(cause).__name__
+    raise errors.InputError(
+      f"{repository} cannot be {action} {hub}: {reason}. If you have no permission, {LOG_IN}"
+    ) from None
