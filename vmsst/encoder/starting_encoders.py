@@ -128,8 +128,11 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
       "ENCODER: no value, but a dry run needs the encoder to start from; set --gin.ENCODER or, in "
       "other runs, --gin.INITIAL_CHECKPOINT_PATH"
     )
+  folder = pathlib.Path(checkpoint).expanduser()
+  files = [] if storage.is_url(checkpoint) else sorted(folder.glob("*"))
+  version = tuple((path, storage.version(path)) for path in files)
   try:
-    return _read(os.fspath(checkpoint), _version(os.fspath(checkpoint)))
+    return _read(os.fspath(checkpoint), version)
   except errors.InputError as error:
     raise errors.InputError(
       f"{error}; it would describe the encoder to start from. Set "
@@ -143,12 +146,3 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # Another encoder may be at the same path by the next run.
   return loading.read_assets(checkpoint)
-
-
-def _version(checkpoint: str) -> object:
-  """Returns a value that changes with the files at a path and in its subfolders."""
-  if storage.is_url(checkpoint):
-    return repr(storage.filesystem(checkpoint).find(checkpoint, detail=True))
-  folder = pathlib.Path(checkpoint).expanduser()
-  files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.exists()]
-  return tuple((path, storage.version(path)) for path in files)

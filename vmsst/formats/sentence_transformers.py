@@ -370,10 +370,10 @@ def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
   return sentence_encoder.LayerNorm() if kind == "LayerNorm" else sentence_encoder.Normalize()
 
 
-def open_params(
+def read_params(
   folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
-) -> dict[str, tensors.StoredTensor]:
-  """Returns the parameters of an export by name, to be read on request, bit for bit.
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of an export by name, bit for bit.
 
   Args:
     folder: The folder of the export.
@@ -382,11 +382,11 @@ def open_params(
   Raises:
     InputError: a file is missing or damaged.
   """
-  params = transformers.open_params(folder, network.config)
+  params = transformers.read_params(folder, network.config)
   listed = list_modules(folder)[2:]
   for rows, (_, name) in zip(transformers.layer_rows(network), listed, strict=False):
-    stored = transformers.open_tensors(folder / name) if rows else {}
-    params |= {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
+    if rows:
+      params |= tensors.to_parameters(rows, transformers.open_tensors(folder / name))
   return params
 
 

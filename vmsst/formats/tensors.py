@@ -8,7 +8,6 @@ tensors in a file, and `to_parameters` converts. Exports use the same rows backw
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -72,12 +71,6 @@ class StoredTensor:
       if not np.isfinite([block.min(), block.max()]).all():
         raise errors.InputError(f"{self.where} contains infinite or NaN values")
     return array
-
-  def computed(
-    self, load: Callable[[], np.ndarray], shape: tuple[int, ...] | None = None
-  ) -> "StoredTensor":
-    """Returns a tensor that `load` computes from this one; default: of the same shape."""
-    return StoredTensor(self.shape if shape is None else shape, self.where, load)
 
 
 def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
@@ -250,27 +243,6 @@ class Row:
       part = np.ascontiguousarray(part.T) if self.transposed else part
       made[name] = part + np.float32(self.plus) if self.plus else part
     return made
-
-  def opened(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the parameters by name, to be read on request; none if the tensor is missing."""
-    shape = self.shape
-    if self.fused:
-      shape = (shape[0] // len(self.targets), *shape[1:])
-    shape = shape[::-1] if self.transposed else shape
-    if not self.source:
-      ones = StoredTensor(shape, "", lambda: np.ones(shape, np.float32))
-      return dict.fromkeys(self.targets, ones)
-    if self.source not in stored:
-      return {}
-    tensor = stored[self.source]
-    if not (self.transposed or self.fused or self.plus):
-      return dict.fromkeys(self.targets, tensor)
-    check([self], {self.source: tensor}, tensor.where)
-
-    def read(name: str) -> np.ndarray:
-      return self.parameters(tensor.read())[name]
-
-    return {name: tensor.computed(functools.partial(read, name), shape) for name in self.targets}
 
   def tensor(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the tensor that becomes these parameters."""

@@ -212,8 +212,6 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
   tokenizer.no_padding()
   tokenizer.no_truncation()
   pad_id, size = padding_id(tokenizer), _free_id(tokenizer)
-  if not size:
-    raise errors.InputError(f"{path}: empty vocabulary")
   sample = tokenizer.encode("a \uffff")
   in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
   start, end = sample.ids[: max(in_text[0], 0)], sample.ids[in_text[-1] + 1 :]
@@ -488,6 +486,7 @@ def read(
   # What other values of a setting would change, silently.
   sides = {part: (record.get(part) or {}).get("direction", "right").lower()
            for part in ("truncation", "padding")}  # fmt: skip
+  allowed: tuple[Any, ...]
   for key, value, allowed in (
     ("truncation_side", settings.truncation_side or sides["truncation"], ("right",)),
     ("padding_side", settings.padding_side or sides["padding"],
@@ -523,16 +522,15 @@ def read(
   try:
     named = _special_tokens(given, settings, kind, record)
     tokens = _added_tokens(given, added, record, named)
+    around = [str(named[name]) for name in _ENDS.get(kind, ())]
+    unknown = "" if kind not in _ENDS or kind in _STEPS else str(named["unk_token"])
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
       f"{settings_path}: its special tokens or 'added_tokens_decoder', or those in "
       f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
     ) from None
-  for name in (*(("unk_token",) if kind in _ENDS.keys() - _STEPS else ()), *_ENDS.get(kind, ())):
-    if name not in named:
-      raise errors.InputError(f"{settings_path}: {name!r} is null, but {kind} requires it")
   with _package_errors(path):
-    tokenizer = _pipeline(settings_path, kind, settings, record, named)
+    tokenizer = _pipeline(settings_path, kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
     tokenizer.add_tokens([token for token in tokens if repr(token) not in present])
     # A special token may be outside the model's table; then no text may spell it there.
@@ -546,8 +544,7 @@ def read(
         or room >= (_NUM_EXTRA if name.startswith(_EXTRA) else int(name in _NAMES))
       )
     ])  # fmt: skip
-    if kind in _ENDS:
-      around = [str(named[name]) for name in _ENDS[kind]]
+    if around:
       tokenizer.post_processor = processors.TemplateProcessing(
         [*around[:-1], "$A", around[-1]],
         special_tokens=[(x, tokenizer.token_to_id(x)) for x in around],
@@ -604,35 +601,37 @@ def _token(value: Any) -> tokenizers.AddedToken:
 
 
 def _pipeline(
-  path: pathlib.Path, kind: str, settings: Settings, record: Mapping[str, Any], named: _Tokens
+  path: pathlib.Path, kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
-  other = f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
+  vocabulary: Any = {}
   if kind not in _ENDS or kind in _STEPS:
     tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
-    if kind in _STEPS:
-      # Text without the option that changes no ids.
-      steps, expected = (
-        [repr(step).replace("trim_offsets=False", "trim_offsets=True") for step in pair]
-        for pair in ((tokenizer.normalizer, tokenizer.pre_tokenizer), _STEPS[kind])
-      )
-      options = {key for key in _OPTIONS if record["model"].get(key)}
-      is_same = steps == expected and options == (_FALLBACKS if kind == _GEMMA else set())
-      if not is_same or settings.add_prefix_space:
-        raise errors.InputError(
-          f"{other}another 'normalizer', 'pre_tokenizer', {', '.join(sorted(_OPTIONS))}, or "
-          "'add_prefix_space' is true"
-        )
-    return tokenizer
-  vocabulary: Any = msgspec.json.decode(
-    record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
-  )
-  if isinstance(vocabulary, dict) == (kind in _UNKNOWN_IDS):
-    raise errors.InputError(f"{other}another kind of vocabulary")
-  if kind not in _UNKNOWN_IDS:
-    tokenizer = tokenizers.Tokenizer(
-      models.WordPiece(vocabulary, unk_token=str(named["unk_token"]))
+    if kind not in _STEPS:
+      return tokenizer
+    # Text without the option that changes no ids.
+    steps, expected = (
+      [repr(step).replace("trim_offsets=False", "trim_offsets=True") for step in pair]
+      for pair in ((tokenizer.normalizer, tokenizer.pre_tokenizer), _STEPS[kind])
     )
+    options = {key for key in _OPTIONS if record["model"].get(key)}
+    is_same = steps == expected and options == (_FALLBACKS if kind == _GEMMA else set())
+    is_same = is_same and not settings.add_prefix_space
+  else:
+    vocabulary = msgspec.json.decode(
+      record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
+    )
+    is_same = isinstance(vocabulary, list) == (kind in _UNKNOWN_IDS)
+  if not is_same:
+    raise errors.InputError(
+      f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
+      f"another vocabulary, 'normalizer', 'pre_tokenizer', {', '.join(sorted(_OPTIONS))}, or "
+      "'add_prefix_space' is true"
+    )
+  if kind in _STEPS:
+    return tokenizer
+  if kind not in _UNKNOWN_IDS:
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer(
       handle_chinese_chars=settings.tokenize_chinese_chars,
       strip_accents=settings.strip_accents,

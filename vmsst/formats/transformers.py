@@ -58,10 +58,10 @@ def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None)
   try:
     record = json.loads(path.read_bytes())
     json.dumps(record, ensure_ascii=False).encode()  # no halves of surrogate pairs
+    if not isinstance(record, dict):
+      raise ValueError(f"a JSON {type(record).__name__}, not an object")
   except (OSError, ValueError, RecursionError) as error:
-    raise errors.InputError(f"{path}: cannot be read as JSON: {error}") from None
-  if not isinstance(record, dict):
-    raise errors.InputError(f"{path} holds a JSON {type(record).__name__}, not an object")
+    raise errors.InputError(f"{path}: cannot be read as a JSON object: {error}") from None
   return record
 
 
@@ -82,14 +82,12 @@ def checked(
   Raises:
     InputError: a value is damaged, or this library cannot express it; the message names it.
   """
-  for key, value in (fixed or {}).items():
-    if record.get(key, value) != value:
-      raise errors.InputError(
-        f"{path}: {key!r} is {record[key]!r:.80}; only {value!r} can be imported"
-      )
   try:
+    for key, value in (fixed or {}).items():
+      if record.get(key, value) != value:
+        raise ValueError(f"{key!r} is {record[key]!r:.80}, not {value!r}")
     return msgspec.convert(record, options)
-  except (msgspec.ValidationError, errors.InputError) as error:
+  except (msgspec.ValidationError, ValueError) as error:
     raise errors.InputError(f"{path}: {error}; such a model cannot be imported") from None
 
 
@@ -318,7 +316,7 @@ class Architecture:
     try:
       sizes |= {**self.attributes(options), **self.fixed}
       transformer.TransformerConfig(**sizes)
-    except errors.InputError as error:
+    except ValueError as error:
       raise errors.InputError(f"{path}: {error}") from None
     return sizes
 
@@ -365,8 +363,6 @@ class Architecture:
       reasons = [note for start, note in self.left_out.items() if name.startswith(start)]
       if reasons:
         left_out[source] = reasons[0]
-      elif name in named:
-        raise errors.InputError(f"{where} holds {name} twice, also as {source}")
       else:
         named[name] = tensor
     return named, left_out
@@ -537,7 +533,7 @@ def _local_layers(options: Any, full_every: int, offset: int) -> tuple[int, ...]
   if kinds is None:
     kinds = [_LOCAL if (i - offset) % full_every else _FULL for i in range(options.num_layers)]
   if len(kinds) != options.num_layers:
-    raise errors.InputError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
+    raise ValueError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
   return tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL)
 
 
@@ -943,8 +939,8 @@ def to_tensors(
   return {**tensors.to_tensors(architecture.rows(exported), arrays), **unused}
 
 
-def open_params(folder: pathlib.Path, config: Any) -> dict[str, tensors.StoredTensor]:
-  """Returns the parameters that `to_tensors` has written, bit for bit, to be read on request.
+def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
+  """Returns the parameters that `to_tensors` has written, bit for bit.
 
   Args:
     folder: The folder of the export.
@@ -955,23 +951,13 @@ def open_params(folder: pathlib.Path, config: Any) -> dict[str, tensors.StoredTe
   """
   exported = exported_config(config)
   stored = open_tensors(folder)
-  path = folder / CONFIG_FILE
-  padding_id = read_object(path).get("pad_token_id")
-  if type(padding_id) is not int or not 0 <= padding_id < config.vocab_size:
-    raise errors.InputError(f"{path}: 'pad_token_id' is {padding_id!r}, not a row of the table")
-  rows = of(exported)[0].rows(exported)
-  params = {name: tensor for row in rows for name, tensor in row.opened(stored).items()}
-  if tensors.TOKEN_TABLE in params:
-    table = params[tensors.TOKEN_TABLE]
-    params[tensors.TOKEN_TABLE] = table.computed(lambda: swapped(table.read(), padding_id))
-  if _POSITION_TABLE in params and config.max_positions > exported.max_positions:
+  padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
+  params = tensors.to_parameters(of(exported)[0].rows(exported), stored)
+  params[tensors.TOKEN_TABLE] = swapped(params[tensors.TOKEN_TABLE], padding_id)
+  if _POSITION_TABLE in params:
     # No token reads the rows before the first position.
-    positions = params[_POSITION_TABLE]
     missing = config.max_positions - exported.max_positions
-    params[_POSITION_TABLE] = positions.computed(
-      lambda: np.pad(positions.read(), ((missing, 0), (0, 0))),
-      (config.max_positions, *positions.shape[1:]),
-    )
+    params[_POSITION_TABLE] = np.pad(params[_POSITION_TABLE], ((missing, 0), (0, 0)))
   return params
 
 

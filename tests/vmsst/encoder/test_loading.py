@@ -107,7 +107,7 @@ def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
 
 
 def test_options_that_cannot_work_are_named_before_anything_is_read(tmp_path):
-  with pytest.raises(errors.InputError, match=r"dtype is 'float16'; .* 'bfloat16'"):
+  with pytest.raises(errors.InputError, match=r"dtype is 'float16'; .* bfloat16"):
     vmsst.load(tmp_path, dtype="float16")
   with pytest.raises(errors.InputError, match=r"device is 'cuda'; .* CUDA_VISIBLE_DEVICES"):
     vmsst.load(tmp_path, device="cuda")
@@ -177,29 +177,21 @@ CODE = "import pathlib; pathlib.Path('ran').touch()\nclass Ran:\n  pass\n"
 
 @pytest.mark.filterwarnings("ignore")  # those of other libraries
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  "changes",
   [
-    ({"config.json": {"num_hidden_layers": 10**9}}, "'num_hidden_layers' is 1000000000"),
-    ({"config.json": {"text_config": {"n_layer": 10**9}}}, "'n_layer' is 1000000000"),
-    ({"config.json": {"num_hidden_groups": 10**9}}, "'num_hidden_groups' is 1000000000"),
-    ({"modules.json": released_folders.modules("code.Ran")}, "code.Ran is custom code"),
-    ({"modules.json": [{"type": "sentence_transformers.models.Router", "path": ""}],
-      "router_config.json": {"types": {"code": "code.Ran"}, "structure": {}, "parameters": {}}},
-     "cannot open it"),
+    {"modules.json": released_folders.modules("code.Ran")},
+    {"modules.json": [{"type": "sentence_transformers.models.Router", "path": ""}],
+     "router_config.json": {"types": {"code": "code.Ran"}, "structure": {}, "parameters": {}}},
   ],
 )  # fmt: skip
-def test_what_is_handed_to_sentence_transformers_neither_runs_code_nor_grows(
-  tmp_path, monkeypatch, changes, message
-):
+def test_what_is_handed_to_sentence_transformers_runs_no_code(tmp_path, monkeypatch, changes):
   pytest.importorskip("sentence_transformers", reason=NEEDS)
   monkeypatch.chdir(tmp_path)
   # Releases can have a list of training data.
   files = {"config.json": {"model_type": "electra"}, "code.py": CODE, "data_config.json": [{}]}
-  for name, content in changes.items():
-    files[name] = files.get(name, {}) | content if isinstance(content, dict) else content
-  folder = released_folders.write(tmp_path / "m", "bert", files)
+  folder = released_folders.write(tmp_path / "m", "bert", files | changes)
   monkeypatch.syspath_prepend(folder)
-  with pytest.raises(errors.InputError, match=message):
+  with pytest.raises(errors.InputError, match="cannot open it"):
     loading.open_encoder(str(folder))
   assert not (tmp_path / "ran").exists()
 
@@ -404,7 +396,7 @@ def test_settings_of_a_released_model_can_be_read_set_and_saved(tmp_path):
   assert encoder.trim(text).similarity_fn_name == "dot"
   path = tmp_path / "export/encoder.json"
   path.write_text(path.read_text().replace('"dot"', '"maxsim"'))
-  with pytest.raises(errors.InputError, match=r"encoder\.json: 'similarity_fn_name' is 'maxsim'"):
+  with pytest.raises(errors.InputError, match=r"encoder\.json: .*'maxsim'.*similarity_fn_name"):
     vmsst.load(tmp_path / "export")
 
 

@@ -123,7 +123,7 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
     ({}, {"feed_forward_proj": "gated-relu"}, "'gated-relu'"),
     ({}, {"layer_norm_epsilon": 1e-5}, "'layer_norm_epsilon'"),
     ({}, {"num_decoder_layers": 3}, "lacks decoder.block.2"),
-    ({}, {"num_layers": 1 << 30}, "1073741824, not an integer from 1 to 1000"),
+    ({}, {"num_layers": 1 << 30}, r"1000 - at `\$.num_layers`"),
   ],
 )
 def test_a_tensor_or_setting_that_does_not_fit_is_named(tmp_path, tensors, config, message):
