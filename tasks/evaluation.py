@@ -315,12 +315,11 @@ def _pair_task(
   """Returns the task of retrieving translations among the texts of a language pair."""
   codes = tuple(map(readers.language_code, pair))
   texts = tuple(zip(*rows, strict=True))
+  metric_by_key = {"forward": "to target", "backward": "from target", "average": "average"}
 
   def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    shares = retrieval_lib.translation_accuracy(source_ND, target_ND, texts=texts)
-    to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
-    average = (to_target + from_target) / 2
-    metrics = {"to target": to_target, "from target": from_target, "average": average}
+    accuracies = retrieval_lib.translation_accuracy(source_ND, target_ND, texts=texts)
+    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
     return [suite_lib.Result(name, codes, metrics)]
 
   return suite_lib.Task(name, tuple(map(suite_lib.Side, codes, texts)), score)

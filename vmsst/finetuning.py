@@ -103,8 +103,15 @@ def finetune(
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
-    from vmsst.train import actions, checkpoints, optimizers, partitioning, quiet, trainer
-    from vmsst.train import data as data_lib
+    from vmsst.train import (
+      actions,
+      checkpoints,
+      input_pipeline,
+      optimizers,
+      partitioning,
+      quiet,
+      trainer,
+    )
     from vmsst.train import train as train_lib
 
   quiet.drop_untrue_warnings()
@@ -186,7 +193,9 @@ def finetune(
       ]
     train_lib.train(
       model=trained,
-      train_dataset_cfg=data_lib.DatasetConfig(_TASK, lengths, "train", batch_size, True, seed),
+      train_dataset_cfg=input_pipeline.DatasetConfig(
+        _TASK, lengths, "train", batch_size, True, seed
+      ),
       train_eval_dataset_cfg=None,
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(

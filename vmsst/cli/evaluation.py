@@ -71,6 +71,7 @@ def evaluate(
   from vmsst.evaluation import benchmarks, mteb_models, results_files
   from vmsst.evaluation.benchmarks import own_files
   from vmsst.io import progress_bar
+  from vmsst.jobs import engines
   from vmsst.search import device_search
 
   if list:
@@ -101,7 +102,7 @@ def evaluate(
       files_of_data.check_unchanged(benchmark)
       benchmark.read(files_of_data.root)
     chosen = chosen or benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
-  workers = None if mteb else engine.chosen()
+  workers = engines.Local() if mteb else engine.chosen()
   for code in seen or ():
     languages.language(code)
   failures = []

@@ -112,17 +112,19 @@ def open_files(
   Raises:
     InputError: see `readers.read_rows`; or the vectors do not belong to the files.
   """
+  counts = dict.fromkeys(files, 0)
 
   def rows() -> Iterator[tuple[str, ...]]:
     for file in files:
-      count = 0
-      for count, row in enumerate(readers.read_rows(file, negatives), 1):  # noqa: B007
+      for row in readers.read_rows(file, negatives):
+        counts[file] += 1
         yield row
-      if teacher:
-        teacher_vectors.check(teacher, file, count)
 
   vectors = [teacher_vectors.open_vectors(teacher, file) for file in files] if teacher else []
-  return pair_table(name, rows(), (files[0].source, files[0].target), vectors)
+  table = pair_table(name, rows(), (files[0].source, files[0].target), vectors)
+  if teacher:
+    teacher_vectors.check(teacher, counts)
+  return table
 
 
 def pair_table(
@@ -194,8 +196,7 @@ class RecordTable(Table):
     self._columns: dict[str, Any] = {**_language_columns(pair, len(self))}
     if teacher:
       vectors = [teacher_vectors.open_vectors(teacher, file) for file in files]
-      for file, count in zip(files, counts, strict=True):
-        teacher_vectors.check(teacher, file, count)
+      teacher_vectors.check(teacher, dict(zip(files, counts, strict=True)))
       for side, column in enumerate(TEACHER_SIDES):
         self._columns[column] = teacher_vectors.Column(vectors, side)
 

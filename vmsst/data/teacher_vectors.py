@@ -5,7 +5,7 @@ source and target of every line. Nothing here imports TensorFlow.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -47,25 +47,27 @@ def file_name(bitext: BitextFile) -> str:
   return os.path.join(os.path.basename(folder), f"{name}.npy")
 
 
-def check(folder: str, bitext: BitextFile, count: int) -> None:
-  """Raises InputError unless a folder has the vectors of a bitext as it is now.
+def check(folder: str, counts: Mapping[BitextFile, int]) -> None:
+  """Raises InputError unless a folder has the vectors of bitexts as they are now.
 
   Args:
-    folder: The folder. If `vmsst data embed` wrote it, the content of the bitext is compared, too.
-    bitext: The bitext.
-    count: Its number of lines.
+    folder: The folder. If `vmsst data embed` wrote it, the content of the bitexts is compared, too.
+    counts: The bitexts, and their numbers of lines.
   """
-  stored, problem = len(open_vectors(folder, bitext)), ""
-  if stored != count:
-    problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
-  elif storage.names(folder) & {manifest.NAME, storage.UNFINISHED}:
-    part = manifest.read(folder).parts.get(file_name(bitext))
-    if part is None or part.facts["bitext"] != readers.digest(bitext):
-      problem = f"does not have the vectors of {bitext} as it is now"
-  if problem:
-    raise errors.InputError(
-      f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
-    )
+  paths = [os.path.join(folder, below, manifest.NAME) for below in ("", storage.UNFINISHED)]
+  record = manifest.read(folder) if any(map(storage.exists, paths)) else None
+  for bitext, count in counts.items():
+    stored, problem = len(open_vectors(folder, bitext)), ""
+    if stored != count:
+      problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
+    elif record is not None:
+      part = record.parts.get(file_name(bitext))
+      if part is None or part.facts["bitext"] != readers.digest(bitext):
+        problem = f"does not have the vectors of {bitext} as it is now"
+    if problem:
+      raise errors.InputError(
+        f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
+      )
 
 
 class Column:

@@ -139,12 +139,6 @@ class EncoderSource:
   load: Callable[[], tuple[str, Any]] | None = dataclasses.field(default=None, compare=False)
   prompt: str | None = None
 
-  @property
-  def identity(self) -> str:
-    """What identifies the encoder, for the keys of units."""
-    known = self.digest or self.name
-    return known if self.prompt is None else f"{known} {self.prompt!r}"
-
   def open(self) -> Any:
     """Returns the encoder.
 

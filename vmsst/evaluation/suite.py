@@ -162,8 +162,8 @@ class Benchmark:
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
     results = list(results)
-    present = {languages.language(code) for result in results for code in result.languages}
-    present |= {result.name for result in results}
+    present: set[str | languages.Language] = {result.name for result in results}
+    present |= {languages.language(code) for result in results for code in result.languages}
     return [str(getattr(item, "name", item)) for item in self.sets if item not in present]
 
   def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
@@ -309,13 +309,14 @@ def _score(
     "summary": summary,
     "missing": benchmark.missing(by_size[None]),
     "results": [
-      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
-      | ({"arrays": x.arrays} if x.arrays else {})
+      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
+      if x.arrays
+      else {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
       for x in by_size[None]
     ],
     "options": dict(benchmark.options),
   }
   if summaries:
-    cuts = {**summaries, vectors.width: summary}
+    cuts = {size or vectors.width: x for size, x in (*summaries.items(), (None, summary))}
     results["dimensions"] = [{"dimension": x, "summary": y} for x, y in cuts.items()]
   return results

@@ -183,9 +183,7 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 def _open(path: str) -> Iterator[IO[bytes]]:
   try:
     stream = storage.open_binary(path)
-  except errors.InputError:  # of a store
-    raise
-  except (OSError, ValueError) as error:
+  except OSError as error:
     raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
   with stream:
     if path.endswith(".gz"):
@@ -209,17 +207,13 @@ def _stream(path: str, chunks: Iterable[bytes], digest: str | None = None) -> It
   iterator = iter(chunks)
   while True:
     try:
-      chunk = next(iterator)
-    except StopIteration:
-      break
-    except EOFError:
+      chunk = next(iterator, b"")
+    except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
       raise errors.InputError(
-        f"{path}: truncated gzip file, after line {number}; copy it again"
+        f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
       ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-      raise errors.InputError(f"{path}: corrupt gzip file, after line {number}: {error}") from None
-    except (OSError, errors.InputError) as error:  # the latter of a store
-      raise errors.InputError(f"{path}: cannot be read, after line {number}: {error}") from None
+    if not chunk:
+      break
     if len(chunk) > LINE_BYTES:
       raise errors.InputError(
         f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"

@@ -109,8 +109,6 @@ class Job:
         other inputs or options.
     """
     with contextlib.ExitStack() as stack:
-      if self._is_folder:
-        stack.callback(outputs.remove_if_empty, self.folder)
       stack.enter_context(outputs.owned(self._output, is_folder=self._is_folder))
       stored = self._stored()
       self._is_new = stored is None
@@ -278,7 +276,9 @@ class Job:
     }
     record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    outputs.write_bytes(os.path.join(self.folder, manifest.NAME), content + b"\n")
+    # A killed process leaves its temporary file in the work folder, which the next one removes.
+    with outputs.atomic_path(os.path.join(self.folder, manifest.NAME), self._work) as path:
+      path.write_bytes(content + b"\n")
     outputs.clear(self._work)
     self.finished, self.facts = True, facts
 

@@ -22,9 +22,9 @@ def test_vectors_that_do_not_go_with_the_files_are_refused(tmp_path):
       teacher_vectors.open_vectors(folder, bitext)
   np.save(path, np.zeros([13, 2, 3], np.float32))
   with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
-    teacher_vectors.check(folder, bitext, 14)
+    teacher_vectors.check(folder, {bitext: 14})
   np.save(path, np.zeros([14, 2, 3], np.float32))
-  teacher_vectors.check(folder, bitext, 14)
+  teacher_vectors.check(folder, {bitext: 14})
 
 
 def test_vectors_are_taken_across_arrays():

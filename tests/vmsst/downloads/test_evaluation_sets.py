@@ -172,19 +172,14 @@ def test_a_complete_set_is_known_by_content(server, fetcher, tmp_path):
   assert path.read_bytes() == b"{}\n"
 
 
-def test_quotes_depend_on_the_table(server, fetcher, tmp_path):
-  part = b'id\ttext\n1\t"""so"" she says"\n'
-  whole = evaluation_sets.catalog()["sib200"]
-  for quoted, expected in ((True, 'dev\t"so" she says\n'), (False, 'dev\t"""so"" she says"\n')):
-    columns = {"split": evaluation_sets.PART, "text": "text"}
-    tables = dataclasses.replace(
-      whole.tables, parts={"dev": "a/{name}.tsv"}, columns=columns, quoted=quoted, header=False
-    )
-    file = fetch.File(server.put("/b.tsv", part))
-    items = (evaluation_sets.Item(file, "", "a/b.tsv"),)
-    chosen = dataclasses.replace(whole, items=items, tables=tables)
-    (path,) = evaluation_sets.download(fetcher, chosen, tmp_path / str(quoted))
-    assert path.read_text() == expected
+def test_quotes_of_a_table_without_quoting_are_kept(server, fetcher, tmp_path):
+  header = "genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2\n"
+  row = 'news\tf\t2012\t{}\t2.5\t"so" she says\t"\n'
+  parts = {f"sts-{part}.tsv": (header + row.format(part)).encode() for part in ("dev", "test")}
+  (path,) = evaluation_sets.download(fetcher, served(server, "korsts", parts), tmp_path)
+  assert path.read_text().splitlines() == [
+    f'{part}\tf\t2012\t{part}\t2.5\t"so" she says\t"' for part in ("dev", "test")
+  ]
 
 
 def test_the_command(server, monkeypatch, tmp_path, capsys):

@@ -14,7 +14,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import errors
-from vmsst.encoder import backends, batching
+from vmsst.encoder import backends
 from vmsst.formats import transformers
 from vmsst.networks import lstm, sentence_encoder, transformer
 
@@ -130,17 +130,6 @@ def test_onnx_runtime_collects_no_data(tmp_path, monkeypatch):
   assert done.stdout == "[]\n"
 
 
-def test_commands_take_a_backend(tmp_path):
-  run, text = saved("labse", tmp_path / "run"), tmp_path / "text"
-  text.write_text("eins\nzwei\n", encoding="utf-8")
-  for backend in ("jax", "onnx"):
-    arguments = ("embed", run, text, tmp_path / backend, "--backend", backend)
-    assert commands.vmsst(*arguments) == 0
-  jax_ND, found_ND = (vmsst.open_vectors(tmp_path / name)[:] for name in ("jax", "onnx"))
-  np.testing.assert_allclose(found_ND, jax_ND, atol=1e-5, rtol=0)
-  assert (found_ND != jax_ND).any()
-
-
 def test_errors_name_the_options(tmp_path, monkeypatch):
   laser = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
   network = tiny_encoders.encoder(laser, head=False)
@@ -164,14 +153,3 @@ def test_auto_is_the_fastest_that_is_installed_and_keeps_the_precision(tmp_path,
   find, absent = importlib.util.find_spec, {"onnxruntime"}
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name not in absent and find(name))
   assert vmsst.load(run).backend == "jax"
-
-
-def test_tight_batches_have_every_sentence_once():
-  lengths = [3, 0, 5, 5, 2, 9, 1]
-  ids = [[7] * length for length in lengths]
-  found = list(batching.tight_batches(ids, batch_size=3, tokens=8))
-  assert [tokens_BT.shape for _, tokens_BT in found] == [(1, 9), (1, 5), (1, 5), (2, 3), (2, 1)]
-  assert sorted(np.concatenate([index_B for index_B, _ in found])) == list(range(7))
-  for index_B, tokens_BT in found:
-    assert (tokens_BT != 0).sum(axis=1).tolist() == [lengths[index] for index in index_B]
-  assert [len(index_B) for index_B, _ in batching.tight_batches(ids, 3, 1000)] == [3, 3, 1]

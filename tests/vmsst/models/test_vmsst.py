@@ -1,4 +1,4 @@
-"""VMSST and BITRANSLATION; tests/ems_jax/models/test_every_model.py has what all models have."""
+"""VMSST and BITRANSLATION; tests/runs/test_every_model.py has what all models have."""
 
 import dataclasses
 import functools

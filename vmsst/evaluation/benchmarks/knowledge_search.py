@@ -176,7 +176,7 @@ def sample(
     size: Questions in the random sample; all of them if the corpus has fewer.
 
   Raises:
-    InputError: a file is broken, or there is no question.
+    InputError: a file is broken.
   """
   words: list[set[str]] = []
   numbers_by_answer: dict[str, list[int]] = {}
@@ -202,8 +202,6 @@ def sample(
         push = heapq.heappush if len(heap) < most else heapq.heappushpop
         push(heap, (score, -row, each))
   by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
-  if not by_row:
-    raise errors.InputError(f"{', '.join(map(str, paths))}: no questions; copy the files again")
   return [by_row[row] for row in sorted(by_row)]
 
 

@@ -269,7 +269,7 @@ def _summarize_xlsts(
 
 def _read_stsb(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language and split."""
-  tasks = []
+  tasks: list[suite.Task] = []
   for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
     english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
@@ -287,7 +287,10 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
     for split, count in SPLITS.items():
       if pairs := rows.get(split, []):
         part = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
-        tasks.append(ScoredPairs(f"{code}.{split}{part}", (code, code), pairs).task())
+        name = f"{code}.{split}{part}"
+        if any(task.name == name for task in tasks):
+          raise errors.InputError(f"{path}: another file has {name} too; remove one")
+        tasks.append(ScoredPairs(name, (code, code), pairs).task())
   jsts = root / "sts" / f"{_JSTS}.tsv"
   if storage.is_file(jsts):
     tasks.append(scored_table(jsts, _JSTS, ("ja", "ja")).task())

@@ -57,6 +57,11 @@ _CASES = [
   ("sts", _sts("gold/STS", "MSRpar", "a\tb\n", "1\n"), "unknown year: move the file"),
   ("sts", {"sts/2012/STS.input.MSRpar.txt": "a\tb\n"}, "neither .*STS.gs.MSRpar.txt"),
   ("stsb", {"stsb/stsb.de.tsv": "test\tf\t1\t1\t2\ta\n"}, "de.tsv:1: 6 fields; expected"),
+  (
+    "stsb",
+    {f"stsb/stsb.de.{x}tsv": "test\tf\t1\t1\t2\ta\tb\n" for x in ("", "mt.")},
+    r"de\.tsv: another file has de\.test \(1 of 1379 pairs\) too",
+  ),
   ("mining", {**_MINING, "mining/de-en.gold": "d1\te2\n"}, "gold:1: no sentence has the id 'e2'"),
   ("questions", {"paq/b.tsv": "x\ty\n", "nq/NQ-open.dev.jsonl": "[]\n"}, "jsonl:1: Expected"),
   (

@@ -31,19 +31,6 @@ def test_choices_equal_plain_loops_both_ways(margin, n, m, k):
   assert forward.hubness == pytest.approx(third / second**1.5 if second else 0.0)
 
 
-def test_hubs_are_what_margins_are_for_and_ties_go_to_the_first():
-  # Cosines: .87 .91 (first source), .57 1.0 (second); the second target is near to both sources.
-  # Means: .89 and .79 of the sources, .72 and .95 of the targets. Ratios: 1.08 .99, .76 1.15.
-  source, target = np.radians([0, 25]), np.radians([-30, 25])
-  sides = [np.stack([np.cos(angle), np.sin(angle)], axis=1) for angle in (source, target)]
-  forward, backward = xsim.nearest(*sides, neighbors=2)
-  assert forward.cosine_N.tolist() == [1, 1]
-  assert forward.margin_N.tolist() == backward.margin_N.tolist() == [0, 1]
-  for equal in xsim.nearest(np.ones([3, 4]), np.ones([5, 4])):  # nothing but ties
-    assert not equal.cosine_N.any()
-    assert not equal.margin_N.any()
-
-
 def test_errors_are_counted_by_text_and_by_type():
   texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3", "odd"]
   changes = {"it is 4": ("it is 3", "Number"), "it is not 3": ("it is 3", "Causality")}
