@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors, storage
