@@ -17,7 +17,7 @@ from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, results_files, suite
 from vmsst.io import checksums, input_files, manifest
-from vmsst.jobs import engines, job
+from vmsst.jobs import engines, job, outputs
 
 
 class Data:
@@ -32,11 +32,10 @@ class Data:
     self._checksum = functools.cache(checksums.of_file)
     self._first_version = functools.cache(storage.version)
 
-  def identity(self, benchmark: suite.Benchmark) -> results_files.Data:
-    """Returns what identifies the files of a benchmark, and learns their versions."""
+  def digest(self, benchmark: suite.Benchmark) -> str:
+    """Returns the digest of the files of a benchmark, if none has changed."""
     self.check_unchanged(benchmark)
-    digest = benchmark.files.digest(self.root, self._checksum)
-    return {"name": storage.absolute(benchmark.files.root or self.root), "digest": digest}
+    return benchmark.files.digest(self.root, self._checksum)
 
   def check_unchanged(self, benchmark: suite.Benchmark) -> None:
     """Raises InputError if a file of a benchmark has changed since it was first seen."""
@@ -125,7 +124,7 @@ def evaluate(
     vectors = JobEmbedder(work, engine, encoder, name, **options)
     finished = _finished(work)
     for benchmark in benchmarks:
-      key, current = benchmark.name, [data.identity(benchmark)["digest"], benchmark.options]
+      key, current = benchmark.name, [data.digest(benchmark), benchmark.options]
       if stored := finished.get(key):
         cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
         if _key(stored) == current and cuts.issuperset(vectors.dimensions):
@@ -137,7 +136,7 @@ def evaluate(
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
-      results["data"] = data.identity(benchmark)
+      results["data"] = data.digest(benchmark)
       with work.part(f"benchmarks/{benchmark.name}.json", _key(results)) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
@@ -152,8 +151,9 @@ def evaluate(
       finished=finished,
       save=save,
     )
-    with work.part(results_files.NAME) as (path, _):
-      path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+    # Not a part, whose checksum would depend on the name of the encoder.
+    content = msgspec.json.format(msgspec.json.encode(results), indent=1)
+    outputs.write_bytes(work.path(results_files.NAME), content)
     work.finish()
   return results
 
@@ -162,7 +162,9 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
   """Returns the results that earlier calls have written, by benchmark."""
   finished = {}
   for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
-    with contextlib.suppress(ValueError):  # It was changed by others, and is written again.
+    with contextlib.suppress(
+      ValueError, KeyError
+    ):  # It was changed by others, and is written again.
       content = input_files.read_bytes(path)
       stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
       if work.done(f"benchmarks/{path.name}", _key(stored)) is not None:
@@ -171,4 +173,4 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
 
 
 def _key(results: results_files.BenchmarkResults) -> Any:
-  return [results["data"]["digest"], results["options"]]
+  return [results["data"], results["options"]]

@@ -23,13 +23,6 @@ class Encoder(TypedDict):
   prompt: NotRequired[str]
 
 
-class Data(TypedDict):
-  """What identifies the files of a benchmark: the path of the data root, and their digest."""
-
-  name: str
-  digest: str
-
-
 class ResultRecord(TypedDict):
   """A `suite.Result`."""
 
@@ -55,7 +48,7 @@ class BenchmarkResults(TypedDict):
     missing: Names of the results and languages that are missing.
     results: All results.
     options: Choices in its protocol.
-    data: Its files; `vmsst eval` adds it.
+    data: Digest of its files; `vmsst eval` adds it.
     dimensions: Averages for each number of dimensions, if several were requested.
   """
 
@@ -64,7 +57,7 @@ class BenchmarkResults(TypedDict):
   missing: list[str]
   results: list[ResultRecord]
   options: dict[str, str]
-  data: NotRequired[Data]
+  data: NotRequired[str]
   dimensions: NotRequired[list[Cut]]
 
 

@@ -109,8 +109,6 @@ class Job:
         other inputs or options.
     """
     with contextlib.ExitStack() as stack:
-      if self._is_folder:
-        stack.callback(outputs.remove_if_empty, self.folder)
       stack.enter_context(outputs.owned(self._output, is_folder=self._is_folder))
       stored = self._stored()
       self._is_new = stored is None

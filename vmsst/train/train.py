@@ -92,7 +92,7 @@ def train(
       Perfetto.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
-      which returns metrics by task, and `close()`.
+      which returns metrics by task.
 
   Returns:
     The last step and the last train state.
