@@ -185,7 +185,7 @@ def make_step(model: Any, rates: schedules.Schedule, microbatches: int) -> Calla
       microbatches,
     )
     with jax.named_scope("optimizer"):
-      state, metrics = trainer.apply_grads(state, grads, metrics, rates(state.step))
+      state = state.apply_gradient(grads, rates(state.step))
     return state, metrics["loss"].compute()
 
   return step

@@ -25,7 +25,7 @@ LAYERS = [
   {"vmsst.search", "vmsst.models", "vmsst.formats"},
   {"vmsst.checkpoints"},
   {"vmsst.encoder"},
-  {"vmsst.mining", "vmsst.evaluation", "vmsst.plots"},
+  {"vmsst.mining", "vmsst.evaluation"},
   # Functions that compute do not persist: the packages before this line import no jobs.
   {"vmsst.jobs"},
   {"vmsst.downloads", "vmsst.train"},

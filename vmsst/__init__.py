@@ -65,7 +65,7 @@ __all__ = list(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
   if name == "plots":
-    return importlib.import_module("vmsst.plots")
+    return importlib.import_module("vmsst.evaluation.plots")
   if name not in _PUBLIC:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   value = getattr(importlib.import_module(_PUBLIC[name]), name)

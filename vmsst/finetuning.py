@@ -97,14 +97,23 @@ def finetune(
   """
   options = dict(locals())
   with errors.requires("train", "fine-tuning"):
+    import jax
+
     from ems_jax import teachers
-    from vmsst.data import readers, teacher_vectors
+    from vmsst.data import batches, readers, rows, tables, teacher_vectors
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
-    from vmsst.train import actions, checkpoints, optimizers, partitioning, quiet, trainer
-    from vmsst.train import data as data_lib
+    from vmsst.train import (
+      actions,
+      checkpoints,
+      input_pipeline,
+      optimizers,
+      partitioning,
+      quiet,
+      trainer,
+    )
     from vmsst.train import train as train_lib
 
   quiet.drop_untrue_warnings()
@@ -184,14 +193,32 @@ def finetune(
         actions.KeepBestAction(str(folder), **watched),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
+
+    def get_batches(cfg: Any, shard_id: int, num_shards: int, _: Any) -> batches.BatchIterator:
+      tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
+      by_pair = readers.by_pair(bitexts["pairs"])
+      texts = []
+      for name, files in sorted((readers.pair_name(*pair), by_pair[pair]) for pair in by_pair):
+        table = tables.open_files(name, files, negatives=negatives, teacher=vectors)
+        texts.append(rows.Texts(name, table, tokenizer))
+      rows.check_texts(texts, lengths)
+      rates = [len(part.table) for part in texts]
+      shard, size, spec = (shard_id, num_shards), batch_size // num_shards, texts[0].spec(lengths)
+      chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=seed, shard=shard)
+      return batches.BatchIterator(
+        batches.length_batches(chunks, size, lengths, seed=seed % 2**63),
+        {x: jax.ShapeDtypeStruct((size, *spec[x].shape), spec[x].dtype) for x in lengths},
+        shard,
+      )
+
     train_lib.train(
       model=trained,
-      train_dataset_cfg=data_lib.DatasetConfig(_TASK, lengths, "train", batch_size, True, seed),
+      train_dataset_cfg=input_pipeline.DatasetConfig(
+        _TASK, lengths, "train", batch_size, True, seed
+      ),
       train_eval_dataset_cfg=None,
       infer_eval_dataset_cfg=None,
-      get_dataset_fn=functools.partial(
-        _batches, bitexts["pairs"], vocabulary, negatives=negatives, teacher=vectors
-      ),
+      get_dataset_fn=get_batches,
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
         save=checkpoints.SaveCheckpointConfig(
@@ -296,42 +323,6 @@ def assignment_map() -> list[tuple[str, str | None]]:
   ]
 
 
-def _batches(
-  bitexts: "Sequence[BitextFile]",
-  vocabulary: Any,
-  cfg: Any,
-  shard_id: int,
-  num_shards: int,
-  converter: Any,
-  *,
-  negatives: int,
-  teacher: str | None,
-) -> Any:
-  """Returns batches of pairs of similar length; `train` calls it as `get_dataset_fn`."""
-  import jax
-
-  from vmsst.data import batches, readers, rows, tables
-
-  del converter
-  tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
-  texts = []
-  by_name = {readers.pair_name(*pair): files for pair, files in readers.by_pair(bitexts).items()}
-  for name, files in sorted(by_name.items()):
-    table = tables.open_files(name, files, negatives=negatives, teacher=teacher)
-    texts.append(rows.Texts(name, table, tokenizer))
-  lengths = cfg.task_feature_lengths
-  rows.check_texts(texts, lengths)
-  rates = [len(part.table) for part in texts]
-  shard, size = (shard_id, num_shards), cfg.batch_size // num_shards
-  chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=cfg.seed, shard=shard)
-  spec = texts[0].spec(lengths)
-  return batches.BatchIterator(
-    batches.length_batches(chunks, size, lengths, seed=cfg.seed % 2**63),
-    {name: jax.ShapeDtypeStruct((size, *spec[name].shape), spec[name].dtype) for name in lengths},
-    shard,
-  )
-
-
 class Retrieval:
   """Evaluates retrieval among held-out pairs in both directions, as the `evaluator` of `train`.
 
@@ -396,9 +387,6 @@ class Retrieval:
     with self._path.open("a", encoding="utf-8") as stream:
       stream.write(json.dumps({"step": int(train_state.step), **metrics}) + "\n")
     return {_TASK: metrics}
-
-  def close(self) -> None:
-    """Does nothing."""
 
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:

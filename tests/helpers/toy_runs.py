@@ -28,7 +28,15 @@ from flax.linen import partitioning as flax_partitioning
 from vmsst import storage
 from vmsst.data import batches, loader
 from vmsst.io import checksums
-from vmsst.train import adafactor, checkpoints, data, partitioning, schedules, train, trainer
+from vmsst.train import (
+  adafactor,
+  checkpoints,
+  input_pipeline,
+  partitioning,
+  schedules,
+  train,
+  trainer,
+)
 from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
@@ -153,7 +161,7 @@ def add_task(name="toy"):
 
 def config(split="train", batch_size=8, shuffle=True):
   """Returns a DatasetConfig of the task."""
-  return data.DatasetConfig(
+  return input_pipeline.DatasetConfig(
     mixture_or_task_name=add_task(),
     task_feature_lengths=FEATURES,
     split=split,
@@ -169,7 +177,7 @@ def slices(cfg, shard_id, num_shards, converter, **options):
   rows = slice(shard_id * size, (shard_id + 1) * size)
   whole = loader.get_batches(cfg, 0, 1, converter, **options)
   return batches.BatchIterator(
-    whole._dataset.map(lambda batch: data.take_rows(batch, rows)),
+    whole._dataset.map(lambda batch: input_pipeline.take_rows(batch, rows)),
     {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
      for name, x in whole.element_spec.items()},
   )  # fmt: skip
@@ -343,7 +351,7 @@ def _arm(event, count, milliseconds):
     _kill_after(milliseconds)
     return
   owner, name = {
-    "step": (data.TrainIterator, "__next__"),
+    "step": (input_pipeline.TrainIterator, "__next__"),
     "save": (checkpoints.CheckpointManager, "save"),
     "checksums": (checksums, "write"),
     "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),

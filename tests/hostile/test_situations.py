@@ -104,8 +104,6 @@ UNUSABLE = {
   "mine none b.txt OUT --encoder encoder": "none: cannot be opened",
   "mine a.txt b.txt OUT --encoder encoder --gold none": "none: cannot be opened",
   "mine a.txt b.txt OUT --encoder encoder --gold gold/text": "gold/text:1: 'one' is not",
-  "mine a.txt b.txt OUT --encoder encoder --gold gold/number": "gold/number:2: there is no line 10",
-  "mine a.txt blank OUT --encoder encoder --gold gold/blank": "gold/blank:1: line 2 of blank is em",
   "mine a.txt b.txt OUT --encoder encoder --index none none": "none: not a folder",
   "search none corpus vectors": "none: cannot be opened",
   "search b.txt none vectors": "none: cannot be opened",

@@ -7,7 +7,7 @@ import tiny_tokenizers
 from vmsst import errors
 from vmsst.data import features, loader, sample, vocabularies
 from vmsst.tasks import bitext
-from vmsst.train import data
+from vmsst.train import input_pipeline
 
 BYTES = vocabularies.ByteVocabulary()
 LENGTHS = {"inputs": 8, "targets": 6, "input_language": 1, "target_language": 1}
@@ -104,7 +104,7 @@ def test_validation_files_are_a_split_of_their_own(corpus):
 
 
 def _rows(name):
-  cfg = data.DatasetConfig(name, LENGTHS, "train", batch_size=1, shuffle=True, seed=7)
+  cfg = input_pipeline.DatasetConfig(name, LENGTHS, "train", batch_size=1, shuffle=True, seed=7)
   return loader.get_batches(cfg, 0, 1, features.BitextFeatureConverter)
 
 

@@ -163,17 +163,10 @@ class Command:
         raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
-    is_new = folder is not None and not os.path.lexists(folder)
-    try:
-      with contextlib.ExitStack() as stack:
-        if locked:
-          stack.enter_context(outputs.owned(output, is_folder=not file))
-        self.function(**values)
-        if self.message:
-          print(self.message.format(**values))
-    finally:
-      if is_new:
-        outputs.remove_if_empty(output)
+    with outputs.owned(output, is_folder=not file) if locked else contextlib.nullcontext():
+      self.function(**values)
+    if self.message:
+      print(self.message.format(**values))
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,11 +28,24 @@ Source = Annotated[str, Argument("FOLDER", role="input")]
 """A folder to read, which a finished dataset does not need any more."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-  """Vocabulary.
+def train_vocabulary(
+  *,
+  input: list[Pattern],
+  output: OutputFile,
+  size: int = 32_000,
+  model_type: Literal["unigram", "bpe"] = "unigram",
+  character_coverage: float = 0.9995,
+  byte_fallback: bool = False,
+  lowercase: bool = False,
+  pretokenize: bool = False,
+  max_sentences: Positive | None = None,
+  languages: tuple[Language, Language] | None = None,
+) -> None:
+  """Train a SentencePiece vocabulary on bitext or text files.
 
-  Attributes:
+  Args:
+    input: Bitext files (as in training) or plain .txt files; quote patterns.
+    output: Model file to write.
     size: Number of pieces.
     model_type: SentencePiece algorithm.
     character_coverage: Share of characters that get their own pieces.
@@ -42,35 +55,17 @@ class Vocabulary:
     max_sentences: Use at most N sentences, sampled at random (default: all).
     languages: Languages of the two sides (default: from file names).
   """
-
-  size: int = 32_000
-  model_type: Literal["unigram", "bpe"] = "unigram"
-  character_coverage: float = 0.9995
-  byte_fallback: bool = False
-  lowercase: bool = False
-  pretokenize: bool = False
-  max_sentences: Positive | None = None
-  languages: tuple[Language, Language] | None = None
-
-
-def train_vocabulary(*, input: list[Pattern], output: OutputFile, vocabulary: Vocabulary) -> None:
-  """Train a SentencePiece vocabulary on bitext or text files.
-
-  Args:
-    input: Bitext files (as in training) or plain .txt files; quote patterns.
-    output: Model file to write.
-  """
+  options = {name: x for name, x in locals().items() if name not in ("input", "output")}
   from vmsst.data import vocabulary_training
   from vmsst.jobs import outputs
 
   with outputs.atomic_path(output) as path:
-    counts = vocabulary_training.train_vocabulary(input, path, **vars(vocabulary))
+    counts = vocabulary_training.train_vocabulary(input, path, **options)
   for name, count in counts.items():
     print(f"{count:>10,} sentences  {name}")
-  kind = vocabulary.model_type
-  print(f"{output}: {vocabulary.size:,} {kind} pieces (0 padding, 1 EOS, 2 unknown)")
+  print(f"{output}: {size:,} {model_type} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
-    if getattr(vocabulary, option):
+    if options[option]:
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
 
 
@@ -210,7 +205,7 @@ class Download:
   """Files.
 
   Attributes:
-    work: Local folder for files until they are uploaded; required if --output is not local.
+    work: Local folder for files until they are uploaded, if --output is not local.
     list: List the files with sizes and licenses, and exit.
   """
 
@@ -221,15 +216,14 @@ class Download:
     """Returns the output folder, and the local folder for files until they are uploaded."""
     if output is None:
       raise errors.InputError("--output is missing; give the output folder")
-    if storage.is_url(output) != bool(self.work):
+    if not storage.is_url(output):
+      return pathlib.Path(output), None
+    if self.work is None:
       raise errors.InputError(
         f"{output} is not local; give a local folder with --work, for files until they are uploaded"
-        if storage.is_url(output)
-        else f"--work does not apply to the local folder {output}; omit it"
       )
-    if self.work:
-      storage.check_local(self.work, "--work")
-    return storage.path(output), pathlib.Path(self.work) if self.work else None
+    storage.check_local(self.work, "--work")
+    return storage.path(output), pathlib.Path(self.work)
 
 
 def download_opus(

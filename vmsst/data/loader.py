@@ -138,7 +138,6 @@ def _rows(
     and isinstance(converter, features.BitextFeatureConverter)
     and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
   ):
-    seqio_tasks.check_uncached(tasks[0], cfg.use_cached)
     texts = [task.texts(cfg.split) for task in tasks]
     features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
     rates = [1.0]
@@ -228,8 +227,6 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
   provider = cfg.mixture_or_task_name
   if isinstance(provider, seqio.DatasetProviderBase):
     return provider
-  label = "utils.DatasetConfig.mixture_or_task_name"
-  errors.check(isinstance(provider, str), label, provider, "the name of a task or mixture")
   try:
     return seqio.get_mixture_or_task(provider)
   except ValueError as error:

@@ -115,10 +115,10 @@ class TextTask(seqio.Task):
     `features.EXTRA_FEATURES`, which not all data has, are included if their length is given.
 
     Raises:
-      InputError: a cache is asked for, or see `check_texts`.
+      InputError: see `check_texts`.
     """
-    del shuffle_buffer_size, try_in_mem_cache
-    check_uncached(self, use_cached)
+    # Texts are tokenized while they are read, so there is nothing to cache.
+    del shuffle_buffer_size, use_cached, try_in_mem_cache
     wanted = sequence_length or {}
     texts = self.texts(split)
     if not self.tokenizer.keep_all:
@@ -140,15 +140,6 @@ class TextTask(seqio.Task):
           lambda row, side=side: {**row, side: row[side][: tf.math.count_nonzero(row[side])]}
         )
     return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-def check_uncached(task: seqio.Task, use_cached: bool) -> None:
-  """Raises InputError if a cache is asked for."""
-  if use_cached:
-    raise errors.InputError(
-      f"task {task.name} cannot be cached: its texts are tokenized while they are read; set "
-      "USE_CACHED_TASKS = False"
-    )
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:

@@ -112,7 +112,6 @@ def open_files(
   Raises:
     InputError: see `readers.read_rows`; or the vectors do not belong to the files.
   """
-
   counts = dict.fromkeys(files, 0)
 
   def rows() -> Iterator[tuple[str, ...]]:

@@ -74,7 +74,7 @@ class Encoder(similarity.Scores, compatibility.Members):
       "manhattan".
   """
 
-  similarity_fn_name: str = encoder_json.SIMILARITIES[0]
+  similarity_fn_name: encoder_json.Similarity = encoder_json.SIMILARITIES[0]
 
   def __init__(
     self,

@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import linen as nn
 from flax import traverse_util
 
 from vmsst import errors, storage
@@ -82,7 +81,9 @@ def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
   Such an encoder is a name on the Hugging Face Hub, an export, or a folder of transformers.
   """
   names = storage.names(path)
-  is_released = not storage.is_url(path) and bool(names & _RELEASED or laser.files(path))
+  is_released = not storage.is_url(path) and bool(
+    names & _RELEASED or laser.files(pathlib.Path(path))
+  )
   return names >= _EXPORT or is_released or hub.is_name(path)
 
 
@@ -179,7 +180,7 @@ def _opened(
   The name is None for the path of its parameters. After the context, parameters copied from a store
   are deleted.
   """
-  if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+  if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
     raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
@@ -250,7 +251,7 @@ def _released_assets(folder: pathlib.Path, released: Converted) -> EncoderAssets
 
 def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
-  if {*os.listdir(folder)} >= _EXPORT:
+  if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
   from vmsst.checkpoints import t5x  # imports Orbax
@@ -260,7 +261,7 @@ def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   return encoder_json.load_encoder_assets(checkpoint if inside else checkpoint.parent), checkpoint
 
 
-def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
+def restore_params(parameters: epath.Path, network: Any) -> Any:
   """Reads only the network's parameters, in float32, onto the default device.
 
   Layers may be scanned in the network and separate in the file, or the other way around.
@@ -278,7 +279,7 @@ def restore_params(parameters: epath.Path, network: nn.Module) -> Any:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
-  stored: Mapping[str, Any]
+  stored: Any
   if not is_export:
     from vmsst.checkpoints import t5x  # imports Orbax
 

@@ -486,6 +486,7 @@ def read(
   # What other values of a setting would change, silently.
   sides = {part: (record.get(part) or {}).get("direction", "right").lower()
            for part in ("truncation", "padding")}  # fmt: skip
+  allowed: tuple[Any, ...]
   for key, value, allowed in (
     ("truncation_side", settings.truncation_side or sides["truncation"], ("right",)),
     ("padding_side", settings.padding_side or sides["padding"],

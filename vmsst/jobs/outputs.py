@@ -169,7 +169,7 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 
 @contextlib.contextmanager
 def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
-  """Locks an output, so that this process alone writes it, and removes an empty work folder.
+  """Locks an output, so that this process alone writes it; leaves no new folder empty.
 
   A thread may own an output several times: a function that writes it locks it too.
 
@@ -188,6 +188,7 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     return
   import filelock
 
+  is_new = is_folder and not os.path.lexists(output)
   os.makedirs(work, exist_ok=True)
   lock = filelock.FileLock(f"{work}/{_LOCK}", timeout=0)
   try:
@@ -206,6 +207,8 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
       os.unlink(f"{work}/{_LOCK}")
     lock.release()
     remove_if_empty(work)
+    if is_new:
+      remove_if_empty(os.fspath(output))
 
 
 def remove_if_empty(folder: str) -> None:

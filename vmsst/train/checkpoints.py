@@ -27,7 +27,7 @@ from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import layer_stacks, tensors
 from vmsst.io import checksums
-from vmsst.train import data as data_lib
+from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
 PREFIX = "checkpoint"
@@ -360,7 +360,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
 class DataStateSave(ocp.args.CheckpointArgs):
   """The data iterator state to write."""
 
-  state: data_lib.DataState
+  state: input_pipeline.DataState
 
 
 @dataclasses.dataclass
@@ -408,7 +408,7 @@ class CheckpointManager:
       ),
     )
 
-  def save(self, train_state: Any, data_state: data_lib.DataState) -> None:
+  def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
     """Starts writing `train_state`, unless a checkpoint of that step exists.
 
     Returns after copying the arrays off the devices.

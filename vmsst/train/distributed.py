@@ -93,9 +93,7 @@ def joined(
       ) from error
     yield  # on a single TPU, which is not of a pod
     return
-  from jax._src import distributed  # as Orbax and multihost_utils do: there is no public API
-
-  state: Any = distributed.global_state
+  state = _jax_state()
   try:
     yield
     barrier()  # JAX's own shutdown gives up after five minutes
@@ -132,6 +130,13 @@ def _end_without_the_others() -> None:
   timer.start()
 
 
+def _jax_state() -> Any:
+  """Returns JAX's coordination service: there is no public barrier that waits for hours."""
+  from jax._src import distributed
+
+  return distributed.global_state
+
+
 _barriers = itertools.count()
 
 
@@ -140,8 +145,6 @@ def barrier() -> None:
 
   All processes must call it equally often. Does nothing in a single-process run.
   """
-  from jax._src import distributed
-
-  client = distributed.global_state.client
+  client = _jax_state().client
   if client is not None:
     client.wait_at_barrier(f"vmsst/barrier/{next(_barriers)}", _BARRIER_SECONDS * 1000)

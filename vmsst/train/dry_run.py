@@ -13,7 +13,7 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jax._src.core import jaxprs_in_params
+from jax.extend import core
 
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
@@ -287,7 +287,9 @@ def matmul_flops(jaxpr: Any) -> float:
         2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
       )
       continue
-    inner = [matmul_flops(sub) for sub in jaxprs_in_params(equation.params)]
+    parameters = jax.tree.leaves(list(equation.params.values()))
+    closed = [x.jaxpr for x in parameters if isinstance(x, core.ClosedJaxpr)]
+    inner = [matmul_flops(x) for x in (*closed, *parameters) if isinstance(x, core.Jaxpr)]
     if equation.primitive.name == "cond":
       total += max(inner, default=0.0)
     elif equation.primitive.name == "scan":

@@ -16,11 +16,11 @@ from vmsst.train import (
   distributed,
   gin_utils,
   inference,
+  input_pipeline,
   partitioning,
   progress,
   summaries,
 )
-from vmsst.train import data as data_lib
 from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 
@@ -41,7 +41,7 @@ class InferenceEvaluator:
 
   def __init__(
     self,
-    infer_eval_dataset_cfg: data_lib.DatasetConfig,
+    infer_eval_dataset_cfg: input_pipeline.DatasetConfig,
     inference_evaluator_cls: Callable[..., Any] | None,
     model: Any,
     partitioner: partitioning.PjitPartitioner,
@@ -125,7 +125,7 @@ class InferenceEvaluator:
 def evaluate(
   *,
   model: Any,
-  dataset_cfg: data_lib.DatasetConfig,
+  dataset_cfg: input_pipeline.DatasetConfig,
   restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
   output_dir: str,

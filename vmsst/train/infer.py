@@ -21,8 +21,15 @@ from vmsst import storage
 from vmsst.data import loader
 from vmsst.io import checksums, input_files, manifest, progress_bar
 from vmsst.jobs import job
-from vmsst.train import checkpoints, gin_utils, inference, partitioning, progress, train_state
-from vmsst.train import data as data_lib
+from vmsst.train import (
+  checkpoints,
+  gin_utils,
+  inference,
+  input_pipeline,
+  partitioning,
+  progress,
+  train_state,
+)
 from vmsst.train import model_dir as model_dir_lib
 
 MODES = {
@@ -36,7 +43,7 @@ def infer(
   *,
   mode: Literal["predict", "predict_with_aux", "score"],
   model: Any,
-  dataset_cfg: data_lib.DatasetConfig,
+  dataset_cfg: input_pipeline.DatasetConfig,
   restore_checkpoint_cfg: checkpoints.RestoreCheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
   output_dir: str,

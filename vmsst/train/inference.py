@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vmsst.io import watchdog
-from vmsst.train import data as data_lib
-from vmsst.train import partitioning
+from vmsst.train import input_pipeline, partitioning
 
 InferFn = Callable[..., Any]
 
@@ -97,7 +96,7 @@ def get_array_fn(
     for start in range(0, len(order), batch_size):
       rows = order[start : start + batch_size]
       padded = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
-      batch = data_lib.trim_padding(data_lib.take_rows(features, padded))
+      batch = input_pipeline.trim_padding(input_pipeline.take_rows(features, padded))
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)

@@ -19,8 +19,7 @@ from vmsst.errors import InputError
 from vmsst.formats import encoder_json
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
-from vmsst.train import checkpoints, partitioning, progress
-from vmsst.train import data as data_lib
+from vmsst.train import checkpoints, input_pipeline, partitioning, progress
 from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
@@ -33,9 +32,9 @@ _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 def train(
   *,
   model: Any,
-  train_dataset_cfg: data_lib.DatasetConfig,
-  train_eval_dataset_cfg: data_lib.DatasetConfig | None,
-  infer_eval_dataset_cfg: data_lib.DatasetConfig | None,
+  train_dataset_cfg: input_pipeline.DatasetConfig,
+  train_eval_dataset_cfg: input_pipeline.DatasetConfig | None,
+  infer_eval_dataset_cfg: input_pipeline.DatasetConfig | None,
   checkpoint_cfg: checkpoints.CheckpointConfig,
   partitioner: partitioning.PjitPartitioner,
   trainer_cls: Callable[..., trainer_lib.Trainer],
@@ -44,13 +43,13 @@ def train(
   eval_steps: Annotated[int, msgspec.Meta(ge=1)],
   eval_period: Annotated[int, msgspec.Meta(ge=0)],
   stats_period: Annotated[int, msgspec.Meta(ge=1)] | None = None,
-  random_seed: data_lib.Seed | None,
+  random_seed: input_pipeline.Seed | None,
   use_hardware_rng: bool = False,
   summarize_config_fn: Callable[..., None] | None = None,
   inference_evaluator_cls: Callable[..., Any] | None = None,
   get_dataset_fn: Callable[..., Any] | None = None,
   actions: Mapping[str, Sequence[actions_lib.BaseAction]] | None = None,
-  train_eval_get_dataset_fn: Callable[..., Any] = data_lib.get_training_eval_datasets,
+  train_eval_get_dataset_fn: Callable[..., Any] = input_pipeline.get_training_eval_datasets,
   run_eval_before_training: bool = False,
   profile_steps: tuple[int, int] | None = None,
   on_sigterm: Callable[[], object] | None = None,
@@ -93,7 +92,7 @@ def train(
       Perfetto.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
-      which returns metrics by task, and `close()`.
+      which returns metrics by task.
 
   Returns:
     The last step and the last train state.
@@ -142,8 +141,8 @@ def train(
 
     # Data
     rows = get_dataset_fn(train_dataset_cfg, *shard, converter)
-    batches: data_lib.TrainIterator = closing(
-      data_lib.TrainIterator(rows, partitioner, save_state=save_cfg.save_dataset)
+    batches: input_pipeline.TrainIterator = closing(
+      input_pipeline.TrainIterator(rows, partitioner, save_state=save_cfg.save_dataset)
     )
     train_eval_datasets: Mapping[str, Any] = {}
     if train_eval_dataset_cfg is not None:
@@ -165,13 +164,13 @@ def train(
       logging.info("Resuming from %s.", own_checkpoint)
       _check_encoder(model, model_dir)
       train_state = initializer.from_checkpoint(own_checkpoint)
-      data_state = data_lib.DataState.read_from(
+      data_state = input_pipeline.DataState.read_from(
         storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
       )
     elif restore is not None and restore.path not in (None, [], ()):
       start = checkpoints.find_checkpoint(restore)
       train_state = initializer.from_checkpoint(start, restore, init_rng)
-      data_state = data_lib.DataState(int(train_state.step), None)  # The data starts over.
+      data_state = input_pipeline.DataState(int(train_state.step), None)  # The data starts over.
     else:
       train_state, data_state = initializer.from_scratch(init_rng), None
     step = first_step = int(train_state.step)
@@ -335,7 +334,8 @@ def _stop_on_signal() -> Iterator[_Stop]:
 
   In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
   """
-  stop, previous = _Stop(), {}
+  stop = _Stop()
+  previous: dict[int, Any] = {}
 
   def handle(number: int, frame: Any) -> None:
     if number == signal.SIGINT:

@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec
 from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.io import watchdog
-from vmsst.train import data as data_lib
-from vmsst.train import partitioning, progress, summaries
+from vmsst.train import input_pipeline, partitioning, progress, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
   BaseAction,
   EarlyStoppingAction,
@@ -123,26 +122,6 @@ def _where(condition: jax.Array, first: Any, second: Any) -> Any:
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
 
-def apply_grads(
-  train_state: Any,
-  grad_accum: Any,
-  metrics: Metrics,
-  learning_rate: jax.Array,
-  other_state_variables: Mapping[str, Any] | None = None,
-) -> tuple[Any, Metrics]:
-  """Returns the state after one update, and the metrics including the learning rate."""
-  new_state = train_state.apply_gradient(
-    grad_accum, learning_rate=learning_rate, **(other_state_variables or {})
-  )
-  rate = jnp.asarray([learning_rate])
-  metrics = {
-    **metrics,
-    "learning_rate": clu.metrics.Average.from_model_output(rate),
-    "learning_rate/current": clu.metrics.LastValue.from_model_output(rate),
-  }
-  return new_state, metrics
-
-
 def train_with_lr(
   train_state: Any,
   batch: Batch,
@@ -156,13 +135,14 @@ def train_with_lr(
   grads, metrics, mutables = accumulate_grads_microbatched(
     model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
   )
-  return apply_grads(
-    train_state,
-    grads,
-    metrics,
-    learning_rate,
-    {"flax_mutables": mutables} if mutables else None,
-  )
+  new_state = train_state.apply_gradient(grads, learning_rate, mutables)
+  rate = jnp.asarray([learning_rate])
+  metrics = {
+    **metrics,
+    "learning_rate": clu.metrics.Average.from_model_output(rate),
+    "learning_rate/current": clu.metrics.LastValue.from_model_output(rate),
+  }
+  return new_state, metrics
 
 
 @jax.jit
@@ -383,7 +363,7 @@ class Trainer:
       self._trace.upload()
       self._trace = self.profile_steps = None
 
-  def eval(self, batch_iters: Mapping[str, Iterator[data_lib.Batch]]) -> dict[str, Scalars]:
+  def eval(self, batch_iters: Mapping[str, Iterator[input_pipeline.Batch]]) -> dict[str, Scalars]:
     """Computes, writes and returns the metrics of every evaluation dataset, by name."""
     step = int(self.train_state.step)
     results: dict[str, Scalars] = {}
@@ -391,8 +371,8 @@ class Trainer:
       total: Metrics | None = None
       began = time.monotonic()
       for count, batch in enumerate(batches, 1):  # noqa: B007
-        if data_lib.can_trim():
-          batch = data_lib.trim_padding(batch)
+        if input_pipeline.can_trim():
+          batch = input_pipeline.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
         watchdog.alive()

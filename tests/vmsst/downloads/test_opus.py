@@ -143,7 +143,6 @@ def test_the_command(server, tmp_path, capsys):
     (chosen, "--output"),
     (("--output", "x"), "--corpus or --recipe"),
     ((*chosen, "--output", "gs://bucket/x"), "is not local; give a local folder with --w"),
-    ((*chosen, "--output", "x", "--work", "y"), "--work does not apply to the local fo"),
     (none, "none of these language pairs"),
   ):
     with pytest.raises(errors.InputError, match=message):

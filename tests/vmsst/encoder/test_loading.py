@@ -107,7 +107,7 @@ def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
 
 
 def test_options_that_cannot_work_are_named_before_anything_is_read(tmp_path):
-  with pytest.raises(errors.InputError, match=r"dtype is 'float16'; .* 'bfloat16'"):
+  with pytest.raises(errors.InputError, match=r"dtype is 'float16'; .* bfloat16"):
     vmsst.load(tmp_path, dtype="float16")
   with pytest.raises(errors.InputError, match=r"device is 'cuda'; .* CUDA_VISIBLE_DEVICES"):
     vmsst.load(tmp_path, device="cuda")
@@ -396,7 +396,7 @@ def test_settings_of_a_released_model_can_be_read_set_and_saved(tmp_path):
   assert encoder.trim(text).similarity_fn_name == "dot"
   path = tmp_path / "export/encoder.json"
   path.write_text(path.read_text().replace('"dot"', '"maxsim"'))
-  with pytest.raises(errors.InputError, match=r"encoder\.json: 'similarity_fn_name' is 'maxsim'"):
+  with pytest.raises(errors.InputError, match=r"encoder\.json: .*'maxsim'.*similarity_fn_name"):
     vmsst.load(tmp_path / "export")
 
 

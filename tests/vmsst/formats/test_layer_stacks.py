@@ -94,7 +94,7 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
     name: array[:2] if "/layers/" in name else array for name, array in stacked(params).items()
   }
   saved = save(tmp_path / "short", short, "export")
-  with pytest.raises(errors.InputError, match="parameter encoder/layers_2/.* is missing"):
+  with pytest.raises(errors.InputError, match=r"parameter encoder/layers_2/.* is missing"):
     loading.restore_params(saved, network)
   saved = save(tmp_path / "narrow", stacked(params | {last: params[last]}), "export")
   narrow = network.clone(config=dataclasses.replace(network.config, mlp_dim=7))

@@ -31,7 +31,7 @@ folder, port, count, steps, evaluates, fate, victim, shares = (
 import toy_runs
 from vmsst.errors import InputError
 from vmsst.train import distributed
-from vmsst.train import data
+from vmsst.train import input_pipeline
 from vmsst.data import loader
 
 widths = []

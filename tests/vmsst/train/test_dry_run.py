@@ -17,7 +17,7 @@ from vmsst.data import vocabularies
 from vmsst.errors import InputError
 from vmsst.models import contrastive
 from vmsst.networks import sentence_encoder, t5
-from vmsst.train import adafactor, data, dry_run, partitioning, train, utils
+from vmsst.train import adafactor, dry_run, input_pipeline, partitioning, train, utils
 
 
 def flops(function, *shapes):
@@ -97,7 +97,7 @@ def tiny_step():
     max_length=T,
   )
   lengths = {"inputs": T, "targets": T, "input_language": 1, "target_language": 1}
-  cfg = data.DatasetConfig(None, lengths, "train", batch_size=B, shuffle=True, seed=0)
+  cfg = input_pipeline.DatasetConfig(None, lengths, "train", batch_size=B, shuffle=True, seed=0)
   return model, cfg, partitioning.PjitPartitioner(num_partitions=1), toy_runs.make_trainer(), 12
 
 

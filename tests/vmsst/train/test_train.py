@@ -10,7 +10,7 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, data, trainer
+from vmsst.train import checkpoints, input_pipeline, trainer
 
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
@@ -102,7 +102,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
 
 def test_trimming_does_not_change_what_is_learned(tmp_path, monkeypatch):
   _, trimmed = toy_runs.run(tmp_path / "trimmed", total_steps=5)
-  monkeypatch.setattr(data, "trim_padding", dict)
+  monkeypatch.setattr(input_pipeline, "trim_padding", dict)
   _, padded = toy_runs.run(tmp_path / "padded", total_steps=5)
   np.testing.assert_allclose(trimmed.params["table"], padded.params["table"], rtol=1e-5)
 

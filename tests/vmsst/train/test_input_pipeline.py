@@ -8,7 +8,7 @@ import tensorflow as tf
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import data, partitioning
+from vmsst.train import input_pipeline, partitioning
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_trimming_cuts_only_columns_that_are_padding(longest, width):
     "targets": tokens[:, :20] * 0,
     "input_language": np.ones((3, 1), np.int32),
   }
-  trimmed = data.trim_padding(batch)
+  trimmed = input_pipeline.trim_padding(batch)
   assert trimmed["inputs"].shape == (3, width)
   assert trimmed["inputs"].sum() == tokens.sum()
   assert trimmed["input_language"].shape == (3, 1)
@@ -43,7 +43,7 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
   }
   for name, length, cut in (("inputs", 30, 32), ("negatives", 34, 48)):
     batch[name][..., :length] = 1
-    trimmed = data.trim_padding(batch)
+    trimmed = input_pipeline.trim_padding(batch)
     assert {name: value.shape for name, value in trimmed.items()} == {
       "inputs": (2, cut),
       "targets": (2, cut // 2),
@@ -57,7 +57,7 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
 def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
   partitioner, tmp_path, save_at
 ):
-  first = data.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
+  first = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
   first.start(0)
   assert toy_runs.take_rows(first, save_at) == toy_runs.expected_rows(0, save_at)
   state = first.state()
@@ -65,8 +65,8 @@ def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
   state.copy_to(tmp_path / "dataset", process=0, processes=1)
   first.close()
 
-  saved = data.DataState.read_from(tmp_path / "dataset", process=0, processes=1)
-  second = data.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
+  saved = input_pipeline.DataState.read_from(tmp_path / "dataset", process=0, processes=1)
+  second = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
   second.start(7, saved)
   assert toy_runs.take_rows(second, 30) == toy_runs.expected_rows(7, 30)
   second.close()
@@ -81,13 +81,13 @@ def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypa
     return np.stack([own, other])
 
   seen = iter(numbers)
-  monkeypatch.setattr(data, "can_trim", lambda: False)
-  monkeypatch.setattr(data.multihost_utils, "process_allgather", gathered)
+  monkeypatch.setattr(input_pipeline, "can_trim", lambda: False)
+  monkeypatch.setattr(input_pipeline.multihost_utils, "process_allgather", gathered)
   rows = np.zeros((59, 2, 32), np.int32)
   for number in numbers:
     rows[number - 1, :, : 12 if number % 2 else 3] = number
   dataset = tf.data.Dataset.from_tensor_slices({"inputs": rows}).repeat()
-  iterator = data.TrainIterator(dataset, partitioner)
+  iterator = input_pipeline.TrainIterator(dataset, partitioner)
   iterator.start(0)
   for number in range(1, 40):
     tokens = np.asarray(next(iterator)["inputs"])
@@ -97,7 +97,7 @@ def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypa
 
 
 def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
-  iterator = data.TrainIterator(toy_runs.shuffled_dataset().take(2), partitioner)
+  iterator = input_pipeline.TrainIterator(toy_runs.shuffled_dataset().take(2), partitioner)
   iterator.start(0)
   toy_runs.take_rows(iterator, 2)
   with pytest.raises(InputError, match="does not repeat"):
@@ -108,7 +108,7 @@ def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
 def iterate(step, saved=None, **options):
   """Returns a started iterator over the shuffled dataset of toy_runs."""
   mesh = partitioning.PjitPartitioner(num_partitions=1)
-  iterator = data.TrainIterator(toy_runs.shuffled_dataset(), mesh, **options)
+  iterator = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), mesh, **options)
   iterator.start(step, saved)
   return iterator
 
@@ -118,7 +118,7 @@ def test_a_state_that_does_not_fit_the_data_is_not_used(caplog, change):
   first = iterate(7)
   state = first.state().dataset
   first.close()
-  iterator = iterate(3, data.DataState(3, {**state, **change}))
+  iterator = iterate(3, input_pipeline.DataState(3, {**state, **change}))
   assert toy_runs.take_rows(iterator, 9) == toy_runs.expected_rows(3, 9)
   iterator.close()
   assert "Cannot use the data iterator state of step 3" in caplog.text
@@ -126,21 +126,21 @@ def test_a_state_that_does_not_fit_the_data_is_not_used(caplog, change):
 
 def test_a_run_that_starts_at_a_later_step_restarts_its_data_and_resumes(tmp_path):
   for save_state in (True, False):
-    first = iterate(1000, data.DataState(1000, None), save_state=save_state)
+    first = iterate(1000, input_pipeline.DataState(1000, None), save_state=save_state)
     assert toy_runs.take_rows(first, 3) == toy_runs.expected_rows(0, 3)
     first.state().copy_to(tmp_path, process=0, processes=1)
     first.close()
-    second = iterate(1003, data.DataState.read_from(tmp_path, process=0, processes=1))
+    second = iterate(1003, input_pipeline.DataState.read_from(tmp_path, process=0, processes=1))
     assert toy_runs.take_rows(second, 20) == toy_runs.expected_rows(3, 20)
     assert second.state().position == 1023
     second.close()
 
 
 def test_states_are_of_one_number_of_processes(tmp_path, caplog):
-  data.DataState(0, None).copy_to(tmp_path, process=1, processes=2)
-  assert data.DataState.read_from(tmp_path, process=1, processes=2).position == 0
+  input_pipeline.DataState(0, None).copy_to(tmp_path, process=1, processes=2)
+  assert input_pipeline.DataState.read_from(tmp_path, process=1, processes=2).position == 0
   assert not caplog.records
-  assert data.DataState.read_from(tmp_path, process=0, processes=2) is None
+  assert input_pipeline.DataState.read_from(tmp_path, process=0, processes=2) is None
   for process, count in ((0, 1), (2, 3)):
-    assert data.DataState.read_from(tmp_path, process, count) is None
+    assert input_pipeline.DataState.read_from(tmp_path, process, count) is None
     assert f"not of {count} processes" in caplog.text

@@ -287,7 +287,8 @@ class TrainIterator:
 
   def _read(self, step: int) -> None:
     """Puts the state before the batch of a step, then batches, each with the state after it."""
-    position, batch = self._first.position, None
+    position = self._first.position
+    batch: Any = None
     try:
       if step > position:
         logging.info("Skipping %d batches that the run has trained on.", step - position)
