@@ -99,6 +99,7 @@ class Job:
     self._work = outputs.work_path(output, is_folder=is_folder)
     self.folder = storage.absolute(output).rstrip("/") if is_folder else self._work
     self._parts: dict[str, manifest.Part] = {}
+    self._verified: set[str] = set()  # names of parts whose files are unchanged
     self.facts: dict[str, Any] = {}
 
   def __enter__(self) -> "Job":
@@ -175,12 +176,16 @@ class Job:
     return part.facts
 
   def _is_unchanged(self, name: str, part: manifest.Part) -> bool:
-    """Returns whether the file of a part is the one that was written."""
-    try:
-      same = storage.size(self.path(name)) == part.bytes
-      return same and checksums.of_file(self.path(name)) == part.sha256
-    except FileNotFoundError:
-      return False
+    """Returns whether the file of a part is the one that was written; reads it once."""
+    if name not in self._verified:
+      try:
+        same = storage.size(self.path(name)) == part.bytes
+        if not same or checksums.of_file(self.path(name)) != part.sha256:
+          return False
+      except FileNotFoundError:
+        return False
+      self._verified.add(name)
+    return True
 
   def _record_path(self, name: str) -> str:
     return f"{self._work}/parts/{name.replace('/', '%2F')}.json"
