@@ -127,10 +127,9 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
     ("/nowhere/at/all", "no folder /nowhere/at/all"),
-    (tmp_path / "README.md" / "README.md", "README.md is a file, .* give a folder"),
-    ("", "path of the encoder is empty"),
+    (tmp_path / "README.md" / "README.md", "README.md' is no folder; give a training run"),
+    ("", "'' is no folder"),
     ("a\0b", "no folder"),
-    (tmp_path / "modules.json", "modules.json: 'model_type' in config.json is None"),
     (tmp_path / "config.json", "config.json: 'model_type' in config.json is None"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
     ("floppy://a/run", "floppy"),
@@ -334,7 +333,7 @@ def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
   assert found_ND.dtype == np.float32
   error = np.abs(found_ND - expected[3:4]).max()
   assert 0 < error < 0.05
-  with pytest.raises(errors.InputError, match="dtype is 'float64'; set it to 'float32' or"):
+  with pytest.raises(errors.InputError, match="dtype is 'float64'"):
     vmsst.load(run, dtype="float64")
 
 
@@ -352,8 +351,8 @@ def test_an_exported_folder(params, tmp_path):
   assert_params(encoder, params)
   del flat["mean/kernel"]
   safetensors.numpy.save_file(flat, folder / "model.safetensors")
-  with pytest.raises(errors.InputError, match=r"model\.safetensors has no parameter mean/kernel"):
-    vmsst.load(folder)
+  message = r"model\.safetensors: the parameter mean/kernel is missing"
+  with pytest.raises(errors.InputError, match=message):
 
 
 def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
