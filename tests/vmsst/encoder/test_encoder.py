@@ -353,6 +353,7 @@ def test_an_exported_folder(params, tmp_path):
   safetensors.numpy.save_file(flat, folder / "model.safetensors")
   message = r"model\.safetensors: the parameter mean/kernel is missing"
   with pytest.raises(errors.InputError, match=message):
+    vmsst.load(folder)
 
 
 def test_a_checkpoint_that_was_moved_with_its_files(run, params, tmp_path):
