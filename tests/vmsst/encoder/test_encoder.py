@@ -130,7 +130,7 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
     (tmp_path / "README.md" / "README.md", "README.md' is no folder; give a training run"),
     ("", "'' is no folder"),
     ("a\0b", "no folder"),
-    (tmp_path / "config.json", "config.json: 'model_type' in config.json is None"),
+    (tmp_path / "config.json", "config.json: 'model_type' is None"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
     ("floppy://a/run", "floppy"),
   ):
