@@ -97,8 +97,10 @@ def finetune(
   """
   options = dict(locals())
   with errors.requires("train", "fine-tuning"):
+    import jax
+
     from ems_jax import teachers
-    from vmsst.data import readers, teacher_vectors
+    from vmsst.data import batches, readers, rows, tables, teacher_vectors
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
@@ -191,6 +193,24 @@ def finetune(
         actions.KeepBestAction(str(folder), **watched),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
+
+    def get_batches(cfg: Any, shard_id: int, num_shards: int, _: Any) -> batches.BatchIterator:
+      tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
+      by_pair = readers.by_pair(bitexts["pairs"])
+      texts = []
+      for name, files in sorted((readers.pair_name(*pair), by_pair[pair]) for pair in by_pair):
+        table = tables.open_files(name, files, negatives=negatives, teacher=vectors)
+        texts.append(rows.Texts(name, table, tokenizer))
+      rows.check_texts(texts, lengths)
+      rates = [len(part.table) for part in texts]
+      shard, size, spec = (shard_id, num_shards), batch_size // num_shards, texts[0].spec(lengths)
+      chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=seed, shard=shard)
+      return batches.BatchIterator(
+        batches.length_batches(chunks, size, lengths, seed=seed % 2**63),
+        {x: jax.ShapeDtypeStruct((size, *spec[x].shape), spec[x].dtype) for x in lengths},
+        shard,
+      )
+
     train_lib.train(
       model=trained,
       train_dataset_cfg=input_pipeline.DatasetConfig(
@@ -198,9 +218,7 @@ def finetune(
       ),
       train_eval_dataset_cfg=None,
       infer_eval_dataset_cfg=None,
-      get_dataset_fn=functools.partial(
-        _batches, bitexts["pairs"], vocabulary, negatives=negatives, teacher=vectors
-      ),
+      get_dataset_fn=get_batches,
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
         save=checkpoints.SaveCheckpointConfig(
@@ -305,42 +323,6 @@ def assignment_map() -> list[tuple[str, str | None]]:
   ]
 
 
-def _batches(
-  bitexts: "Sequence[BitextFile]",
-  vocabulary: Any,
-  cfg: Any,
-  shard_id: int,
-  num_shards: int,
-  converter: Any,
-  *,
-  negatives: int,
-  teacher: str | None,
-) -> Any:
-  """Returns batches of pairs of similar length; `train` calls it as `get_dataset_fn`."""
-  import jax
-
-  from vmsst.data import batches, readers, rows, tables
-
-  del converter
-  tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
-  texts = []
-  by_name = {readers.pair_name(*pair): files for pair, files in readers.by_pair(bitexts).items()}
-  for name, files in sorted(by_name.items()):
-    table = tables.open_files(name, files, negatives=negatives, teacher=teacher)
-    texts.append(rows.Texts(name, table, tokenizer))
-  lengths = cfg.task_feature_lengths
-  rows.check_texts(texts, lengths)
-  rates = [len(part.table) for part in texts]
-  shard, size = (shard_id, num_shards), cfg.batch_size // num_shards
-  chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=cfg.seed, shard=shard)
-  spec = texts[0].spec(lengths)
-  return batches.BatchIterator(
-    batches.length_batches(chunks, size, lengths, seed=cfg.seed % 2**63),
-    {name: jax.ShapeDtypeStruct((size, *spec[name].shape), spec[name].dtype) for name in lengths},
-    shard,
-  )
-
-
 class Retrieval:
   """Evaluates retrieval among held-out pairs in both directions, as the `evaluator` of `train`.
 
@@ -382,6 +364,8 @@ class Retrieval:
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
     """Returns the metrics of the model, by the name of the task."""
+    import numpy as np
+
     from vmsst.evaluation.metrics import retrieval
     from vmsst.train import inference
 
@@ -389,13 +373,12 @@ class Retrieval:
       self._embed = inference.get_array_fn(
         self._model.score_batch, 512, train_state_axes, self._partitioner
       )
-    vectors_ND, first = self._embed(self._tokens, train_state), 0
+    vectors_ND = self._embed(self._tokens, train_state)
     by_pair: dict[str, dict[str, float]] = {}
     for name, sides in self._sides.items():
-      middle, last = first + len(sides[0]), first + 2 * len(sides[0])
-      both = vectors_ND[first:middle], vectors_ND[middle:last]
-      shares = retrieval.translation_accuracy(*both, texts=sides)
-      to_target, from_target, first = 100 * shares["forward"], 100 * shares["backward"], last
+      source_ND, target_ND, vectors_ND = np.split(vectors_ND, np.cumsum([*map(len, sides)]))
+      shares = retrieval.translation_accuracy(source_ND, target_ND, texts=sides)
+      to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
       accuracy = (to_target + from_target) / 2
       by_pair[name] = {"to_target": to_target, "from_target": from_target, "accuracy": accuracy}
     keys = ("to_target", "from_target", "accuracy")
@@ -405,9 +388,6 @@ class Retrieval:
     with self._path.open("a", encoding="utf-8") as stream:
       stream.write(json.dumps({"step": int(train_state.step), **metrics}) + "\n")
     return {_TASK: metrics}
-
-  def close(self) -> None:
-    """Does nothing."""
 
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:
@@ -513,10 +493,10 @@ def _report(folder: pathlib.Path) -> str:
     accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
     lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
   lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
-  for step in sorted({*accuracies, *([] if accuracies else losses)}):
-    cells = (f"{losses[step]:.4f}" if step in losses else "",
-             f"{accuracies[step]:.2f}" if step in accuracies else "")  # fmt: skip
-    lines.append(f"| {step} | {cells[0]} | {cells[1]} |")
+  for step in sorted(accuracies or losses):
+    loss = f"{losses[step]:.4f}" if step in losses else ""
+    accuracy = f"{accuracies[step]:.2f}" if step in accuracies else ""
+    lines.append(f"| {step} | {loss} | {accuracy} |")
   with contextlib.suppress(ImportError):
     from matplotlib import figure
 

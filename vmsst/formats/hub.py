@@ -48,33 +48,19 @@ def find(name: str) -> tuple[str, pathlib.Path]:
     InputError: there is no such model, or it cannot be downloaded.
   """
   import huggingface_hub
-  from huggingface_hub import constants
-  from huggingface_hub.errors import LocalEntryNotFoundError
 
   matched = _NAME.fullmatch(name)
   if not matched:
     raise errors.InputError(f"{name!r} is not the name of a model: give owner/name")
   repository, revision = matched["repository"], matched["revision"]
-  hub = constants.ENDPOINT
-  missing = (
-    f"there is no folder {name} here and no model {repository} at {hub}; check the name. A "
-    "private model needs `hf auth login` or HF_TOKEN"
-  )
-  with explained(repository, "downloaded from", missing=missing, revision=revision):
+  with explained(f"there is no folder {name} here, and {name} cannot be downloaded from"):
     for weights in _WEIGHTS:
-      try:
-        snapshot = huggingface_hub.snapshot_download(
-          repository,
-          revision=revision,
-          allow_patterns=[*_FILES, weights],
-          ignore_patterns=list(_OTHERS),
-        )
-      except LocalEntryNotFoundError:
-        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} is unreachable"
-        raise errors.InputError(
-          f"there is no folder {name} here, {repository} is not complete in the cache at "
-          f"{constants.HF_HUB_CACHE}, and {offline}"
-        ) from None
+      snapshot = huggingface_hub.snapshot_download(
+        repository,
+        revision=revision,
+        allow_patterns=[*_FILES, weights],
+        ignore_patterns=list(_OTHERS),
+      )
       folder = pathlib.Path(snapshot)
       if any(folder.rglob(weights)):
         return f"{repository}@{folder.name}", folder
@@ -82,38 +68,22 @@ def find(name: str) -> tuple[str, pathlib.Path]:
 
 
 @contextlib.contextmanager
-def explained(
-  repository: str, action: str, *, missing: str, revision: str | None = None
-) -> Iterator[None]:
+def explained(problem: str) -> Iterator[None]:
   """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
 
   Args:
-    repository: `owner/name`.
-    action: What happens to it, such as "downloaded from"; the address of the Hub follows.
-    missing: The message if there is no such repository, or the token may not see it.
-    revision: The requested branch, tag or commit.
+    problem: Start of the message; the address of the Hub and the reason follow.
   """
   from huggingface_hub import constants
-  from huggingface_hub import errors as hub_errors
 
-  hub = constants.ENDPOINT
   try:
     yield
   except errors.InputError:
     raise
-  except hub_errors.GatedRepoError:
-    raise errors.InputError(
-      f"{repository} is gated: accept its conditions at {hub}/{repository}, then {LOG_IN}"
-    ) from None
-  except hub_errors.RepositoryNotFoundError:
-    raise errors.InputError(missing) from None
-  except hub_errors.RevisionNotFoundError:
-    raise errors.InputError(
-      f"{repository} at {hub} has no branch, tag or commit {revision}"
-    ) from None
   except Exception as error:  # of several packages, whose classes differ between versions
-    cause = error.__cause__ or error  # of one file of many
-    reason = " ".join(str(cause).split()) or type(cause).__name__
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+      error = error.__cause__  # of one file of many
+    reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
-      f"{repository} cannot be {action} {hub}: {reason}. If you have no permission, {LOG_IN}"
+      f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {LOG_IN}"
     ) from None

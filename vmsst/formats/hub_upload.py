@@ -41,8 +41,7 @@ def upload(
   """
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-  missing = f"there is no repository {repository} that the token may write to; check the owner"
-  with hub.explained(repository, "uploaded to", missing=missing, revision=revision):
+  with hub.explained(f"{repository} cannot be uploaded to"):
     api = HfApi(library_name="vmsst")
     address = api.create_repo(repository, private=not public, exist_ok=True)
     if api.model_info(repository).private == public:

@@ -92,7 +92,7 @@ def train(
       Perfetto.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
-      which returns metrics by task, and `close()`.
+      which returns metrics by task.
 
   Returns:
     The last step and the last train state.
@@ -348,8 +348,8 @@ def _stop_on_signal() -> Iterator[_Stop]:
   try:
     yield stop
   finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
+    for received, handler in previous.items():
+      signal.signal(received, handler)
 
 
 def _was_evaluated(model_dir: str, step: int) -> bool:

@@ -1,15 +1,13 @@
-"""Vocabularies against TensorFlow and against the tokenizers of transformers."""
+"""Vocabularies against TensorFlow."""
 
 import io
-import json
 
 import numpy as np
 import pytest
 import tiny_tokenizers
 
-from vmsst import arrays, errors
+from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.formats.tokenizers import HuggingFaceVocabulary
 
 ODD_TEXTS = [
   "Hello, world!", "  two  spaces\tand a tab ", "", "   ", "İstanbul'da IĞDIR ve ışık",
@@ -125,125 +123,3 @@ def test_missing_and_broken_model_files_are_named(tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(errors.InputError, match=f"{name}: not a SentencePiece model"):
       _ = vocabularies.SentencePieceVocabulary(str(tmp_path / name)).size
-
-
-MARKS = {
-  "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
-  "xlmr": {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"},
-}
-TEXTS = [
-  "Hello, world!", "  Привет,\tмир.  ", "世界 你好 ☃ Ωmega", "आज अच्छा है।", "Welt " * 50,
-  "[SEP] and </s> within", "", "   ",
-]  # fmt: skip
-
-
-def theirs(transformers, kind, path, texts, length):
-  """Returns the ids of the tokenizer of transformers."""
-  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
-  return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-
-
-@pytest.mark.parametrize("prefix", ["", "query: "])
-@pytest.mark.parametrize("kind", ["bert", "xlmr"])
-@pytest.mark.filterwarnings("ignore")  # warnings of another library
-def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
-  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
-  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
-  assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
-  expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
-  expected = [
-    tiny_tokenizers.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
-  ]
-  found = vocabulary.encode(TEXTS, 12, language="en")
-  assert found == expected
-  assert max(map(len, found)) == 12  # the long text is cut
-  assert min(map(len, found)) == 2 or prefix  # the empty text has special tokens
-  assert {ids[-1] for ids in found} == {vocabulary.eos_id}
-  assert max(max(ids) for ids in found) < vocabulary.size
-  assert vocabulary.unk_id in found[2]
-  # For training: no EOS token, and no ids for an empty text.
-  assert vocabulary.tokenize(TEXTS)[:4] == [ids[:-1] for ids in vocabulary.encode(TEXTS[:4], 99)]
-  assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
-
-
-@pytest.mark.parametrize(
-  ("kind", "marks"), [("bert", ("[CLS]", "[SEP]")), ("xlmr", ("<s>", "</s>"))]
-)
-def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
-  path = str(tokenizer_files[kind])
-  vocabulary = HuggingFaceVocabulary(path)
-  own = {
-    x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
-  }
-  expected = tiny_tokenizers.swap_padding(
-    np.array([own[mark] for mark in marks]), vocabulary.padding_id
-  )
-  assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
-  assert vocabulary.leading_ids == vocabulary.special_ids[:1]
-  (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
-  leading = HuggingFaceVocabulary(path, "query: ").leading_ids
-  assert (*leading, *vocabulary.tokenize(["x"])[0][1:]) == tuple(with_prefix)
-  assert HuggingFaceVocabulary(path, "query: ").special_ids == vocabulary.special_ids
-  with pytest.raises(errors.InputError, match="prefix 'quer' depend on the text"):
-    _ = HuggingFaceVocabulary(path, "quer").leading_ids
-
-
-@pytest.mark.parametrize("kind", ["bert", "xlmr"])
-def test_ids_become_text_again(tokenizer_files, kind):
-  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
-  (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
-  assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
-  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
-  with pytest.raises(ValueError, match="is not in a vocabulary"):
-    vocabulary.decode([vocabulary.size])
-
-
-@pytest.mark.parametrize("kind", ["bert", "xlmr"])
-def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
-  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
-  (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
-  assert arrays.PAD_ID not in ids
-  assert vocabulary.unk_id in ids
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "truncated")],
-)
-def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
-  path = tmp_path / "tokenizer.json"
-  content = tokenizer_files["bert"].read_text()
-  path.write_text(content[:-9] if changes is None else json.dumps(json.loads(content) | changes))
-  with pytest.raises(errors.InputError, match=message) as caught:
-    HuggingFaceVocabulary(str(path)).encode(["a"], 5)
-  assert str(path) in str(caught.value)
-  with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
-    _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
-
-
-def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
-  record = json.loads(tokenizer_files["bert"].read_text())
-  size, tokens = HuggingFaceVocabulary(str(tokenizer_files["bert"])).size, record["model"]["vocab"]
-  assert size == 1 + max(tokens.values())
-  last = max(tokens, key=tokens.get)
-  tokens[last] += 5
-  path = tmp_path / "tokenizer.json"
-  path.write_text(json.dumps(record))
-  assert HuggingFaceVocabulary(str(path)).size == size + 5
-
-
-def test_random_ids_are_refused(tokenizer_files, tmp_path):
-  path = tmp_path / "tokenizer.json"
-  model = {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}
-  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | {"model": model}))
-  with pytest.raises(errors.InputError, match="dropout"):
-    HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
-
-
-def test_a_pattern_that_backtracks_without_end_is_refused(tokenizer_files, tmp_path):
-  path = tmp_path / "tokenizer.json"
-  split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-  record = json.loads(tokenizer_files["bert"].read_text()) | {"pre_tokenizer": split}
-  path.write_text(json.dumps(record))
-  with pytest.raises(errors.InputError, match="retry-limit"):
-    HuggingFaceVocabulary(str(path)).encode(["a" * 40 + "b"], 9)

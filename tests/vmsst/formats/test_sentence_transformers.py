@@ -1,10 +1,13 @@
-"""Exported encoders, opened without this library, against `vmsst.load`."""
+"""Released encoders and exports, against sentence-transformers and `vmsst.load`."""
 
 import contextlib
-import gzip
+import functools
 import hashlib
+import importlib.util
 import json
 import os
+import re
+import shutil
 
 import commands
 import conversions
@@ -13,105 +16,24 @@ import numpy as np
 import pytest
 import released_folders
 import tiny_encoders
-import tiny_tokenizers
 from etils import epath
 from safetensors.numpy import load_file
 from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
-from vmsst import errors
+from vmsst import cli, errors
 from vmsst.checkpoints import t5x
-from vmsst.data import sample, vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import tokenizers
+from vmsst.formats import sentence_transformers, tokenizers
 from vmsst.networks import lstm
 
 FORMATS = ("safetensors", "sentence-transformers", "onnx")
-LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
+
+
 # Empty, blank, longer than the maximum of all encoders here, and misleading texts.
 ODD = [
   "", "  ", "word " * 300, "</s> a <pad>", "▁a\tb\u3000c", "ΟΔΟΣ ΣΑΣ’Α Σ", "İ x\u00ad", "<w> 😀",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def sentences(data_root):
-  """Returns 200 real sentences of ten languages."""
-  found = []
-  for code in LANGUAGES:
-    path = data_root / "tatoeba" / f"tatoeba.{code}-eng.{code}.gz"
-    found += gzip.decompress(path.read_bytes()).decode().split("\n")[:20]
-  return found
-
-
-@pytest.fixture(scope="session")
-def vocabulary_of(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("vocabularies")
-  text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
-  kinds = {
-    "unigram": {"user_defined_symbols": ["<w>"]},
-    # As EMS's: no EOS token, and symbols for languages.
-    "ems": {"unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
-  }
-
-  def make(kind):
-    if kind == "sample":
-      return vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
-    if kind == "bytes":
-      return vocabularies.ByteVocabulary(lowercase=True)
-    path = folder / f"{kind}.model"
-    path.write_bytes(tiny_tokenizers.sentencepiece_model(text, vocab_size=80, **kinds[kind]))
-    return vocabularies.SentencePieceVocabulary(str(path), lowercase=True)
-
-  return make
-
-
-@pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
-def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
-  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
-  vocabulary = vocabulary_of(kind)
-  exported = tokenizers.export_tokenizer(vocabulary)
-  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.splits_special_tokens
-  texts = sentences + ODD
-  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-  assert found == vocabulary.encode(texts, 10_000)
-  assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
-
-
-@pytest.mark.parametrize(
-  ("symbols", "options"),
-  [
-    (["ABC", "<SEP>"], {"normalization_rule_name": "nmt_nfkc_cf"}),
-    (["™", "½", "…"], {}),
-    (["<sep>", "<s", "@user", "<s>"], {"byte_fallback": True, "vocab_size": 400}),
-    (["the", "▁said", "x y"], {"remove_extra_whitespaces": False}),
-    (["q", "<a>"], {"add_dummy_prefix": False}),
-  ],
-)
-def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tmp_path):
-  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
-  path, text = tmp_path / "m.model", ["the quick brown fox said hi to ABC and abc", "1/2 tm x y"]
-  options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
-  path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
-  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
-  exported = tokenizers.export_tokenizer(vocabulary)
-  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.splits_special_tokens
-  parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
-  rng = np.random.default_rng(0)
-  texts = ["".join(rng.choice(parts, 1 + i % 7)) for i in range(150)]
-  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-  assert found == vocabulary.encode(texts, 1000)
-
-
-def test_symbols_that_overlap_are_refused(tmp_path):
-  for number, symbols in enumerate((["abc", "bcd"], ["aba"])):
-    path = tmp_path / f"{number}.model"
-    options = {"vocab_size": 40, "user_defined_symbols": symbols}
-    path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
-    with pytest.raises(errors.InputError, match="overlap"):
-      tokenizers.export_tokenizer(vocabularies.SentencePieceVocabulary(str(path)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -225,15 +147,6 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_nothing_is_written_over(tmp_path, capsys):
-  (tmp_path / "out").mkdir()
-  (tmp_path / "out" / "mine").touch()
-  for form in FORMATS:
-    assert commands.vmsst("export", form, tmp_path / "run", tmp_path / "out") == 1
-    assert "exists already" in capsys.readouterr().err
-  assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_export_in_a_store_is_that_on_this_machine(form, tmp_path, capsys, monkeypatch):
   if form == "onnx":
@@ -303,9 +216,160 @@ def test_changed_weights_are_refused(tmp_path):
   path.write_bytes(content)
   record = json.loads((exported / "encoder.json").read_bytes())
   assert record["weights"] == {"model.safetensors": hashlib.sha256(content).hexdigest()}
-  (exported / "encoder.json").write_text(json.dumps({**record, "weights": 3}))
-  with pytest.raises(errors.InputError, match=r"encoder\.json: 'weights' is 3"):
-    vmsst.load(exported)
   del record["weights"]
   (exported / "encoder.json").write_text(json.dumps(record))
   assert vmsst.load(exported).dimension == encoder(T5).latent_dim
+
+
+def name_of(case):
+  return re.sub(r"[^\w.]+", "-", f"{case[0]} {case[1]}")[:90]
+
+
+_OWN = {"query": "q: ", "passage": "p: "}
+
+
+_SAVED_AGAIN = {"query": "q: ", "document": "", "passage": "p: "}
+
+
+@pytest.mark.parametrize(
+  ("name", "file", "expected"),
+  [
+    ("m", None, ("", {})),
+    ("m", {"prompts": _OWN}, ("", {**_OWN, "document": "p: "})),
+    ("m", {"prompts": _SAVED_AGAIN}, ("", {**_OWN, "document": "p: "})),
+    ("m", {"prompts": {"corpus": "c: "}}, ("", {"query": "", "document": "c: ", "corpus": "c: "})),
+    (
+      "m",
+      {"prompts": {"x": "x: "}, "default_prompt_name": "x"},
+      ("x: ", {"query": "", "document": "", "x": "x: "}),
+    ),
+    ("my-e5", None, ("query: ", {"query": "query: ", "passage": "passage: "})),
+    ("my-e5", {"similarity_fn_name": "dot"}, ("query: ", {"query": "query: "})),
+    ("models--a--my-e5-base/snapshots/0a1b", None, ("query: ", {"passage": "passage: "})),
+    ("multilingual-e5-large-instruct", None, ("", {})),
+    ("e5000/labse", None, ("", {})),
+    ("my-e5", {"prompts": {}}, ("", {})),
+    ("my-e5", {"prompts": _OWN, "default_prompt_name": None}, ("", {**_OWN, "document": "p: "})),
+    ("my-e5", {"default_prompt_name": None}, ("", {})),
+  ],
+)
+def test_prompts_are_those_of_the_files(tmp_path, name, file, expected):
+  released_folders.write(tmp_path / name, "bert", {"config_sentence_transformers.json": None})
+  if file is not None:
+    (tmp_path / name / "config_sentence_transformers.json").write_text(json.dumps(file))
+  released = sentence_transformers.read(tmp_path / name).assets.vocabulary
+  assert (released.prefix, released.prompts | expected[1]) == (expected[0], released.prompts)
+  assert bool(released.prompts) == bool(expected[1])
+
+
+@pytest.mark.parametrize("case", released_folders.POOLED, ids=name_of)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_equal_those_of_sentence_transformers(tmp_path, case, capsys):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder = released_folders.write(tmp_path / "m", *case)
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  assert cli.main(["import", "encoder", str(folder), str(tmp_path / "out")]) == 0
+  assert f"vmsst.load('{tmp_path / 'out'}')" in capsys.readouterr().out
+  ours = vmsst.load(tmp_path / "out", backend="jax")
+  for name in ("encode", "encode_query", "encode_document"):
+    expected = getattr(theirs, name)(released_folders.TEXTS, show_progress_bar=False)
+    found = getattr(ours, name)(released_folders.TEXTS, progress=False, on_cut=None)
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("chain", released_folders.CHAINS, ids=lambda x: " ".join([*x][2::2]))
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder, texts = released_folders.write(tmp_path / "m", "bert", chain), released_folders.LINES
+  expected = st.SentenceTransformer(str(folder), device="cpu").encode(texts)
+  ours = vmsst.load(folder, backend="jax")
+  found = ours.encode(texts, on_cut=None)
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+  conversions.export_sentence_transformers(folder, tmp_path / "st")
+  (tmp_path / "copy").mkdir()
+  shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
+  (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
+  conversions.export_safetensors(folder, tmp_path / "safetensors")
+  for path in ("st", "copy/m", "safetensors"):
+    again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
+    np.testing.assert_array_equal(again, found, err_msg=path)
+  again = st.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts)
+  np.testing.assert_allclose(again, expected, atol=2e-5, rtol=0)
+  if importlib.util.find_spec("onnxruntime"):
+    again = vmsst.load(folder, backend="onnx").encode(texts, on_cut=None)
+    np.testing.assert_allclose(again, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", released_folders.ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder = released_folders.write_architecture(tmp_path, name)
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  conversions.export_sentence_transformers(folder, tmp_path / "out")
+  again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+  ours, texts = vmsst.load(folder, backend="jax"), released_folders.LINES
+  for prompt in (None, "query"):
+    expected = theirs.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    found = ours.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
+    exported = vmsst.load(tmp_path / "out", backend="jax").encode(texts, prompt_name=prompt)
+    np.testing.assert_array_equal(exported, found)
+    found = again.encode(texts, prompt_name=prompt, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=5e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def architectures(tmp_path_factory):
+  """Writes each model once."""
+  root = tmp_path_factory.mktemp("architectures")
+  return functools.cache(lambda name: released_folders.write_architecture(root / name, name))
+
+
+@pytest.mark.parametrize("case", released_folders.VARIATIONS, ids=name_of)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_vectors_of_other_files_equal_those_of_sentence_transformers(tmp_path, case, architectures):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  name, changes = case
+  folder = shutil.copytree(architectures(name), tmp_path / "m")
+  released_folders.change(folder, changes)
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  expected = theirs.encode(released_folders.LINES, show_progress_bar=False)
+  found = vmsst.load(folder, backend="jax").encode(released_folders.LINES, on_cut=None)
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, architectures):
+  pytest.importorskip("sentence_transformers", reason="needs sentence-transformers for its files")
+  folder = shutil.copytree(architectures("qwen3"), tmp_path / "m")
+  model = json.loads((folder / "tokenizer.json").read_text())["model"]
+  for name, content, message in (
+    ("tokenizer.json", {"model": model | {"ignore_merges": True}}, "ignore_merges"),
+    ("tokenizer.json", {"model": model}, None),
+    ("config.json", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "rope_parameters.type"),
+  ):
+    released_folders.change(folder, {name: content})
+    if message:
+      with pytest.raises(errors.InputError, match=message):
+        vmsst.load(folder, backend="jax")
+
+
+@pytest.mark.parametrize("case", released_folders.REFUSED, ids=name_of)
+def test_what_cannot_be_expressed_is_refused(tmp_path, case):
+  kind, changes, (file, key) = case
+  folder = released_folders.write(tmp_path / "m", kind, changes)
+  with pytest.raises(errors.InputError, match=rf"{re.escape(str(folder))}.*{key}") as caught:
+    conversions.import_encoder(folder, tmp_path / "out")
+  assert file in str(caught.value)
+  assert not (tmp_path / "out").exists()

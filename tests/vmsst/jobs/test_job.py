@@ -95,6 +95,20 @@ def test_a_part_with_another_key_is_written_again(folder):
   assert run("b") == []
 
 
+def test_a_finished_folder_resumes_with_parts_of_another_key(folder):
+  def run(key, function):
+    with job.Job(folder, inputs={"text": TEXT}) as work:
+      work.run("squares", function, [job.Part(f"{n}.txt", (n,), key=key) for n in range(4)])
+      work.finish()
+
+  run("a", toy_jobs.square)
+  with pytest.raises(errors.InputError, match=r"2\.txt"):
+    run("b", toy_jobs.fail_at_2)
+  done = []
+  run("b", functools.partial(toy_jobs.noted_square, done))
+  assert done == [2, 3]
+
+
 def test_a_folder_of_another_job_is_refused_unless_it_is_replaced(folder):
   squares(folder)
   squares(folder, inputs={**TEXT, "name": "/moved.txt"})  # the same content

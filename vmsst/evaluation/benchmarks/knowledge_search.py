@@ -92,7 +92,7 @@ def search(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    spans = line_spans.unpacked(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
+    spans = line_spans.unpack(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
     parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]

@@ -9,8 +9,6 @@ def test_averages_are_listed(tmp_path):
     "summary": {"average": 75},
     "missing": [],
     "results": [],
-    "seconds": {},
-    "data": {"name": "/data", "digest": "0"},
     "options": {},
   }
   results = {"encoder": {"name": "x"}, "seen": None, "absent": {}, "failed": {}}

@@ -1,0 +1,42 @@
+"""Sentences and vocabularies for tests of formats."""
+
+import gzip
+
+import pytest
+import tiny_tokenizers
+
+from vmsst.data import sample, vocabularies
+
+LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
+
+
+@pytest.fixture(scope="session")
+def sentences(data_root):
+  """Returns 200 real sentences of ten languages."""
+  found = []
+  for code in LANGUAGES:
+    path = data_root / "tatoeba" / f"tatoeba.{code}-eng.{code}.gz"
+    found += gzip.decompress(path.read_bytes()).decode().split("\n")[:20]
+  return found
+
+
+@pytest.fixture(scope="session")
+def vocabulary_of(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("vocabularies")
+  text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
+  kinds = {
+    "unigram": {"user_defined_symbols": ["<w>"]},
+    # As EMS's: no EOS token, and symbols for languages.
+    "ems": {"unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
+  }
+
+  def make(kind):
+    if kind == "sample":
+      return vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
+    if kind == "bytes":
+      return vocabularies.ByteVocabulary(lowercase=True)
+    path = folder / f"{kind}.model"
+    path.write_bytes(tiny_tokenizers.sentencepiece_model(text, vocab_size=80, **kinds[kind]))
+    return vocabularies.SentencePieceVocabulary(str(path), lowercase=True)
+
+  return make

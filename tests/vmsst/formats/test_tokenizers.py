@@ -1,0 +1,230 @@
+"""Tokenizers against the tokenizers of sentence-transformers, transformers and SentencePiece."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import released_folders
+import tiny_tokenizers
+
+from vmsst import arrays, errors
+from vmsst.data import vocabularies
+from vmsst.encoder import loading
+from vmsst.formats import sentence_transformers
+from vmsst.formats.tokenizers import HuggingFaceVocabulary, export
+
+# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
+ODD = [
+  "", "  ", "word " * 300, "</s> a <pad>", "▁a\tb\u3000c", "ΟΔΟΣ ΣΑΣ’Α Σ", "İ x\u00ad", "<w> 😀",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
+def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
+  vocabulary = vocabulary_of(kind)
+  exported = export(vocabulary)
+  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
+  texts = sentences + ODD
+  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+  assert found == vocabulary.encode(texts, 10_000)
+  assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
+
+
+@pytest.mark.parametrize(
+  ("symbols", "options"),
+  [
+    (["ABC", "<SEP>"], {"normalization_rule_name": "nmt_nfkc_cf"}),
+    (["™", "½", "…"], {}),
+    (["<sep>", "<s", "@user", "<s>"], {"byte_fallback": True, "vocab_size": 400}),
+    (["the", "▁said", "x y"], {"remove_extra_whitespaces": False}),
+    (["q", "<a>"], {"add_dummy_prefix": False}),
+  ],
+)
+def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tmp_path):
+  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
+  path, text = tmp_path / "m.model", ["the quick brown fox said hi to ABC and abc", "1/2 tm x y"]
+  options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
+  path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
+  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
+  exported = export(vocabulary)
+  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
+  parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
+  rng = np.random.default_rng(0)
+  texts = ["".join(rng.choice(parts, 1 + i % 7)) for i in range(150)]
+  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+  assert found == vocabulary.encode(texts, 1000)
+
+
+def test_symbols_that_overlap_are_refused(tmp_path):
+  for number, symbols in enumerate((["abc", "bcd"], ["aba"])):
+    path = tmp_path / f"{number}.model"
+    options = {"vocab_size": 40, "user_defined_symbols": symbols}
+    path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
+    with pytest.raises(errors.InputError, match="overlap"):
+      export(vocabularies.SentencePieceVocabulary(str(path)))
+
+
+def name_of(case):
+  return re.sub(r"[^\w.]+", "-", f"{case[0]} {case[1]}")[:90]
+
+
+def ids_of(folder, texts, prompt=None):
+  """Returns the tokenizer's own ids of texts with the default prompt, or with another."""
+  assets = sentence_transformers.read(folder).assets
+  vocabulary, pad = assets.vocabulary, assets.vocabulary.padding_id
+  if prompt is not None:
+    vocabulary = vocabulary.with_prefix(vocabulary.prompts.get(prompt, ""))
+  ids = vocabulary.encode(texts, assets.max_length)
+  return [tiny_tokenizers.swap_padding(np.array(x), pad).tolist() for x in ids]
+
+
+def test_a_default_token_outside_the_table_is_left_out(tmp_path):
+  # transformers adds <mask> with the id 6, which no text may spell.
+  pieces = [[x, -float(i)] for i, x in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a"))]
+  folder = released_folders.write(
+    tmp_path / "m",
+    "xlmr",
+    {"config.json": {"vocab_size": 6}, "tokenizer.json": {"model": {"vocab": pieces}}},
+  )
+  record = json.loads((folder / "tokenizer.json").read_text())
+  (folder / "tokenizer.json").write_text(json.dumps({**record, "added_tokens": []}))
+  assert loading.convert(folder).assets is not None
+  assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
+
+
+@pytest.mark.parametrize("case", released_folders.HONORED, ids=name_of)
+@pytest.mark.filterwarnings("ignore")  # those of other libraries
+def test_ids_equal_those_of_sentence_transformers(tmp_path, case):
+  st = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers to compare with"
+  )
+  folder = released_folders.write(tmp_path / "m", *case)
+  theirs = st.SentenceTransformer(str(folder), device="cpu")
+  assert theirs[0].modalities == ["text"]
+  default = theirs.prompts.get(theirs.default_prompt_name or "", "")
+  for name, prompt in ((None, default), *theirs.prompts.items()):
+    found = theirs.preprocess(released_folders.TEXTS, prompt=prompt)
+    expected = [
+      ids[mask == 1].tolist()
+      for ids, mask in zip(found["input_ids"], found["attention_mask"], strict=True)
+    ]
+    assert ids_of(folder, released_folders.TEXTS, name) == expected, name
+
+
+MARKS = {
+  "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
+  "xlmr": {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"},
+}
+
+
+TEXTS = [
+  "Hello, world!", "  Привет,\tмир.  ", "世界 你好 ☃ Ωmega", "आज अच्छा है।", "Welt " * 50,
+  "[SEP] and </s> within", "", "   ",
+]  # fmt: skip
+
+
+def theirs(transformers, kind, path, texts, length):
+  """Returns the ids of the tokenizer of transformers."""
+  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
+  return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+
+
+@pytest.mark.parametrize("prefix", ["", "query: "])
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+@pytest.mark.filterwarnings("ignore")  # warnings of another library
+def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
+  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
+  assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
+  expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
+  expected = [
+    tiny_tokenizers.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
+  ]
+  found = vocabulary.encode(TEXTS, 12, language="en")
+  assert found == expected
+  assert max(map(len, found)) == 12  # the long text is cut
+  assert min(map(len, found)) == 2 or prefix  # the empty text has special tokens
+  assert {ids[-1] for ids in found} == {vocabulary.eos_id}
+  assert max(max(ids) for ids in found) < vocabulary.size
+  assert vocabulary.unk_id in found[2]
+  # For training: no EOS token, and no ids for an empty text.
+  assert vocabulary.tokenize(TEXTS)[:4] == [ids[:-1] for ids in vocabulary.encode(TEXTS[:4], 99)]
+  assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
+
+
+@pytest.mark.parametrize(
+  ("kind", "marks"), [("bert", ("[CLS]", "[SEP]")), ("xlmr", ("<s>", "</s>"))]
+)
+def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
+  path = str(tokenizer_files[kind])
+  vocabulary = HuggingFaceVocabulary(path)
+  own = {
+    x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
+  }
+  expected = tiny_tokenizers.swap_padding(
+    np.array([own[mark] for mark in marks]), vocabulary.padding_id
+  )
+  assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
+  assert vocabulary.leading_ids == vocabulary.special_ids[:1]
+  (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
+  leading = HuggingFaceVocabulary(path, "query: ").leading_ids
+  assert (*leading, *vocabulary.tokenize(["x"])[0][1:]) == tuple(with_prefix)
+  assert HuggingFaceVocabulary(path, "query: ").special_ids == vocabulary.special_ids
+  with pytest.raises(errors.InputError, match="prefix 'quer' depend on the text"):
+    _ = HuggingFaceVocabulary(path, "quer").leading_ids
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_ids_become_text_again(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
+  assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
+  assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
+  with pytest.raises(ValueError, match="is not in a vocabulary"):
+    vocabulary.decode([vocabulary.size])
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
+  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
+  (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
+  assert arrays.PAD_ID not in ids
+  assert vocabulary.unk_id in ids
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "truncated")],
+)
+def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
+  path = tmp_path / "tokenizer.json"
+  content = tokenizer_files["bert"].read_text()
+  path.write_text(content[:-9] if changes is None else json.dumps(json.loads(content) | changes))
+  with pytest.raises(errors.InputError, match=message) as caught:
+    HuggingFaceVocabulary(str(path)).encode(["a"], 5)
+  assert str(path) in str(caught.value)
+  with pytest.raises(errors.InputError, match=r"absent\.json: cannot be read"):
+    _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
+
+
+def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
+  record = json.loads(tokenizer_files["bert"].read_text())
+  size, tokens = HuggingFaceVocabulary(str(tokenizer_files["bert"])).size, record["model"]["vocab"]
+  assert size == 1 + max(tokens.values())
+  last = max(tokens, key=tokens.get)
+  tokens[last] += 5
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(record))
+  assert HuggingFaceVocabulary(str(path)).size == size + 5
+
+
+def test_random_ids_are_refused(tokenizer_files, tmp_path):
+  path = tmp_path / "tokenizer.json"
+  model = {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}
+  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | {"model": model}))
+  with pytest.raises(errors.InputError, match="dropout"):
+    HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
