@@ -93,8 +93,6 @@ LOSSES = {
   "hidden states alone": Loss(hidden_loss, dense_hidden_nll),
   "xtr": Loss(xtr_loss, dense_kl),
 }
-
-
 either = pytest.mark.parametrize("name", ["tokens", "xtr"])
 
 
