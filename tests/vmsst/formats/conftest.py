@@ -7,6 +7,12 @@ import tiny_tokenizers
 
 from vmsst.data import sample, vocabularies
 
+
+@pytest.fixture
+def st():
+  return pytest.importorskip("sentence_transformers", reason="needs it to compare with")
+
+
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
 
 
