@@ -21,7 +21,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
@@ -41,7 +41,6 @@ UNFINISHED = ".vmsst"
 """Work folder in a folder that is not finished; only the job that writes it reads its files."""
 
 _BUFFER = 1 << 18
-_GAP = 1 << 18
 
 os.environ.setdefault("EPATH_USE_TF", "false")
 
@@ -270,16 +269,6 @@ def remove(path: str | os.PathLike[str]) -> None:
       os.remove(path)
 
 
-def remove_files(folder: str | os.PathLike[str], names: Collection[str]) -> None:
-  """Removes files of a folder; in an object store, many with one request."""
-  if not is_url(folder) or glob.has_magic(os.fspath(folder)):
-    for name in names:
-      remove(os.path.join(folder, name))
-  elif names:
-    with contextlib.suppress(FileNotFoundError):
-      filesystem(os.fspath(folder)).rm([f"{os.fspath(folder)}/{name}" for name in names])
-
-
 def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
   """Renames a folder; in an object store, copies its objects and then removes them."""
   if not is_url(folder):
@@ -396,35 +385,6 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
     url = os.fspath(path)
     return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")
-
-
-def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
-  """Returns parts of an object, `size` bytes from each start on.
-
-  Parts that are close to each other are read at once, because a request takes longer than a gap.
-
-  Args:
-    url: The object.
-    starts: Where the parts start, ascending.
-    size: Bytes per part.
-  """
-  firsts = [
-    number
-    for number, start in enumerate(starts)
-    if not number or start - starts[number - 1] - size > _GAP
-  ]
-  ends = [*firsts, len(starts)][1:]
-  blocks = filesystem(url).cat_ranges(
-    [url] * len(firsts),
-    [starts[first] for first in firsts],
-    [starts[end - 1] + size for end in ends],
-    on_error="raise",
-  )
-  return [
-    block[start - starts[first] : start - starts[first] + size]
-    for block, first, end in zip(blocks, firsts, ends, strict=True)
-    for start in starts[first:end]
-  ]
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ def command(request, monkeypatch):
 # Commands with encoders, and what is wrong with their other inputs or outputs.
 UNUSABLE = {
   "embed encoder a.txt none OUT": "none: cannot be opened",
-  "embed encoder a.txt a.txt/OUT": "a.txt is not a folder",
+  "embed encoder a.txt a.txt/OUT": "Not a directory",
   "score encoder a.txt t": "t: cannot be opened: Is a directory",
   "score encoder a.txt a.txt --output t": "t is a folder",
   "mine none b.txt OUT --encoder encoder": "none: cannot be opened",

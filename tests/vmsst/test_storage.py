@@ -81,10 +81,10 @@ def test_only_what_is_named_is_removed(store):
   for name in ("a1/x", "a1/y", "a[1]/x", "a[1]/y", "a[1]/in/z"):
     store.pipe_file(f"gs://bucket/{name}", b"")
   storage.remove("gs://bucket/a[1]/x")
-  storage.remove_files("gs://bucket/a[1]/in", ["z"])
+  storage.remove("gs://bucket/a[1]/in/z")
   assert storage.files_below("gs://bucket") == ["a1/x", "a1/y", "a[1]/y"]
   storage.remove("gs://bucket/a[1]")
-  storage.remove_files("gs://bucket/a1", ["y"])
+  storage.remove("gs://bucket/a1/y")
   assert storage.files_below("gs://bucket") == ["a1/x"]
 
 
@@ -96,24 +96,6 @@ def test_a_failed_write_leaves_the_former_object(store):
     raise RuntimeError
   assert input_files.read_bytes(url) == b"old"
   assert store.find("bucket") == ["/bucket/a"]
-
-
-def test_close_ranges_are_read_in_one_request(store, monkeypatch):
-  content = bytes(range(200))
-  store.pipe_file("gs://bucket/a", content)
-  monkeypatch.setattr(storage, "_GAP", 10)
-  requests = []
-
-  def counted(self, path, start=None, end=None, **options):
-    requests.append((start, end))
-    return content[start:end]
-
-  monkeypatch.setattr(memory_store.MemoryStore, "cat_file", counted)
-  starts = [0, 3, 16, 30, 31, 190]
-  found = storage.read_ranges("gs://bucket/a", starts, 3)
-  assert found == [content[start : start + 3] for start in starts]
-  assert requests == [(0, 19), (30, 34), (190, 193)]
-  assert storage.read_ranges("gs://bucket/a", [], 3) == []
 
 
 def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
@@ -142,10 +124,10 @@ def test_only_credentials_in_a_url_are_refused():
     storage.names, storage.exists, storage.is_file, storage.size, storage.version,
     storage.files_below, storage.remove, storage.check_writable,
     lambda url: storage.matches(f"{url}*"), lambda url: storage.find(epath.Path(url), "*"),
-    lambda url: storage.remove_files(url, ["a"]), lambda url: storage.rename(url, "gs://bucket/b"),
+    lambda url: storage.rename(url, "gs://bucket/b"),
     lambda url: storage.write(url, b""),
     lambda url: storage.download(url, pathlib.Path("nowhere")),
-    lambda url: storage.open_binary(url).read(), lambda url: storage.read_ranges(url, [0], 1),
+    lambda url: storage.open_binary(url).read(),
     lambda url: list(text_files.read_lines(url)), checksums.of_file, input_files.read_json,
   ],
 )  # fmt: skip

@@ -52,7 +52,6 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     if os.path.basename(path) == os.fspath(path):
       there += "; models of the Hugging Face Hub are named OWNER/NAME"
     raise errors.InputError(f"no folder {folder}{there}")
-  input_files.utf8_path(folder, "a checkpoint")
   is_one = is_checkpoint(folder)
   if is_one:
     return folder

@@ -178,7 +178,7 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
   from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
-  outputs.check(folders, folder=out, files=[path.name])
+  outputs.check(folders, folder=out)
   outputs.write_text(path, page.html(folders))
   print(path)
 

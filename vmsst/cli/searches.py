@@ -92,11 +92,12 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
       parts.append(job.Part(f"block-{number:05d}.npz", (block,), key=spans, title=title))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
-      index_NK, score_NK, index_MK, score_MK = npy_files.read(work.path(part.name), _ARRAYS)
-      yield (
-        exact_search.Neighbors(index_NK.astype(np.int64), score_NK),
-        exact_search.Neighbors(index_MK.astype(np.int64), score_MK),
+      arrays = npy_files.read(work.path(part.name))
+      forward, backward = (
+        exact_search.Neighbors(arrays[f"{name}_index"].astype(np.int64), arrays[f"{name}_score"])
+        for name in ("forward", "backward")
       )
+      yield forward, backward
 
   return exact_search.block_search(device_search.search, run_blocks)
 
@@ -229,7 +230,7 @@ def score(
         if work.done(part, key) is None:
           with work.part(part, key) as (path, _), path.open("wb") as stream:
             np.save(stream, scores(*window))
-        yield npy_files.read_array(work.path(part))
+        yield npy_files.read(work.path(part))
 
     blocks = pair_scoring.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:

@@ -112,16 +112,8 @@ def score(
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
-  given = {
-    "--per-token": (per_token, "likelihood"),
-    "--compute-dtype": (computing.compute_dtype, "cosine"),
-    "--backend": (computing.backend != "auto", "cosine"),
-    "--prompt": (computing.prompt is not None, "cosine"),
-    "--prompt-name": (computing.prompt_name is not None, "cosine"),
-  }
-  for flag, (is_given, of) in given.items():
-    if is_given and of != by:
-      raise errors.InputError(f"{flag} does not apply to --by {by}; omit it")
+  if by == "likelihood" and (computing.prompt or computing.prompt_name):
+    raise errors.InputError("--by likelihood uses no prompt; omit it")
   # Standard input is read once, even if it contains both sides.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]

@@ -48,7 +48,7 @@ class Records:
   def __init__(self, path: str):
     self._path = path
     self._starts = array.array("q")
-    input_files.check_local(path)
+    input_files.check(path)
     with open(storage.cached_copy(path), "rb") as stream:
       size = os.fstat(stream.fileno()).st_size
       self._content: Any = b""

@@ -26,18 +26,14 @@ def of_file(path: str | os.PathLike[str]) -> str:
     InputError: a local path is missing, or not a file but a folder, pipe or device; or a store
       cannot be read.
   """
-  input_files.check_local(path)
+  input_files.check(path)
   with storage.explained(path, "read"), storage.open_binary(path) as file:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def check(path: str | os.PathLike[str], sha256: str, fix: str) -> None:
-  """Raises InputError, with the fix, unless a file can be read and has this SHA-256."""
-  try:
-    digest = of_file(path)
-  except errors.InputError as error:
-    raise errors.InputError(f"{error}: {fix}") from None
-  if digest != sha256:
+  """Raises InputError unless a file can be read and, with the fix, unless it has this SHA-256."""
+  if of_file(path) != sha256:
     raise errors.InputError(f"{path}: damaged: it has changed since it was written: {fix}")
 
 
@@ -67,7 +63,7 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
   if not sums.exists():
     return None
   try:
-    input_files.check_local(sums)
+    input_files.check(sums)
     lines = [
       re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
     ]

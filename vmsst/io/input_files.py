@@ -14,27 +14,15 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def check(path: str | os.PathLike[str]) -> None:
-  """Raises InputError if a path is missing or not a file but a folder, pipe or device."""
+  """Raises InputError if a local path is missing or not a file but a folder, pipe or device."""
+  if storage.is_url(path):
+    return
   try:
     mode = os.stat(path).st_mode
   except (OSError, ValueError) as error:  # a NUL or half a surrogate pair
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
     raise errors.InputError(f"{path}: not a file; give the path of a file")
-
-
-def check_local(path: str | os.PathLike[str]) -> None:
-  """Does what `check` does, unless the path is in an object store, which has no pipes."""
-  if not storage.is_url(path):
-    check(path)
-
-
-def is_pipe(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is a pipe; False if it cannot be read."""
-  try:
-    return stat.S_ISFIFO(os.stat(path).st_mode)
-  except (OSError, ValueError):
-    return False  # Opening it raises the error.
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
@@ -47,7 +35,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
   Raises:
     InputError: it is missing, not a file, or cannot be read.
   """
-  check_local(path)
+  check(path)
   try:
     with storage.open_binary(path) as stream:
       return stream.read(most)
@@ -85,13 +73,6 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
   except ValueError:  # an integer with too many digits
     return f"a {type(value).__name__} that is too long"
-
-
-def utf8_path(path: str | os.PathLike[str], what: str) -> str:
-  """Returns a path for a library that takes only UTF-8; else raises InputError, naming `what`."""
-  if not is_text(os.fspath(path)):
-    raise errors.InputError(f"{path}: the path of {what} must be UTF-8; rename the file or folder")
-  return os.fspath(path)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -83,8 +83,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   spans: list[Span] = []
   whole, raw = text_files.new_digest(), b"\n"
   for path in paths:
-    if input_files.is_pipe(path):
-      raise errors.InputError(f"{path}: a pipe, which can be read only once; give a file")
+    input_files.check(path)  # A pipe can be read only once.
     if not raw.endswith(b"\n"):
       whole.update(b"\n")
     raw_lines = text_files.read_raw_lines(path)

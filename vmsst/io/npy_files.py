@@ -1,14 +1,11 @@
 """NumPy files: .npy, written window by window and opened as memory maps, and .npz of blocks."""
 
-import contextlib
 import functools
 import hashlib
 import io
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -127,16 +124,6 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
   return map_file(path).view(np.ndarray)
 
 
-def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
-  """Returns some vectors of a file in an object store."""
-  row_U, place_P = np.unique(row_P, return_inverse=True)
-  stored = np.dtype(dtype).newbyteorder("<")
-  size = shape[1] * stored.itemsize
-  starts = len(header(shape, dtype)) + row_U * size
-  ranges = storage.read_ranges(url, starts.tolist(), size)
-  return np.frombuffer(b"".join(ranges), stored).reshape(-1, shape[1])[place_P]
-
-
 @functools.lru_cache(maxsize=2)
 def _downloaded(url: str, sha256: str) -> bytes:
   content = input_files.read_bytes(url)
@@ -145,24 +132,7 @@ def _downloaded(url: str, sha256: str) -> bytes:
   return content
 
 
-def read(path: str | os.PathLike[str], names: Sequence[str]) -> list[np.ndarray]:
-  """Returns arrays of a .npz file by their names; raises InputError if it is missing or broken."""
-  with _opened(path) as stream, np.load(stream, allow_pickle=False) as content:
-    return [content[name] for name in names]
-
-
-def read_array(path: str | os.PathLike[str]) -> np.ndarray:
-  """Returns the array of a .npy file; raises InputError if the file is missing or broken."""
-  with _opened(path) as stream:  # of a store, which np.load cannot map
+def read(path: str | os.PathLike[str]) -> Any:
+  """Returns the array of a .npy file, or the arrays of a .npz file by name."""
+  with storage.open_binary(path) as stream:  # of a store, which np.load cannot map
     return np.load(io.BytesIO(stream.read()), allow_pickle=False)
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-  try:
-    with storage.open_binary(path) as stream:
-      yield stream
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.InputError(
-      f"{path}: broken ({error}): delete it and rerun the same command"
-    ) from None

@@ -1,12 +1,11 @@
 """Reads one text per line of a file: the line, a TSV column, or a JSON Lines value."""
 
 import contextlib
-import functools
 import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from vmsst import errors
 from vmsst.io import archives, input_files, text_files
@@ -94,44 +93,26 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
   Raises:
     InputError: see `read_texts`.
   """
-  parse = parser(name, field)
-  return (parse(line, number) for number, line in enumerate(lines, first))
-
-
-def parser(name: str, field: str | None) -> Callable[[str, int], str]:
-  """Returns a function of a line and its number, from 1, that returns the text in it.
-
-  Args:
-    name: Name of the file, for messages.
-    field: As in `read_texts`; the function raises the same errors.
-  """
   kind = os.path.splitext(name.removesuffix(".gz"))[1].lower()
   if kind == ".csv" or (kind == ".json" and field is None):
     raise errors.InputError(f"{name}: {kind} files are not read; write one text per line, or .tsv")
-  if field is None:
-    return lambda line, number: line
-  if kind == ".tsv" and not field.isdecimal():
+  if field is not None and ((kind == ".tsv" and not field.isdecimal()) or field == "0"):
     raise errors.InputError(f"{name}: {field!r} is not the number of a column, from 1")
-  if not field.isdecimal() or kind == ".jsonl":
-    return functools.partial(_value, name, field)
-  if int(field) < 1:
-    raise errors.InputError(f"{name}: column {int(field)}: columns are counted from 1")
-  return functools.partial(_column, name, int(field))
-
-
-def _column(name: str, column: int, line: str, number: int) -> str:
-  columns = line.split("\t")
-  if len(columns) < column:
-    raise errors.InputError(
-      f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns by a "
-      "TAB (numbers in column 1 are taken for scores)"
-    )
-  return columns[column - 1]
-
-
-def _value(name: str, key: str, line: str, number: int) -> str:
-  record = input_files.parse_json(line, f"{name}:{number}")
-  value = record.get(key) if isinstance(record, dict) else None
-  if not input_files.is_text(value):
-    raise errors.InputError(f"{name}:{number}: not a JSON object with a string {key!r}")
-  return str(value)
+  column = 0 if field is None or kind == ".jsonl" or not field.isdecimal() else int(field)
+  for number, line in enumerate(lines, first):
+    if field is None:
+      yield line
+    elif column:
+      columns = line.split("\t")
+      if len(columns) < column:
+        raise errors.InputError(
+          f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns by "
+          "a TAB (numbers in column 1 are taken for scores)"
+        )
+      yield columns[column - 1]
+    else:
+      record = input_files.parse_json(line, f"{name}:{number}")
+      value = record.get(field) if isinstance(record, dict) else None
+      if not input_files.is_text(value):
+        raise errors.InputError(f"{name}:{number}: not a JSON object with a string {field!r}")
+      yield str(value)

@@ -10,8 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 
-from vmsst import errors
-
 VARIABLE = "VMSST_WATCHDOG_MINUTES"
 """Environment variable that replaces the limits of all commands; 0: no limit."""
 _limit_s = 0.0
@@ -33,26 +31,12 @@ def watching(minutes: float) -> Iterator[None]:
 
   Args:
     minutes: The limit, unless the environment variable is set; 0: no limit.
-
-  Raises:
-    InputError: the environment variable is not a number.
   """
   global _limit_s, _armed_at
-  _limit_s, _armed_at = 60 * _limit(minutes), 0.0
+  _limit_s, _armed_at = 60 * float(os.environ.get(VARIABLE) or minutes), 0.0
   alive()
   try:
     yield
   finally:
     _limit_s = 0.0
     faulthandler.cancel_dump_traceback_later()
-
-
-def _limit(minutes: float) -> float:
-  text = os.environ.get(VARIABLE, "")
-  try:
-    limit = float(text) if text else minutes
-  except ValueError:
-    limit = -1.0
-  if not 0 <= limit < float("inf"):
-    raise errors.InputError(f"{VARIABLE} is {text!r}; set it to a number of minutes, or 0 for none")
-  return limit

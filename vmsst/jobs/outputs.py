@@ -19,10 +19,9 @@ import shutil
 import stat
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from vmsst import errors, storage
 
@@ -81,13 +80,6 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
 
 
 @contextlib.contextmanager
-def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-  """Yields a binary file to write, which becomes `path` without an error; see `atomic_path`."""
-  with atomic_path(path) as partial, open(partial, "wb") as stream:
-    yield stream
-
-
-@contextlib.contextmanager
 def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
   """Yields a text file (UTF-8, LF) to write, which becomes `path`; see `atomic_path`."""
   with atomic_path(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as stream:
@@ -96,8 +88,8 @@ def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
   """Writes the content of a file atomically; see `atomic_path`."""
-  with atomic_file(path) as stream:
-    stream.write(content)
+  with atomic_path(path) as partial:
+    partial.write_bytes(content)
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
@@ -256,7 +248,7 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
           sync_to_disk(path)
         partial.rename(target)
       finally:
-        remove_folder(partial)
+        shutil.rmtree(partial, ignore_errors=True)
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
 
@@ -269,20 +261,16 @@ def upload(folder: pathlib.Path, url: str) -> None:
     for path in inside:
       storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
   except BaseException:
-    with contextlib.suppress(Exception):  # The first error is the reason.
-      storage.remove_files(url, {path.as_posix() for path in inside} & {*storage.files_below(url)})
+    for path in inside:
+      with contextlib.suppress(Exception):  # The first error is the reason.
+        storage.remove(f"{url.rstrip('/')}/{path.as_posix()}")
     raise
 
 
 def check_new(target: storage.Path) -> None:
-  """Raises InputError unless `atomic_folder` may write a folder."""
-  if not is_new(target):
+  """Raises InputError unless `atomic_folder` may write a folder: it is absent or empty."""
+  if storage.names(target) or (target.exists() and not target.is_dir()):
     raise errors.InputError(f"{target} exists already; choose another folder or delete it")
-
-
-def is_new(target: storage.Path) -> bool:
-  """Returns whether `atomic_folder` may write a folder: it is absent or empty."""
-  return not storage.names(target) and not (target.exists() and not target.is_dir())
 
 
 def new_folder(output: str | os.PathLike[str]) -> storage.Path:
@@ -294,37 +282,18 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
   return target
 
 
-def remove_folder(folder: str | os.PathLike[str]) -> None:
-  """Removes the folder of a failed write, which other threads may still be writing into.
-
-  When one array of a checkpoint cannot be written, the writes of the others continue for a moment
-  and create the folder again. So it is removed until it stays away, for 10 seconds at most.
-  """
-  end = time.monotonic() + 10
-  while os.path.lexists(folder) and time.monotonic() < end:
-    shutil.rmtree(folder, ignore_errors=True)
-    time.sleep(0.1)
-
-
 # --------------------------------------------------------------------------------------------
 # Checks before work starts
 
 
-def check(
-  inputs: Iterable[str],
-  *,
-  file: str | None = None,
-  folder: str | None = None,
-  files: Iterable[str] = (),
-) -> None:
-  """Raises InputError if work with these paths would destroy an input or cannot be written.
+def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None = None) -> None:
+  """Raises InputError if work with these paths would destroy an input.
 
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. In object stores, only
       paths are compared.
     file: File to write, if any; `-` is standard output. A store must accept objects next to it.
     folder: Folder to write to, if any.
-    files: Names of files to write in `folder`.
   """
   inputs = list(inputs)
   if inputs.count(STANDARD) > 1:
@@ -334,8 +303,6 @@ def check(
   for output, kind in ((file, "file"), (folder, "folder")):
     if output is None or (output == STANDARD and kind == "file"):
       continue
-    if output in ("", STANDARD):
-      raise errors.InputError(f"the path of the output is {output!r}; give a {kind}")
     is_file = kind == "file"
     if storage.is_url(output):
       if is_file and (output.endswith("/") or "/" not in output.partition("://")[2]):
@@ -344,15 +311,6 @@ def check(
       if os.path.lexists(output) and os.path.isdir(output) == is_file:
         fault = "a folder" if is_file else "not a folder"
         raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
-      above = output if os.path.isdir(output) else os.path.dirname(os.path.abspath(output))
-      while not os.path.lexists(above):
-        above = os.path.dirname(above)
-      if not os.path.isdir(above):
-        raise errors.InputError(f"{output} cannot be created, because {above} is not a folder")
-      if not os.access(above, os.W_OK | os.X_OK):
-        raise errors.InputError(
-          f"{output} cannot be written, because {above} is write-protected; give another output"
-        )
     if storage.is_url(output) or not (is_file and is_stream(output)):
       for path in inputs:
         is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
@@ -360,9 +318,6 @@ def check(
           _check_no_input(output, file_or_folder, is_file=is_file)
     if storage.is_url(output) and is_file:
       storage.check_writable(output.rpartition("/")[0])
-  for name in files:
-    if folder and os.path.isdir(path := os.path.join(folder, name)):
-      raise errors.InputError(f"{path} is a folder, not a file; delete it")
 
 
 def _check_no_input(output: str, path: str, *, is_file: bool) -> None:

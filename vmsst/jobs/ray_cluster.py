@@ -4,8 +4,6 @@ import collections
 import dataclasses
 import logging
 import os
-import signal
-import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -16,9 +14,6 @@ from vmsst.jobs import engines, signals
 
 ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
-
-_REACH_SECONDS = 20
-_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,32 +76,15 @@ def _connected(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     try:
-      host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-      if host and port.isdecimal():
-        _check_answer(host.strip("[]"), int(port))
       # Ray warns of forks with threads.
       with signals.preserve_handlers(), warnings.catch_warnings(action="ignore"):
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except SystemExit as end:
-      if end.code == signal.SIGTERM:  # by Ray's handler, which is replaced again
-        signal.raise_signal(signal.SIGTERM)
-      raise
     except (OSError, ValueError, RuntimeError, ImportError) as error:
       raise errors.InputError(
         f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
         "or give another address"
       ) from None
   return ray
-
-
-def _check_answer(host: str, port: int) -> None:
-  """Raises OSError unless a server speaks Ray's protocol: Ray itself would wait for minutes."""
-  with socket.create_connection((host, port), timeout=_REACH_SECONDS) as connection:
-    if os.environ.get("RAY_USE_TLS", "0") not in ("1", "true"):
-      # HTTP/2 begins with these bytes and an empty frame of settings, and the answer with another.
-      connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
-      if connection.makefile("rb").read(len(_SETTINGS))[3:4] != _SETTINGS[3:4]:
-        raise ConnectionError("another program listens there")
 
 
 def _room(ray: Any, gpus: int) -> int:

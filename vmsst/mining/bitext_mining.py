@@ -127,8 +127,6 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
       )
     sources.append(int(fields[0]))
     targets.append(int(fields[1]))
-  if not sources:
-    raise errors.InputError(f"{path} is empty: add line numbers of known translations")
   return sources, targets
 
 
@@ -163,13 +161,11 @@ class _Sentences:
   def rows(self, lines: Sequence[int], gold: str) -> list[int]:
     """Returns the rows that represent some lines, which count from 1 and are from a gold file."""
     for number, line in enumerate(lines, 1):
-      if not 1 <= line <= len(self.first_N):
+      if not 1 <= line <= len(self.first_N) or self.first_N[line - 1] < 0:
         raise errors.InputError(
-          f"{gold}:{number}: there is no line {line} in {self.text.path}: it has "
+          f"{gold}:{number}: there is no sentence in line {line} of {self.text.path}, which has "
           f"{len(self.first_N):,} lines, counted from 1"
         )
-      if self.first_N[line - 1] < 0:
-        raise errors.InputError(f"{gold}:{number}: line {line} of {self.text.path} is empty")
     return [int(self.first_N[line - 1]) for line in lines]
 
 

@@ -110,26 +110,26 @@ def hard_negatives(
     title: Title of the progress bars.
   """
   whole = [number for number, pair in enumerate(pairs) if not any(map(text_fields.is_blank, pair))]
-  sources = _Texts([pairs[number][0] for number in whole])
-  targets = _Texts([pairs[number][1] for number in whole])
-  translations: list[set[int]] = [set() for _ in sources.first]
-  for source, target in zip(sources.of, targets.of, strict=True):
+  sources, source_places = _distinct([pairs[number][0] for number in whole])
+  targets, target_places = _distinct([pairs[number][1] for number in whole])
+  translations: list[set[int]] = [set() for _ in sources]
+  for source, target in zip(source_places, target_places, strict=True):
     translations[source].add(target)
   sides = []
   for texts, code in zip((sources, targets), languages, strict=True):
     windows = encoding.encode_windows(
       encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
-      texts.first,
+      texts,
       _WINDOW,
-      total=len(texts.first),
+      total=len(texts),
       title=title,
     )
     flat = large_arrays.concatenate(map(np.ravel, windows), np.float32)
-    sides.append(flat.reshape(len(texts.first), encoder.dimension))
+    sides.append(flat.reshape(len(texts), encoder.dimension))
   index_NK = nearest_negatives(sides[0], sides[1], translations, count)
   negatives: list[list[str]] = [[] for _ in pairs]
-  for number, source in zip(whole, sources.of, strict=True):
-    negatives[number] = [targets.first[index] for index in index_NK[source] if index >= 0]
+  for number, source in zip(whole, source_places, strict=True):
+    negatives[number] = [targets[index] for index in index_NK[source] if index >= 0]
   return negatives
 
 
@@ -168,20 +168,12 @@ def nearest_negatives(
   return index_NK
 
 
-class _Texts:
-  """Distinct texts among many.
-
-  Attributes:
-    first: The first text of each group that is equal after normalization.
-    of: For each text, the index of its group in `first`.
-  """
-
-  def __init__(self, texts: Sequence[str]):
-    places: dict[str, int] = {}
-    # Without differences in case, width and spaces.
-    folded = (" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts)
-    self.of = [places.setdefault(text, len(places)) for text in folded]
-    self.first: list[str] = []
-    for text, number in zip(texts, self.of, strict=True):
-      if number == len(self.first):
-        self.first.append(text)
+def _distinct(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+  """Returns the first of all texts that are equal after normalization, and each text's place."""
+  first: dict[str, str] = {}
+  # Without differences in case, width and spaces.
+  keys = [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts]
+  for key, text in zip(keys, texts, strict=True):
+    first.setdefault(key, text)
+  places = {key: place for place, key in enumerate(first)}
+  return list(first.values()), [places[key] for key in keys]

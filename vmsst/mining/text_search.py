@@ -30,10 +30,6 @@ class Hit:
   score: float
   text: str
 
-  def as_json(self) -> dict[str, Any]:
-    """Returns the hit as JSON."""
-    return {**dataclasses.asdict(self), "score": round(self.score, 6)}
-
 
 class Searcher:
   """Searches the lines of a text for queries: opened once, it answers any number of calls.
@@ -128,7 +124,7 @@ def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:
 
 def as_line(query: str, hits: Sequence[Hit]) -> str:
   """Returns the result of a query as a line of JSON."""
-  results = [hit.as_json() for hit in hits]
+  results = [{**dataclasses.asdict(hit), "score": round(hit.score, 6)} for hit in hits]
   return json.dumps({"query": query, "results": results}, ensure_ascii=False)
 
 

@@ -1,7 +1,6 @@
 """A text file and the vectors of its lines: line i belongs to row i."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import large_arrays, line_spans, text_fields, text_files
+from vmsst.io import large_arrays, line_spans, text_fields
 from vmsst.search import vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
@@ -57,17 +56,26 @@ class EmbeddedText:
       InputError: no text has one.
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
-    windows = iter(lambda: [*itertools.islice(rows, _LINES)], [])
-    row_M = large_arrays.concatenate(map(np.array, windows), np.int64)
+    row_M = large_arrays.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
     return row_M
 
   def reader(self) -> Callable[[int], str]:
-    """Returns a function of a row that reads its text; scans the file once and keeps it open."""
-    lines = text_files.Lines(self.path, self.digest)
-    parse = text_fields.parser(self.path, self.vectors.settings.get("field"))
-    return lambda row: parse(lines[row], row + 1)
+    """Returns a function of a row that returns its text.
+
+    Reads the file once; the texts are copied to a temporary file if they are large.
+    """
+    end_N = large_arrays.full(len(self) + 1, 0, np.int64)
+
+    def contents() -> Iterator[np.ndarray]:
+      for row, text in enumerate(self.texts()):
+        content_B = np.frombuffer(text.encode(), np.uint8)
+        end_N[row + 1] = end_N[row] + len(content_B)
+        yield content_B
+
+    content_B = large_arrays.concatenate(contents(), np.uint8)
+    return lambda row: content_B[end_N[row] : end_N[row + 1]].tobytes().decode()
 
 
 def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
@@ -85,16 +93,12 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
   path, vectors = os.fspath(path), vector_store.open_vectors(vectors)
   folder = vectors.folder
   text = fingerprint(path)
-  if text["lines"] != len(vectors):
-    raise errors.InputError(
-      f"{path} has {text['lines']:,} lines and {folder} has {len(vectors):,} vectors, not one "
-      "per line: recompute them (`vmsst embed`)"
-    )
   stored = vectors.settings.get("text")
-  if isinstance(stored, dict) and stored.get("digest") != text["digest"]:
+  is_other = isinstance(stored, dict) and stored.get("digest") != text["digest"]
+  if is_other or text["lines"] != len(vectors):
     raise errors.InputError(
-      f"{folder} has vectors of another text than {path}, or of an earlier version: recompute them "
-      "(`vmsst embed`)"
+      f"{folder} has {len(vectors):,} vectors of another text than {path} with {text['lines']:,} "
+      "lines, or of an earlier version: recompute them (`vmsst embed`)"
     )
   return EmbeddedText(path, storage.path(folder), vectors, text["digest"])
 

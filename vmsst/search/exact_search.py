@@ -29,11 +29,9 @@ _TASK_ROWS = 1 << 11  # Sources per task of a thread: fixed, so that rounding is
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
 # Sources and targets of a block of `block_search`: multiples of the rows that a search reads at
-# once. Sources are in at least 8 blocks if these have 8,192 or more. Blocks grow if they would be
-# too many.
+# once. Sources are in at least 8 blocks if these have 8,192 or more.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
-_MOST_BLOCKS = 1 << 14
 
 
 class Rows(Protocol):
@@ -168,11 +166,12 @@ def block_search(
   ) -> Both:
     forward = no_neighbors(len(source.row_N), k_source)
     backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
-    height, width = _block_shape(len(source.row_N), len(target.row_N))
+    multiple = max(1, -(-len(source.row_N) // _SOURCE_BLOCKS // _LEAST_SOURCES))
+    height = min(_BLOCK_SOURCES, multiple * _LEAST_SOURCES)
     spans = [
       (rows, columns)
       for rows in blocks(len(source.row_N), height)
-      for columns in blocks(len(target.row_N), width)
+      for columns in blocks(len(target.row_N), _BLOCK_TARGETS)
     ]
     run = functools.partial(_search_block, search, k_source, k_target)
     parts = [(source.part(rows), target.part(columns)) for rows, columns in spans]
@@ -189,15 +188,6 @@ def _search_block(search: Search, k_source: int, k_target: int | None, block: Bl
   source, target = block
   most_back = None if k_target is None else min(k_target, len(source.row_N))
   return search(source, target, min(k_source, len(target.row_N)), most_back)
-
-
-def _block_shape(sources: int, targets: int) -> tuple[int, int]:
-  """Returns how many sources and targets a block has."""
-  multiple = max(1, -(-sources // _SOURCE_BLOCKS // _LEAST_SOURCES))
-  height, width = min(_BLOCK_SOURCES, multiple * _LEAST_SOURCES), _BLOCK_TARGETS
-  while -(-sources // height) * -(-targets // width) > _MOST_BLOCKS:
-    height, width = 2 * height, 2 * width
-  return height, width
 
 
 def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -> Neighbors:
@@ -347,14 +337,9 @@ def _merge_sides(
 ) -> None:
   """Merges the result of `_better` into the best of both sides, given each side's first number."""
   for (best, first), (row_R, new) in zip(sides, task.result(), strict=False):
-    _merge_some(best, row_R, new, first)
-
-
-def _merge_some(best: Neighbors, row_R: np.ndarray, new: Neighbors, start: int) -> None:
-  """Runs `merge` for a subset of rows."""
-  kept = Neighbors(best.index_NK[row_R], best.score_NK[row_R])
-  merge(kept, new, start)
-  best.index_NK[row_R], best.score_NK[row_R] = kept.index_NK, kept.score_NK
+    changed = Neighbors(best.index_NK[row_R], best.score_NK[row_R])
+    merge(changed, new, first)
+    best.index_NK[row_R], best.score_NK[row_R] = changed.index_NK, changed.score_NK
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:

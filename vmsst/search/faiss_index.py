@@ -7,9 +7,11 @@ A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, a number of lis
 vectors, and the code of a vector. Vectors have length 1, and FAISS's scores are inner products.
 """
 
+import contextlib
 import math
 import os
 import re
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
@@ -96,12 +98,8 @@ def library() -> Any:
 def new(factory: str, dimension: int) -> Any:
   """Returns an empty index; raises InputError if FAISS cannot build it for this width."""
   faiss = library()
-  try:
+  with _explained(f"factory {factory!r} does not suit vectors of width {dimension}"):
     return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-  except RuntimeError as error:
-    raise errors.InputError(
-      f"factory {factory!r} does not suit vectors of width {dimension}: {_reason(error)}"
-    ) from None
 
 
 def train(factory: str, vectors_ND: np.ndarray) -> Any:
@@ -112,13 +110,9 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
   """
   index = new(factory, vectors_ND.shape[1])
   _train_briefly(index, _inverted(index))
-  try:
+  count = len(vectors_ND)
+  with _explained(f"{factory} cannot be trained on {count:,} vectors; give fewer lists, or Flat"):
     index.train(np.ascontiguousarray(vectors_ND, np.float32))
-  except RuntimeError as error:
-    raise errors.InputError(
-      f"{factory} cannot be trained on {len(vectors_ND):,} vectors: {_reason(error)}; give a "
-      "factory with fewer lists, or Flat"
-    ) from None
   return index
 
 
@@ -166,8 +160,6 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
 
 def check(rows: vector_store.Vectors, factory: str | None) -> str:
   """Returns the factory string of an index, or the default; errors are as in `build_index`."""
-  if not len(rows):
-    raise errors.InputError(f"{rows.folder} has no vectors: embed a text with lines")
   factory = factory or default_factory(*rows.shape)
   training_rows(factory)
   new(factory, rows.shape[1])
@@ -176,10 +168,8 @@ def check(rows: vector_store.Vectors, factory: str | None) -> str:
 
 def write(index: Any, path: str | os.PathLike[str]) -> None:
   """Writes an index to a local file."""
-  try:
+  with _explained(f"{os.fspath(path)} cannot be written"):
     library().write_index(index, os.fspath(path))
-  except RuntimeError as error:
-    raise OSError(f"{os.fspath(path)} cannot be written: {_reason(error)}") from None
 
 
 def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
@@ -193,13 +183,12 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     InputError: this FAISS cannot read it.
   """
   faiss = library()
-  try:
-    with storage.local_copy(path) as local:  # A map of a copy stays valid when its name is removed.
-      return faiss.read_index(os.fspath(local), faiss.IO_FLAG_MMAP if mapped else 0)
-  except RuntimeError as error:
-    raise errors.InputError(
-      f"{os.fspath(path)}: this version of FAISS cannot read it: {_reason(error)}"
-    ) from None
+  # A map of a copy stays valid when its name is removed.
+  with (
+    _explained(f"{os.fspath(path)}: this version of FAISS cannot read it"),
+    storage.local_copy(path) as local,
+  ):
+    return faiss.read_index(os.fspath(local), faiss.IO_FLAG_MMAP if mapped else 0)
 
 
 def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
@@ -381,9 +370,14 @@ def _train_briefly(index: Any, ivf: Any) -> None:
     ivf.pq.cp.max_points_per_centroid = _PER_CODE
 
 
-def _reason(error: Exception) -> str:
-  """Returns FAISS's message without the place in its source."""
-  return str(error).rpartition("Error: ")[2].strip()
+@contextlib.contextmanager
+def _explained(problem: str) -> Iterator[None]:
+  """Turns errors of FAISS into InputError, without the place in its source."""
+  try:
+    yield
+  except RuntimeError as error:
+    reason = str(error).rpartition("Error: ")[2].strip()
+    raise errors.InputError(f"{problem}: {reason}") from None
 
 
 def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:

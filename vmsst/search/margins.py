@@ -129,7 +129,8 @@ def margin_pairs(
   neighbors = errors.as_integer("neighbors", neighbors)
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
   pairs = _RETRIEVALS[retrieval](best_neighbors(*near, margin))
-  pair_P = large_arrays.concatenate(map(_records, pairs), _PAIR)
+  records = (np.rec.fromarrays([x.source_P, x.target_P, x.score_P], dtype=_PAIR) for x in pairs)
+  pair_P = large_arrays.concatenate(records, _PAIR)
   return Pairs(pair_P["source"], pair_P["target"], pair_P["score"])
 
 
@@ -251,13 +252,6 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
     row_B, index_B = np.arange(rows.start, rows.stop), index_N[rows]
     sides = (row_B, index_B) if side == 0 else (index_B, row_B)
     yield Pairs(sides[0], sides[1], score_N[rows])
-
-
-def _records(pairs: Pairs) -> np.ndarray:
-  pair_P = np.empty(len(pairs), _PAIR)
-  pair_P["source"], pair_P["target"] = pairs.source_P, pairs.target_P
-  pair_P["score"] = pairs.score_P
-  return pair_P
 
 
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:

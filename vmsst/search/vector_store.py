@@ -92,7 +92,7 @@ class Vectors:
     taken_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
       place_P = np.flatnonzero(shard_N == index)
-      taken_ND[place_P] = self._take(index, row_N[place_P] - self._first(index))
+      taken_ND[place_P] = self._read(index)[row_N[place_P] - self._first(index)]
     return taken_ND
 
   def _first(self, index: int) -> int:
@@ -101,15 +101,9 @@ class Vectors:
 
   def _read(self, index: int) -> np.ndarray:
     """Returns the rows of a shard."""
-    return npy_files.read_shard(self._paths[index], self._sha256[index])
-
-  def _take(self, index: int, row_P: np.ndarray) -> np.ndarray:
-    """Returns some rows of a shard."""
-    path = self._paths[index]
-    if storage.is_url(path):
-      shape = self._ends[index] - self._first(index), self.shape[1]
-      return npy_files.read_rows(path, shape, self.dtype.name, row_P)
-    return _kept_shard(path, self._sha256[index])[row_P]
+    path, sha256 = self._paths[index], self._sha256[index]
+    read = npy_files.read_shard if storage.is_url(path) else _kept_shard
+    return read(path, sha256)
 
 
 class ArrayVectors(Vectors):
@@ -146,9 +140,6 @@ class ArrayVectors(Vectors):
 
   def _read(self, index: int) -> np.ndarray:
     return self._array
-
-  def _take(self, index: int, row_P: np.ndarray) -> np.ndarray:
-    return self._array[row_P]
 
 
 def shard_name(number: int) -> str:

@@ -150,7 +150,7 @@ BROKEN = {
   "columns.de-en.tsv": (b"a\tb\nc;d\n", r"columns.de-en.tsv:2: no TAB in 'c;d', where 2 columns"),
   "numbers.de-en.tsv": (b"2.4\ta\n", "tsv:1: 2 columns in .* where 3 .*, since column 1 has numb"),
   "header.de-en.tsv": (b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n", r"tsv:1: no score in 'score\\ta"),
-  "xz.de-en.tsv": (b"\xfd7zXZ\0\n", r"xz.de-en.tsv: not text but xz: unpack it"),
+  "xz.de-en.tsv": (b"\xfd7zXZ\0\n", r"xz.de-en.tsv:1: not UTF-8: byte 0xfd at byte 1"),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),
   "cut.de-en.tsv.gz": (gzip.compress(b"a\tb\n" * 99)[:-9], r"cut.de-en.tsv.gz: cannot be read"),

@@ -21,5 +21,5 @@ def test_columns_are_numbers_and_csv_is_refused():
     ("x.tsv.gz", "german", r"x.tsv.gz: 'german' is not the number of a column"),
   ):
     with pytest.raises(errors.InputError, match=message):
-      text_fields.parser(name, field)
-  assert text_fields.parser("x.json", "text")('{"text": "a"}', 1) == "a"
+      next(text_fields.texts(["a"], name, field))
+  assert list(text_fields.texts(['{"text": "a"}'], "x.json", "text")) == ["a"]

@@ -1,14 +1,9 @@
-import pathlib
-import tempfile
-import tracemalloc
-
 import line_files
 import naive_search
 import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import large_arrays, text_files
 from vmsst.mining import bitext_mining
 from vmsst.search import embedded_text, exact_search, faiss_index
 
@@ -91,52 +86,6 @@ def test_a_printed_score_is_a_threshold_that_keeps_its_pair(texts, margin):
     assert kept == lines[: place + 1]
 
 
-def same_places(source, target, k_source, k_target, /):
-  """Returns neighbors without comparing: rows with the same number, and the rows after them."""
-  sides = []
-  for near, count in (
-    (exact_search.no_neighbors(len(source.row_N), k_source), len(target.row_N)),
-    (exact_search.no_neighbors(len(target.row_N), k_target), len(source.row_N)),
-  ):
-    for rows in exact_search.blocks(len(near)):
-      row_B1 = np.arange(rows.start, rows.stop)[:, None]
-      near.index_NK[rows] = (row_B1 + np.arange(near.index_NK.shape[1])) % count
-      near.score_NK[rows] = 0.9 ** np.arange(near.index_NK.shape[1])
-    sides.append(near)
-  return tuple(sides)
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, monkeypatch):
-  sizes = {
-    large_arrays: {"_RECORDS": 1 << 14, "_IN_MEMORY": 0, "_WRITTEN": bytes(1024)},
-    text_files: {"_ENDS": 256},
-  }
-  for module, values in sizes.items():
-    for name, size in values.items():
-      monkeypatch.setattr(module, name, size)
-
-  def peak(count):
-    folder = pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
-    vectors_ND = np.ones([count, 2], np.float32)
-    sides = [
-      write_embedded(
-        folder, name, [f"{name} {i % (count - 9)}" for i in range(count)], vectors_ND, 1 << 14
-      )
-      for name in "ab"
-    ]
-    tracemalloc.start()
-    done = bitext_mining.mine(*sides, search=same_places)
-    assert sum(1 for _ in bitext_mining.lines(done.pairs, *sides)) > 1000
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return most
-
-  peak(20_000)  # Allocates what is allocated once.
-  # Other threads of this process may have allocated in one of the calls.
-  assert min(peak(120_000), peak(120_000)) < 1.5 * peak(40_000)
-
-
 def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
   # Two name later occurrences of "s1", and are one pair; the last is not found.
   gold = tmp_path / "gold.tsv"
@@ -170,9 +119,9 @@ def test_broken_input_is_an_error(texts, tmp_path):
   for content, message in (
     ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not `source line TAB target line`"),
     (f"{'9' * 5000}\t1\n", "gold.tsv:1: '9.*is not `source line TAB target line`"),
-    ("1\t0\n", r"gold.tsv:1: there is no line 0 in .*target.txt: it has 13"),
-    ("14\t1\n", r"gold.tsv:1: there is no line 14 in .*source.txt"),
-    ("3\t1\n", r"gold.tsv:1: line 3 of .*source.txt is empty"),
+    ("1\t0\n", r"gold.tsv:1: there is no sentence in line 0 of .*target.txt, which has 13"),
+    ("14\t1\n", r"gold.tsv:1: there is no sentence in line 14 of .*source.txt"),
+    ("3\t1\n", r"gold.tsv:1: there is no sentence in line 3 of .*source.txt"),
   ):
     gold.write_text(content, encoding="utf-8")
     with pytest.raises(errors.InputError, match=message):

@@ -70,7 +70,7 @@ def test_cosines_are_at_most_1(tmp_path):
   searcher = text_search.Searcher(encoder, embedded_text.open_text(str(path), tmp_path / "x"))
   for sign, prefix in ((1, ""), (-1, "-")):
     found = searcher.search([f"{prefix}{row}" for row in range(300)], 300)
-    assert max(sign * hit.as_json()["score"] for hits in found for hit in hits) == 1
+    assert max(sign * hit.score for hits in found for hit in hits) == 1
 
 
 def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """Indexes: what is found in them, and damage to their files."""
 
-import os
 import re
-import subprocess
 import sys
 
 import naive_search
@@ -144,8 +142,6 @@ def test_broken_requests_are_errors(vectors_ND):
   ):
     with pytest.raises(errors.InputError, match=message):
       faiss_index.build_index(vectors_ND, factory)
-  with pytest.raises(errors.InputError, match="the array has no vectors"):
-    faiss_index.build_index(vectors_ND[:0])
 
 
 def test_without_faiss_the_error_names_the_extra(vectors_ND, monkeypatch):
@@ -173,29 +169,6 @@ def test_defaults_grow_with_the_number_of_vectors(count, dimension, wanted):
   assert (rows == 0) == (wanted == "Flat")
 
 
-@pytest.mark.parametrize("factory", ["IVF32,PQ32", "OPQ32,IVF32,PQ32", "IVF32,SQ8"])
-def test_few_vectors_for_a_code_are_no_reason_for_warnings(factory, capfd):
-  vectors_ND = np.random.default_rng(0).normal(size=(300, 64))
-  index = faiss_index.train(factory, exact_search.unit_rows(vectors_ND))
-  assert index.is_trained
-  assert capfd.readouterr() == ("", "")
-
-
-def test_threads_of_faiss_wait_passively():
-  """Thousands of short waits that use all cores make a busy machine slow."""
-  code = "from vmsst.search import faiss_index; faiss_index.library()"
-  environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    env=environment | {"OMP_DISPLAY_ENV": "true"},
-    capture_output=True,
-    text=True,
-  )
-  if "OMP_WAIT_POLICY" not in done.stderr:
-    pytest.skip("an OpenMP that does not show its settings")
-  assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
-
-
 def test_a_search_in_indexes_is_among_selected_rows(vectors_ND):
   index = faiss_index.build_index(vectors_ND, "IVF8,SQfp16")
   side = exact_search.Selection(vectors_ND, np.arange(0, COUNT, 3))
@@ -203,13 +176,3 @@ def test_a_search_in_indexes_is_among_selected_rows(vectors_ND):
   found = exact_search.mutual_top_k(side, other, 2, search=faiss_index.index_search(index, index))
   for near, exact in zip(found, exact_search.mutual_top_k(side, other, 2), strict=True):
     assert np.mean(near.index_NK == exact.index_NK) > 0.97
-
-
-def test_lists_number_vectors_through_all_blocks():
-  vectors_ND = exact_search.unit_rows(np.random.default_rng(0).normal(size=(90, 4)))
-  index = faiss_index.train("IVF2,Flat", vectors_ND)
-  faiss_index.fill(index, vectors_ND, slice(0, 50))
-  faiss_index.fill(index, vectors_ND, slice(50, 90))
-  index.nprobe = 2
-  _, found_N1 = index.search(vectors_ND.astype(np.float32), 1)
-  np.testing.assert_array_equal(found_N1[:, 0], np.arange(90))

@@ -31,15 +31,21 @@ def make_sides(n, m):
   return source, target
 
 
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("retrieval", ["max", "forward", "backward", "intersection"])
 @pytest.mark.parametrize(
   ("n", "m", "k"), [(30, 43, 4), (43, 30, 1), (3, 9, 4), (1, 1, 4), (1, 5, 2)]
 )
-def test_pairs_are_those_of_plain_loops(n, m, k):
+def test_pairs_are_those_of_plain_loops(n, m, k, margin, retrieval):
   source, target = make_sides(n, m)
-  naive = Naive(source, target, k)
-  found = margins.margin_pairs(source, target, neighbors=k)
-  assert rows_of(found) == naive.pairs()
-  np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in naive.pairs()], rtol=1e-5)
+  naive = Naive(source, target, k, margin)
+  options = {"neighbors": k, "margin": margin, "retrieval": retrieval}
+  found = margins.margin_pairs(source, target, **options)
+  assert rows_of(found) == naive.pairs(retrieval)
+  np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in rows_of(found)], atol=1e-5)
+  middle = found.score_P[len(found) // 2]
+  kept = [pair for pair in rows_of(found) if naive.score(*pair) > middle - 1e-6]
+  assert rows_of(found.at_least(middle)) == kept
   nearest = margins.cosine_pairs(3 * source, target)
   assert sorted(rows_of(nearest)) == list(enumerate(naive.cosine.argmax(axis=1).tolist()))
   assert (np.diff(nearest.score_P) <= 0).all()
@@ -71,21 +77,6 @@ def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
   assert rows_of(found) == [pair[1:] for pair in sorted(forward)]
   both = {pair[1:] for pair in forward} & {pair[1:] for pair in backward}
   assert set(rows_of(margins.margin_pairs(*sides, retrieval="intersection", **options))) == both
-
-
-@pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("retrieval", ["max", "forward", "backward", "intersection"])
-def test_every_margin_and_retrieval_is_that_of_plain_loops(margin, retrieval):
-  source, target = make_sides(25, 31)
-  naive = Naive(source, target, 3, margin)
-  settings = {"neighbors": 3, "margin": margin, "retrieval": retrieval}
-  found = margins.margin_pairs(source, target, **settings)
-  assert rows_of(found) == naive.pairs(retrieval)
-  assert len(found) > 3
-  np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in rows_of(found)], atol=1e-6)
-  middle = found.score_P[len(found) // 2]
-  kept = [pair for pair in rows_of(found) if naive.score(*pair) > middle - 1e-6]
-  assert rows_of(found.at_least(middle)) == kept
 
 
 @pytest.mark.parametrize("margin", MARGINS)
