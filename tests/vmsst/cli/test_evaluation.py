@@ -6,7 +6,6 @@ import fake_encoders
 import line_files
 import numpy as np
 import pytest
-import released_folders
 
 import vmsst
 from vmsst import cli
@@ -139,16 +138,3 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
     assert message in capsys.readouterr().err
   assert cli.main(["eval", "E", "--sts", "my.tsv", "--out", "other"]) == 1
   assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err
-
-
-def test_results_with_other_prompts_are_other_results(tmp_path, capsys):
-  files = {"config_sentence_transformers.json": {"prompts": {"query": "red "}}}
-  model = released_folders.write(tmp_path / "m", "bert", files)
-  line_files.write_tsv(tmp_path / "my.tsv", [("apple", "the red apple"), ("museum", "open")])
-  command = ["eval", str(model), "--retrieval", str(tmp_path / "my.tsv"), "--out"]
-  command.append(str(tmp_path / "out"))
-  assert cli.main(command) == 0
-  (path,) = model.glob("config_sentence_transformers.json")
-  path.write_text(path.read_text().replace("red ", "open "))
-  assert cli.main(command) == 1
-  assert "out is of another job: encoder is " in capsys.readouterr().err

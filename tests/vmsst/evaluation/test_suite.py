@@ -76,34 +76,6 @@ def test_each_text_is_embedded_once_and_nothing_is_written(root, tmp_path):
     suite.evaluate(encoder, [OTHER], root)
 
 
-def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root):
-  """Checks that each benchmark scores its own rows, by the position of each word's 1."""
-
-  def benchmark(name, *words):
-    def score(vectors_ND):
-      places = {w: float(x.argmax()) for w, x in zip(words, vectors_ND, strict=True)}
-      return [suite.Result(name, ("de",), places)]
-
-    return dataclasses.replace(
-      BENCHMARK,
-      name=name,
-      read=lambda root: [suite.Task(name, (suite.Side("de", words),), score)],
-      averages=lambda results, seen, complete: results[0].metrics,
-    )
-
-  encoder = fake_encoders.FakeEncoder(one_hot)
-  chosen = [
-    benchmark("first", "eins", "one", "zwei"),
-    benchmark("second", "drei", "eins"),
-    benchmark("third", "two", "zwei", "eins", "two"),
-    benchmark("fourth", "eins", "one"),
-  ]
-  found = suite.evaluate(encoder, chosen, root)["benchmarks"]
-  assert encoder.calls == [["eins", "one", "zwei"], ["drei"], ["two"]]
-  for each in found.values():
-    assert each["summary"] == {word: WORDS.index(word) for word in each["summary"]}
-
-
 def test_a_benchmark_that_fails_does_not_stop_the_others(root):
   def named(name, error=None, **changes):
     def score(vectors_ND):

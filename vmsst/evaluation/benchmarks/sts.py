@@ -167,7 +167,7 @@ def _semeval_sets(
           "have a score line: copy both again"
         )
       rows = [
-        (files.number(score, score_path, line), *pair[:2])
+        (files.number(score, score_path, line), pair[0], pair[1])
         for line, (pair, score) in enumerate(zip(pairs, lines, strict=False), 1)
         if score  # 2015 and 2016 have pairs without one.
       ]

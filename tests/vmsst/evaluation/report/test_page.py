@@ -2,8 +2,6 @@ import html
 import json
 import re
 
-import benchmark_trees
-import memory_store
 import pytest
 
 from vmsst import errors
@@ -165,16 +163,6 @@ def test_a_page_has_lengths_prompts_and_figures_and_names_stay_text(tmp_path):
   assert "\"default-src 'none'; " in source
   links = re.findall(r' (?:href|src)="(.*?)"', source)
   assert all(link.startswith(("#section-", "data:image/svg+xml;base64,")) for link in links)
-
-
-def test_runs_in_a_store_give_the_same_page(tmp_path, monkeypatch):
-  memory_store.installed(monkeypatch)
-  folder = write(tmp_path / "a", "same", {"tatoeba": tatoeba(75)})
-  benchmark_trees.upload(folder, "gs://bucket/a")
-  assert page.html([folder]) == page.html(["gs://bucket/a"])
-  both = page.html([folder, "gs://bucket/a", f"{folder}/"])
-  names = dict.fromkeys(re.findall(r"same \([^)]*\)", both))
-  assert [*names] == [f"same ({folder})", "same (gs://bucket/a)"]
 
 
 def test_broken_files_are_named_with_their_line(tmp_path):
