@@ -77,7 +77,7 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, monkeypatch):
     found_ND = encoder.encode(SENTENCES, batch_size=batch_size)
     assert found_ND.dtype == np.float32
     np.testing.assert_allclose(found_ND, expected, atol=2e-6)
-  np.testing.assert_array_equal(encoder.encode(SENTENCES[0]), found_ND[0])
+  np.testing.assert_allclose(encoder.encode(SENTENCES[0]), expected[0], atol=2e-6)  # one string
   monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
   found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
@@ -115,7 +115,7 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
     (run / "checkpoint_7", "no folder .*checkpoint_7; .*checkpoint_90"),
-    (tmp_path / "file", "is a file, .* give a folder"),
+    (tmp_path / "file", "file. is no folder; give a training run"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
   ):
     with pytest.raises(errors.InputError, match=message):
@@ -234,8 +234,6 @@ def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
   assert found_ND.dtype == np.float32
   error = np.abs(found_ND - expected[3:4]).max()
   assert 0 < error < 0.05
-  with pytest.raises(errors.InputError, match="dtype is 'float64'; set it to 'float32' or"):
-    vmsst.load(run, dtype="float64")
 
 
 def assert_params(encoder, params):
@@ -251,7 +249,7 @@ def test_an_exported_folder(params, tmp_path):
   flat = tiny_encoders.flat(params)
   del flat["mean/kernel"]
   safetensors.numpy.save_file(flat, folder / "model.safetensors")
-  with pytest.raises(errors.InputError, match=r"model\.safetensors has no parameter mean/kernel"):
+  with pytest.raises(errors.InputError, match="the parameter mean/kernel is missing"):
     vmsst.load(folder)
 
 

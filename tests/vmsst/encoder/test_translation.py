@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import types
 
 import jax
 import line_files
@@ -75,10 +76,11 @@ def slowly(network, params, sentence_Z, language, length):
 
 
 def make_params(network):
-  """Returns parameters that make EOS likely; more likely are padding and a row without a piece."""
+  """Returns parameters that prefer EOS and letters, but most padding and a row without a piece."""
   params = tiny_encoders.random_params(network)
   kernel_DV = np.array(params["logits_hidden"]["kernel"])
   kernel_DV[:, 1] *= 10
+  kernel_DV[:, 100:126] *= 8
   kernel_DV[:, [0, 265]] *= 50
   return {**params, "logits_hidden": {"kernel": kernel_DV}}
 
