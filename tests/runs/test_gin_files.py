@@ -550,35 +550,18 @@ import json, sys
 import gin
 from vmsst.train import aliases
 aliases.install()
-from flax import traverse_util
-from vmsst.data import vocabularies
-from vmsst.models import bitranslation
-from vmsst.networks import t5, vmsst
-from vmsst.train import adafactor, gin_utils, partitioning, train_state
+from flax.linen.partitioning import logical_to_mesh_axes
+from vmsst.train import gin_utils, partitioning
 
-model = bitranslation.BitranslationModel(
-  network=vmsst.BitranslationNetwork(
-    config=t5.T5Config(
-      vocab_size=400, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1
-    ),
-    latent_dim=16,
-  ),
-  vocabulary=vocabularies.ByteVocabulary(),
-)
 root, *files = sys.argv[1:]
 for file in files:
   gin.clear_config()
   gin_utils.parse_gin_flags([root, "."], ["stub.gin", file], [])
   partitioner = gin.get_configurable(partitioning.PjitPartitioner)()
-  initializer = train_state.TrainStateInitializer(
-    None, model.get_initial_variables, {"inputs": (16, 8), "targets": (16, 8)}, partitioner)
-  shapes, placed = (
-    traverse_util.flatten_dict(tree.state_dict()["target"], sep="/")
-    for tree in (initializer.global_train_state_shape,
-                 partitioner.shardings(initializer.train_state_axes)))
-  print(json.dumps([file, [
-    len(set(map(str, placed[name].devices_indices_map(shapes[name].shape).values())))
-    for name in ("token_embedder/embedding", "encoder/layers_0/mlp/wo/kernel")]]))
+  with partitioner.context():
+    specs = [logical_to_mesh_axes(axes) for axes in (("vocab", "embed"), ("mlp", "embed"))]
+  placed = [x.devices_indices_map((400, 32)).values() for x in partitioner.shardings(specs)]
+  print(json.dumps([file, [len(set(map(str, indices))) for indices in placed]]))
 """
 
 
