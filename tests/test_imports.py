@@ -195,3 +195,55 @@ for line in sys.stdin:
     loaded = set(json.loads(line))
     wrong = loaded - {"vmsst"} if heavy == "anything" else loaded & heavy
     assert not wrong, step
+
+
+# Modules that the tests of another module cover, because both share a reference or a program.
+TESTED_IN = {
+  "ems_jax.losses.distillation": "ems_jax/losses/test_ranking.py",
+  "ems_jax.models.distillation": "ems_jax/test_teachers.py",
+  "ems_jax.models.hard_negatives": "vmsst/models/test_contrastive.py",
+  "ems_jax.models.soft_contrastive": "ems_jax/test_teachers.py",
+  "ems_jax.networks.ems": "ems_jax/models/test_ems.py",
+  "ems_jax.networks.laser": "ems_jax/models/test_laser.py",
+  "vmsst.checkpoints.t5x": "vmsst/train/test_checkpoints.py",
+  "vmsst.cli.__main__": "vmsst/cli/test_command.py",
+  "vmsst.cli.models": "vmsst/formats/test_hub.py",
+  "vmsst.encoder.compatibility": "vmsst/encoder/test_encoder.py",
+  "vmsst.encoder.decoding": "vmsst/encoder/test_translation.py",
+  "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
+  "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
+  "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
+  "vmsst.formats.onnx_graph": "vmsst/formats/test_onnx.py",
+  "vmsst.formats.vmsst_release": "vmsst/formats/test_mt5.py",
+  "vmsst.io.checksums": "vmsst/test_storage.py",
+  "vmsst.io.input_files": "vmsst/test_storage.py",
+  "vmsst.jobs.signals": "vmsst/jobs/test_command_process.py",
+  "vmsst.losses.vocabulary": "ems_jax/losses/test_xtr.py",
+  "vmsst.models.bitranslation": "vmsst/models/test_vmsst.py",
+  "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
+  "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
+  "vmsst.paths": "launch/test_main.py",
+  "vmsst.search.embedded_text": "vmsst/cli/test_searches.py",
+  "vmsst.train.quiet": "launch/test_main.py",
+  "vmsst.train.run_summary": "runs/test_from_imports.py",
+  "vmsst.train.utils": "vmsst/train/test_inference.py",
+}
+
+
+def test_tests_mirror_the_modules():
+  root = pathlib.Path(__file__).parent
+  files = {
+    name: name.removeprefix("vmsst.") if name.startswith(("vmsst.tasks", "vmsst.launch")) else name
+    for name in MODULES
+  }
+  expected = {}
+  for name, path in files.items():
+    folder, _, module = path.rpartition(".")
+    expected[str(pathlib.Path(*folder.split("."), f"test_{module}.py"))] = name
+  mirrored = [root / top for top in ("vmsst", "ems_jax", "tasks", "launch")]
+  found = {str(x.relative_to(root)) for top in mirrored for x in top.rglob("test_*.py")}
+  assert found <= set(expected)
+  packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+  untested = {expected[x] for x in set(expected) - found} - packages
+  assert untested == set(TESTED_IN)
+  assert all((root / path).is_file() for path in TESTED_IN.values())

@@ -364,6 +364,8 @@ class Retrieval:
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
     """Returns the metrics of the model, by the name of the task."""
+    import numpy as np
+
     from vmsst.evaluation.metrics import retrieval
     from vmsst.train import inference
 
@@ -371,13 +373,12 @@ class Retrieval:
       self._embed = inference.get_array_fn(
         self._model.score_batch, 512, train_state_axes, self._partitioner
       )
-    vectors_ND, first = self._embed(self._tokens, train_state), 0
+    vectors_ND = self._embed(self._tokens, train_state)
     by_pair: dict[str, dict[str, float]] = {}
     for name, sides in self._sides.items():
-      middle, last = first + len(sides[0]), first + 2 * len(sides[0])
-      both = vectors_ND[first:middle], vectors_ND[middle:last]
-      shares = retrieval.translation_accuracy(*both, texts=sides)
-      to_target, from_target, first = 100 * shares["forward"], 100 * shares["backward"], last
+      source_ND, target_ND, vectors_ND = np.split(vectors_ND, np.cumsum([*map(len, sides)]))
+      shares = retrieval.translation_accuracy(source_ND, target_ND, texts=sides)
+      to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
       accuracy = (to_target + from_target) / 2
       by_pair[name] = {"to_target": to_target, "from_target": from_target, "accuracy": accuracy}
     keys = ("to_target", "from_target", "accuracy")
@@ -492,10 +493,10 @@ def _report(folder: pathlib.Path) -> str:
     accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
     lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
   lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
-  for step in sorted({*accuracies, *([] if accuracies else losses)}):
-    cells = (f"{losses[step]:.4f}" if step in losses else "",
-             f"{accuracies[step]:.2f}" if step in accuracies else "")  # fmt: skip
-    lines.append(f"| {step} | {cells[0]} | {cells[1]} |")
+  for step in sorted(accuracies or losses):
+    loss = f"{losses[step]:.4f}" if step in losses else ""
+    accuracy = f"{accuracies[step]:.2f}" if step in accuracies else ""
+    lines.append(f"| {step} | {loss} | {accuracy} |")
   with contextlib.suppress(ImportError):
     from matplotlib import figure
 

@@ -214,8 +214,8 @@ class Download:
 
   def places(self, output: str | None) -> tuple[storage.Path, pathlib.Path | None]:
     """Returns the output folder, and the local folder for files until they are uploaded."""
-    if output is None:
-      raise errors.InputError("--output is missing; give the output folder")
+    errors.check(output is not None, "--output", output, "the output folder")
+    assert output is not None
     if not storage.is_url(output):
       return pathlib.Path(output), None
     if self.work is None:
@@ -242,12 +242,20 @@ def download_opus(
     languages: Language pairs (default: all).
     output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
   """
+  from vmsst import languages as languages_lib
   from vmsst.downloads import fetch, opus
+  from vmsst.opus import recipes
 
   if bool(corpus) == bool(recipe):
     raise errors.InputError("give either --corpus or --recipe")
   if recipe:
-    corpora, of_recipe = _recipe(recipe)
+    loaded = recipes.load(recipe)
+    corpora = [(part.name, part.version) for part in loaded.corpora]
+
+    def of_recipe(source: str, target: str) -> bool:
+      first, second = map(languages_lib.opus_language, (source, target))
+      return first is not None and second is not None and loaded.wants_pair(first, second)
+
   else:
     named = (name.partition("=") for name in corpus or [])
     corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
@@ -255,26 +263,10 @@ def download_opus(
   root, work = (None, None) if download.list else download.places(output)
   fetcher = fetch.Fetcher()
   chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
-  if not chosen:
-    raise errors.InputError("OPUS has none of these language pairs in these corpora")
   for line in opus.describe(chosen):
     print(line)
   if root is not None:
     opus.download(fetcher, chosen, root, lambda release, _: print(release.path), work=work)
-
-
-def _recipe(name: str) -> tuple[list[tuple[str, str | None]], Any]:
-  """Returns the corpora of a recipe and its filter of language pairs."""
-  from vmsst import languages
-  from vmsst.opus import recipes
-
-  recipe = recipes.load(name)
-
-  def keep(source: str, target: str) -> bool:
-    first, second = map(languages.opus_language, (source, target))
-    return first is not None and second is not None and recipe.wants_pair(first, second)
-
-  return [(corpus.name, corpus.version) for corpus in recipe.corpora], keep
 
 
 def download_evaluation(

@@ -80,7 +80,7 @@ def embed(
         size=span.lines,
         title=str(span),
       )
-      for number, span in enumerate(line_spans.unpacked(cut.spans, work.path(storage.UNFINISHED)))
+      for number, span in enumerate(line_spans.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, method, field, language)

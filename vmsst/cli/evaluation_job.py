@@ -136,7 +136,7 @@ def evaluate(
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
-      results["data"] = data.digest(benchmark)
+      results["digest"] = data.digest(benchmark)
       with work.part(f"benchmarks/{benchmark.name}.json", _key(results)) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
@@ -173,4 +173,4 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
 
 
 def _key(results: results_files.BenchmarkResults) -> Any:
-  return [results["data"], results["options"]]
+  return [results["digest"], results["options"]]

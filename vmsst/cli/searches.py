@@ -77,7 +77,7 @@ def _fill(
   faiss_index.write(index, path)
 
 
-def in_parts(work: job.Job, engine: engines.Engine) -> exact_search.Search:
+def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Search:
   """Returns an exact search in blocks, each of which is a part of a job."""
 
   def run_blocks(
@@ -98,7 +98,7 @@ def in_parts(work: job.Job, engine: engines.Engine) -> exact_search.Search:
         exact_search.Neighbors(index_MK.astype(np.int64), score_MK),
       )
 
-  return exact_search.in_blocks(device_search.search, run_blocks)
+  return exact_search.block_search(device_search.search, run_blocks)
 
 
 def _write_block(
@@ -179,9 +179,9 @@ def search(
     )
     embedded = embedded_text.open_text(queries, folder)
     text_search.check_width(corpus, embedded.vectors.shape[1])
-    find = in_parts(work, engine)
+    find = resumable_search(work, engine)
     if index is not None and not index.exact:
-      find = faiss_index.search_in(index, index)
+      find = faiss_index.index_search(index, index)
     near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
     read_text, texts = corpus.reader(), embedded.texts()
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:

@@ -258,9 +258,9 @@ def mine(
   # Finished blocks do not depend on other options.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
-    search = searches.in_parts(work, chosen)
+    search = searches.resumable_search(work, chosen)
     if not all(index.exact for index in opened):
-      search = faiss_index.search_in(opened[0], opened[1])
+      search = faiss_index.index_search(opened[0], opened[1])
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
     with work.output() as place, place.open("w", encoding="utf-8", newline="\n") as stream:
       stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -151,10 +151,8 @@ def named(names: Iterable[str]) -> list[EvaluationSet]:
     InputError: a name is unknown.
   """
   wanted, known = set(names), catalog()
-  if unknown := sorted(wanted - {*known, ALL}):
-    raise errors.InputError(
-      f"no evaluation set {', '.join(unknown)}; choose from {', '.join(known)}, or {ALL}"
-    )
+  for name in wanted:
+    errors.check_choice("evaluation set", name, [*known, ALL])
   return [entry for name, entry in known.items() if name in wanted or ALL in wanted]
 
 
@@ -238,10 +236,17 @@ def _download(
       paths.append(path)
     else:
       staged[item.path] = path
-  if chosen.unpack is not None:
+  if how := chosen.unpack:
+
+    def place(name: str) -> str | None:
+      parts = name.split("/")
+      if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
+        return None  # macOS stores metadata in "._" files.
+      return parts[-1] if how.flat else "/".join(parts[1:]) or None
+
     for path in staged.values():
       report(f"{chosen.name}: unpacking {path.name}")
-      paths += _unpack(path, chosen.unpack, root)
+      paths += archives.unpack(path, root / how.into, place, how.most)
   if chosen.tables is not None:
     for to, parts in chosen.joined.items():
       joined = stage / "joined.tsv"
@@ -272,16 +277,6 @@ def describe(entry: EvaluationSet) -> str:
   if entry.page:
     lines.append(f"  page     {entry.page}")
   return "\n".join(lines)
-
-
-def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pathlib.Path]:
-  def place(name: str) -> str | None:
-    parts = name.split("/")
-    if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
-      return None  # macOS stores metadata in "._" files.
-    return parts[-1] if how.flat else "/".join(parts[1:]) or None
-
-  return archives.unpack(path, root / how.into, place, how.most)
 
 
 def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
@@ -319,23 +314,22 @@ def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
-  items = [_item(**file) for file in entry.get("files", ())]
+  items = [
+    Item(
+      fetch.File(file["url"], file.get("size"), checksum=file.get("checksum", "")),
+      file.get("to", ""),
+      file["url"].rpartition("/")[2],
+    )
+    for file in entry.get("files", ())
+  ]
   if listed := entry.get("list"):
     into = listed.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():
       of_set, path, size, blob = line.split("\t")
-      if of_set != name:
-        continue
-      items.append(
-        Item(
-          fetch.File(listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"),
-          f"{into}/{path.rpartition('/')[2]}" if into else "",
-          path,
+      if of_set == name:
+        file = fetch.File(
+          listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"
         )
-      )
+        items.append(Item(file, f"{into}/{path.rpartition('/')[2]}" if into else "", path))
   described = msgspec.convert({**entry, "name": name}, EvaluationSet)
   return dataclasses.replace(described, items=tuple(items))
-
-
-def _item(url: str, size: int | None = None, checksum: str = "", to: str = "") -> Item:
-  return Item(fetch.File(url, size, checksum=checksum), to, url.rpartition("/")[2])

@@ -92,16 +92,14 @@ def releases(
     keep: Selects language pairs.
 
   Raises:
-    InputError: OPUS has no such corpus or version, or its response is invalid.
+    InputError: OPUS has no such corpus or version, or a record is not a release.
+    msgspec.DecodeError: the response is not a list of OPUS.
   """
   listed = []
   for corpus, version in corpora:
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
-    try:
-      content = msgspec.json.decode(fetcher.read(url), type=_List)
-    except (msgspec.DecodeError, RecursionError) as error:
-      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+    content = msgspec.json.decode(fetcher.read(url), type=_List)
     records = [*map(_release, content.corpora)]
     if not records:
       raise errors.InputError(

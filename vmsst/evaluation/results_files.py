@@ -48,7 +48,7 @@ class BenchmarkResults(TypedDict):
     missing: Names of the results and languages that are missing.
     results: All results.
     options: Choices in its protocol.
-    data: Digest of its files; `vmsst eval` adds it.
+    digest: Digest of its files; `vmsst eval` adds it.
     dimensions: Averages for each number of dimensions, if several were requested.
   """
 
@@ -57,7 +57,7 @@ class BenchmarkResults(TypedDict):
   missing: list[str]
   results: list[ResultRecord]
   options: dict[str, str]
-  data: NotRequired[str]
+  digest: NotRequired[str]
   dimensions: NotRequired[list[Cut]]
 
 

@@ -32,7 +32,7 @@ from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
 from vmsst.formats import transformers
-from vmsst.io import text_fields
+from vmsst.io import input_files, text_fields
 
 Role = Literal["query", "document"]
 """What a text is in a search."""
@@ -136,7 +136,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     """Content of a `tokenizer.json`."""
     if self.tokenizer is not None:
       return self.tokenizer.to_str().encode()
-    return vocabularies.read_file(self.path, f"give the path of a {TOKENIZER_FILE}")
+    return input_files.read_bytes(self.path)
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids of every text, without EOS token, regardless of its language.

@@ -33,7 +33,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
   return array
 
 
-def concatenated(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
+def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
   """Returns the concatenation of arrays of one dimension, of which one is in memory at a time."""
   with tempfile.TemporaryFile() as file:
     for block in blocks:
@@ -91,13 +91,13 @@ class Records:
       yield block_B.view(">u8").reshape(-1, self._width).astype(np.uint64)
 
 
-def descending(score_N: np.ndarray) -> np.ndarray:
+def descending_keys(score_N: np.ndarray) -> np.ndarray:
   """Returns numbers, uint64, that are in the opposite order of scores, float64; see `scores`."""
   bits_N = (np.asarray(score_N, np.float64) + 0.0).view(np.uint64)  # Adding 0 turns -0 into 0.
   return np.where(bits_N >> np.uint64(63), bits_N, ~(bits_N | np.uint64(1 << 63)))
 
 
 def scores(number_N: np.ndarray) -> np.ndarray:
-  """Returns the scores from which `descending` computed numbers."""
+  """Returns the scores from which `descending_keys` computed numbers."""
   sign = np.uint64(1 << 63)
   return np.where(number_N >> np.uint64(63), number_N, ~(number_N | sign)).view(np.float64)

@@ -18,7 +18,7 @@ class Span:
     name: The text file, for messages.
     first: Number of the first line, from 1.
     lines: Number of lines.
-    path: Uncompressed file of the lines; before `unpacked`, perhaps a gzipped one.
+    path: Uncompressed file of the lines; before `unpack`, perhaps a gzipped one.
     offset: Place of the first byte.
     digest: Hash of the bytes.
   """
@@ -74,7 +74,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   """Cuts texts into spans of `lines` lines; reads every file once.
 
   Args:
-    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones are to be `unpacked`.
+    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones need `unpack`.
     lines: Most lines of a span.
 
   Raises:
@@ -105,7 +105,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
 
 
-def unpacked(spans: Sequence[Span], folder: str) -> list[Span]:
+def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
   """Returns the same spans; those of gzipped files are now in uncompressed copies in a folder.
 
   Args:

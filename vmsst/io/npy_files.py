@@ -80,7 +80,7 @@ def write(
       done += len(vectors_BD)
 
 
-def mapped(path: str | os.PathLike[str]) -> np.memmap:
+def map_file(path: str | os.PathLike[str]) -> np.memmap:
   """Opens a .npy file as a read-only memory map; raises InputError if it is not one."""
   input_files.check(path)
   try:
@@ -99,7 +99,7 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
   Raises:
     InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
   """
-  array = mapped(path)
+  array = map_file(path)
   fits = array.ndim == len(shape) and all(
     isinstance(wanted, str) or wanted == size
     for wanted, size in zip(shape, array.shape, strict=True)
@@ -124,7 +124,7 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
   """
   if storage.is_url(path):
     return np.load(io.BytesIO(_downloaded(path, sha256)), allow_pickle=False)
-  return mapped(path).view(np.ndarray)
+  return map_file(path).view(np.ndarray)
 
 
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:

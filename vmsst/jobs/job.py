@@ -99,7 +99,7 @@ class Job:
     self._work = outputs.work_path(output, is_folder=is_folder)
     self.folder = storage.absolute(output).rstrip("/") if is_folder else self._work
     self._parts: dict[str, manifest.Part] = {}
-    self._verified: set[str] = set()  # names of parts whose files are unchanged
+    self._verified: dict[str, str] = {}  # SHA-256 of files that were read, by part
     self.facts: dict[str, Any] = {}
 
   def __enter__(self) -> "Job":
@@ -163,29 +163,27 @@ class Job:
 
   def done(self, name: str, key: Any = None) -> dict[str, Any] | None:
     """Returns the facts of a finished part, or None if its file is missing or has changed."""
-    part = self._parts.get(name)
-    if part is None:
-      try:
-        with storage.open_binary(self._record_path(name)) as stream:
-          part = msgspec.json.decode(stream.read(), type=manifest.Part)
-      except (FileNotFoundError, msgspec.DecodeError):
-        return None
-    if part.key != manifest.digest(self._key, name, key) or not self._is_unchanged(name, part):
-      return None
-    self._parts[name] = part
-    return part.facts
+    parts = [self._parts[name]] if name in self._parts else []
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+      with storage.open_binary(self._record_path(name)) as stream:
+        parts.append(msgspec.json.decode(stream.read(), type=manifest.Part))
+    expected = manifest.digest(self._key, name, key)
+    for part in parts:
+      if part.key == expected and self._is_unchanged(name, part):
+        self._parts[name] = part
+        return part.facts
+    return None
 
   def _is_unchanged(self, name: str, part: manifest.Part) -> bool:
     """Returns whether the file of a part is the one that was written; reads it once."""
-    if name not in self._verified:
-      try:
-        same = storage.size(self.path(name)) == part.bytes
-        if not same or checksums.of_file(self.path(name)) != part.sha256:
-          return False
-      except FileNotFoundError:
+    try:
+      if storage.size(self.path(name)) != part.bytes:
         return False
-      self._verified.add(name)
-    return True
+      if self._verified.get(name) != part.sha256:
+        self._verified[name] = checksums.of_file(self.path(name))
+    except FileNotFoundError:
+      return False
+    return self._verified[name] == part.sha256
 
   def _record_path(self, name: str) -> str:
     return f"{self._work}/parts/{name.replace('/', '%2F')}.json"

@@ -55,7 +55,7 @@ def mine(
     gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
       choose the threshold with the best F1. Excludes `threshold`.
     search: Finds neighbors, such as `vmsst.search.device_search.search` or, approximately,
-      `vmsst.search.faiss_index.search_in` indexes of both texts' vectors.
+      `vmsst.search.faiss_index.index_search` indexes of both texts' vectors.
 
   Raises:
     InputError: the texts' vectors have different widths or encoders, a text has no sentence, the
@@ -91,7 +91,7 @@ def mine(
     pairs.source_P[block] = sides[0].row_M[pairs.source_P[block]]
     pairs.target_P[block] = sides[1].row_M[pairs.target_P[block]]
     # Thresholds compare what is printed.
-    pairs.score_P[block] = exact_search.rounded(pairs.score_P[block])
+    pairs.score_P[block] = exact_search.round_scores(pairs.score_P[block])
   best = None
   if gold_G2 is not None:
     best = margins.best_f1(pairs, gold_G2) if len(pairs) else None
@@ -152,7 +152,7 @@ class _Sentences:
     if not visible_N.any():
       raise errors.InputError(f"{text.path} contains no sentence")
     self.first_N = _first_rows(key_N, visible_N)
-    self.row_M = large_arrays.concatenated(
+    self.row_M = large_arrays.concatenate(
       (
         rows.start + np.flatnonzero(self.first_N[rows] == np.arange(rows.start, rows.stop))
         for rows in exact_search.blocks(len(text))

@@ -124,7 +124,7 @@ def hard_negatives(
       total=len(texts.first),
       title=title,
     )
-    flat = large_arrays.concatenated(map(np.ravel, windows), np.float32)
+    flat = large_arrays.concatenate(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts.first), encoder.dimension))
   index_NK = nearest_negatives(sides[0], sides[1], translations, count)
   negatives: list[list[str]] = [[] for _ in pairs]

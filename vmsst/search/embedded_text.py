@@ -58,7 +58,7 @@ class EmbeddedText:
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
     windows = iter(lambda: [*itertools.islice(rows, _LINES)], [])
-    row_M = large_arrays.concatenated(map(np.array, windows), np.int64)
+    row_M = large_arrays.concatenate(map(np.array, windows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
     return row_M

@@ -28,9 +28,9 @@ _READ_ROWS = 1 << 11  # Targets read at once.
 _TASK_ROWS = 1 << 11  # Sources per task of a thread: fixed, so that rounding is too.
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
-# Sources and targets of a block of `in_blocks`: multiples of the rows that a search reads at once.
-# Sources are in at least 8 blocks if these have 8,192 or more. Blocks grow if they would be too
-# many.
+# Sources and targets of a block of `block_search`: multiples of the rows that a search reads at
+# once. Sources are in at least 8 blocks if these have 8,192 or more. Blocks grow if they would be
+# too many.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 _MOST_BLOCKS = 1 << 14
@@ -150,7 +150,7 @@ Block = tuple[Selection, Selection]
 """Sources and targets that are searched together."""
 
 
-def in_blocks(
+def block_search(
   search: Search,
   run_blocks: Callable[[Callable[[Block], Both], Sequence[Block]], Iterable[Both]] = map,
 ) -> Search:
@@ -285,7 +285,7 @@ def unit_blocks(rows: Rows, height: int) -> Iterator[tuple[int, np.ndarray]]:
     yield block.start, unit_rows(rows[block], block.start)
 
 
-def rounded(score_N: Any) -> np.ndarray:
+def round_scores(score_N: Any) -> np.ndarray:
   """Returns scores as commands print them, with 6 decimals, float64; thresholds compare these."""
   return np.round(np.asarray(score_N, np.float64), 6)
 

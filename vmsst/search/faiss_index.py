@@ -283,7 +283,7 @@ class Index:
           row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
         parts = list(exact_search.blocks(len(query_BD), _PIECE))
         args = ([x[part] for part in parts] for x in (query_BD, row_BC, neighbors[block]))
-        list(pool.map(self._compare, *args))
+        list(pool.map(self._rescore, *args))
     return neighbors
 
   def candidates(
@@ -307,7 +307,7 @@ class Index:
       params = faiss.SearchParametersPreTransform(index_params=params)
     return self._index.search(np.ascontiguousarray(query_ND, np.float32), count, params=params)[1]
 
-  def _compare(
+  def _rescore(
     self, query_BD: np.ndarray, row_BC: np.ndarray, neighbors: exact_search.Neighbors
   ) -> None:
     """Sets the nearest candidates by their vectors."""
@@ -319,7 +319,7 @@ class Index:
     neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
-def search_in(source_index: Index, target_index: Index) -> exact_search.Search:
+def index_search(source_index: Index, target_index: Index) -> exact_search.Search:
   """Returns a `Search` among rows of the vectors of two indexes."""
 
   def search(

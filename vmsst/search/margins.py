@@ -129,7 +129,7 @@ def margin_pairs(
   neighbors = errors.as_integer("neighbors", neighbors)
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
   pairs = _RETRIEVALS[retrieval](best_neighbors(*near, margin))
-  pair_P = large_arrays.concatenated(map(_records, pairs), _PAIR)
+  pair_P = large_arrays.concatenate(map(_records, pairs), _PAIR)
   return Pairs(pair_P["source"], pair_P["target"], pair_P["score"])
 
 
@@ -264,7 +264,7 @@ def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
   """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
   with large_arrays.Records(3) as records:
     for pairs in blocks:
-      columns = large_arrays.descending(pairs.score_P), pairs.source_P, pairs.target_P
+      columns = large_arrays.descending_keys(pairs.score_P), pairs.source_P, pairs.target_P
       records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
     for record_B3 in records.sorted():
       number_B, source_B, target_B = record_B3.T

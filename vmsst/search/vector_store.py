@@ -8,7 +8,7 @@ import bisect
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
@@ -78,7 +78,9 @@ class Vectors:
       first = self._first(index)
       blocks.append(self._read(index)[start - first : stop - first])
       start = self._ends[index]
-    return blocks[0] if len(blocks) == 1 else self._concatenated(blocks)
+    if len(blocks) == 1:
+      return blocks[0]
+    return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
   def shards(self) -> Iterator[np.ndarray]:
     """Yields the arrays of the shards, read-only."""
@@ -92,9 +94,6 @@ class Vectors:
       place_P = np.flatnonzero(shard_N == index)
       taken_ND[place_P] = self._take(index, row_N[place_P] - self._first(index))
     return taken_ND
-
-  def _concatenated(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
   def _first(self, index: int) -> int:
     """Returns the number of a shard's first row."""
@@ -143,7 +142,7 @@ class ArrayVectors(Vectors):
   @functools.cached_property
   def _array(self) -> np.ndarray:
     source = self._source
-    return npy_files.mapped(source) if isinstance(source, str) else np.asarray(source)
+    return npy_files.map_file(source) if isinstance(source, str) else np.asarray(source)
 
   def _read(self, index: int) -> np.ndarray:
     return self._array

@@ -348,8 +348,8 @@ def _stop_on_signal() -> Iterator[_Stop]:
   try:
     yield stop
   finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
+    for received, handler in previous.items():
+      signal.signal(received, handler)
 
 
 def _was_evaluated(model_dir: str, step: int) -> bool:

@@ -186,8 +186,8 @@ def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is
 
   def mutual_top_k():
     with job.Job(tmp_path / "out", inputs={}, is_folder=False) as work:
-      in_parts = searches.in_parts(work, engines.Local())
-      return exact_search.mutual_top_k(*sides, 3, search=in_parts)
+      search = searches.resumable_search(work, engines.Local())
+      return exact_search.mutual_top_k(*sides, 3, search=search)
 
   with pytest.raises(KeyboardInterrupt):
     mutual_top_k()

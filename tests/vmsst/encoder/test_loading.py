@@ -104,7 +104,7 @@ def test_embed_opens_any_model_of_sentence_transformers(tmp_path, kind):
   tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to make one")
   from sentence_transformers import models
 
-  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(released_folders.tokenizer("bert")))
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(released_folders.bert_tokenizer()))
   parts = [models.StaticEmbedding(tokenizer, embedding_dim=16)]
   if kind == "router":
     folder = released_folders.write(tmp_path / "bert", "bert", {})

@@ -26,7 +26,7 @@ def test_records_are_sorted_and_few_are_in_memory(tmp_path, monkeypatch, count):
 
 def test_scores_become_numbers_in_the_opposite_order_and_back():
   score_N = np.array([0.5, -np.inf, np.inf, -0.0, 0.0, 1e-310, -2.5, 3.0, -1e300])
-  number_N = large_arrays.descending(score_N)
+  number_N = large_arrays.descending_keys(score_N)
   np.testing.assert_array_equal(
     np.argsort(number_N, kind="stable"), np.argsort(-score_N, kind="stable")
   )
@@ -45,7 +45,7 @@ def test_arrays_are_those_of_numpy_in_memory_and_in_files(monkeypatch, tmp_path,
     assert array_NK[4, 4] == 1
   for count in (0, 1, 1000):
     row_N = np.arange(count, dtype=np.float64)
-    found_N = large_arrays.concatenated(iter(np.array_split(row_N, 7)), np.int64)
+    found_N = large_arrays.concatenate(iter(np.array_split(row_N, 7)), np.int64)
     np.testing.assert_array_equal(found_N, row_N.astype(np.int64), strict=True)
   assert not list(tmp_path.iterdir())
 
@@ -53,7 +53,7 @@ def test_arrays_are_those_of_numpy_in_memory_and_in_files(monkeypatch, tmp_path,
 def test_large_arrays_take_no_memory_of_their_own(monkeypatch):
   monkeypatch.setattr(large_arrays, "_IN_MEMORY", 1000)
   array_N = large_arrays.full(1001, 0, np.uint8)
-  joined_N = large_arrays.concatenated([np.zeros(1001)], np.uint8)
+  joined_N = large_arrays.concatenate([np.zeros(1001)], np.uint8)
   for array in (array_N, joined_N):
     with open("/proc/self/maps", encoding="utf-8") as maps:
       start = f"{array.ctypes.data:x}-"

@@ -23,7 +23,7 @@ def test_spans_have_the_lines_of_their_files(tmp_path, lines, zipped):
     whole = list(text_files.read_lines(str(path)))
     expected += [whole[start : start + lines] for start in range(0, len(whole), lines)]
   cut = line_spans.cut(paths, lines)
-  spans = line_spans.unpacked(cut.spans, str(tmp_path / "copies"))
+  spans = line_spans.unpack(cut.spans, str(tmp_path / "copies"))
   assert [span.read() for span in spans] == expected
   assert (tmp_path / "copies").exists() == zipped
   assert cut.lines == sum(map(len, expected))

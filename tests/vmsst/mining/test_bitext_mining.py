@@ -71,7 +71,7 @@ def test_what_is_mined_is_what_plain_loops_find(texts, factory):
   expected, options = naive(texts), {}
   if factory:
     indexes = (faiss_index.build_index(text.vectors, factory) for text in texts)
-    options["search"] = faiss_index.search_in(*indexes)
+    options["search"] = faiss_index.index_search(*indexes)
   done, found = mine(texts, **options)
   assert rounded(found) == as_output(expected)
   assert (done.source, done.target) == (8, 9)

@@ -135,7 +135,7 @@ def test_blocks_give_what_one_search_gives_to_the_bit(monkeypatch, counts, most)
     ran.append(len(blocks))
     return map(function, blocks)
 
-  search = exact_search.in_blocks(exact_search.search, run_blocks)
+  search = exact_search.block_search(exact_search.search, run_blocks)
   for one, other in zip(
     [
       exact_search.top_k(*sides, 3, search=search),

@@ -200,7 +200,7 @@ def test_a_search_in_indexes_is_among_selected_rows(vectors_ND):
   index = faiss_index.build_index(vectors_ND, "IVF8,SQfp16")
   side = exact_search.Selection(vectors_ND, np.arange(0, COUNT, 3))
   other = exact_search.Selection(vectors_ND, np.arange(1, COUNT, 2))
-  found = exact_search.mutual_top_k(side, other, 2, search=faiss_index.search_in(index, index))
+  found = exact_search.mutual_top_k(side, other, 2, search=faiss_index.index_search(index, index))
   for near, exact in zip(found, exact_search.mutual_top_k(side, other, 2), strict=True):
     assert np.mean(near.index_NK == exact.index_NK) > 0.97
 

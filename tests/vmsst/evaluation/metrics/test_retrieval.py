@@ -37,6 +37,8 @@ def test_accuracy_of_a_matrix_checked_by_hand():
   # The first of equal sentences counts.
   equal = np.eye(3)[[0, 1, 1, 2]]
   assert {*retrieval.translation_accuracy(equal, equal).values()} == {0.75}
+  texts = "xyyz", "abbc"  # Each of them is right.
+  assert {*retrieval.translation_accuracy(equal, equal, texts=texts).values()} == {1.0}
 
 
 def test_rank_metrics_by_hand():
