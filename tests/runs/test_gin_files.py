@@ -10,7 +10,6 @@ import tiny_encoders
 
 import vmsst
 from vmsst import languages
-from vmsst.networks import sentence_encoder, transformer
 from vmsst.opus import recipes
 
 ROOT = vmsst.gin_dir()
@@ -210,14 +209,8 @@ def row_name(file, binding):
   return re.sub(r"\W+", "_", f"row {file} {binding}") + ".gin"
 
 
-STARTS_FROM = sentence_encoder.SentenceEncoder(
-  transformer.TransformerConfig(
-    vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=9
-  ),
-  latent_dim=8,
-  head=False,
-  pooling="cls",
-  normalize=True,
+STARTS_FROM = tiny_encoders.encoder(
+  tiny_encoders.bert_config(), 8, head=False, pooling="cls", normalize=True
 )
 
 

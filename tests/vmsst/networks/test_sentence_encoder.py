@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from tiny_models import assert_trees_close, jit
 
 from vmsst import errors
-from vmsst.networks import lstm, sentence_encoder, t5, transformer
+from vmsst.networks import lstm, sentence_encoder
 
 V = 50
-T5 = t5.T5Config(
-  vocab_size=V, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
+T5 = tiny_encoders.t5_config(
+  vocab_size=50, emb_dim=16, num_heads=3, mlp_dim=24, num_encoder_layers=2
 )
-BERT = transformer.TransformerConfig(
-  vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
-  num_token_types=2,
-)  # fmt: skip
+SIZES = {"vocab_size": 50, "emb_dim": 12, "num_heads": 3, "mlp_dim": 20, "num_layers": 2}
+BERT = tiny_encoders.bert_config(**SIZES, max_positions=16, num_token_types=2)
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=2)
 ENCODERS = {
   "t5": sentence_encoder.SentenceEncoder(T5, 10),
