@@ -407,8 +407,7 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
       decoder.
   """
   saved = read(path, generator=True)
-  decoder_device = jnp.zeros(()).device
-  encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
+  encoder = _new_encoder(saved, saved.assets.network, devices=[jnp.zeros(()).device])
   return Translator(saved.network, saved.params, encoder)
 
 
@@ -439,16 +438,14 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  is_theirs = (
-    bool(path)
-    and not storage.is_url(path)
-    and (folder / sentence_transformers.MODULES_FILE).is_file()
-    and not (folder / encoder_json.ENCODER_FILE).is_file()
-  )
   try:
     encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
     return str(encoder.path), with_prompt(encoder, prompt)
   except errors.InputError as error:
+    names = storage.names(folder)
+    is_theirs = (
+      sentence_transformers.MODULES_FILE in names and encoder_json.ENCODER_FILE not in names
+    )
     if not is_theirs or dtype is not None or backend == backends.ONNX:
       raise
     logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
@@ -466,15 +463,14 @@ def open_encoder(
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again"
     ) from error
-  files = sorted(below for below in folder.rglob("*") if below.is_file())
-  lines = "".join(f"{checksums.of_file(x)}  {x.relative_to(folder)}\n" for x in files)
-  theirs.digest = hashlib.sha256(lines.encode()).hexdigest()
   theirs.dimension = theirs.get_embedding_dimension()
   if max_length is not None:
-    theirs.max_seq_length = errors.as_integer(
-      f"max_length of {path}", max_length, maximum=theirs.max_seq_length
-    )
-    theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
+    limit = theirs.max_seq_length
+    theirs.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
+  files = sorted(below for below in folder.rglob("*") if below.is_file())
+  lines = [f"{checksums.of_file(x)}  {x.relative_to(folder)}\n" for x in files]
+  lines += [] if max_length is None else [f"max_length {max_length}\n"]
+  theirs.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
   return str(folder.resolve()), with_prompt(theirs, prompt)
 
 
