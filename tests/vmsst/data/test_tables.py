@@ -24,7 +24,7 @@ def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path):
   pairs = [(f"s{i}", f"t{i}") for i in range(10)]
   folder = opus_tree.write_dataset(tmp_path, "x", {("de", "en"): pairs}, validation=0, shards=3)
   files = readers.find_bitext(f"{folder}/*-train*")
-  table = tables.RecordTable(files, [4, 3, 3], None)
+  table = tables.open_records(files, [4, 3, 3])
   columns = table.rows(np.array([9, 0, 4]))
   assert columns["inputs"] == ["s8", "s0", "s1"]
   assert columns["targets"] == ["t8", "t0", "t1"]
@@ -32,4 +32,4 @@ def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path):
   assert table.share(0, 2) is None  # Hosts with fewer files would repeat their rows more often.
   assert [len(table.share(index, 3)) for index in range(3)] == [4, 3, 3]
   with pytest.raises(errors.InputError, match=r"has 3 pairs, but .* counts 5; copy or build"):
-    tables.RecordTable(files, [4, 5, 3], None).rows(np.array([5]))
+    tables.open_records(files, [4, 5, 3]).rows(np.array([5]))

@@ -6,12 +6,6 @@ from vmsst.data import dataset_shards
 from vmsst.opus import cleaning, decontamination, releases, stages
 
 HELD_OUT = [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
-PLANTED = [
-  ("Wer bist du?", "Who's that?"),
-  ("wer BIST du", "Who goes there?"),
-  ("Wer ist da?", "«Who are you!»"),
-  ("Wer bist du?", "Who are you?"),
-]
 
 
 def _texts(numbers):
@@ -24,7 +18,10 @@ EUROPARL = [
   ("Satz nummer 5 ist hier!", "Sentence Number 5 is here"),  # A near duplicate.
   ("", "nothing"),
   ("gleich und gleich", "Gleich und gleich!"),
-  *PLANTED,
+  ("Wer bist du?", "Who's that?"),
+  ("wer BIST du", "Who goes there?"),
+  ("Wer ist da?", "«Who are you!»"),
+  ("Wer bist du?", "Who are you?"),
 ]
 
 
