@@ -86,11 +86,10 @@ def test_files_before_an_error_stay(folder, capsys):
   line_files.write_lines(folder / "b" / "train.en", ["one"])
   assert run(folder) == 1
   assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
-  path = folder / "out" / "a" / "x.de-en.tsv.gz"
-  os.utime(path, (0, 0))
+  os.utime(folder / "out" / "a" / "x.de-en.tsv.gz", (0, 0))
   line_files.write_lines(folder / "b" / "train.en", ["one", "two"])
   assert run(folder) == 0
-  assert path.stat().st_mtime == 0
+  assert (folder / "out" / "a" / "x.de-en.tsv.gz").stat().st_mtime == 0
 
 
 def test_no_input_and_no_other_file_is_replaced(folder, capsys):

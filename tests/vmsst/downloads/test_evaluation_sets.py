@@ -178,7 +178,7 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   assert "nq: license CC BY-SA 3.0" in out
   assert "nq: 1 files" in out
   for arguments, message in (
-    (("--output", "x"), "SET is None; set it to the evaluation sets"),
+    (("--output", "x"), r"SET is \[\]; set it to the evaluation sets"),
     (("nothing", "--list"), "evaluation set is 'nothing'; known: tatoeba, "),
     (("nq", "mldoc", "--output", "x"), r"mldoc must be downloaded by hand, into mldoc.*NIST"),
   ):

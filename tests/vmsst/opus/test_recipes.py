@@ -171,11 +171,10 @@ def test_targets_level_the_largest_cells_of_a_language_and_count_both_pivots():
 
 
 def test_ranks_at_both_ends_of_their_range():
-  recipe = recipes.Recipe("x", corpora=(recipes.Corpus("A", cap=2),))
   ranks = {("deu_eng", "A"): [np.array([0, TOP - 1], np.uint64)]}
-  cuts = recipes.plan(recipe, ranks)
-  assert recipes.goals(recipe, ranks, cuts) == []
-  assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[2, 0]]
-  one = recipes.plan(msgspec.structs.replace(recipe, corpora=(recipes.Corpus("A", cap=1),)), ranks)
-  assert taken(ranks, one)["deu_eng", "A"] == (1, 0)
+  for cap in (1, 2):
+    recipe = recipes.Recipe("x", corpora=(recipes.Corpus("A", cap=cap),))
+    cuts = recipes.plan(recipe, ranks)
+    assert taken(ranks, cuts)["deu_eng", "A"] == (cap, 0)
+    assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[cap, 0]]
   assert recipes.plan(recipe, {("deu_eng", "A"): []})["deu_eng", "A"] == (0, 0)

@@ -53,9 +53,7 @@ def test_clean_keeps_the_rows_before_a_fault(clean, tmp_path):
   rows = [("gut und schön", "well and good"), ("noch ein Satz", "another sentence")]
   _, facts = clean("Tatoeba", rows, cut=6)  # Without the end, where gzip has its checksum.
   assert facts["counts"]["kept"] == 2
-  ((path, fault),) = facts["faults"]
-  assert path.startswith(str(tmp_path))
-  assert facts["fault_kinds"] == {fault: 1}
+  assert [path.startswith(str(tmp_path)) for path, _ in facts["faults"]] == [True]
 
 
 def test_merge_keeps_the_first_of_equal_pairs_and_write_takes_ranks(clean, tmp_path):
