@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors.numpy
 from etils import epath
 from flax import traverse_util
 
@@ -67,6 +68,13 @@ def save_run(folder, model, params=None, *, step=0, **assets):
   params = random_params(model.network) if params is None else params
   t5x.write_params(epath.Path(folder / f"checkpoint_{step}"), flat(params))
   return folder
+
+
+def save_export(folder, model, params=None):
+  """Saves a model's encoder in the format of `vmsst export safetensors`."""
+  encoder_json.save_encoder_assets(model, folder)
+  params = random_params(model.network) if params is None else params
+  safetensors.numpy.save_file(flat(params), folder / "model.safetensors")
 
 
 def save_training_checkpoint(folder, step, params):

@@ -11,7 +11,9 @@ from flax import traverse_util
 from flax.linen import partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vmsst.networks import dropout
+from vmsst.data import vocabularies
+from vmsst.models import contrastive
+from vmsst.networks import dropout, sentence_encoder, t5
 
 # Compilation takes most of the time of a tiny model.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -48,6 +50,15 @@ def random_batch(seed, pairs, lengths, ids, *, eos=None, languages=None):
     for name in ("input_language", "target_language"):
       batch[name] = rng.choice(np.asarray(languages, np.int32), size=(pairs, 1))
   return batch
+
+
+def pair_model(model_cls=contrastive.ContrastiveModel, **options):
+  """A model of pairs with 60 pieces, whose vectors have 16 dimensions."""
+  config = t5.T5Config(
+    vocab_size=60, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
+  )
+  network = sentence_encoder.SentenceEncoder(config, latent_dim=16)
+  return model_cls(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
 
 
 def shapes_of(network):

@@ -1,5 +1,3 @@
-import re
-
 import jax.numpy as jnp
 import naive_search
 import numpy as np
@@ -56,16 +54,6 @@ def test_scores_are_those_of_whole_vectors_and_one_text_is_a_side(encoder, metho
   expected = getattr(encoder, method)(SENTENCES[:1], SENTENCES[1:2])
   found = getattr(encoder, method)(SENTENCES[0], SENTENCES[1], precision="binary")
   np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_vectors_of_another_shape_are_named(encoder, method):
-  for side in ("sources", "targets"):
-    for shape in ((2, 0), (2, 7), (7,), (2, 1, 6), ()):
-      sides = {"sources": np.ones((2, 6)), "targets": np.ones((2, 6)), side: np.ones(shape)}
-      message = rf"{side} has the shape {re.escape(str(shape))}; .* \[N, 6\]"
-      with pytest.raises(ValueError, match=message):
-        getattr(encoder, method)(**sides)
 
 
 def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
