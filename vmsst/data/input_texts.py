@@ -47,9 +47,9 @@ def check(texts: Iterable[str]) -> None:
   of_other_items = isinstance(texts, (str, bytes, bytearray, Mapping, Set))
   if of_other_items or getattr(texts, "ndim", 1) != 1 or not is_collection:
     raise TypeError(
-      f"sentences are of type {type(texts).__name__}; pass a list of strings (one column of a "
-      "table, the values of a dictionary; for one sentence a list of one), or the pathlib.Path of a "
-      "file"
+      f"sentences are of type {type(texts).__name__}; pass a list of strings (for one sentence a "
+      "list of one; one column of a table; the values of a dictionary), or the path of a file as "
+      "pathlib.Path"
     )
 
 
@@ -66,17 +66,15 @@ def languages(value: Any, count: int) -> list[str]:
   """
   if isinstance(value, str):
     return [value] * count
-  codes = (
-    list(value) if isinstance(value, Collection) and not isinstance(value, Mapping) else [value]
-  )
-  if isinstance(value, Set) or not all(isinstance(code, str) for code in codes):
+  is_list = isinstance(value, Collection) and not isinstance(value, (Mapping, Set))
+  if not is_list or not all(isinstance(code, str) for code in value):
     raise TypeError(
       f"language is {value!r}; it must be a language code, such as 'de', or a list of one code for "
       "each sentence"
     )
-  if len(codes) != count:
-    raise ValueError(f"{len(codes)} languages for {count} sentences")
-  return codes
+  if len(value) != count:
+    raise ValueError(f"{len(value)} languages for {count} sentences")
+  return list(value)
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
