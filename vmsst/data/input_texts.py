@@ -44,7 +44,7 @@ def check(texts: Iterable[str]) -> None:
   an array with other than one axis; or no collection.
   """
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
-  of_other_items = isinstance(texts, (str, bytes, bytearray, Mapping, Set))
+  of_other_items = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
   if of_other_items or getattr(texts, "ndim", 1) != 1 or not is_collection:
     raise TypeError(
       f"sentences are of type {type(texts).__name__}; pass a list of strings (for one sentence a "
