@@ -101,8 +101,8 @@ def test_the_sample_corpus_is_a_mixture_too():
   mixture = seqio.MixtureRegistry.get(name)
   assert [task.num_input_examples("train") for task in mixture.tasks] == [20, 20]
   german = mixture.tasks[0].get_dataset(split="validation", shuffle=False)
-  assert _texts(german)[3] == sample.sentence(3, "de", "validation")
-  assert _texts(german, "targets")[3] == sample.sentence(3, "en", "validation")
+  for side, code in (("inputs", "de"), ("targets", "en")):
+    assert _texts(german, side)[3] == sample.sentence(3, code, "validation")
   everything = seqio.MixtureRegistry.get(bitext.sample(BYTES, num_meanings=2))
   assert len(everything.tasks) == len(sample.LANGUAGES) - 1
   with pytest.raises(errors.InputError, match="no Swahili"):

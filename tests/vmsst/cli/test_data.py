@@ -133,18 +133,15 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(tmp_path, capsys):
   pairs = [(f"the {a} dog", f"sees a {b}") for a in ("old", "Big") for b in ("house", "river")]
   bitext = line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", pairs)
-  plain = line_files.write_text(tmp_path / "b.txt", "a plain line\n\nand another one\n")
   output = tmp_path / "new.model"
-  command = ["vocab", "train", f"--output={output}", "--input", str(tmp_path / "*.gz"), str(plain)]
-  status = cli.main([*command, "--size=40", "--model-type=bpe", "--lowercase"])
-  printed, problems = capsys.readouterr()
-  assert status == 0, problems
+  command = ["vocab", "train", f"--output={output}", f"--input={bitext}", "--lowercase"]
+  assert cli.main([*command, "--size=36", "--model-type=bpe"]) == 0
+  printed = capsys.readouterr().out
   assert "SentencePieceVocabulary.lowercase = True" in printed
   assert f"         8 sentences  {bitext}\n" in printed
-  assert f"         2 sentences  {plain}\n" in printed
   vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
-  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
+  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (36, 1, 2)
   assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
-  assert sorted(path.name for path in tmp_path.iterdir()) == [bitext.name, "b.txt", "new.model"]
+  assert {*tmp_path.iterdir()} == {bitext, output}
   assert cli.main([*command, "--size=5000"]) == 1
-  assert "5000 pieces from 10 sentences" in capsys.readouterr().err
+  assert "5000 pieces from 8 sentences" in capsys.readouterr().err

@@ -17,12 +17,12 @@ def folder(tmp_path_factory):
   return opus_tree.write_dataset(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
 
 
-def test_a_shard_is_a_bitext(folder):
-  (bitext,) = readers.find_bitext(f"{folder}/*-train_deu_eng.tfrecord*")
-  assert (bitext.source, bitext.target) == (languages.language("de"), languages.language("en"))
-  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
-  (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
-  assert (bitext.source, bitext.target) == (languages.language("zh_TW"), languages.language("es"))
+def test_a_shard_is_a_bitext(folder, tmp_path):
+  for name, codes in (("train_deu_eng", ("de", "en")), ("validation_cmnHant_spa", ("zh_TW", "es"))):
+    (bitext,) = readers.find_bitext(f"{folder}/*-{name}.tfrecord*")
+    assert (bitext.source, bitext.target) == tuple(map(languages.language, codes))
+    rows = TEXTS[codes][1:] if name.startswith("train") else TEXTS[codes][:1]
+    assert list(readers.read_pairs(bitext)) == rows
   assert dataset_shards.Records(bitext.paths[0]).texts(0) == {
     "source": "房子",
     "target": "casa",
@@ -30,15 +30,10 @@ def test_a_shard_is_a_bitext(folder):
     "target_language": "spa",
     "corpus": "Corpus",
   }
-
-
-def test_languages_are_given_if_the_name_has_none(folder, tmp_path):
-  path = tmp_path / "mine.tfrecord"
-  path.write_bytes(next(folder.glob("*-train_deu_eng*")).read_bytes())
+  unnamed = tmp_path / "mine.tfrecord"
+  unnamed.write_bytes(b"")
   with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair"):
-    readers.find_bitext(str(path))
-  (bitext,) = readers.find_bitext(str(path), ("de", "en"))
-  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+    readers.find_bitext(str(unnamed))
 
 
 def test_a_damaged_tfrecord_is_named(folder, tmp_path):

@@ -83,17 +83,6 @@ def test_encode_keeps_the_eos_token_when_it_cuts_and_decode_stops_there(model_wi
     byte.decode([259])
 
 
-def test_vocabularies_are_equal_by_what_they_are(model_with_eos):
-  from vmsst.data.features import SeqioVocabulary
-
-  a, b, lowercased = (
-    SeqioVocabulary(vocabularies.SentencePieceVocabulary(model_with_eos, lowercase=x))
-    for x in (False, False, True)
-  )
-  assert a == b != lowercased
-  assert hash(a) == hash(b)
-
-
 def test_the_file_is_read_again_and_named_if_it_cannot_be_used(tmp_path):
   path, sizes = tmp_path / "v.model", []
   for words in ("one two", "one two three four five"):

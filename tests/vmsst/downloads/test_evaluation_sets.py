@@ -169,14 +169,13 @@ def test_the_command(server, monkeypatch, tmp_path, capsys):
   chosen = served(server, "nq", {"NQ-open.dev.jsonl": b"{}\n"})
   known = dict(evaluation_sets.catalog()) | {"nq": chosen}
   monkeypatch.setattr(evaluation_sets, "catalog", lambda: known)
-  commands.download_data("evaluation", "--list")
-  everything = capsys.readouterr().out
-  for text in ("tatoeba: Tatoeba v1", "CC BY-SA 4.0", "BY HAND"):
-    assert text in everything
-  commands.download_data("evaluation", "nq", "--output", str(tmp_path))
-  out = capsys.readouterr().out
-  assert "nq: license CC BY-SA 3.0" in out
-  assert "nq: 1 files" in out
+  for arguments, texts in (
+    (["--list"], ["tatoeba: Tatoeba v1", "CC BY-SA 4.0", "BY HAND"]),
+    (["nq", "--output", str(tmp_path)], ["nq: license CC BY-SA 3.0", "nq: 1 files"]),
+  ):
+    commands.download_data("evaluation", *arguments)
+    out = capsys.readouterr().out
+    assert all(text in out for text in texts)
   for arguments, message in (
     (("--output", "x"), r"SET is \[\]; set it to the evaluation sets"),
     (("nothing", "--list"), "evaluation set is 'nothing'; known: tatoeba, "),

@@ -159,16 +159,6 @@ def test_damaged_archives_are_reported(tmp_path):
     assert what in faults[0][1]
 
 
-def test_a_release_is_identified_by_content_not_by_size_and_time(tmp_path):
-  path = tmp_path / "x.tsv"
-  path.write_bytes(b"a\tb\n")
-  os.utime(path, (1e9, 1e9))
-  first = _release(path).identity
-  path.write_bytes(b"a\tc\n")
-  os.utime(path, (1e9, 1e9))
-  assert _release(path).identity != first
-
-
 def test_a_lost_connection_is_not_taken_for_the_end_of_a_file(tmp_path, monkeypatch):
   store = memory_store.installed(monkeypatch)
   opus_tree.write(tmp_path, [opus_tree.Part("Europarl", "v8", ("de", "en"), ROWS)])
