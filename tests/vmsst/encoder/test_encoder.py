@@ -152,7 +152,7 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
-    (lambda x: x.encode(b"hello"), TypeError, "bytes; decode them"),
+    (lambda x: x.encode(b"hello"), TypeError, "sentences are of type bytes"),
     (lambda x: x.encode(["a"], 32), TypeError, "32 has no name; write, for example, batch_size=32"),
     (lambda x: x.encode(["a"], pool=1), ValueError, "pool is 1; .* `vmsst embed`"),
     (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
