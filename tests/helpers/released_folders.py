@@ -374,7 +374,7 @@ REFUSED = [
   *(("bert", {_TC: {key: value}}, (_TC, key)) for key, value in (
     ("truncation_side", "left"), ("split_special_tokens", True), ("vocab", {"a": 0}),
     ("model_input_names", ["input_ids"]), ("tokenizer_class", "RobertaTokenizer"),
-    ("strip_accents", "yes"), ("cls_token", None), ("added_tokens_decoder", {"x": _ENT}),
+    ("strip_accents", "yes"),
   )),
   ("bert", {"config.json": {"tokenizer_class": "ByT5Tokenizer"}, _TC: None},
    ("config.json", "tokenizer_class")),
@@ -386,10 +386,10 @@ REFUSED = [
    (_TJ, "post_processor")),
   *(("bert", {file: {key: value}}, (file, key)) for file, key, value in (
     (_SB, "max_seq_length", 0), (_SB, "modality_config", {"message": {}}), (_SB, "other", 1),
-    (_PR, "prompts", {"query": 3}), (_PR, "default_prompt_name", "x"), (_PR, "truncate_dim", 3),
+    (_PR, "prompts", {"query": 3}), (_PR, "truncate_dim", 3),
     ("adapter_config.json", "cannot be imported", 1), (_PO, "pooling_mode", 3),
   )),
-  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "the pooling is")) for mode in ("min", [])),
+  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "pooling_mode")) for mode in ("min", [])),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {_MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE | {key: value}},
