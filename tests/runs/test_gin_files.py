@@ -5,6 +5,7 @@ import math
 import re
 
 import commands
+import numpy as np
 import pytest
 import tiny_encoders
 
@@ -558,10 +559,33 @@ for file in files:
 """
 
 
-def test_each_mesh_cuts_what_it_says(tmp_path):
-  (tmp_path / "stub.gin").write_text(_STUB)
+@pytest.fixture
+def mesh_folder(tmp_path):
+  """A folder with both.gin, two meshes in one."""
   both = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
   (tmp_path / "both.gin").write_text(both)
-  done = commands.script(_SHARDS, ROOT, *CUT, cwd=tmp_path, devices=8)
+  return tmp_path
+
+
+def test_each_mesh_cuts_what_it_says(mesh_folder):
+  (mesh_folder / "stub.gin").write_text(_STUB)
+  done = commands.script(_SHARDS, ROOT, *CUT, cwd=mesh_folder, devices=8)
   found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
   assert {file: tuple(cut) for file, cut in found.items()} == CUT
+
+
+@pytest.mark.slow
+def test_meshes_do_not_change_the_losses(mesh_folder):
+  def losses(name, devices, *options):
+    run = mesh_folder / name
+    options += ("--gin.WARMUP_STEPS=1", "--gin.train.stats_period=1", f"--gin.MODEL_DIR='{run}'")
+    options += ("--gin.EVAL_PERIOD=0", "--gin.train.run_eval_before_training=False")
+    done = commands.t5x("train", *commands.TINY, *options, cwd=mesh_folder, devices=devices)
+    assert done.returncode == 0, done.stderr
+    rows = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if "loss" in row]
+
+  alone = losses("alone", 1)
+  for number, mesh in enumerate(CUT):
+    found = losses(str(number), 8, f"--gin_file={mesh}")
+    np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=mesh)
