@@ -162,7 +162,9 @@ def format_table(results: "Results") -> str:
   return "\n".join(rows)
 
 
-def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder) -> None:
+def report(
+  folders: list[Annotated[str, Argument("DIR", role="input")]], *, out: OutputFolder
+) -> None:
   """Write tables and figures of evaluations, next to published numbers.
 
   Args:
@@ -173,7 +175,6 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
   from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
-  outputs.check(folders, folder=out, files=[path.name])
   outputs.write_text(path, page.html(folders))
   print(path)
 

@@ -24,11 +24,8 @@ class Data:
   """The files of benchmarks, which several encoders share: each is hashed once."""
 
   def __init__(self, root: str | None):
-    """Takes the data root; raises InputError if it is not a folder."""
+    """Takes the data root."""
     self.root = storage.path(root or "")
-    with storage.explained(self.root, "read"):
-      if not self.root.is_dir():
-        raise errors.InputError(f"{root}: not a folder; give one with a folder per benchmark")
     self._checksum = functools.cache(lambda path, version: checksums.of_file(path))
     self._digests: dict[str, str] = {}
 

@@ -204,10 +204,10 @@ def collect_results(scored: BenchmarkResults) -> list[Result]:
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
   """Returns what all results of an encoder depend on, as in results.json."""
-  length = encoding.max_length(encoder)
+  length = getattr(encoder, "max_seq_length", None)
   names = None if seen is None else sorted({language.name for language in seen})
   record = {"encoder": encoding.identity(encoder, name), "seen": names}
-  return record | ({"max_length": length} if length else {})
+  return record | ({"max_length": length} if isinstance(length, int) else {})
 
 
 def evaluate(
