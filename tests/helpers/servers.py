@@ -114,21 +114,15 @@ class Nodes:
     self.raylets = [_answer(keeper) for _ in range(_NODES)]
     self._keeper = keeper
     self._environment = environment
-    self._drivers = []
+    self.drivers = []
 
   def driver(self, argv, **options):
     """Starts a process that uses the cluster, after replacing killed nodes."""
     while len(self.raylets) < _NODES:
       print(file=self._keeper.stdin, flush=True)
       self.raylets.append(_answer(self._keeper))
-    self._drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
-    return self._drivers[-1]
-
-  def kill_drivers(self):
-    """Kills the drivers that a failed test left."""
-    for driver in self._drivers:
-      driver.kill()
-      driver.wait()
+    self.drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
+    return self.drivers[-1]
 
   def kill_worker(self):
     """Kills a process that is doing a task, of any of the nodes."""
@@ -154,7 +148,16 @@ class Nodes:
 def cluster():
   """Yields a cluster of three nodes with one CPU each."""
   folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Paths of sockets must be short.
-  environment = _environment() | {"RAY_TMPDIR": folder}
+  environment = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_HELPERS)]),
+    "RAY_TMPDIR": folder,
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # Other processes fill the memory of test machines.
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
+  }
   pathlib.Path(folder, "ray").mkdir()  # A cluster's address is written into it.
   log = pathlib.Path(folder, "log")
   with log.open("w") as errors:
@@ -172,7 +175,9 @@ def cluster():
     except json.JSONDecodeError as error:
       raise RuntimeError(log.read_text()[-3000:]) from error
     yield nodes
-    nodes.kill_drivers()
+    for driver in nodes.drivers:  # that a failed test left
+      driver.kill()
+      driver.wait()
   finally:
     keeper.stdin.close()
     keeper.wait(timeout=60)
@@ -182,18 +187,6 @@ def cluster():
 
 def _answer(keeper):
   return json.loads(keeper.stdout.readline())
-
-
-def _environment():
-  return {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_HELPERS)]),
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # Other processes fill the memory of test machines.
-    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
-  }
 
 
 def _children(parent):

@@ -155,7 +155,17 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
     capture_output=True,
     check=False,
   )
-  analyses = _words_of_analyses(done.stdout.decode("utf-8", errors="replace"))
+  # A line of output is a word and its properties: `word reading lemma part-of-speech number ...`.
+  # Alternative readings of a word follow on lines that start with `@`; a word `@` has a part of
+  # speech like any other. `EOS` ends an analysis; `# ERROR` replaces a failed one.
+  analyses: list[list[str]] = [[]]
+  for line in done.stdout.decode("utf-8", errors="replace").split("\n"):
+    fields = line.split(" ")
+    if line == "EOS":
+      analyses.append([])
+    elif len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
+      analyses[-1].append(fields[0])
+  analyses.pop()  # after the last end
   if done.returncode or len(analyses) < len(lines):
     reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(
@@ -165,23 +175,3 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   analyzed = iter(analyses)
   words = [[next(analyzed) or [stretch] for stretch in of_text] for of_text in stretches]
   return [" ".join(word for part in of_text for word in part) for of_text in words]
-
-
-def _words_of_analyses(output: str) -> list[list[str]]:
-  """Returns the words of every analysis that Juman++ prints; a failed analysis has no words.
-
-  A line is a word and its properties: `word reading lemma part-of-speech number ...`. Alternative
-  readings of a word follow on lines that start with `@`; a word `@` has a part of speech like any
-  other. `EOS` ends an analysis, `# ERROR` replaces one.
-  """
-  analyses: list[list[str]] = []
-  words: list[str] = []
-  for line in output.split("\n"):
-    if line == "EOS":
-      analyses.append(words)
-      words = []
-      continue
-    fields = line.split(" ")
-    if len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
-      words.append(fields[0])
-  return analyses

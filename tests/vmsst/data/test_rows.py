@@ -3,7 +3,6 @@ import itertools
 import numpy as np
 import pytest
 
-from vmsst import errors
 from vmsst.data import rows, sample, tables, vocabularies
 
 BYTES = vocabularies.ByteVocabulary()
@@ -44,11 +43,6 @@ def test_rows_have_the_ids_of_the_vocabulary_and_counts_warn(kind, max_length, c
   rows.check_texts([texts], LENGTHS)
   assert f"Of the first 256 pairs, dropped: {256 - len(kept)} (" in caplog.text
   assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
-
-
-def test_a_table_of_which_nothing_is_left_is_an_error():
-  with pytest.raises(errors.InputError, match="x: no pair is left: of 256 pairs, 0 have an empty"):
-    rows.check_texts([_texts(BYTES, 1)], LENGTHS)
 
 
 def test_evaluation_keeps_all_rows():
