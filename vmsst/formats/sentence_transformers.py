@@ -85,13 +85,10 @@ class _Prompts(msgspec.Struct):
   similarity_fn_name: encoder_json.Similarity | None = None
 
 
-_Mode = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(_POOLING_FLAGS)})$")]
-
-
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: _Mode | Annotated[list[_Mode], msgspec.Meta(min_length=1)] | None = None
+  pooling_mode: str | list[str] | None = None
   include_prompt: bool = True
 
 
@@ -170,7 +167,13 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
     if mode is None:
       mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
-    pooling = "+".join(mode if isinstance(mode, list) else [mode]).replace("lasttoken", "last")
+    names = mode if isinstance(mode, list) else [mode]
+    # With patterns for a text and for a list of texts, msgspec frees memory twice at the exit.
+    if not names or not {*names} <= {*_POOLING_FLAGS}:
+      raise errors.InputError(
+        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
+      )
+    pooling = "+".join(names).replace("lasttoken", "last")
   else:
     settings_record = {}
     names = record.get("architectures") or [""]

@@ -545,13 +545,6 @@ def _modernbert_attributes(options: _ModernbertOptions) -> dict[str, Any]:
   }
 
 
-def _qwen3_attributes(options: _Qwen3Options) -> dict[str, Any]:
-  return {
-    "rope_theta": options.rope_parameters.rope_theta or options.theta,
-    "num_kv_heads": options.num_kv_heads or options.num_heads,
-  }
-
-
 def _gemma3_attributes(options: _Gemma3Options) -> dict[str, Any]:
   ropes, pattern = options.rope_parameters, options.sliding_window_pattern
   both_sides, window = options.use_bidirectional_attention, options.sliding_window
@@ -577,10 +570,6 @@ def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
     "initializer_range": config.initializer_std,
     "attention_dropout": config.dropout_rate,
   }
-
-
-def _described_modernbert(config: transformer.TransformerConfig) -> dict[str, Any]:
-  return {**_described_rotary(config), "local_attention": 2 * (config.window - 1)}
 
 
 def _described_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
@@ -615,7 +604,7 @@ _MODERNBERT = Architecture(
     "rope_scaling": None,
   },
   attributes=_modernbert_attributes,
-  described=_described_modernbert,
+  described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
   table=(
     _token_table("embeddings.tok_embeddings.weight"),
     *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
@@ -694,7 +683,10 @@ _QWEN3 = Architecture(
   model_type="qwen3",
   options=_Qwen3Options,
   required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
-  attributes=_qwen3_attributes,
+  attributes=lambda x: {
+    "rope_theta": x.rope_parameters.rope_theta or x.theta,
+    "num_kv_heads": x.num_kv_heads or x.num_heads,
+  },
   described=_described_qwen3,
   table=_decoder_table(("post_attention_layernorm", None), 0.0),
   fixed={**_DECODER, "norm_place": "before"},
