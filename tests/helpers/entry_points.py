@@ -15,6 +15,7 @@ from typing import Any
 
 import conversions
 import fake_encoders
+import killed_commands
 import numpy as np
 import released_folders
 import safetensors.numpy
@@ -61,7 +62,7 @@ def made(write: Write, files: Mapping[str, bytes] = {}) -> Files:
     folder = trials.lay_out(files, pathlib.Path(name, "in"))
     (folder / "m").mkdir(parents=True, exist_ok=True)
     write(folder / "m", pathlib.Path(name, "out"))
-    found = trials.files_below(pathlib.Path(name, "out"))
+    found = killed_commands.contents(pathlib.Path(name, "out"))
     return {f"m/{path}": content for path, content in found.items()}
 
 
@@ -187,7 +188,7 @@ def all_readers() -> list[Reader]:
   with tempfile.TemporaryDirectory() as name:
     folder = trials.lay_out({"text": _TEXT}, pathlib.Path(name))
     _embed(folder)
-    vectors = trials.files_below(folder / "out")
+    vectors = killed_commands.contents(folder / "out")
   to_safetensors = conversions.export_safetensors
   to_theirs = conversions.export_sentence_transformers
   return [
@@ -229,7 +230,9 @@ class Subcommand:
 
 
 def _files(*ends):
-  return lambda folder: {k: x for k, x in trials.files_below(folder).items() if k.endswith(ends)}
+  return lambda folder: {
+    k: x for k, x in killed_commands.contents(folder).items() if k.endswith(ends)
+  }
 
 
 def _params(folder):

@@ -33,13 +33,11 @@ def running(scheme):
     pytest.importorskip(package)
   with reserved() as port:
     url = f"http://127.0.0.1:{port}"
-    command, environment = (_google if scheme == "gs" else _amazon)(port, url)
+    command, environment, new_bucket = (_google if scheme == "gs" else _amazon)(port, url)
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
       _wait(port, server)
-      made = urllib.request.Request(*_bucket(scheme, url))
-      made.method = "POST" if scheme == "gs" else "PUT"
-      urllib.request.urlopen(made, timeout=60).close()
+      urllib.request.urlopen(new_bucket, timeout=60).close()
       yield environment
     finally:
       server.kill()
@@ -52,33 +50,27 @@ def _google(port, url):
   # Its backend on disk blocks for ever when several clients list and delete at the same time.
   command = [_server._get_binary_path(), "-scheme", "http", "-backend", "memory"]
   command += ["-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-  return command, {
+  environment = {
     "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
     "TENSORSTORE_GCS_HTTP_URL": url,
     "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore
     "GOOGLE_CLOUD_PROJECT": "test",
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # needs Google's own servers
   }
+  buckets, as_json = f"{url}/storage/v1/b?project=test", {"Content-Type": "application/json"}
+  return command, environment, urllib.request.Request(buckets, b'{"name": "bucket"}', as_json)
 
 
 def _amazon(port, url):
-  return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], {
+  command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+  environment = {
     "AWS_ENDPOINT_URL": url,
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
   }
-
-
-def _bucket(scheme, url):
-  if scheme == "gs":
-    return (
-      f"{url}/storage/v1/b?project=test",
-      b'{"name": "bucket"}',
-      {"Content-Type": "application/json"},
-    )
-  return f"{url}/bucket", b""
+  return command, environment, urllib.request.Request(f"{url}/bucket", method="PUT")
 
 
 def _wait(port, server):
