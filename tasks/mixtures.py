@@ -61,7 +61,7 @@ def opus(
   sources = {
     pair: seqio_tasks.TableSource(
       {
-        name: functools.partial(tables.RecordTable, split.files, split.counts, teacher)
+        name: functools.partial(tables.open_records, split.files, split.counts, teacher)
         for name, split in by_split.items()
       }
     )

@@ -3,7 +3,6 @@
 Readers have small valid files; the subcommands of `vmsst` that write an output have small inputs.
 """
 
-import dataclasses
 import functools
 import io
 import json
@@ -11,7 +10,7 @@ import pathlib
 import pickle
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import conversions
 import fake_encoders
@@ -39,7 +38,6 @@ _SIZES = {
   "num_encoder_layers": 1, "num_decoder_layers": 1, "relpos_buckets": 8,
 }  # fmt: skip
 _MT5 = json.dumps(tiny_hugging_face.mt5_config(_SIZES)).encode()
-_TEXT = b"".join(b"sentence %d\n" % i for i in range(6))
 Files = dict[str, bytes]
 Write = Callable[[pathlib.Path, pathlib.Path], Any]
 
@@ -80,14 +78,13 @@ def mt5_files() -> Files:
   return {"m/config.json": _MT5, "m/model.safetensors": weights}
 
 
-def bert_files(kind: str = "bert") -> Files:
+def bert_files() -> Files:
   """Returns a sentence-transformers folder `m` of a BERT."""
   changes = {
     "sentence_bert_config.json": {"max_seq_length": 8, "do_lower_case": False},
     "config_sentence_transformers.json": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
-    **({"tokenizer.json": None} if kind == "xlmr" else {}),
   }
-  return made(lambda _, folder: released_folders.write(folder, kind, changes))
+  return made(lambda _, folder: released_folders.write(folder, "bert", changes))
 
 
 def ems_files() -> Files:
@@ -140,10 +137,6 @@ def run_files() -> Files:
 
 
 def _load(folder: pathlib.Path) -> None:
-  assert vmsst.load(folder / "m").dimension == 6
-
-
-def _load_and_encode(folder: pathlib.Path) -> None:
   assert vmsst.load(folder / "m").encode(["hello world"]).shape == (1, 6)
 
 
@@ -167,11 +160,6 @@ def _uses(kind: Callable[[str], Any], name: str) -> Any:
   return read
 
 
-def _embed(folder: pathlib.Path, name: str = "out") -> None:
-  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  embedding.embed(encoder, [str(folder / "text")], folder / name, name="x")
-
-
 def _vectors(folder: pathlib.Path) -> None:
   opened = vector_store.open_vectors(folder)
   for shard in opened.shards():
@@ -186,11 +174,10 @@ def all_readers() -> list[Reader]:
   ems_weights = ems_one["x.safetensors"]
   vmsst_weights = vmsst_one.pop("m/model.safetensors")
   with tempfile.TemporaryDirectory() as name:
-    folder = trials.lay_out({"text": _TEXT}, pathlib.Path(name))
-    _embed(folder)
+    folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
+    encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
+    embedding.embed(encoder, [str(folder / "text")], folder / "out", name="x")
     vectors = killed_commands.contents(folder / "out")
-  to_safetensors = conversions.export_safetensors
-  to_theirs = conversions.export_sentence_transformers
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),
@@ -198,8 +185,10 @@ def all_readers() -> list[Reader]:
            _uses(tokenizers.HuggingFaceVocabulary, "x.json")),
     Reader("vectors", vectors, _vectors),
     Reader("vmsst.load of a run", run, _load),
-    Reader("vmsst.load of a safetensors export", made(to_safetensors, run), _load_and_encode),
-    Reader("vmsst.load of a sentence-transformers export", made(to_theirs, run), _load),
+    Reader("vmsst.load of a safetensors export",
+           made(conversions.export_safetensors, run), _load),
+    Reader("vmsst.load of a sentence-transformers export",
+           made(conversions.export_sentence_transformers, run), _load),
     Reader("import mt5", {**mt5_files(), **model}, _writes(conversions.import_encoder)),
     Reader("import encoder", bert_files(), _writes(conversions.import_encoder)),
     Reader("import ems, torch",
@@ -210,72 +199,41 @@ def all_readers() -> list[Reader]:
   ]  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Subcommand:
+class Subcommand(NamedTuple):
   """A subcommand.
 
   Attributes:
     argv: Its arguments; OUT stands for the output.
-    folder: Whether the output is a folder.
-    stream: Whether the output may be a device or pipe.
-    resumes: Whether an interrupted command resumes.
-    result: Reads the output.
+    owned: Whether the output is a folder that the command owns while it fills it.
   """
 
   argv: str
-  folder: bool = False
-  stream: bool = True
-  resumes: bool = False
-  result: Callable[[pathlib.Path], Any] = pathlib.Path.read_bytes
+  owned: bool = False
 
 
-def _files(*ends):
-  return lambda folder: {
-    k: x for k, x in killed_commands.contents(folder).items() if k.endswith(ends)
-  }
-
-
-def _params(folder):
-  arrays = tiny_encoders.read_arrays(folder.resolve() / "checkpoint_0")
-  return {name: array.tobytes() for name, array in arrays.items()}
-
-
-def _scores(folder):
-  found = json.loads((folder / "results.json").read_text())["benchmarks"]
-  return {name: each["results"] for name, each in found.items()}
-
-
-_At_once = functools.partial(Subcommand, folder=True)
-_Resumed = functools.partial(Subcommand, folder=True, resumes=True)
 COMMANDS = {
-  "embed": _Resumed("embed encoder a.txt OUT", result=_files(".npy")),
-  "score": Subcommand("score encoder a.txt b.txt --output OUT", resumes=True),
+  "embed": Subcommand("embed encoder a.txt OUT", True),
+  "score": Subcommand("score encoder a.txt b.txt --output OUT"),
   "score by likelihood": Subcommand(
-    "score run a.txt b.txt --output OUT --by likelihood --languages en de", resumes=True
+    "score run a.txt b.txt --output OUT --by likelihood --languages en de"
   ),
-  "mine": Subcommand(
-    "mine a.txt b.txt OUT --encoder encoder",
-    stream=False,
-    resumes=True,
-  ),
-  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder", resumes=True),
-  "index": _Resumed("index vectors OUT --factory IVF2,SQ8", result=_files("")),
+  "mine": Subcommand("mine a.txt b.txt OUT --encoder encoder"),
+  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder"),
+  "index": Subcommand("index vectors OUT --factory IVF2,SQ8", True),
   "translate": Subcommand("translate run --to de --input a.txt --output OUT"),
-  "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21", stream=False),
+  "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21"),
   **{
-    f"export {kind}": _At_once(f"export {kind} run OUT", result=_files(""))
+    f"export {kind}": Subcommand(f"export {kind} run OUT")
     for kind in ("safetensors", "sentence-transformers", "onnx")
   },
   **{
-    f"data {kind}": _Resumed(
-      f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv", result=_files(".npy", ".gz")
-    )
+    f"data {kind}": Subcommand(f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv", True)
     for kind in ("embed", "mine-negatives")
   },
-  "import encoder": _At_once("import encoder hub/encoder/m OUT", result=_params),
-  "import ems": _At_once("import ems x.safetensors OUT --vocabulary x.model", result=_params),
-  "eval": _Resumed("eval encoder --data data --out OUT --suite tatoeba", result=_scores),
-  "report": _Resumed("report results --out OUT", result=_files("")),
+  "import encoder": Subcommand("import encoder hub/encoder/m OUT"),
+  "import ems": Subcommand("import ems x.safetensors OUT --vocabulary x.model"),
+  "eval": Subcommand("eval encoder --data data --out OUT --suite tatoeba", True),
+  "report": Subcommand("report results --out OUT", True),
 }
 
 

@@ -4,15 +4,10 @@ import pathlib
 import zlib
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
-from safetensors.numpy import save_file
+import tiny_encoders
 
-from vmsst.data import vocabularies
-from vmsst.formats import encoder_json
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import sentence_encoder
 
 
 class FakeEncoder:
@@ -85,18 +80,6 @@ def make_lines(count: int) -> Iterator[str]:
 
 def make_encoder(folder: pathlib.Path) -> None:
   """Writes a small encoder with random weights in the format of `vmsst export safetensors`."""
-  config = t5.T5Config(
-    vocab_size=259, emb_dim=WIDTH, num_heads=2, head_dim=32, mlp_dim=WIDTH, num_encoder_layers=1
-  )
+  config = tiny_encoders.t5_config(emb_dim=WIDTH, head_dim=32, mlp_dim=WIDTH)
   network = sentence_encoder.SentenceEncoder(config, WIDTH, head=False)
-
-  class Model:
-    sentence_encoder = network
-    vocabulary = vocabularies.ByteVocabulary()
-    max_length = 64
-
-  Model.network = network
-  encoder_json.save_encoder_assets(Model, folder)
-  params = jax.jit(network.init)(jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
-  flat = traverse_util.flatten_dict(params, sep="/")
-  save_file({name: np.asarray(value) for name, value in flat.items()}, folder / "model.safetensors")
+  tiny_encoders.save_export(folder, tiny_encoders.model_of(network, max_length=64))

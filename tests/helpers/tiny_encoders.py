@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors.numpy
 from etils import epath
 from flax import traverse_util
 
@@ -22,6 +23,12 @@ def t5_config(**changes):
   """Returns the sizes of a stack with one layer of width 8 for bytes, with `changes`."""
   sizes = {"emb_dim": 8, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "num_encoder_layers": 1}
   return t5.T5Config(**{"vocab_size": 259, **sizes, **changes})
+
+
+def bert_config(**changes):
+  """Returns the sizes of an encoder with one layer of width 8 for bytes, with `changes`."""
+  sizes = {"emb_dim": 8, "num_heads": 2, "mlp_dim": 8, "num_layers": 1, "max_positions": 9}
+  return transformer.TransformerConfig(**{"vocab_size": 259, **sizes, **changes})
 
 
 def model_of(sentence_encoder, vocabulary=BYTES, max_length=20, network=None):
@@ -69,6 +76,13 @@ def save_run(folder, model, params=None, *, step=0, **assets):
   return folder
 
 
+def save_export(folder, model, params=None):
+  """Saves a model's encoder in the format of `vmsst export safetensors`."""
+  encoder_json.save_encoder_assets(model, folder)
+  params = random_params(model.network) if params is None else params
+  safetensors.numpy.save_file(flat(params), folder / "model.safetensors")
+
+
 def save_training_checkpoint(folder, step, params):
   """Saves a checkpoint as training does, with optimizer state in addition to the parameters."""
   optimizer = jax.tree.map(lambda x: {"v": jnp.zeros_like(x)}, params)
@@ -80,14 +94,9 @@ def save_training_checkpoint(folder, step, params):
 T5 = t5_config(
   vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
 )
-BERT = transformer.TransformerConfig(
-  vocab_size=400,
-  emb_dim=16,
-  num_heads=2,
-  mlp_dim=80,  # its kernels are larger than a page
-  num_layers=2,
-  max_positions=30,
-  initializer_std=0.3,
+# Its kernels are larger than a page.
+BERT = bert_config(
+  vocab_size=400, emb_dim=16, mlp_dim=80, num_layers=2, max_positions=30, initializer_std=0.3
 )
 
 

@@ -220,49 +220,20 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    ("contrastive", {"similarity": "l2"}, "similarity"),
     ("contrastive", {"scale": 0}, "scale is 0"),
-    ("contrastive", {"embedding_slices": 0}, "embedding_slices is 0"),
-    ("contrastive", {"max_length": 0}, "max_length is 0"),
-    *(
-      ("contrastive", {"matryoshka_dims": dims}, re.escape(f"matryoshka_dims is {dims!r}; set"))
-      for dims in (4, (0,), (4, 4), (True,), ("4",), (2.0,))
-    ),
+    ("contrastive", {"matryoshka_dims": (4, 4)}, "matryoshka_dims is"),
     ("vmsst", {"elbo_weight": -1}, "elbo_weight is -1"),
-    ("vmsst", {"kl_weight": -1}, "kl_weight is -1"),
-    ("vmsst", {"kl_anneal_steps": -1}, "kl_anneal_steps is -1"),
-    ("vmsst_contrastive", {"vmsst_weight": -1}, "vmsst_weight is -1"),
-    ("ems", {"masking": "all"}, "masking is 'all'; known: none, input, ugt"),
-    ("ems", {"masking": "ugt"}, "mask_id is None"),
     ("ems", {"masking": "input", "mask_id": V}, f"mask_id is {V}"),
-    ("ems", {"margin": -0.1}, "margin is -0.1"),
-    ("ems", {"negative_groups": 0}, "negative_groups is 0"),
-    ("ems", {"network": {"xtr": False, "contrastive": False}}, "both False"),
-    ("ems", {"network": {"language_dim": 0}}, "language_dim is 0"),
-    (
-      "ems",
-      {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2},
-      "nothing predicts the token",
-    ),
+    ("ems", {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts"),
     ("laser", {"network": {"num_languages": 50}}, "num_languages is 50"),
-    ("laser", {"network": {"decoder_dim": 0}}, "decoder_dim is 0"),
-    ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
     ("laser", {"target_languages": ("en", "klingon")}, "klingon"),
-    ("soft", {"labels": "soft"}, "labels is 'soft'; known: priority, average, hard"),
-    ("soft", {"cross_weight": -1}, "cross_weight is -1"),
+    ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
     ("distillation", {"priority": ("en", "xx")}, "xx"),
   ],
 )
 def test_options_that_cannot_be_used_are_named(name, options, message):
   with pytest.raises(errors.InputError, match=message):
     make_model(name, **options)
-
-
-def test_vectors_must_be_longer_than_they_are_cut():
-  model = make_model("contrastive", matryoshka_dims=(S,))
-  params = tiny_models.random_params(model.network)
-  with pytest.raises(errors.InputError, match="matryoshka_dims has 8, but vectors have 8 dim"):
-    jax.eval_shape(model.eval_fn, params, make_batch())
 
 
 def test_every_model_is_listed_here():
@@ -285,11 +256,8 @@ def test_microbatches_need_permission_if_pairs_are_compared(name):
   unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
   with pytest.raises(errors.InputError) as refusal:  # the trainer asks the model
     toy_runs.make_trainer(num_microbatches=2)(model=model, eval_names=[], **unused)
-  kind = type(model).__name__
-  assert f"NUM_MICROBATCHES=2 leaves a pair of {kind} only 1/2 of its" in str(refusal.value)
-  assert {"EMBEDDING_SLICES=2", "ALLOW_FEWER_NEGATIVES=True"} <= set(
-    re.findall(r"[A-Z_]+=\w+", str(refusal.value))
-  )
+  message = f"NUM_MICROBATCHES=2 leaves a pair of {type(model).__name__} only 1/2 of its"
+  assert message in str(refusal.value)
   make_model(name, allow_fewer_negatives=True).check_microbatches(4)
   make_model(name, embedding_slices=2)  # the way out exists
   if name == "ems":  # without negatives

@@ -176,9 +176,9 @@ def push(
   from vmsst.encoder import loading
   from vmsst.evaluation import results_files
   from vmsst.evaluation.report import markdown
-  from vmsst.formats import hub_upload, model_card, sentence_transformers, tokenizers
+  from vmsst.formats import hub, model_card, sentence_transformers, tokenizers
 
-  hub_upload.check(repository)
+  hub.check_upload(repository)
   name = f"{repository}@{revision}" if revision else repository
   summary = None
   if results is not None:
@@ -196,7 +196,7 @@ def push(
     folder = pathlib.Path(temporary)
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
     (folder / model_card.FILE).write_text(card, encoding="utf-8")
-    print(hub_upload.upload(folder, repository, public=public, revision=revision))
+    print(hub.upload(folder, repository, public=public, revision=revision))
   print(
     f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
     *tokenizers.limits(saved.assets.vocabulary),

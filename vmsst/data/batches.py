@@ -102,10 +102,8 @@ def length_batches(
   Raises:
     InputError: the boundaries are not ascending.
   """
-  if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) < 1:
-    raise errors.InputError(
-      f"boundaries are {tuple(boundaries)}; use positive numbers in ascending order"
-    )
+  ascending = [*boundaries] == sorted({max(1, bound) for bound in boundaries})
+  errors.check(ascending, "boundaries", boundaries, "positive numbers in ascending order")
   longest = max(lengths[name] for name in SIDES if name in lengths)
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 

@@ -134,17 +134,15 @@ def check_lengths(
     passed_through: Further columns that may have a length.
   """
   ranks = {name: spec.rank for name, spec in BitextFeatureConverter.TASK_FEATURES.items()}
-  if "inputs" not in lengths or not set(lengths) <= {*ranks, *passed_through}:
+  possible = {*(ranks.keys() & shapes.keys()), *passed_through}
+  if "inputs" not in lengths or not possible.issuperset(lengths):
+    arguments = sorted({_ARGUMENTS[name] for name in lengths if name in _ARGUMENTS})
+    how = f"; bind bitext.files.{' and '.join(arguments)}" if arguments else ""
     raise errors.InputError(
-      f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs' and may have "
-      f"{sorted(set(ranks) - {'inputs'})}"
+      f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs', and the data only has "
+      f"{sorted(possible)}{how}"
     )
   for name in ranks.keys() & lengths.keys():
-    if name not in shapes:
-      how = f"; bind bitext.files.{_ARGUMENTS[name]}" if name in _ARGUMENTS else ""
-      raise errors.InputError(
-        f"task_feature_lengths has {name!r}, but the data only has {sorted(shapes)}{how}"
-      )
     label, size = f"task_feature_lengths[{name!r}]", np.size(lengths[name])
     shape = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
     errors.check(size == ranks[name], label, lengths[name], shape)
@@ -175,19 +173,10 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   PACKING_FEATURE_DTYPES = None
 
   def __init__(self, pack: bool = False, use_custom_packing_ops: bool = False, **options):
-    """Takes the arguments of seqio.FeatureConverter.
-
-    Raises:
-      InputError: `pack` is set.
-    """
-    if pack:
-      raise errors.InputError(
-        "sentences cannot be packed, because every row has one embedding; bind "
-        "`train/utils.DatasetConfig.pack = False` and `train_eval/utils.DatasetConfig.pack = False`"
-      )
+    """Takes the arguments of seqio.FeatureConverter, which refuses `pack`."""
     # Padding gives every row its length; checking it again would cost as much.
     super().__init__(
-      pack=False,
+      pack=pack,
       use_custom_packing_ops=use_custom_packing_ops,
       **{"apply_length_check": False, **options},
     )

@@ -110,24 +110,35 @@ def parse(
   paths: Sequence[str],
   pair: tuple[Language, Language],
   policy: FaultPolicy,
+  *,
+  fields: Sequence[str] | None = None,
   negatives: int = 0,
 ) -> Iterator[Row | Fault]:
   """Yields the rows of a bitext, as the function of its format does.
 
   Args:
-    kind: "moses", "tsv" or "tmx".
+    kind: "moses", "tsv" or "tmx"; or, with the policy `STOP`, "jsonl" or "tfrecord".
     paths: The file, or the two files of a Moses pair.
     pair: The languages of the two sides.
     policy: What to do about faults.
-    negatives: Number of hard negatives in each row of a TSV file.
+    fields: JSONL only; see `record_rows`.
+    negatives: Number of hard negatives in each row of a TSV or JSONL file.
   """
+  path = paths[0]
   match kind:
     case "moses":
       return parse_moses([(path, policy.lines(path)) for path in paths], policy)
     case "tsv":
-      return parse_tsv(paths[0], policy, negatives)
+      return parse_tsv(path, policy, negatives)
+    case "tmx":
+      return parse_tmx(path, *pair, policy)
+    case "jsonl":
+      lines = enumerate(policy.lines(path), 1)
+      records = ((f"{path}:{n}", input_files.parse_json(line, f"{path}:{n}")) for n, line in lines)
+      return record_rows(records, *pair, fields, negatives)
     case _:
-      return parse_tmx(paths[0], *pair, policy)
+      shard = dataset_shards.Records(path)
+      return (Row(number + 1, shard.pair(number)) for number in range(len(shard)))
 
 
 def parse_moses(
@@ -214,19 +225,6 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
     yield policy.fault(f"{path}:{number + 1}", str(error))
 
 
-def parse_jsonl(
-  path: str,
-  source: Language,
-  target: Language,
-  fields: Sequence[str] | None = None,
-  negatives: int = 0,
-) -> Iterator[Row]:
-  """Yields the rows of a JSON Lines file; see `record_rows`."""
-  lines = enumerate(text_files.read_lines(path), 1)
-  records = ((f"{path}:{n}", input_files.parse_json(line, f"{path}:{n}")) for n, line in lines)
-  return record_rows(records, source, target, fields, negatives)
-
-
 def record_rows(
   records: Iterable[tuple[str, Any]],
   source: Language,
@@ -253,9 +251,7 @@ def record_rows(
   further = 0
   for number, (location, record) in enumerate(records, 1):
     if not isinstance(record, Mapping):
-      raise errors.InputError(
-        f"{location}: not a JSON object but {type(record).__name__}; write one object per line"
-      )
+      raise errors.InputError(f"{location}: not a JSON object; write one object per line")
     grades = _grades(record)
     if isinstance(record.get("translation"), Mapping):
       record = record["translation"]
@@ -295,17 +291,6 @@ def _grades(record: Mapping[str, Any]) -> dict[str, str]:
     for name, value in record.items()
     if (isinstance(value, numbers.Number) and name not in _IDS) or name in _GRADES
   }
-
-
-def parse_shard(path: str) -> Iterator[Row]:
-  """Yields the rows of a file of a dataset of `vmsst data build`.
-
-  Raises:
-    InputError: the file is damaged, or an example lacks a side.
-  """
-  records = dataset_shards.Records(path)
-  for number in range(len(records)):
-    yield Row(number + 1, records.pair(number))
 
 
 def parse_tmx(

@@ -63,10 +63,8 @@ def get_batches(
   """
   provider = get_mixture_or_task(cfg)
   check_split(cfg)
-  if cfg.batch_size % num_shards:
-    raise errors.InputError(
-      f"BATCH_SIZE={cfg.batch_size} is not divisible by {num_shards} data shards; choose a multiple"
-    )
+  whole = cfg.batch_size % num_shards == 0
+  errors.check(whole, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the data shards")
   is_mixture = isinstance(provider, seqio.Mixture)
   if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
     raise errors.InputError(
@@ -80,24 +78,57 @@ def get_batches(
   seed = time_seed() if cfg.seed is None else int(cfg.seed)
   size = cfg.batch_size // num_shards
 
+  converter = feature_converter_cls(
+    pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
+  )
+  lengths = cfg.task_feature_lengths
+
   def load(
     part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
-    rows, spec = _rows(
-      cfg,
-      part,
-      feature_converter_cls,
-      seed=seed,
-      shard=(shard_id, num_shards),
-      num_epochs=num_epochs,
-      reading=reading,
-    )
+    """Returns batches of a task or mixture, and the shape and dtype of a row."""
+    tasks = [task for task in seqio.get_subtasks(part) if cfg.split in task.splits]
+    are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
+    if (
+      are_texts
+      and isinstance(converter, features.BitextFeatureConverter)
+      and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
+    ):
+      texts = [task.texts(cfg.split) for task in tasks]
+      features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
+      columns = texts[0].spec(lengths)
+      spec: Spec = {name: columns[name] for name in lengths}
+      is_mixture = isinstance(part, seqio.Mixture)
+      rates = [part.get_rate(task) for task in tasks] if is_mixture else [1.0]
+      rows = rows_lib.read_rows(
+        texts,
+        rates,
+        lengths,
+        shuffle=cfg.shuffle,
+        seed=seed,
+        shard=(shard_id, num_shards),
+        num_epochs=num_epochs,
+        reading=reading,
+      )
+    else:
+      dataset = part.get_dataset(
+        lengths,
+        split=cfg.split,
+        use_cached=cfg.use_cached,
+        shuffle=cfg.shuffle,
+        seed=seed,
+        shard_info=seqio.ShardInfo(shard_id, num_shards),
+        num_epochs=num_epochs,
+        trim_output_features=cfg.trim_output_features,
+      )
+      dataset = converter(dataset, lengths)
+      rows, spec = _TensorFlowDataset(dataset.batch(rows_lib.CHUNK)), _spec(dataset)
     if not group_by_length:
       return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
     sorted_rows = batches.length_batches(
       rows,
       size,
-      cfg.task_feature_lengths,
+      lengths,
       seed=seed % 2**63 if cfg.shuffle else None,
       boundaries=boundaries,
       group=group_batches,
@@ -114,59 +145,6 @@ def get_batches(
     dataset, spec = load(provider, seed, rows_lib.READING)
   of_batch = {name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype) for name, x in spec.items()}
   return batches.BatchIterator(dataset, of_batch, (shard_id, num_shards))
-
-
-def _rows(
-  cfg: Any,
-  provider: seqio.Task | seqio.Mixture,
-  feature_converter_cls: Callable[..., seqio.FeatureConverter],
-  *,
-  seed: int,
-  shard: tuple[int, int],
-  num_epochs: int | None,
-  reading: grain.ReadOptions,
-) -> tuple[grain.IterDataset, Spec]:
-  """Returns some rows at a time, as columns [N, ...], and the shape and dtype of a row."""
-  converter = feature_converter_cls(
-    pack=cfg.pack, use_custom_packing_ops=cfg.use_custom_packing_ops
-  )
-  lengths = cfg.task_feature_lengths
-  tasks = [task for task in seqio.get_subtasks(provider) if cfg.split in task.splits]
-  are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
-  if (
-    are_texts
-    and isinstance(converter, features.BitextFeatureConverter)
-    and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
-  ):
-    texts = [task.texts(cfg.split) for task in tasks]
-    features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
-    rates = [1.0]
-    if isinstance(provider, seqio.Mixture):
-      rates = [provider.get_rate(task) for task in tasks]
-    rows = rows_lib.read_rows(
-      texts,
-      rates,
-      lengths,
-      shuffle=cfg.shuffle,
-      seed=seed,
-      shard=shard,
-      num_epochs=num_epochs,
-      reading=reading,
-    )
-    spec = texts[0].spec(lengths)
-    return rows, {name: spec[name] for name in lengths}
-  dataset = provider.get_dataset(
-    lengths,
-    split=cfg.split,
-    use_cached=cfg.use_cached,
-    shuffle=cfg.shuffle,
-    seed=seed,
-    shard_info=seqio.ShardInfo(*shard),
-    num_epochs=num_epochs,
-    trim_output_features=cfg.trim_output_features,
-  )
-  dataset = converter(dataset, lengths)
-  return _TensorFlowDataset(dataset.batch(rows_lib.CHUNK)), _spec(dataset)
 
 
 def _spec(dataset: tf.data.Dataset) -> Spec:

@@ -25,7 +25,7 @@ from typing import cast
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import checksums, input_files, manifest
+from vmsst.io import checksums, manifest
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -70,20 +70,13 @@ def find_files(patterns: str | Sequence[str]) -> list[str]:
   `**` matches any number of folders.
 
   Raises:
-    InputError: a pattern matches no file; the message lists the files nearby.
+    InputError: a pattern matches no file.
   """
   files: dict[str, None] = {}
   for pattern in [patterns] if isinstance(patterns, str) else patterns:
     matches = storage.matches(pattern)
     if not matches:
-      if storage.is_url(pattern):
-        raise errors.InputError(f"no file matches {pattern!r}; check the address")
-      full = os.path.abspath(os.path.expanduser(pattern))
-      folder = os.path.dirname(full)
-      while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-      nearby = input_files.listed(os.listdir(folder))
-      raise errors.InputError(f"no file matches {full!r}; {folder} contains {nearby}")
+      raise errors.InputError(f"no file matches {storage.absolute(pattern)!r}; check the path")
     files.update(dict.fromkeys(matches))
   return list(files)
 
@@ -112,8 +105,8 @@ def find_bitext(
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
     if dataset_shards.is_shard(path):
-      bitexts[BitextFile((path,), "tfrecord", *(given or _languages_of_shard(path)))] = None
-    elif kind is None:
+      kind = "tfrecord"
+    if kind is None:
       bitexts[_moses_pair(path, given)] = None
     else:
       source, target = given or languages_in_name(path)
@@ -122,7 +115,7 @@ def find_bitext(
 
 
 def languages_in_name(path: str) -> tuple[Language, Language]:
-  """Returns the two languages in a file name (`x.de-en.tsv.gz`).
+  """Returns the two languages in a file name (`x.de-en.tsv.gz`, `x-train_deu_eng.tfrecord`).
 
   Raises:
     InputError: the name has no pair of known language codes, or more than one.
@@ -205,34 +198,22 @@ def parsed_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
       "`vmsst data mine-negatives`"
     )
-  languages = bitext.source, bitext.target
-  items: Iterator[formats.Row | formats.Fault]
-  match bitext.format:
-    case "tfrecord":
-      items = formats.parse_shard(bitext.paths[0])
-    case "jsonl":
-      items = formats.parse_jsonl(bitext.paths[0], *languages, bitext.fields, negatives)
-    case kind:
-      items = formats.parse(kind, bitext.paths, languages, formats.STOP, negatives)
   empty = True
-  for item in items:
+  for item in formats.parse(
+    bitext.format,
+    bitext.paths,
+    (bitext.source, bitext.target),
+    formats.STOP,
+    fields=bitext.fields,
+    negatives=negatives,
+  ):
     empty = False
     yield cast(formats.Row, item)
   if empty:
-    known = languages_lib.UNDETERMINED not in languages
-    of = f" of {bitext.source.name} and {bitext.target.name}" if known else ""
-    raise errors.InputError(f"{bitext}: contains no pair{of}; check that it is not empty")
-
-
-def _languages_of_shard(path: str) -> tuple[Language, Language]:
-  by_code = {compact_code(language): language for language in languages_lib.LANGUAGES}
-  source, target = (by_code.get(code) for code in dataset_shards.language_codes(path) or ("", ""))
-  if source is None or target is None:
     raise errors.InputError(
-      f"{path}: its name has no pair of language codes (such as `-train_deu_eng.tfrecord`); rename "
-      "it or give the languages"
+      f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "
+      "is not empty"
     )
-  return source, target
 
 
 def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
@@ -248,28 +229,21 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
   folder = os.path.dirname(path)
   sides = {code: path}
   for name in sorted(storage.names(folder)):
-    other_stem, language = _moses_side(os.path.join(folder, name))
     full = os.path.join(folder, name)
+    other_stem, language = _moses_side(full)
     if other_stem == stem and language is not None and storage.path(full).is_file():
       sides.setdefault(language, full)
+  # If nothing names the pair, English is last, as in most corpora; otherwise the order is
+  # alphabetical.
   named = _pairs_in_name(stem)
-  if given or len(named) == 1:
-    source, target = given or named[0]
-  elif len(sides) == 2:
-    # English last, as in most corpora; otherwise in alphabetical order.
-    source, target = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
-  else:
+  by_name = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
+  pair = given or (named[0] if len(named) == 1 else tuple(by_name))
+  if len(pair) != 2 or not sides.keys() >= set(pair):
     raise errors.InputError(
       f"{path}: it needs one counterpart with a known language code, but there are files in "
-      f"{', '.join(sorted(side.name for side in sides))}; rename them or give the two languages"
+      f"{', '.join(side.name for side in by_name)}; add it, rename files, or give the languages"
     )
-  for language in (source, target):
-    if language not in sides:
-      raise errors.InputError(
-        f"{path}: its counterpart in {language.name} is missing; add it to "
-        f"{', '.join(os.path.basename(side) for side in sides.values())}"
-      )
-  return BitextFile((sides[source], sides[target]), "moses", source, target)
+  return BitextFile((sides[pair[0]], sides[pair[1]]), "moses", *pair)
 
 
 def _moses_side(path: str) -> tuple[str, Language | None]:
@@ -279,11 +253,10 @@ def _moses_side(path: str) -> tuple[str, Language | None]:
 
 
 def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
-  pairs: dict[tuple[Language, Language], None] = {}
-  for part in os.path.basename(path).split("."):
-    match = _PAIR_OF_CODES.fullmatch(part)
-    if match:
-      source, target = (formats.language_or_none(code) for code in match.groups())
-      if source and target:
-        pairs[source, target] = None
-  return list(pairs)
+  name = os.path.basename(path)
+  matches = filter(None, map(_PAIR_OF_CODES.fullmatch, name.split(".")))
+  codes = [match.groups() for match in matches]
+  if of_shard := dataset_shards.language_codes(name):
+    codes = [tuple(re.sub("(?=[A-Z])", "_", code) for code in of_shard)]
+  pairs = [tuple(map(formats.language_or_none, pair)) for pair in codes]
+  return list(dict.fromkeys((source, target) for source, target in pairs if source and target))

@@ -155,20 +155,46 @@ def pair_table(
   table = TextTable(kept(), columns)
   table.dropped = total - len(numbers)
   logging.info("%s: %d pairs, and %d with an empty side", name, len(numbers), table.dropped)
-  columns |= _language_columns(pair, len(numbers))
   number_N = np.frombuffer(numbers, np.int64) if numbers else np.zeros(0, np.int64)
-  if vectors:
-    for side, column in enumerate(TEACHER_SIDES):
-      columns[column] = teacher_vectors.Column(vectors, side, number_N)
+  columns |= _columns(pair, len(numbers), vectors, number_N)
   return table
 
 
-def _language_columns(pair: Sequence[Language], count: int) -> dict[str, np.ndarray]:
-  """Returns the language ids of rows of two languages, int32 [N, 1] each."""
-  return {
+def _columns(
+  pair: Sequence[Language],
+  count: int,
+  vectors: Sequence[np.ndarray],
+  line_N: np.ndarray | None = None,
+) -> dict[str, Any]:
+  """Returns the language ids, int32 [N, 1], and a teacher's vectors, if any, of `count` pairs."""
+  columns: dict[str, Any] = {
     name: np.broadcast_to(np.int32(language.index), [count, 1])
     for name, language in zip(SIDES.values(), pair, strict=True)
   }
+  if vectors:
+    for side, name in enumerate(TEACHER_SIDES):
+      columns[name] = teacher_vectors.Column(vectors, side, line_N)
+  return columns
+
+
+def open_records(
+  files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None = None
+) -> "RecordTable":
+  """Opens files of a built dataset.
+
+  Args:
+    files: The files, of one language pair.
+    counts: Number of pairs in each.
+    teacher: Folder of a teacher's vectors of the files, or None.
+
+  Raises:
+    InputError: the vectors do not belong to the files.
+  """
+  vectors = []
+  if teacher:
+    vectors = [teacher_vectors.open_vectors(teacher, file) for file in files]
+    teacher_vectors.check(teacher, dict(zip(files, counts, strict=True)))
+  return RecordTable(files, counts, vectors)
 
 
 class RecordTable(Table):
@@ -179,26 +205,19 @@ class RecordTable(Table):
   Args:
     files: The files, of one language pair.
     counts: Number of pairs in each.
-    teacher: Folder of a teacher's vectors of the files, or None.
-
-  Raises:
-    InputError: the vectors do not belong to the files.
+    vectors: A teacher's vectors of each file, or none.
   """
 
   window = 10_000  # The rows are in random order already; few rows keep few files open.
 
-  def __init__(self, files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None):
+  def __init__(
+    self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()
+  ):
     self._files = files
     self._counts = counts
-    self._teacher = teacher
+    self._vectors = vectors
     self._starts = np.cumsum([0, *counts])
-    pair = files[0].source, files[0].target
-    self._columns: dict[str, Any] = {**_language_columns(pair, len(self))}
-    if teacher:
-      vectors = [teacher_vectors.open_vectors(teacher, file) for file in files]
-      teacher_vectors.check(teacher, dict(zip(files, counts, strict=True)))
-      for side, column in enumerate(TEACHER_SIDES):
-        self._columns[column] = teacher_vectors.Column(vectors, side)
+    self._columns = _columns((files[0].source, files[0].target), len(self), vectors)
 
   def __len__(self) -> int:
     """Number of rows."""
@@ -223,7 +242,8 @@ class RecordTable(Table):
     """Returns the table of a host's files, or None if hosts cannot have equally many."""
     if len(self._files) % count:  # Rows of hosts with fewer files would repeat more often.
       return None
-    return RecordTable(self._files[index::count], self._counts[index::count], self._teacher)
+    own = slice(index, None, count)
+    return RecordTable(self._files[own], self._counts[own], self._vectors[own])
 
 
 @functools.lru_cache(maxsize=256)  # open files

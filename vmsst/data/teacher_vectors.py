@@ -24,10 +24,6 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
     InputError: the file is missing or cannot be read, or contains something else.
   """
   path = vectors_path(folder, bitext)
-  if not storage.exists(path):
-    raise errors.InputError(
-      f"{path}: no such file: write vectors of {bitext} into {folder} with `vmsst data embed`"
-    )
   local = storage.cached_copy(path)
   with storage.naming(local, path):
     return npy_files.open_mapped(local, ("lines", 2, "width"))

@@ -151,8 +151,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   @functools.cached_property
   def _processor(self) -> Any:
-    advice = "give the path of a SentencePiece model, or train one with `vmsst vocab train`"
-    return _parse(self.path, read_file(self.path, advice))
+    return _parse(self.path, input_files.read_bytes(self.path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,14 +238,6 @@ class ByteVocabulary(Vocabulary):
     """Returns the text of ids up to the first EOS token; invalid UTF-8 becomes U+FFFD."""
     data = bytes(value - 3 for value in text_ids(ids, self) if value >= 3)
     return data.decode("utf-8", errors="replace")
-
-
-def read_file(path: str, advice: str) -> bytes:
-  """Returns the content of a vocabulary file; an InputError ends with `advice`."""
-  try:
-    return input_files.read_bytes(path)
-  except errors.InputError as error:
-    raise errors.InputError(f"vocabulary {error}; {advice}") from None
 
 
 def _id_or_none(value: int) -> int | None:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vmsst import arrays, errors
-from vmsst import languages as languages_lib
 from vmsst.data import vocabularies, word_splitting
 from vmsst.io import text_fields, text_files
 from vmsst.languages import Language
@@ -113,12 +112,17 @@ def _texts_by_file(
   patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
 ) -> dict[str, Iterator[_Sentence]]:
   """Returns the sentences of every input; a file is opened when its first sentence is read."""
-  from vmsst.data import readers
+  from vmsst.data import formats, readers
 
   texts: dict[str, Iterator[_Sentence]] = {}
   for path in readers.find_files(patterns):
     if _PLAIN_TEXT.fullmatch(path):
-      language = _language_in_name(path) if plain_text_has_language else None
+      language = None
+      if plain_text_has_language:
+        code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
+        language = formats.language_or_none(code)
+        named = language is not None
+        errors.check(named, "an input", path, "a name with its language, as in news.de.txt")
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):
@@ -126,18 +130,6 @@ def _texts_by_file(
         pairs = readers.read_pairs(bitext)
         texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), sides, strict=False)
   return texts
-
-
-def _language_in_name(path: str) -> Language:
-  """Returns the language in the name of a plain text file: `news.de.txt.gz`."""
-  stem = os.path.basename(path).removesuffix(".gz").removesuffix(".txt")
-  try:
-    return languages_lib.language(stem.rpartition(".")[2])
-  except errors.InputError:
-    raise errors.InputError(
-      f"{path}: splitting it into words needs its language in its name; rename it, as in "
-      "news.de.txt"
-    ) from None
 
 
 def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:

@@ -57,16 +57,23 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
       'as language="de", or one for each text'
     )
   if isinstance(language, (str, Language)):
-    return _splitter(_row(language))(texts)
+    language = [language] * len(texts)
   if len(language) != len(texts):
     raise ValueError(f"{len(language)} languages for {len(texts)} texts")
   places: dict[Language, list[int]] = {}
-  language_row = functools.cache(_row)
+  language_row = functools.cache(languages.language)
   for index, one in enumerate(language):
-    places.setdefault(language_row(one), []).append(index)
+    row = one if isinstance(one, Language) else language_row(one)
+    places.setdefault(row, []).append(index)
   words = [""] * len(texts)
   for row, of_row in places.items():
-    for index, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
+    own = [texts[index] for index in of_row]
+    if row.iso639_3 == _JAPANESE:
+      split = _split_japanese(own)
+    else:
+      cut = _jieba() if row.iso639_3 in _CHINESE else _moses(row)
+      split = [" ".join(" ".join(cut(text)).split()) for text in own]
+    for index, text in zip(of_row, split, strict=True):
       words[index] = text
   return words
 
@@ -86,27 +93,8 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   # Moses 4.0 makes double quotes of these, sacremoses apostrophes.
   quotes = dict.fromkeys("‘‚", '"')
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
-  return [moses.normalize("".join(map(_printing, text))) for text in texts]
-
-
-def _printing(character: str) -> str:
-  return " " if unicodedata.category(character).startswith("C") else character
-
-
-def _row(language: str | Language) -> Language:
-  return language if isinstance(language, Language) else languages.language(language)
-
-
-def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
-  """Returns a function that splits texts of a language."""
-  cut: Callable[[str], Any]
-  if language.iso639_3 in _CHINESE:
-    cut = _jieba()
-  elif language.iso639_3 == _JAPANESE:
-    return _split_japanese
-  else:
-    cut = _moses(language)
-  return lambda texts: [" ".join(" ".join(cut(text)).split()) for text in texts]
+  printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
+  return [moses.normalize(text) for text in printing]
 
 
 @functools.cache

@@ -14,7 +14,8 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -112,12 +113,6 @@ class EvaluationSet:
   by_hand: str = ""
 
   @property
-  def size(self) -> int | None:
-    """Bytes to download, or None if some size is not published."""
-    sizes = [item.file.size for item in self.items]
-    return None if None in sizes else sum(size or 0 for size in sizes)
-
-  @property
   def joined(self) -> dict[str, dict[str, str]]:
     """Maps the path of each joined table to the paths of its parts."""
     if self.tables is None:
@@ -151,10 +146,8 @@ def named(names: Iterable[str]) -> list[EvaluationSet]:
     InputError: a name is unknown.
   """
   wanted, known = set(names), catalog()
-  if unknown := sorted(wanted - {*known, ALL}):
-    raise errors.InputError(
-      f"no evaluation set {', '.join(unknown)}; choose from {', '.join(known)}, or {ALL}"
-    )
+  for name in wanted:
+    errors.check_choice("evaluation set", name, [*known, ALL])
   return [entry for name, entry in known.items() if name in wanted or ALL in wanted]
 
 
@@ -180,21 +173,18 @@ def download(
   chosen: EvaluationSet,
   root: storage.Path,
   report: Callable[[str], None] = lambda line: None,
-  *,
-  work: pathlib.Path | None = None,
 ) -> list[storage.Path]:
   """Downloads a set below a data root.
 
   A note in `.downloads/NAME.json` there marks a complete set, whose files are not downloaded again.
-  Incomplete files are in `.downloads/NAME`, or in `.vmsst/NAME` below `work` for an object store;
-  the next call resumes them.
+  Incomplete files are in `.downloads/NAME`; the next call resumes them. The files of an object
+  store are downloaded to a temporary folder first.
 
   Args:
     fetcher: Downloads files.
     chosen: The set.
     root: The data root, local or in an object store.
     report: Is called with lines for people.
-    work: Local folder for files until they are in the store; required for a `root` in one.
 
   Returns:
     Its files.
@@ -207,16 +197,13 @@ def download(
     report(f"{chosen.name}: complete")
     return complete
   if storage.is_url(root):
-    assert work is not None
-    local = pathlib.Path(outputs.work_path(work, is_folder=True), chosen.name)
-    # A process that was killed while it uploaded has left a complete folder.
-    files = _complete(chosen, local) or _download(fetcher, chosen, local, report)
-    paths = [root / path.relative_to(local).as_posix() for path in files]
-    for path, target in zip(files, paths, strict=True):
-      storage.upload(path, os.fspath(target))
-    storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
-    shutil.rmtree(local)
-    outputs.remove_if_empty(os.path.dirname(local))
+    with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+      local = pathlib.Path(folder)
+      files = [*_download(fetcher, chosen, local, report), _note(chosen, local)]
+      paths = [root / path.relative_to(local).as_posix() for path in files]
+      for path, target in zip(files, paths, strict=True):  # The note is last.
+        storage.upload(path, os.fspath(target))
+    paths.pop()
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
@@ -238,10 +225,17 @@ def _download(
       paths.append(path)
     else:
       staged[item.path] = path
-  if chosen.unpack is not None:
+  if how := chosen.unpack:
+
+    def place(name: str) -> str | None:
+      parts = name.split("/")
+      if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
+        return None  # macOS stores metadata in "._" files.
+      return parts[-1] if how.flat else "/".join(parts[1:]) or None
+
     for path in staged.values():
       report(f"{chosen.name}: unpacking {path.name}")
-      paths += _unpack(path, chosen.unpack, root)
+      paths += archives.unpack(path, root / how.into, place, how.most)
   if chosen.tables is not None:
     for to, parts in chosen.joined.items():
       joined = stage / "joined.tsv"
@@ -266,22 +260,14 @@ def describe(entry: EvaluationSet) -> str:
   if entry.by_hand:
     lines.append(f"  BY HAND  {entry.by_hand}")
   else:
-    size = "size not published" if entry.size is None else f"{entry.size / 2**20:,.1f} MiB"
+    sizes = [item.file.size for item in entry.items]
+    total = sum(size or 0 for size in sizes) / 2**20
+    size = "size not published" if None in sizes else f"{total:,.1f} MiB"
     checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in entry.items)
     lines.append(f"  download {len(entry.items)} files, {size}, checked by {', '.join(checked)}")
   if entry.page:
     lines.append(f"  page     {entry.page}")
   return "\n".join(lines)
-
-
-def _unpack(path: pathlib.Path, how: Unpack, root: pathlib.Path) -> Sequence[pathlib.Path]:
-  def place(name: str) -> str | None:
-    parts = name.split("/")
-    if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
-      return None  # macOS stores metadata in "._" files.
-    return parts[-1] if how.flat else "/".join(parts[1:]) or None
-
-  return archives.unpack(path, root / how.into, place, how.most)
 
 
 def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
@@ -319,23 +305,22 @@ def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
-  items = [_item(**file) for file in entry.get("files", ())]
+  items = [
+    Item(
+      fetch.File(file["url"], file.get("size"), checksum=file.get("checksum", "")),
+      file.get("to", ""),
+      file["url"].rpartition("/")[2],
+    )
+    for file in entry.get("files", ())
+  ]
   if listed := entry.get("list"):
     into = listed.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():
       of_set, path, size, blob = line.split("\t")
-      if of_set != name:
-        continue
-      items.append(
-        Item(
-          fetch.File(listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"),
-          f"{into}/{path.rpartition('/')[2]}" if into else "",
-          path,
+      if of_set == name:
+        file = fetch.File(
+          listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"
         )
-      )
+        items.append(Item(file, f"{into}/{path.rpartition('/')[2]}" if into else "", path))
   described = msgspec.convert({**entry, "name": name}, EvaluationSet)
   return dataclasses.replace(described, items=tuple(items))
-
-
-def _item(url: str, size: int | None = None, checksum: str = "", to: str = "") -> Item:
-  return Item(fetch.File(url, size, checksum=checksum), to, url.rpartition("/")[2])

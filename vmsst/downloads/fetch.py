@@ -138,12 +138,11 @@ class Fetcher:
       try:
         return attempt()
       except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError) and error.code not in _RETRIED:
-          raise errors.InputError(f"{url}: the server answers {error.code}") from None
+        fatal = isinstance(error, urllib.error.HTTPError) and error.code not in _RETRIED
         if (reached := progress()) > furthest:
           furthest, failures = reached, 0
         failures += 1
-        if failures >= self._attempts:
+        if fatal or failures >= self._attempts:
           raise errors.InputError(
             f"{url}: {error or type(error).__name__}; gave up after {failures} attempts: rerun the "
             "same command later to resume"
@@ -174,11 +173,12 @@ class Fetcher:
       if response.status != 206:
         start = 0
       total = None if response.length is None else start + response.length
+      problem = "" if total is None else file.size_difference(total)
       if total is None and not (response.chunked or file.size or file.checksum):
-        raise errors.InputError(f"{file.url}: its length is unknown; put it at {path} by hand")
-      if total is not None and (problem := file.size_difference(total)):
+        problem = "has an unknown length"
+      if problem:
         raise errors.InputError(
-          f"{file.url} {problem}: the file has changed; check it and put it at {path} by hand"
+          f"{file.url} {problem}; check whether the file has changed, and put it at {path} by hand"
         )
       version = response.headers["ETag"] or response.headers["Last-Modified"]
       part = part_path(path, file, version or "", total)

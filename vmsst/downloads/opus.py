@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pathlib
 import re
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.jobs import outputs
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
@@ -92,16 +92,14 @@ def releases(
     keep: Selects language pairs.
 
   Raises:
-    InputError: OPUS has no such corpus or version, or its response is invalid.
+    InputError: OPUS has no such corpus or version, or a record is not a release.
+    msgspec.DecodeError: the response is not a list of OPUS.
   """
   listed = []
   for corpus, version in corpora:
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
-    try:
-      content = msgspec.json.decode(fetcher.read(url), type=_List)
-    except (msgspec.DecodeError, RecursionError) as error:
-      raise errors.InputError(f"{url}: not a list in the format of OPUS: {error}") from None
+    content = msgspec.json.decode(fetcher.read(url), type=_List)
     records = [*map(_release, content.corpora)]
     if not records:
       raise errors.InputError(
@@ -116,18 +114,14 @@ def download(
   chosen: Sequence[Release],
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
-  *,
-  work: pathlib.Path | None = None,
 ) -> list[storage.Path]:
   """Downloads the files of releases below a root, except those that are there.
 
   Args:
     fetcher: Downloads files.
     chosen: The releases.
-    root: A folder, local or in an object store.
+    root: A folder, local or in an object store; a file is uploaded to a store when it is complete.
     report: Is called after each release, with whether it was downloaded.
-    work: Local folder for a file, in its `.vmsst`, until it is in the store; required for a `root`
-      in one.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
@@ -137,16 +131,13 @@ def download(
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
-    else:
-      assert work is not None
-      local = pathlib.Path(outputs.work_path(work, is_folder=True), "=".join(release.path.parts))
-      if fetched := not storage.exists(path):
+    elif fetched := not storage.exists(path):
+      with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+        local = pathlib.Path(folder, path.name)
         fetcher.fetch(file, local)
         storage.upload(local, os.fspath(path))
-      elif problem := file.size_difference(storage.size(path)):
-        raise errors.InputError(f"{path} {problem}; remove it to download it again")
-      local.unlink(missing_ok=True)  # also after a kill between the upload and this line
-      outputs.remove_if_empty(os.path.dirname(local))
+    elif problem := file.size_difference(storage.size(path)):
+      raise errors.InputError(f"{path} {problem}; remove it to download it again")
     report(release, fetched)
     paths.append(path)
   return paths

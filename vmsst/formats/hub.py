@@ -1,7 +1,7 @@
 """Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE".
 
-huggingface_hub downloads them, with its cache, tokens and offline mode (HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.
+huggingface_hub downloads and uploads them, with its cache, tokens and offline mode (HF_HOME,
+HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from vmsst import errors
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
-LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
+_LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 # With weights of layers after the pooling, which may have another format than those of the encoder.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # The first of these files that a repository has.
@@ -23,19 +23,18 @@ _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other engines.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
+# Files of former uploads, which the new encoder may lack.
+_REPLACED = re.compile(
+  r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
+  r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
+)
+
 
 def is_name(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path may be a name on the Hub: `owner/name`, and no file or folder here."""
   text = os.fspath(path)
   is_checkpoint = _CHECKPOINT.fullmatch(text.rsplit("/", 1)[-1])
   return bool(_NAME.fullmatch(text)) and not is_checkpoint and not os.path.lexists(text)
-
-
-def check_repository(name: str) -> None:
-  """Raises InputError unless `name` is `owner/name`, without a revision."""
-  matched = _NAME.fullmatch(name)
-  if not matched or matched["revision"]:
-    raise errors.InputError(f"{name!r} is not the name of a repository: give owner/name")
 
 
 def find(name: str) -> tuple[str, pathlib.Path]:
@@ -53,7 +52,7 @@ def find(name: str) -> tuple[str, pathlib.Path]:
   if not matched:
     raise errors.InputError(f"{name!r} is not the name of a model: give owner/name")
   repository, revision = matched["repository"], matched["revision"]
-  with explained(f"there is no folder {name} here, and {name} cannot be downloaded from"):
+  with _explained(f"there is no folder {name} here, and {name} cannot be downloaded from"):
     for weights in _WEIGHTS:
       snapshot = huggingface_hub.snapshot_download(
         repository,
@@ -67,8 +66,64 @@ def find(name: str) -> tuple[str, pathlib.Path]:
   raise errors.InputError(f"{repository} has no weights in safetensors or in a file of torch")
 
 
+def check_upload(repository: str) -> None:
+  """Raises InputError unless this is `owner/name`, without a revision, and there is a token."""
+  import huggingface_hub
+
+  matched = _NAME.fullmatch(repository)
+  if not matched or matched["revision"]:
+    raise errors.InputError(f"{repository!r} is not the name of a repository: give owner/name")
+  if huggingface_hub.get_token() is None:
+    raise errors.InputError(f"{repository} cannot be uploaded without a token; {_LOG_IN}")
+
+
+def upload(
+  folder: pathlib.Path, repository: str, *, public: bool = False, revision: str | None = None
+) -> str:
+  """Uploads all files of a folder in one commit, whose address it returns.
+
+  The Hub keeps the files of an interrupted upload, so that another call does not send them again.
+
+  Args:
+    folder: An encoder that sentence-transformers opens.
+    repository: `owner/name`, made if it is new.
+    public: Whether everyone can see a new repository. An existing one must have this visibility.
+    revision: Branch to commit to, made from the main branch if it is new; default: the main branch.
+
+  Raises:
+    InputError: the token has no permission, the repository exists and differs from `public`, or the
+      Hub cannot be reached.
+  """
+  from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+  with _explained(f"{repository} cannot be uploaded to"):
+    api = HfApi(library_name="vmsst")
+    address = api.create_repo(repository, private=not public, exist_ok=True)
+    if api.model_info(repository).private == public:
+      is_, fix = ("private", "omit") if public else ("public", "pass")
+      raise errors.InputError(
+        f"{address} exists and is {is_}; {fix} --public, or change its settings"
+      )
+    if revision is not None:
+      api.create_branch(repository, branch=revision, exist_ok=True)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): str(path) for path in paths}
+    stale = filter(_REPLACED.fullmatch, api.list_repo_files(repository, revision=revision))
+    # `upload_folder` may make several commits.
+    commit = api.create_commit(
+      repository,
+      [
+        *(CommitOperationAdd(name, path) for name, path in files.items()),
+        *(CommitOperationDelete(name) for name in stale if name not in files),
+      ],
+      commit_message="Upload by vmsst",
+      revision=revision,
+    )
+  return str(commit.commit_url)
+
+
 @contextlib.contextmanager
-def explained(problem: str) -> Iterator[None]:
+def _explained(problem: str) -> Iterator[None]:
   """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
 
   Args:
@@ -85,5 +140,5 @@ def explained(problem: str) -> Iterator[None]:
       error = error.__cause__  # of one file of many
     reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
-      f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {LOG_IN}"
+      f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {_LOG_IN}"
     ) from None

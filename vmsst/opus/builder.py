@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -171,8 +171,13 @@ def _build(
           spans.setdefault((pair, corpus), []).append(slice(offset, end))
           offset = end
     if not offset:
+      reasons = [
+        f"{sum(facts['counts'].get(name, 0) for facts in cleaned):,} {name}"
+        for name in (stages.READ, *stages.REASONS)
+      ]
+      faults = [f"{place}: {what}" for facts in cleaned for place, what in facts["faults"]]
       raise errors.InputError(
-        f"no pair of texts is left: {_reasons(cleaned)}; relax the rules of the recipe"
+        f"no pair of texts is left: {', '.join(reasons + faults[:1])}; relax the recipe's rules"
       )
     stream.flush()
     ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))
@@ -225,16 +230,6 @@ def _build(
 def _text_bytes(release: releases_lib.Release) -> int:
   """Returns an estimate of a release's bytes of text from its size on disk."""
   return release.size * (_COMPRESSION if release.paths[0].endswith((".zip", ".gz")) else 1)
-
-
-def _reasons(cleaned: Sequence[Mapping[str, Any]]) -> str:
-  """Returns why pairs were left out, with counts and the first fault."""
-  counts: collections.Counter[str] = collections.Counter()
-  for facts in cleaned:
-    counts.update(facts["counts"])
-  reasons = [f"{counts[name]:,} {name}" for name in (stages.READ, *stages.REASONS) if counts[name]]
-  faults = [f"{place}: {what}" for facts in cleaned for place, what in facts["faults"]]
-  return ", ".join(reasons + faults[:1])
 
 
 def _describe(report: card.Report, folder: pathlib.Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import seqio
 import tensorflow_datasets as tfds
 from etils import epath
-from google.protobuf import json_format
 
 from vmsst import errors
 from vmsst import languages as languages_lib
@@ -53,14 +52,6 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
   return f"opus_{config}", folder / str(versions[-1])
 
 
-def _languages(codes: Sequence[str] | None) -> frozenset[Language]:
-  """Returns the languages of codes; all if there are no codes."""
-  if codes is None:
-    return frozenset(languages_lib.LANGUAGES)
-  listed = [codes] if isinstance(codes, str) else codes
-  return frozenset(languages_lib.language(code) for code in listed)
-
-
 def language_pairs(
   folder: epath.Path, languages: Sequence[str] | None, pivots: Sequence[str] | None
 ) -> dict[tuple[Language, Language], dict[str, Split]]:
@@ -72,16 +63,16 @@ def language_pairs(
     pivots: Codes of languages; pairs without one of them are left out. None: all pairs.
 
   Raises:
-    InputError: the dataset is incomplete, or it has no pair of these languages.
+    InputError: the dataset has no pair of these languages.
   """
-  used, required = _languages(languages), _languages(pivots)
+  used, required = (
+    {languages_lib.language(code) for code in ([codes] if isinstance(codes, str) else codes)}
+    if codes is not None
+    else {*languages_lib.LANGUAGES}
+    for codes in (languages, pivots)
+  )
   by_code = {readers.compact_code(language): language for language in languages_lib.LANGUAGES}
-  try:
-    info = tfds.builder_from_directory(folder).info
-  except (OSError, ValueError, json_format.ParseError) as error:
-    raise errors.InputError(
-      f"{folder} is not a complete TFDS dataset ({error}); build it again"
-    ) from None
+  info = tfds.builder_from_directory(folder).info
   pairs: dict[tuple[Language, Language], dict[str, Split]] = {}
   for name in sorted(info.splits):
     split, _, codes = name.partition("_")

@@ -23,7 +23,7 @@ The order of the corpora matters: if two have the same pair, the first keeps it.
 import collections
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -274,11 +274,26 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     ranks: The ranks of all rows; distinct within a cell.
   """
   sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
-  allowed = _allowed(recipe, sizes)
+  listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
+  served = {
+    pair
+    for (pair, corpus), size in sizes.items()
+    if size and not listed[corpus].only_where_nothing_else
+  }
+  allowed = {}
+  for (pair, corpus), size in sizes.items():
+    limit = listed[corpus].limit(pair)
+    if listed[corpus].only_where_nothing_else and pair in served:
+      limit = 0
+    allowed[pair, corpus] = size if limit is None else min(size, limit)
   validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
   train = {cell: size - validation[cell] for cell, size in allowed.items()}
-  for target, cells in _groups(recipe, sorted(sizes)):
-    train |= _level({cell: train[cell] for cell in cells}, target)
+  groups: dict[tuple[str, ...], list[Cell]] = {}  # cells that share a target
+  for cell in sorted(sizes):
+    groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
+  for codes, cells in groups.items():
+    if targets := [recipe.targets[code] for code in codes if code in recipe.targets]:
+      train |= _level({cell: train[cell] for cell in cells}, min(targets))
   return {
     cell: Cut(
       train=_bound(parts, validation[cell] + train[cell]),
@@ -306,36 +321,6 @@ def _counted_for(recipe: Recipe, pair: str) -> list[str]:
   codes = pair.split("_")
   others = [code for code in codes if code not in recipe.pivots]
   return others or codes
-
-
-def _allowed(recipe: Recipe, sizes: Mapping[Cell, int]) -> dict[Cell, int]:
-  """Returns how many rows of each cell are within the caps."""
-  listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
-  served = {
-    pair
-    for (pair, corpus), size in sizes.items()
-    if size and not listed[corpus].only_where_nothing_else
-  }
-  allowed = {}
-  for (pair, corpus), size in sizes.items():
-    limit = listed[corpus].limit(pair)
-    if listed[corpus].only_where_nothing_else and pair in served:
-      limit = 0
-    allowed[pair, corpus] = size if limit is None else min(size, limit)
-  return allowed
-
-
-def _groups(recipe: Recipe, cells: Iterable[Cell]) -> list[tuple[int, list[Cell]]]:
-  """Returns the targets, each with the cells that share it."""
-  groups: dict[tuple[str, ...], list[Cell]] = {}
-  for cell in cells:
-    groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
-  groups_of_targets = []
-  for codes, members in groups.items():
-    targets = [recipe.targets[code] for code in codes if code in recipe.targets]
-    if targets:
-      groups_of_targets.append((min(targets), members))
-  return groups_of_targets
 
 
 def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
@@ -370,11 +355,11 @@ def _bound(parts: Sequence[np.ndarray], count: int) -> int:
 def _normalized(kind: type, value: Any) -> Any:
   """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
   if issubclass(kind, dict):
-    counts = msgspec.convert(value, dict[str, Count])
-    if kind is Counts:
-      return kind({_normalized(Pair if "-" in key else Code, key): n for key, n in counts.items()})
-    of_key = Pair if kind is PairCounts else Code
-    return kind({_normalized(of_key, key): n for key, n in counts.items()})
+    counts = {}
+    for key, count in msgspec.convert(value, dict[str, Count]).items():
+      is_pair = kind is PairCounts or (kind is Counts and "-" in key)
+      counts[_normalized(Pair if is_pair else Code, key)] = count
+    return kind(counts)
   if not isinstance(value, str):  # YAML reads "no", the code of Norwegian, as False.
     raise ValueError(f"{value!r} is not text; put it in quotes")
   if kind is Code:

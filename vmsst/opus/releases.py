@@ -76,7 +76,11 @@ class Release:
     two releases.
     """
     plain = f"{self.corpus}.{self.version}.{readers.pair_name(*self.pair)}"
-    usual = {usual_code(language) for language in self.pair}
+    usual = set()  # "de", "ceb", "sr_Latn"
+    for language in self.pair:
+      code = language.iso639_1 or language.iso639_3
+      same = languages.language(code) == language
+      usual.add(code if same else f"{code}_{language.script}")
     return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
 
   @functools.cached_property
@@ -109,12 +113,6 @@ def ordered(first: Language, second: Language) -> tuple[Language, Language]:
   return source, target
 
 
-def usual_code(language: Language) -> str:
-  """Returns the usual code of a language in OPUS: "de", "ceb", "sr_Latn"."""
-  short = language.iso639_1 or language.iso639_3
-  return short if languages.language(short) == language else f"{short}_{language.script}"
-
-
 def _first_line(chunks: Iterable[bytes]) -> str:
   start = next(iter(chunks), b"").decode("utf-8-sig", errors="replace")
   return next((line.strip() for line in start.splitlines() if line.strip()), "")[:80]
@@ -127,12 +125,8 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   Moses files, TMX or TSV. Files that are not a release are ignored.
 
   Raises:
-    InputError: `root` is not a folder, there is no release below it, or its store does not answer.
+    InputError: there is no release below `root`.
   """
-  with storage.explained(root, "read"):
-    is_folder = storage.path(root).is_dir()
-  if not is_folder:
-    raise errors.InputError(f"{root}: no such folder; give a folder of OPUS releases")
   releases: dict[tuple[str, ...], Release] = {}
   faults: list[Fault] = []
   for path in storage.files_through_links(root):

@@ -12,28 +12,14 @@ from ems_jax.losses import distillation, ranking
 from vmsst.losses import contrastive
 
 B, S, K = 5, 3, 2
-
-
 RNG = np.random.default_rng(0)
-
-
 SOURCE_BS, TARGET_BS, TEACHER_SOURCE_BS, TEACHER_TARGET_BS = (
   RNG.normal(size=(B, S)).astype(np.float32) for _ in range(4)
 )
-
-
 NEGATIVE_BKS = RNG.normal(size=(B, K, S)).astype(np.float32)
-
-
 SAME_BB = np.eye(B, dtype=bool)
-
-
 SAME_BB[0, 3] = SAME_BB[3, 0] = True
-
-
 GIVEN_BK = np.ones((B, K), bool)
-
-
 GIVEN_BK[1, 0] = GIVEN_BK[2] = False
 
 

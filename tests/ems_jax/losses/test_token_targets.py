@@ -5,8 +5,6 @@ import numpy as np
 from ems_jax.losses import token_targets
 
 SENTENCES = [[3, 3, 4, 5], [7], [2, 5, 2, 2, 6, 1], []]  # an unknown word (1) is a token
-
-
 TOKENS_BT = np.array([sentence + [0] * (6 - len(sentence)) for sentence in SENTENCES], np.int32)
 
 

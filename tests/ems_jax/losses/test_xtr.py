@@ -93,8 +93,6 @@ LOSSES = {
   "hidden states alone": Loss(hidden_loss, dense_hidden_nll),
   "xtr": Loss(xtr_loss, dense_kl),
 }
-
-
 either = pytest.mark.parametrize("name", ["tokens", "xtr"])
 
 
@@ -169,20 +167,6 @@ def test_values_equal_the_dense_form_with_and_without_differentiation(name):
   assert not any(np.any(x) for x in gradients)  # they have none
 
 
-def test_padding_never_counts():
-  arrays, targets_BT = make_inputs("tokens")
-  padding_BT = targets_BT == 0
-  hidden_BTD, *others, weights_BT = arrays
-  noisy_BTD = np.where(padding_BT[..., None], 1e3, hidden_BTD)
-  expected = ours_with_gradients("tokens", arrays, targets_BT)
-  found = ours_with_gradients(
-    "tokens", (noisy_BTD, *others, 7 * padding_BT + weights_BT), targets_BT
-  )
-  assert_trees_close(found, expected, rtol=1e-5, atol=1e-5)
-  np.testing.assert_array_equal(expected[1][0][padding_BT], 0)
-  np.testing.assert_array_equal(expected[1][1][2], 0)
-
-
 def test_a_tie_and_padding_are_wrong():
   kernel_DV = jnp.array([[0.0, 5, 5], [0, 1, 2], [9, 0, 0]])
   targets_BT = jnp.array([[1, 2, 0]])
@@ -249,14 +233,8 @@ def test_logits_of_the_whole_batch_never_exist(name):
   assert bytes_beyond_arguments(lambda x: ours(name, x, targets, chunk=16)[0]) < 0.4 * logits
 
 
-def test_inputs_that_cannot_be_used_are_errors():
-  arrays, targets_BT = make_inputs("tokens")
-  with pytest.raises(ValueError, match="both or neither"):
-    ours("tokens", (*arrays[:3], None, arrays[4]), targets_BT)
-  for name in LOSSES:
-    with pytest.raises(ValueError, match="at least 1"):
-      ours(name, *make_inputs(name), chunk=0)
+def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT = make_tokens(B, T, V)
-  tokens_BT[3, 0] = V  # outside the vocabulary
+  tokens_BT[3, 0] = V
   _, kl_B = ours("xtr", make_inputs("xtr")[0], token_targets.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]

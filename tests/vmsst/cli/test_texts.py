@@ -108,10 +108,6 @@ def test_any_name_of_a_file_works(sides, encoder, tmp_path, capsys, monkeypatch)
   assert len(pathlib.Path(out).read_text().splitlines()) == len(SENTENCES)
   printed = capsys.readouterr()
   assert "caf" in printed.out
-  undecodable = os.fsdecode(b"caf\xe9")
-  os.rename(x, undecodable)
-  assert cli.main(["embed", "a", undecodable, "v"]) == 1
-  assert "not UTF-8; rename the file or folder" in capsys.readouterr().err
 
 
 def from_standard_input(monkeypatch, text):

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.skipif(
 
 # Empty, blank, longer than the maximum of all encoders here, and of many lengths.
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "今日は。", *("x" * n for n in range(20))]
-
-
 KINDS = {"gemma": "gemma3_text", "t5 gated": "mt5"}
 
 
@@ -67,12 +65,6 @@ def test_the_vectors_are_those_of_jax(name, tmp_path):
   assert encoder.digest == reference.digest
 
 
-def test_more_tokens_than_positions_are_an_error(tmp_path):
-  encoder = vmsst.load(saved("labse", tmp_path))
-  with pytest.raises(errors.InputError, match=r"max_length is 1000; .* from 1 to 30"):
-    encoder.max_length = 1000
-
-
 def test_every_pooling_and_activation_is_that_of_jax():
   tokens_BT = np.array([[5, 6, 7, 1], [8, 1, 0, 0], [0, 0, 0, 0]], np.int32)
   poolings = [x for x in sentence_encoder.POOLINGS if x != "cls"]
@@ -102,11 +94,8 @@ def test_every_pooling_and_activation_is_that_of_jax():
 def test_an_encoder_can_be_pickled_for_another_process(backend, tmp_path, monkeypatch):
   encoder = vmsst.load(saved("labse", tmp_path), backend=backend)
   encoder.max_length = 3
-  content = pickle.dumps(encoder)
   monkeypatch.setattr(os, "getpid", lambda: -1)
-  with pytest.raises(RuntimeError, match="loaded in process"):
-    encoder.check_process()
-  again = pickle.loads(content)
+  again = pickle.loads(pickle.dumps(encoder))
   found_ND = again.encode(TEXTS, on_cut=None)
   monkeypatch.undo()
   np.testing.assert_array_equal(found_ND, encoder.encode(TEXTS, on_cut=None))
@@ -130,15 +119,12 @@ def test_onnx_runtime_collects_no_data(tmp_path, monkeypatch):
   assert done.stdout == "[]\n"
 
 
-def test_errors_name_the_options(tmp_path, monkeypatch):
+def test_options_that_exclude_each_other_are_errors(tmp_path, monkeypatch):
   laser = lstm.LstmConfig(vocab_size=259, emb_dim=8, hidden_dim=8, num_layers=1)
-  network = tiny_encoders.encoder(laser, head=False)
-  other = tiny_encoders.save_run(tmp_path / "laser", tiny_encoders.model_of(network))
+  model = tiny_encoders.model_of(tiny_encoders.encoder(laser, head=False))
   with pytest.raises(errors.InputError, match="no ONNX graph of a LstmConfig encoder"):
-    vmsst.load(other, backend="onnx").encode(["a"])
+    vmsst.load(tiny_encoders.save_run(tmp_path / "laser", model), backend="onnx").encode(["a"])
   run = saved("t5", tmp_path)
-  with pytest.raises(errors.InputError, match=r"backend is 'torch' .*known: jax, onnx"):
-    vmsst.load(run, backend="torch")
   with pytest.raises(errors.InputError, match="'onnx' computes in float32; omit dtype 'bfloat16'"):
     vmsst.load(run, backend="onnx", dtype="bfloat16")
   monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -1,39 +1,42 @@
-"""Encoders by name, from a server that speaks the protocol of the Hugging Face Hub."""
+"""Encoders by name, on a server that speaks the protocol of the Hugging Face Hub."""
 
 import json
 import os
 import pathlib
+import tempfile
 
 import commands
 import conversions
 import entry_points
 import fake_hub
+import huggingface_hub
 import numpy as np
 import pytest
 import tiny_encoders
 import tiny_hugging_face
 import trials
+from huggingface_hub import constants
 
 import vmsst
 from vmsst import errors
 from vmsst.formats import hub as hub_lib
 from vmsst.networks import sentence_encoder
 
-TEXTS = ["one two", "three"]
+# Of huggingface_hub's calls of httpx.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
-
+TEXTS = ["one two", "", "Wie geht es dir?"]
 NAME = "some/multilingual-e5-tiny"
-
-
-# Loads each name and prints the vectors, or the error.
+# Loads each name and prints its commit, languages and vectors, or the error.
 _LOAD = """
 import json, sys
 import vmsst
 from vmsst import errors
-for name in sys.argv[1:]:
+texts, *names = json.load(sys.stdin)
+for name in names:
   try:
     encoder = vmsst.load(name)
-    print(json.dumps([encoder.path, encoder.encode(["one two", "three"]).tolist()]))
+    print(json.dumps([encoder.path, encoder.languages, encoder.encode(texts).tolist()]))
   except errors.InputError as error:
     print(json.dumps(str(error)))
 """
@@ -57,9 +60,9 @@ def e5(tmp_path_factory, tokenizer_files):
 
 
 def load(hub, home, *names, **changes):
-  """Returns path and vectors, or the error, of each name, loaded in one new process."""
-  variables = fake_hub.environment(hub, home / "hf", **changes)
-  done = commands.script(_LOAD, *names, cwd=home, variables=variables)
+  """Returns commit, languages and vectors, or the error, of each name in one new process."""
+  variables, text = fake_hub.environment(hub, home / "hf", **changes), json.dumps([TEXTS, *names])
+  done = commands.script(_LOAD, cwd=home, text=text, variables=variables)
   return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
 
 
@@ -71,15 +74,19 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   (folder / "2_Dense").mkdir(exist_ok=True)
   (folder / dense).write_bytes(b"of a module that this encoder lacks")
   commit = hub.put(NAME, folder)
-  ((path, found),) = load(hub, tmp_path, NAME)
+  mt5 = trials.lay_out(entry_points.mt5_files(), tmp_path / "mt5") / "m"
+  (mt5 / "spiece.model").write_bytes(entry_points.sentencepiece_model())
+  hub.put("some/mt5", mt5)
+  (path, _, found), (_, _, mean) = load(hub, tmp_path, NAME, "some/mt5")
   assert path == f"{NAME}@{commit}"
+  np.testing.assert_allclose(mean, vmsst.load(mt5, backend="jax").encode(TEXTS), rtol=0, atol=1e-6)
   np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert not [path for _, path in hub.requests if "onnx/" in path]
   assert [path for _, path in hub.requests if dense in path]
   assert not (tmp_path / "hf" / "vmsst").exists()  # nothing is imported
   asked = len(hub.requests)
   offline = load(hub, tmp_path, NAME, f"{NAME}@{commit}", path, HF_HUB_OFFLINE="1")
-  for path, found in offline:
+  for path, _, found in offline:
     assert path == f"{NAME}@{commit}"
     np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert len(hub.requests) == asked
@@ -116,37 +123,10 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   ):
     assert all(part in message for part in parts), message
     assert "\n" not in message
-  ((_, granted),) = load(hub, tmp_path, "some/gated", HF_TOKEN="hf_granted")
+  ((_, _, granted),) = load(hub, tmp_path, "some/gated", HF_TOKEN="hf_granted")
   assert np.shape(granted) == vectors.shape
   (offline,) = load(hub, tmp_path / "other", NAME, HF_HUB_OFFLINE="1")
   assert "cached snapshot" in offline
-
-
-@pytest.mark.slow
-def test_mt5_the_release_of_vmsst_and_exports_by_name(hub, tmp_path):
-  small, release = tmp_path / "mt5" / "m", tmp_path / "release" / "m"
-  trials.lay_out(entry_points.mt5_files(), small.parent)
-  trials.lay_out(entry_points.vmsst_files(), release.parent)
-  own = tiny_encoders.save_run(
-    tmp_path / "run",
-    tiny_encoders.model_of(sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), 6)),
-  )
-  hub.put("some/without-vocabulary", small)
-  (small / "spiece.model").write_bytes(entry_points.sentencepiece_model())
-  conversions.export_sentence_transformers(own, tmp_path / "st")
-  for name, folder in (("mt5", small), ("vmsst", release), ("st", tmp_path / "st")):
-    hub.put(f"some/{name}", folder)
-  names = ("some/mt5", "some/vmsst", "some/st", "some/without-vocabulary")
-  *loaded, error = load(hub, tmp_path, *names)
-  conversions.import_encoder(small, tmp_path / "imported-mt5")
-  conversions.import_encoder(release, tmp_path / "imported-vmsst")
-  folders = (tmp_path / "imported-mt5", tmp_path / "imported-vmsst", own)
-  for name, folder, (path, found) in zip(names, folders, loaded, strict=False):
-    assert path.startswith(f"{name}@")
-    np.testing.assert_allclose(
-      found, vmsst.load(folder, backend="jax").encode(TEXTS), rtol=0, atol=1e-6
-    )
-  assert "or spiece.model of T5, to encode texts with" in error
 
 
 def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
@@ -161,3 +141,99 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
     assert not hub_lib.is_name(path), path
   with pytest.raises(errors.InputError, match="is not the name of a model"):
     hub_lib.find("a/b@x/../../../escaped")  # would be a path in the cache
+
+
+@pytest.fixture
+def account(hub, tmp_path, monkeypatch):
+  """Lets this process upload to the server; returns what sets another token, address or mode."""
+  for name, value in fake_hub.environment(hub, tmp_path / "hf").items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+  monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+  (tmp_path / "tmp").mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+  def use(token=fake_hub.WRITER, endpoint=hub.url, offline=False):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setenv("HF_TOKEN", token)
+
+  use()
+  huggingface_hub.close_session()
+  yield use
+  huggingface_hub.close_session()
+  assert not [*(tmp_path / "tmp").glob("vmsst-*")]
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Saves a run with a projection."""
+  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+  model = tiny_encoders.model_of(network)
+  return tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
+
+
+@pytest.mark.slow
+def test_a_run_is_uploaded_in_one_commit_and_loaded_by_its_name(
+  hub, account, run, tmp_path, capsys
+):
+  assert commands.vmsst("push", run, "me/tiny", "--public") == 0
+  assert commands.vmsst("push", run, "me/private", "--revision", "v2") == 0
+  out = capsys.readouterr().out
+  assert out.startswith(f"{hub.url}/me/tiny/commit/")
+  assert "vmsst.load('me/private@v2')" in out
+  assert hub.messages == ["Upload by vmsst"] * 2
+  assert hub.private == {"me/private"}
+  assert [*hub.files("me/private")] == [".gitattributes"]
+  assert b"me/private" in hub.files("me/private", "v2")["README.md"]
+  for path, codes, vectors in load(hub, tmp_path, "me/tiny", "me/private@v2"):
+    assert path.startswith(("me/tiny@", "me/private@"))
+    assert codes == ["deu", "eng"]
+    np.testing.assert_allclose(vectors, vmsst.load(run).encode(TEXTS), rtol=0, atol=1e-6)
+
+
+def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run, tmp_path):
+  old = tmp_path / "old"
+  gone = "3_Normalize/x", "vocabulary.model", "special_tokens_map.json", "added_tokens.json"
+  for name in ("2_Dense/model.safetensors", "mine.txt", *gone):
+    (old / name).parent.mkdir(parents=True, exist_ok=True)
+    (old / name).write_text("old")
+  hub.put("me/old", old)
+  assert commands.vmsst("push", run, "me/old", "--public") == 0
+  files = hub.files("me/old")
+  assert files["mine.txt"] == b"old"
+  assert files["2_Dense/model.safetensors"] != b"old"
+  assert not {*gone} & {*files}
+
+
+def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, capsys):
+  hub.put("me/public", run)
+  before = {*hub.branches}
+
+  def check(part, path=run, name="me/new", *options):
+    assert commands.vmsst("push", path, name, *options) == 1
+    printed, message = capsys.readouterr()
+    assert part in message
+    assert (printed, message.count("\n")) == ("", 1)
+    assert {*hub.branches} == before
+
+  check("'new' is not the name of a repository: give owner/name", run, "new")
+  check("give owner/name", run, "me/new@v2")
+  check("results.json: cannot be read", run, "me/new", "--results", run)
+  other = {"encoder": {"name": "other", "digest": "1"}, "seen": None}
+  other |= {"absent": {}, "failed": {}, "benchmarks": {}}
+  (tmp_path / "results.json").write_text(json.dumps(other))
+  check(f"has results of other, which is not {run}", run, "me/new", "--results", tmp_path)
+  check("is public; pass --public", run, "me/public")
+  hub.private.add("me/public")
+  check("is private; omit --public", run, "me/public", "--public")
+  account(token="")
+  check("without a token; log in (`hf auth login`) or set HF_TOKEN")
+  account(token="hf_unknown")
+  check("Invalid credentials")
+  account(token=fake_hub.READER)
+  check("You have no rights")
+  account(offline=True)
+  check("HF_HUB_OFFLINE")
+  account(endpoint="http://127.0.0.1:9")
+  check("me/new cannot be uploaded to http://127.0.0.1:9")

@@ -1,12 +1,12 @@
 """Tokenizers against the tokenizers of sentence-transformers, transformers and SentencePiece."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 import released_folders
 import tiny_tokenizers
+import tokenizers
 
 from vmsst import arrays, errors
 from vmsst.data import vocabularies
@@ -14,22 +14,20 @@ from vmsst.encoder import loading
 from vmsst.formats import sentence_transformers
 from vmsst.formats.tokenizers import HuggingFaceVocabulary, export
 
-# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
-ODD = [
-  "", "  ", "word " * 300, "</s> a <pad>", "▁a\tb\u3000c", "ΟΔΟΣ ΣΑΣ’Α Σ", "İ x\u00ad", "<w> 😀",
-]  # fmt: skip
+
+def exported_with_ids(vocabulary, texts):
+  """Asserts that an exported tokenizer gives the ids of the vocabulary; returns both forms."""
+  exported = export(vocabulary)
+  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
+  tokenizer.encode_special_tokens = exported.splits_special_tokens
+  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+  assert found == vocabulary.encode(texts, 10_000)
+  return exported, tokenizer
 
 
 @pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
 def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
-  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
-  vocabulary = vocabulary_of(kind)
-  exported = export(vocabulary)
-  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.splits_special_tokens
-  texts = sentences + ODD
-  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-  assert found == vocabulary.encode(texts, 10_000)
+  exported, tokenizer = exported_with_ids(vocabulary_of(kind), sentences + released_folders.ODD)
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
 
 
@@ -44,19 +42,13 @@ def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, senten
   ],
 )
 def test_user_defined_symbols_are_found_as_in_sentencepiece(symbols, options, tmp_path):
-  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to write them")
   path, text = tmp_path / "m.model", ["the quick brown fox said hi to ABC and abc", "1/2 tm x y"]
   options = {"vocab_size": 80, "user_defined_symbols": symbols, **options}
   path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **options))
-  vocabulary = vocabularies.SentencePieceVocabulary(str(path))
-  exported = export(vocabulary)
-  tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
-  tokenizer.encode_special_tokens = exported.splits_special_tokens
   parts = [*symbols, *symbols, " ", "  ", "the", "x", "AB", "…", "<", "sep", ">", "abc"]
   rng = np.random.default_rng(0)
   texts = ["".join(rng.choice(parts, 1 + i % 7)) for i in range(150)]
-  found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-  assert found == vocabulary.encode(texts, 1000)
+  exported_with_ids(vocabularies.SentencePieceVocabulary(str(path)), texts)
 
 
 def test_symbols_that_overlap_are_refused(tmp_path):
@@ -66,10 +58,6 @@ def test_symbols_that_overlap_are_refused(tmp_path):
     path.write_bytes(tiny_tokenizers.sentencepiece_model(["the brown fox abcd"], **options))
     with pytest.raises(errors.InputError, match="overlap"):
       export(vocabularies.SentencePieceVocabulary(str(path)))
-
-
-def name_of(case):
-  return re.sub(r"[^\w.]+", "-", f"{case[0]} {case[1]}")[:90]
 
 
 def ids_of(folder, texts, prompt=None):
@@ -96,12 +84,9 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
   assert ids_of(folder, ["a a"]) == [[0, 4, 5, 4, 5, 2]]
 
 
-@pytest.mark.parametrize("case", released_folders.HONORED, ids=name_of)
+@pytest.mark.parametrize("case", released_folders.HONORED, ids=released_folders.name_of)
 @pytest.mark.filterwarnings("ignore")  # those of other libraries
-def test_ids_equal_those_of_sentence_transformers(tmp_path, case):
-  st = pytest.importorskip(
-    "sentence_transformers", reason="needs sentence-transformers to compare with"
-  )
+def test_ids_equal_those_of_sentence_transformers(tmp_path, case, st):
   folder = released_folders.write(tmp_path / "m", *case)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
   assert theirs[0].modalities == ["text"]
@@ -127,22 +112,16 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def theirs(transformers, kind, path, texts, length):
-  """Returns the ids of the tokenizer of transformers."""
-  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **MARKS[kind])
-  return tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-
-
 @pytest.mark.parametrize("prefix", ["", "query: "])
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
 @pytest.mark.filterwarnings("ignore")  # warnings of another library
-def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix):
-  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix, theirs):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
   assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)
-  expected = theirs(transformers, kind, tokenizer_files[kind], [prefix + t for t in TEXTS], 12)
+  own = theirs.PreTrainedTokenizerFast(tokenizer_file=vocabulary.path, **MARKS[kind])
+  own_ids = own([prefix + text for text in TEXTS], truncation=True, max_length=12)["input_ids"]
   expected = [
-    tiny_tokenizers.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in expected
+    tiny_tokenizers.swap_padding(np.array(ids), vocabulary.padding_id).tolist() for ids in own_ids
   ]
   found = vocabulary.encode(TEXTS, 12, language="en")
   assert found == expected
@@ -156,41 +135,28 @@ def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefi
   assert vocabulary.tokenize(TEXTS)[-2:] == [[], []]
 
 
-@pytest.mark.parametrize(
-  ("kind", "marks"), [("bert", ("[CLS]", "[SEP]")), ("xlmr", ("<s>", "</s>"))]
-)
-def test_special_ids_are_those_around_every_text(tokenizer_files, kind, marks):
+@pytest.mark.parametrize("kind", ["bert", "xlmr"])
+def test_special_ids_are_those_around_every_text(tokenizer_files, kind):
   path = str(tokenizer_files[kind])
-  vocabulary = HuggingFaceVocabulary(path)
-  own = {
-    x["content"]: x["id"] for x in json.loads(tokenizer_files[kind].read_text())["added_tokens"]
-  }
-  expected = tiny_tokenizers.swap_padding(
-    np.array([own[mark] for mark in marks]), vocabulary.padding_id
-  )
-  assert vocabulary.special_ids == tuple(expected) == tuple(vocabulary.encode([""], 9)[0])
-  assert vocabulary.leading_ids == vocabulary.special_ids[:1]
-  (with_prefix,) = HuggingFaceVocabulary(path, "query: ").tokenize(["x"])
-  leading = HuggingFaceVocabulary(path, "query: ").leading_ids
-  assert (*leading, *vocabulary.tokenize(["x"])[0][1:]) == tuple(with_prefix)
-  assert HuggingFaceVocabulary(path, "query: ").special_ids == vocabulary.special_ids
+  plain, query = HuggingFaceVocabulary(path), HuggingFaceVocabulary(path, "query: ")
+  own = tokenizers.Tokenizer.from_file(path)
+  around = np.array([own.token_to_id(MARKS[kind][name]) for name in ("cls_token", "sep_token")])
+  expected = tuple(tiny_tokenizers.swap_padding(around, plain.padding_id))
+  assert plain.special_ids == query.special_ids == expected == tuple(plain.encode([""], 9)[0])
+  assert plain.leading_ids == expected[:1]
+  assert [*query.leading_ids, *plain.tokenize(["x"])[0][1:]] == query.tokenize(["x"])[0]
   with pytest.raises(errors.InputError, match="prefix 'quer' depend on the text"):
     _ = HuggingFaceVocabulary(path, "quer").leading_ids
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
-def test_ids_become_text_again(tokenizer_files, kind):
+def test_ids_become_text_again_and_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
   (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
   assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
   assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
   with pytest.raises(ValueError, match="is not in a vocabulary"):
     vocabulary.decode([vocabulary.size])
-
-
-@pytest.mark.parametrize("kind", ["bert", "xlmr"])
-def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
-  vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]))
   (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
   assert arrays.PAD_ID not in ids
   assert vocabulary.unk_id in ids
@@ -198,7 +164,11 @@ def test_text_that_spells_padding_is_not_padding(tokenizer_files, kind):
 
 @pytest.mark.parametrize(
   ("changes", "message"),
-  [({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"), (None, "truncated")],
+  [
+    ({"model": {"type": "Other"}}, "not a Hugging Face tokenizer"),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}}, "dropout"),
+    (None, "truncated"),
+  ],
 )
 def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes, message):
   path = tmp_path / "tokenizer.json"
@@ -213,18 +183,7 @@ def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes,
 
 def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
   record = json.loads(tokenizer_files["bert"].read_text())
-  size, tokens = HuggingFaceVocabulary(str(tokenizer_files["bert"])).size, record["model"]["vocab"]
-  assert size == 1 + max(tokens.values())
-  last = max(tokens, key=tokens.get)
-  tokens[last] += 5
-  path = tmp_path / "tokenizer.json"
+  tokens, path = record["model"]["vocab"], tmp_path / "tokenizer.json"
+  tokens[max(tokens, key=tokens.get)] += 5
   path.write_text(json.dumps(record))
-  assert HuggingFaceVocabulary(str(path)).size == size + 5
-
-
-def test_random_ids_are_refused(tokenizer_files, tmp_path):
-  path = tmp_path / "tokenizer.json"
-  model = {"type": "BPE", "vocab": {}, "merges": [], "dropout": 0.5}
-  path.write_text(json.dumps(json.loads(tokenizer_files["bert"].read_text()) | {"model": model}))
-  with pytest.raises(errors.InputError, match="dropout"):
-    HuggingFaceVocabulary(str(path)).encode(["a" * 9], 5)
+  assert HuggingFaceVocabulary(str(path)).size == 1 + max(tokens.values())

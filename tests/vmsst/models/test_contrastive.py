@@ -6,41 +6,18 @@ import jax
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import jit
 
 from ems_jax.models import hard_negatives
-from vmsst.data import vocabularies
 from vmsst.models import contrastive
-from vmsst.networks import sentence_encoder, t5
 
 B, K, S = 8, 3, 16
-
-
-CONFIG = t5.T5Config(
-  vocab_size=60, emb_dim=S, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
-)
-
-
-def make_model(model_cls=contrastive.ContrastiveModel, **options):
-  network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=S)
-  vocabulary = vocabularies.ByteVocabulary()
-  return model_cls(network=network, vocabulary=vocabulary, **options)
-
-
-def make_batch(pairs=B, inputs_length=6, targets_length=6):
-  return tiny_models.random_batch(pairs, pairs, (inputs_length, targets_length), (2, 60))
 
 
 @pytest.fixture(scope="module")
 def params():
   """Parameters so small that the softmax is not saturated."""
-  return jax.tree.map(lambda x: 0.6 * x, tiny_models.random_params(make_model().network))
-
-
-def side_vectors(params, batch):
-  """Vectors of sources and targets, encoded separately."""
-  score_batch = jit(make_model().score_batch)
-  return [np.float64(score_batch(params, {"inputs": batch[x]})) for x in ("inputs", "targets")]
+  network = tiny_models.pair_model().network
+  return jax.tree.map(lambda x: 0.6 * x, tiny_models.random_params(network))
 
 
 def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplicates=False):
@@ -102,7 +79,10 @@ CONTRASTIVE, HARD = contrastive.ContrastiveModel, hard_negatives.HardNegativesMo
 )
 def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   options = dict(options)
-  model, batch = make_model(model_cls, **options), make_batch(targets_length=9)
+  model, batch = (
+    tiny_models.pair_model(model_cls, **options),
+    tiny_models.random_batch(B, B, (6, 9), (2, 60)),
+  )
   batch["inputs"][5] = batch["inputs"][6]
   batch["targets"][3] = batch["targets"][0]
   batch["negatives"] = np.random.default_rng(0).integers(2, 60, (B, K, 7), dtype=np.int32)
@@ -118,9 +98,9 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   if model_cls is CONTRASTIVE:
     batch["negatives"][:] = 0
   loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
-  source_BS, target_BS = side_vectors(params, batch)
-  tokens_NT = batch["negatives"].reshape(-1, 7)
-  wrong_NS = np.float64(jit(make_model().score_batch)(params, {"inputs": tokens_NT}))
+  score_batch = tiny_models.jit(tiny_models.pair_model().score_batch)
+  sides = (batch["inputs"], batch["targets"], batch["negatives"].reshape(-1, 7))
+  source_BS, target_BS, wrong_NS = (np.float64(score_batch(params, {"inputs": x})) for x in sides)
   dims = options.pop("matryoshka_dims", ())
   options.pop("embedding_slices", None)
   losses = []

@@ -6,33 +6,17 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from vmsst.networks import dropout, lstm
-
-
-def apply(x, rate, *, seed=0, **options):
-  module = dropout.Dropout(rate, deterministic=False, **options)
-  return np.asarray(module.apply({}, jnp.asarray(x), rngs={"dropout": jax.random.key(seed)}))
-
+from vmsst.networks import lstm
 
 # With LASER's range, 0.1, small networks are almost linear.
 CONFIG = lstm.LstmConfig(
   vocab_size=50, emb_dim=6, hidden_dim=5, num_layers=2, decoder_dim=7, decoder_output_dim=4,
   language_dim=3, initializer_range=0.5,
 )  # fmt: skip
-
-
 LENGTHS = (6, 3, 1, 4)
-
-
 MASK_BT = np.arange(6) < np.array(LENGTHS)[:, None]
-
-
 EMBEDDED_BTE = np.random.default_rng(0).normal(size=(4, 6, 6)).astype(np.float32)
-
-
 SENTENCE_BZ = np.random.default_rng(1).normal(size=(4, 10)).astype(np.float32)
-
-
 LANGUAGES_B = np.array([0, 2, 1, 2])
 
 

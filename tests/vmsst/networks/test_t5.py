@@ -4,55 +4,16 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
-from flax import linen as nn
 from flax import traverse_util
-from tiny_models import jit
 
-from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer
+from vmsst.networks import sentence_encoder, t5
 
-V = 50
-
-
-T5 = t5.T5Config(
-  vocab_size=V, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
+T5 = tiny_encoders.t5_config(
+  vocab_size=50, emb_dim=16, num_heads=3, mlp_dim=24, num_encoder_layers=2
 )
-
-
-BERT = transformer.TransformerConfig(
-  vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
-  num_token_types=2,
-)  # fmt: skip
-
-
-LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=2)
-
-
-ENCODERS = {
-  "t5": sentence_encoder.SentenceEncoder(T5, 10),
-  "bert": sentence_encoder.SentenceEncoder(BERT, 10),
-  "pooler": sentence_encoder.SentenceEncoder(BERT, 10, head=False, pooling="cls", pooler_dim=10),
-  "lstm": sentence_encoder.SentenceEncoder(LSTM, 10, head=False, pooling="max"),
-  "chain": sentence_encoder.SentenceEncoder(
-    BERT,
-    8,
-    pooling="max+weightedmean+last+mean_sqrt_len_tokens",
-    head=(
-      sentence_encoder.LayerNorm(),
-      sentence_encoder.Dropout(0.5),
-      sentence_encoder.Normalize(),
-      sentence_encoder.Dense(8, "GELU"),
-    ),
-  ),
-}
-
-
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
-
-
-def network(name, **changes):
-  net = ENCODERS[name]
-  return net.clone(config=dataclasses.replace(net.config, **changes))
 
 
 def test_buckets_by_exact_arithmetic():
@@ -68,36 +29,18 @@ def test_buckets_by_exact_arithmetic():
     assert found_TT[query, key] == expected, (query, key)
 
 
-def test_dropout_is_shared_along_the_length():
-  layer = t5.EncoderLayer(dataclasses.replace(T5, dropout_rate=0.5), deterministic=False)
-  arrays = (np.broadcast_to(np.linspace(1, 2, 16, dtype=np.float32), (2, 7, 16)), np.zeros(()))
-  rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-  params = tiny_models.random_values(jax.eval_shape(layer.init, rngs, *arrays)["params"])
-  # Without attention, whose weights are dropped one by one, equal positions stay equal.
-  params["attention"]["out"]["kernel"] *= 0
-  found_BTD, _ = jit(layer.apply)({"params": params}, *arrays, rngs=rngs)
-  np.testing.assert_array_equal(found_BTD, np.broadcast_to(found_BTD[:, :1], found_BTD.shape))
-  assert not np.array_equal(found_BTD[0], found_BTD[1])
-
-
-def test_dropout_is_where_t5_has_it():
-  config = dataclasses.replace(T5, num_encoder_layers=1, dropout_rate=0.1)
-  tokens_BT, places = np.ones((3, 5), int), []
-
-  def record(call, args, kwargs, context):
-    module = context.module
-    if isinstance(module, dropout.Dropout) and not kwargs.get(
-      "deterministic", module.deterministic
-    ):
-      shape = args[0].shape
-      shared = [i - len(shape) in module.broadcast_dims for i in range(len(shape))]
-      places.append(tuple(np.where(shared, 1, shape).tolist()))
-    return call(*args, **kwargs)
-
+def test_dropout_is_where_t5_has_it_and_shared_along_the_length():
+  config = dataclasses.replace(T5, num_encoder_layers=1, dropout_rate=0.5)
   network = sentence_encoder.SentenceEncoder(config, 8)
-  rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-  with nn.intercept_methods(record):
-    jax.eval_shape(lambda: network.init(rngs, tokens_BT, deterministic=False))
+  params = tiny_models.random_params(network)
+  _, factors = tiny_models.with_dropout_factors(network, params, np.ones((3, 5), int))
+  places = [
+    tuple(
+      1 if np.array_equal(factor, np.broadcast_to(factor.take([0], axis), factor.shape)) else size
+      for axis, size in enumerate(factor.shape)
+    )
+    for factor in factors
+  ]
   width, wide, heads = config.emb_dim, config.mlp_dim, config.num_heads
   assert places == [
     (3, 1, width),  # token embeddings
@@ -136,28 +79,3 @@ def test_initial_distributions_of_t5():
   # Truncated at two standard deviations of the underlying normal; a plain normal is not.
   assert np.max(np.abs(flat[f"{layer}/mlp/wi_0/kernel"])) * 16 < 2.3
   assert np.max(np.abs(flat[f"{layer}/attention/key/kernel"])) * 16 > 3
-
-
-# With LASER's range, 0.1, small networks are almost linear.
-CONFIG = lstm.LstmConfig(
-  vocab_size=50, emb_dim=6, hidden_dim=5, num_layers=2, decoder_dim=7, decoder_output_dim=4,
-  language_dim=3, initializer_range=0.5,
-)  # fmt: skip
-
-
-LENGTHS = (6, 3, 1, 4)
-
-
-MASK_BT = np.arange(6) < np.array(LENGTHS)[:, None]
-
-
-EMBEDDED_BTE = np.random.default_rng(0).normal(size=(4, 6, 6)).astype(np.float32)
-
-
-def encoder(**changes):
-  return lstm.LstmEncoder(dataclasses.replace(CONFIG, **changes))
-
-
-@pytest.fixture(scope="module")
-def params():
-  return jax.jit(encoder().init)(jax.random.key(0), EMBEDDED_BTE, MASK_BT)["params"]

@@ -5,21 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from flax import traverse_util
 
 from vmsst import errors
-from vmsst.networks import lstm, sentence_encoder, t5, transformer
+from vmsst.networks import sentence_encoder, t5, transformer
 
-V = 50
-
-
-BERT = transformer.TransformerConfig(
-  vocab_size=V, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
-  num_token_types=2,
-)  # fmt: skip
-
-
+SIZES = {"vocab_size": 50, "emb_dim": 12, "num_heads": 3, "mlp_dim": 20, "num_layers": 2}
+BERT = tiny_encoders.bert_config(**SIZES, max_positions=16, num_token_types=2)
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
 
 
@@ -118,28 +112,3 @@ def test_softmax_and_norms_of_bfloat16_are_computed_in_float32():
   exact_BD = np.float64(x_BD)
   exact_BD = (exact_BD - exact_BD.mean()) / exact_BD.std()
   np.testing.assert_allclose(np.float64(found_BD), exact_BD, atol=0.02)
-
-
-# With LASER's range, 0.1, small networks are almost linear.
-CONFIG = lstm.LstmConfig(
-  vocab_size=50, emb_dim=6, hidden_dim=5, num_layers=2, decoder_dim=7, decoder_output_dim=4,
-  language_dim=3, initializer_range=0.5,
-)  # fmt: skip
-
-
-LENGTHS = (6, 3, 1, 4)
-
-
-MASK_BT = np.arange(6) < np.array(LENGTHS)[:, None]
-
-
-EMBEDDED_BTE = np.random.default_rng(0).normal(size=(4, 6, 6)).astype(np.float32)
-
-
-def encoder(**changes):
-  return lstm.LstmEncoder(dataclasses.replace(CONFIG, **changes))
-
-
-@pytest.fixture(scope="module")
-def params():
-  return jax.jit(encoder().init)(jax.random.key(0), EMBEDDED_BTE, MASK_BT)["params"]

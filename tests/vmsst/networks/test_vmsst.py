@@ -3,64 +3,29 @@ import functools
 import jax
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from tiny_models import jit, random_params
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.models import contrastive, generation
+from vmsst.models import generation
 from vmsst.models import vmsst as models
-from vmsst.networks import sentence_encoder, t5
+from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
 
-B, K, S = 8, 3, 16
-
-
-CONFIG = t5.T5Config(
-  vocab_size=60, emb_dim=S, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
-)
-
-
-def make_model(model_cls=contrastive.ContrastiveModel, **options):
-  network = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=S)
-  vocabulary = vocabularies.ByteVocabulary()
-  return model_cls(network=network, vocabulary=vocabulary, **options)
-
-
-@pytest.fixture(scope="module")
-def params():
-  """Parameters so small that the softmax is not saturated."""
-  return jax.tree.map(lambda x: 0.6 * x, tiny_models.random_params(make_model().network))
-
-
-ABLATIONS_CONFIG = t5.T5Config(
-  vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
-)
-
-
-PLAIN = networks.VmsstNetwork(ABLATIONS_CONFIG, latent_dim=6, num_languages=5)
-
-
+CONFIG = tiny_encoders.t5_config(vocab_size=30, mlp_dim=12)
+PLAIN = networks.VmsstNetwork(CONFIG, latent_dim=6, num_languages=5)
 GROUPS = (-1, 0, 1, 1, 0)  # of languages 0 to 4
-
-
 ONE_EACH = (-1, 0, 1, 2, -1)
-
-
 FULL = {
   "language_encoder_groups": ONE_EACH,
   "decoder_groups": ONE_EACH,
   "encoder_language_embedding": False,
   "decoder_language_embedding": False,
 }
-
-
 TOKENS_BT = np.random.default_rng(0).integers(2, 30, size=(4, 6)).astype(np.int32)
-
-
 TOKENS_BT[1:3, 4:] = 0
-
-
 LANGUAGES_B = np.array([1, 2, 3, 4])
 
 
@@ -84,26 +49,13 @@ def some_sentences():
   return np.random.default_rng(2).standard_normal((4, 12)).astype(np.float32)
 
 
-def ablations_make_model(network, **options):
-  return models.VmsstModel(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
-
-
-def ablations_make_batch(inputs_languages=(1, 2), targets_languages=(3, 3)):
-  return {
-    "inputs": TOKENS_BT[:2],
-    "targets": TOKENS_BT[2:],
-    "input_language": np.array(inputs_languages, np.int32)[:, None],
-    "target_language": np.array(targets_languages, np.int32)[:, None],
-  }
-
-
 def without(params, prefix):
   return {name: value for name, value in params.items() if not name.startswith(prefix)}
 
 
 @pytest.mark.parametrize("network_cls", [networks.VmsstNetwork, networks.BitranslationNetwork])
 def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_state(network_cls):
-  network = network_cls(ABLATIONS_CONFIG, latent_dim=6, num_languages=5, factorized=True)
+  network = network_cls(CONFIG, latent_dim=6, num_languages=5, factorized=True)
   params = random_params(network)
   sentence_BZ = some_sentences()[:, : network.sentence_dim]
   tokens_BRT, weights_BR = TOKENS_BT.reshape(2, 2, 6), np.array([[0.5, 1.0], [2.0, 0.1]])
@@ -178,9 +130,12 @@ def test_an_omitted_kl_may_be_infinite():
   params = random_params(PLAIN)
   huge = jax.tree.map(lambda x: 1e5 * x, params["language_log_variance"])
   params |= {"language_log_variance": huge}
+  languages_B1 = np.ones((2, 1), np.int32)
+  batch = {"inputs": TOKENS_BT[:2], "targets": TOKENS_BT[2:]}
+  batch |= {"input_language": languages_B1, "target_language": languages_B1}
   for kl_weight in (0.0, 1.0):
-    model = ablations_make_model(PLAIN, kl_weight=kl_weight)
-    batch = ablations_make_batch()
+    vocabulary = vocabularies.ByteVocabulary()
+    model = models.VmsstModel(network=PLAIN, vocabulary=vocabulary, kl_weight=kl_weight)
     loss, metrics = tiny_models.evaluate(model.loss_fn, params, batch, None)  # without samples
     assert np.isinf(metrics["kl/input_language"])
     assert np.isfinite(loss) == (kl_weight == 0)
@@ -239,17 +194,11 @@ def test_every_parameter_has_axes_of_t5x(changes):
   tiny_models.assert_standard_axes(tiny_models.shapes_of(PLAIN.clone(**changes)))
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
+def test_groups_that_would_give_nan_or_no_encoder_are_refused():
+  for changes, message in (
     ({"decoder_groups": (0, 1)}, "decoder_groups has groups of 2 languages; num_languages is 5"),
     ({"decoder_groups": (0, 2, 0, 0, 0)}, "decoder_groups must number groups from 0"),
-    ({"language_encoder_groups": (-2, 0, 0, 0, 0)}, "language_encoder_groups must number"),
-    ({"language_encoder_groups": (-1,) * 5}, "language_encoder_groups must number"),
     ({"single_encoder": True, "language_encoder_groups": GROUPS}, "single_encoder leaves no"),
-    ({"num_decoder_layers": 0}, "num_decoder_layers is 0"),
-  ],
-)
-def test_invalid_groups_are_reported(changes, message):
-  with pytest.raises(errors.InputError, match=message):
-    PLAIN.clone(**changes)
+  ):
+    with pytest.raises(errors.InputError, match=message):
+      PLAIN.clone(**changes)

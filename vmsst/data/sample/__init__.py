@@ -130,15 +130,7 @@ class Phrasebook:
 
 @functools.cache
 def phrasebook(language: str) -> Phrasebook:
-  """Returns the phrases of a language.
-
-  Raises:
-    InputError: the sample has no such language.
-  """
-  if language not in LANGUAGES:
-    raise errors.InputError(
-      f"the sample has no language {language!r}; it has {', '.join(LANGUAGES)}"
-    )
+  """Returns the phrases of a language; KeyError if the sample has no such language."""
   return Phrasebook(**_PHRASES[language])
 
 
@@ -146,7 +138,7 @@ def sentence(meaning: int, language: str, split: str = "train") -> str:
   """Returns the meaning of that number in words of a language.
 
   Raises:
-    InputError: the sample has no such language or split.
+    InputError: the sample has no such split.
     IndexError: the split has no meaning of that number.
   """
   return phrasebook(language).sentence(slots(meaning, split))
@@ -200,11 +192,8 @@ def slots(meaning: int, split: str = "train") -> Meaning:
   Raises:
     IndexError: the split has no meaning of that number.
   """
-  total = num_meanings(split)
-  if not 0 <= meaning < total:
-    raise IndexError(f"meaning {meaning} is not in 0..{total - 1}, the {split} split of the sample")
   num_subjects, num_places, num_times = _choices(split)
-  rest = int(_order(total)[meaning])
+  rest = int(_order(num_meanings(split))[meaning])
   rest, frame = divmod(rest, len(FRAMES))
   rest, time = divmod(rest, num_times)
   rest, place_number = divmod(rest, num_places)
@@ -235,8 +224,7 @@ def _choices(split: str) -> tuple[int, int, int]:
 @functools.cache
 def _allowed(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
   """Returns the indices of the fillers that a predicate takes in a split, out of `count`."""
-  if split not in SPLITS:
-    raise errors.InputError(f"the sample has no split {split!r}; it has {', '.join(SPLITS)}")
+  errors.check_choice("split", split, SPLITS)
   held_out = split == "validation"
   return tuple(i for i in range(count) if ((i + predicate) % folds == 0) == held_out)
 
