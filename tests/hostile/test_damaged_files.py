@@ -13,6 +13,7 @@ import zipfile
 
 import benchmark_trees
 import entry_points
+import killed_commands
 import numpy as np
 import opus_tree
 import pytest
@@ -97,7 +98,7 @@ def archive_files():
 def readers_of_data(folder):
   """Returns readers of texts, benchmarks, settings and archives."""
   opus_tree.write(folder / "opus", PARTS)
-  tree = trials.files_below(benchmark_trees.write(folder / "benchmarks"))
+  tree = killed_commands.contents(benchmark_trees.write(folder / "benchmarks"))
   plain = {k.removesuffix(".gz"): gzip.decompress(x) if ".gz" in k else x for k, x in tree.items()}
   moses = {"News/v1/moses/N.de-en.de": SIDES[0], "News/v1/moses/N.de-en.en": SIDES[1]}
   return [
@@ -106,7 +107,7 @@ def readers_of_data(folder):
       "x.de-tr.tsv.gz": gzip.compress(TSV), "x.de-fr.tmx": TMX,
       "x.de-es.tmx.gz": gzip.compress(TMX), "j.de-en.jsonl": JSONL,
       "t.de-en.tsv": TSV.replace(b"\n", b"\tno\t\n")}, bitext),
-    Reader("opus releases", {**trials.files_below(folder / "opus"), **moses}, opus_releases),
+    Reader("opus releases", {**killed_commands.contents(folder / "opus"), **moses}, opus_releases),
     Reader("benchmarks", plain, all_benchmarks),
     Reader("questions", {
       "a.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
