@@ -167,7 +167,9 @@ def format_table(results: "Results") -> str:
   return "\n".join(rows)
 
 
-def report(folders: list[Annotated[str, Argument("DIR", role="input")]], *, out: OutputFolder) -> None:
+def report(
+  folders: list[Annotated[str, Argument("DIR", role="input")]], *, out: OutputFolder
+) -> None:
   """Write tables and figures of evaluations, next to published numbers.
 
   Args:

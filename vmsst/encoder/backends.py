@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vmsst import arrays, errors
 from vmsst.encoder import batching
 from vmsst.formats import layer_stacks, onnx_graph, tensors
-from vmsst.networks import lstm, sentence_encoder
+from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
@@ -37,7 +37,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """
   if jax.default_backend() != "cpu" or network.config.dtype != "float32":
     return JAX
-  if isinstance(network.config, lstm.LstmConfig):  # without a graph
+  if not onnx_graph.has_graph(network):
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):
     return ONNX

@@ -163,14 +163,3 @@ def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
   assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
   assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
   assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
-
-
-def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
-  output = str(corpus / "new.model")
-  assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
-  assert "no file matches" in capsys.readouterr().err
-  arguments = ["vocab", "train", "--input", str(corpus / "b.txt"), "--output", output]
-  assert cli.main([*arguments, "--size", "5000"]) == 1
-  error = capsys.readouterr().err
-  assert "5000 pieces from 2 sentences" in error
-  assert "Traceback" not in error

@@ -189,13 +189,3 @@ def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   assert encoder.sizes == [*queries, 2, 1]
   assert found == whole
   assert not (tmp_path / "out" / ".vmsst").exists()
-
-
-def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(evaluate, tmp_path):
-  (tmp_path / "file").touch()
-  line_files.write_text(tmp_path / "foreign" / "results.json", "{}")
-  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  for out, message in (("file", "file"), ("foreign", "has files that this command did not write")):
-    with pytest.raises((errors.InputError, OSError), match=message):
-      evaluate(encoder, output=tmp_path / out)
-  assert not encoder.calls
