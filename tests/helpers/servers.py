@@ -32,14 +32,18 @@ def running(scheme):
   for package in PACKAGES[scheme]:
     pytest.importorskip(package)
   with reserved() as port:
-    url = f"http://127.0.0.1:{port}"
-    command, environment = (_google if scheme == "gs" else _amazon)(port, url)
+    start = _google if scheme == "gs" else _amazon
+    command, bucket, environment = start(port, f"http://127.0.0.1:{port}")
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def connected():
+      assert server.poll() is None, "the server ended"
+      with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+
     try:
-      _wait(port, server)
-      made = urllib.request.Request(*_bucket(scheme, url))
-      made.method = "POST" if scheme == "gs" else "PUT"
-      urllib.request.urlopen(made, timeout=60).close()
+      _until(connected, 60)
+      urllib.request.urlopen(bucket, timeout=60).close()
       yield environment
     finally:
       server.kill()
@@ -52,43 +56,35 @@ def _google(port, url):
   # Its backend on disk blocks for ever when several clients list and delete at the same time.
   command = [_server._get_binary_path(), "-scheme", "http", "-backend", "memory"]
   command += ["-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-  return command, {
-    "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
-    "TENSORSTORE_GCS_HTTP_URL": url,
-    "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore
-    "GOOGLE_CLOUD_PROJECT": "test",
-    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # needs Google's own servers
-  }
+  content = b'{"name": "bucket"}'
+  headers = {"Content-Type": "application/json"}
+  request = urllib.request.Request(f"{url}/storage/v1/b?project=test", content, headers)
+  return (
+    command,
+    request,
+    {
+      "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
+      "TENSORSTORE_GCS_HTTP_URL": url,
+      "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore
+      "GOOGLE_CLOUD_PROJECT": "test",
+      "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # needs Google's own servers
+    },
+  )
 
 
 def _amazon(port, url):
-  return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], {
-    "AWS_ENDPOINT_URL": url,
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-  }
-
-
-def _bucket(scheme, url):
-  if scheme == "gs":
-    return (
-      f"{url}/storage/v1/b?project=test",
-      b'{"name": "bucket"}',
-      {"Content-Type": "application/json"},
-    )
-  return f"{url}/bucket", b""
-
-
-def _wait(port, server):
-  end = time.monotonic() + 60
-  while time.monotonic() < end:
-    assert server.poll() is None, "the server ended"
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-      return
-    time.sleep(0.1)
-  raise TimeoutError
+  command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+  return (
+    command,
+    urllib.request.Request(f"{url}/bucket", b"", method="PUT"),
+    {
+      "AWS_ENDPOINT_URL": url,
+      "AWS_ACCESS_KEY_ID": "test",
+      "AWS_SECRET_ACCESS_KEY": "test",
+      "AWS_DEFAULT_REGION": "us-east-1",
+      "AWS_EC2_METADATA_DISABLED": "true",
+    },
+  )
 
 
 @contextlib.contextmanager

@@ -22,9 +22,8 @@ from trials import Reader
 import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
-from vmsst.evaluation import benchmarks
-from vmsst.evaluation.benchmarks import knowledge_search
-from vmsst.evaluation.report import reading
+from vmsst.evaluation import benchmarks, results_files
+from vmsst.evaluation.benchmarks import files, knowledge_search
 from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
@@ -38,7 +37,7 @@ PARTS = [
   opus_tree.Part("UNPC", "v1", ("de", "en"), PAIRS, "tmx", "loose"),
   opus_tree.Part("Tatoeba", "v1", ("de", "en"), PAIRS, "tsv", "flat"),
 ]
-TMX = opus_tree.tmx(PARTS[1])
+TMX = gzip.decompress(PARTS[1].content)
 
 RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"sts": "no folder"},
   "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
@@ -68,8 +67,8 @@ def all_benchmarks(folder):
 
 
 def questions(folder):
-  for span in line_spans.cut([str(folder / "a.tsv"), str(folder / "b.jsonl")], 2).spans:
-    list(knowledge_search.parse(span.read(), span.name, span.first))
+  for span in line_spans.cut([str(folder / "a.jsonl")], 2).spans:
+    list(files.parsed(span.read(), knowledge_search.Question, span.name, span.first))
 
 
 def texts(folder):
@@ -110,13 +109,10 @@ def readers_of_data(folder):
     Reader("opus releases", {**trials.files_below(folder / "opus"), **moses}, opus_releases),
     Reader("benchmarks", plain, all_benchmarks),
     Reader("questions", {
-      "a.tsv": b"who?\t['he', 'she']\nwhy?\tso\nx\t[1\n",
-      "b.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
+      "a.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
     Reader("texts", {"x.txt": SIDES[0], "x.tsv": TSV, "x.jsonl": b'{"text": "a"}\n' * 2}, texts),
-    Reader("results", {
-      "results.json": RESULTS,
-      "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
-      lambda folder: reading.read_runs([folder])),
+    Reader("results", {"results.json": RESULTS},
+      lambda folder: results_files.read_results(folder / "results.json")),
     *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
   ]  # fmt: skip
 

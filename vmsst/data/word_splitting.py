@@ -67,7 +67,13 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     places.setdefault(row, []).append(index)
   words = [""] * len(texts)
   for row, of_row in places.items():
-    for index, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
+    own = [texts[index] for index in of_row]
+    if row.iso639_3 == _JAPANESE:
+      split = _split_japanese(own)
+    else:
+      cut = _jieba() if row.iso639_3 in _CHINESE else _moses(row)
+      split = [" ".join(" ".join(cut(text)).split()) for text in own]
+    for index, text in zip(of_row, split, strict=True):
       words[index] = text
   return words
 
@@ -89,18 +95,6 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
   printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
   return [moses.normalize(text) for text in printing]
-
-
-def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
-  """Returns a function that splits texts of a language."""
-  cut: Callable[[str], Any]
-  if language.iso639_3 in _CHINESE:
-    cut = _jieba()
-  elif language.iso639_3 == _JAPANESE:
-    return _split_japanese
-  else:
-    cut = _moses(language)
-  return lambda texts: [" ".join(" ".join(cut(text)).split()) for text in texts]
 
 
 @functools.cache

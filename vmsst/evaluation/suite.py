@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
@@ -75,6 +77,20 @@ class Task:
     return {size: self.score(*(array_ND[:, :size] for array_ND in arrays)) for size in sizes}
 
 
+def pair_task(
+  name: str,
+  codes: Iterable[str],
+  texts: Iterable[Sequence[str]],
+  score: Callable[..., Numbers],
+  *,
+  large: bool = False,
+) -> Task:
+  """Returns a task of texts in two languages with one result, whose metrics `score` returns."""
+  sides = tuple(map(Side, codes, texts))
+  both = tuple(side.language for side in sides)
+  return Task(name, sides, lambda *x: [Result(name, both, score(*x))], large=large)
+
+
 SeenTest = Callable[[Iterable[str]], bool]
 """Whether languages, given by codes, were all seen in training."""
 Seen = SeenTest | None
@@ -89,14 +105,12 @@ class Files:
     paths: Folders under the data root that it reads, with all files in them, or single files, plain
       or gzipped; if one is missing, the benchmark is absent.
     layout: Expected files, for people.
-    source: Source of the files, for people.
     more: Glob patterns under the data root, of other files that it reads if they are present.
     root: Its own data root, if it does not have the common one.
   """
 
   paths: tuple[str, ...]
-  layout: str
-  source: str
+  layout: str = ""
   more: tuple[str, ...] = ()
   root: storage.Path | None = None
 
@@ -109,7 +123,7 @@ class Files:
     ]
     if not missing:
       return None
-    return f"no file or folder {', '.join(missing)} ({self.layout}); {self.source}"
+    return f"no file or folder {', '.join(missing)} ({self.layout})"
 
   def find(self, root: storage.Path) -> list[storage.Path]:
     """Returns all files, also those that folders link to; hidden files do not count."""
@@ -185,18 +199,15 @@ def shortened(names: Sequence[str]) -> str:
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
   """Returns the results of one benchmark from what `evaluate` returns."""
-  return [
-    Result(x["name"], tuple(x["languages"]), x["metrics"], x.get("arrays", {}))
-    for x in scored["results"]
-  ]
+  return msgspec.convert(scored["results"], list[Result])
 
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
   """Returns what all results of an encoder depend on, as in results.json."""
-  length = encoding.max_length(encoder)
+  length = getattr(encoder, "max_seq_length", None)
   names = None if seen is None else sorted({language.name for language in seen})
   record = {"encoder": encoding.identity(encoder, name), "seen": names}
-  return record | ({"max_length": length} if length else {})
+  return record | ({"max_length": length} if isinstance(length, int) else {})
 
 
 def evaluate(
@@ -247,7 +258,12 @@ def evaluate(
   absent: dict[str, str] = {}
   for key, benchmark in chosen.items():
     if key not in finished:
-      tasks[key] = read_tasks(benchmark, root, absent)
+      own_root = benchmark.files.root or root
+      with storage.explained(own_root, "read"):
+        reason = benchmark.files.absence(own_root)
+      tasks[key] = [] if reason else benchmark.read(own_root)
+      if not tasks[key]:
+        absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"
       report(f"{key}: absent: {absent[key]}" if key in absent else f"{key}: waiting")
   if absent and len(absent) == len(chosen):
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
@@ -274,17 +290,6 @@ def evaluate(
   return {**record, "absent": absent, "failed": failed, "benchmarks": ordered}  # type: ignore
 
 
-def read_tasks(benchmark: Benchmark, root: storage.Path, absent: dict[str, str]) -> Sequence[Task]:
-  """Returns the tasks of a benchmark; if there is none, writes to `absent` why it is absent."""
-  root = benchmark.files.root or root
-  with storage.explained(root, "read"):
-    reason = benchmark.files.absence(root)
-  tasks = [] if reason else benchmark.read(root)
-  if not tasks:
-    absent[benchmark.name] = reason or f"no file of it in {root} ({benchmark.files.layout})"
-  return tasks
-
-
 def _score(
   benchmark: Benchmark,
   tasks: Sequence[Task],
@@ -309,9 +314,8 @@ def _score(
     "summary": summary,
     "missing": benchmark.missing(by_size[None]),
     "results": [
-      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
-      if x.arrays
-      else {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+      | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]
       for x in by_size[None]
     ],
     "options": dict(benchmark.options),

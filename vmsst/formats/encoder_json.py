@@ -291,9 +291,9 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   described = {"kind": kind, **{x: getattr(vocabulary, x) for x in _attributes(type(vocabulary))}}
   if isinstance(vocabulary, HuggingFaceVocabulary):
     described["padding_id"] = vocabulary.padding_id
+    if not described.pop("prompts"):
+      return described
     described["prompts"] = dict(vocabulary.prompts)
-    if not vocabulary.prompts:
-      del described["prompts"]
   return described
 
 
@@ -376,13 +376,9 @@ def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocab
   values = {name: entry[name] for name in _attributes(cls) if name in entry or name != "prompts"}
   if entry["kind"] == "byte":
     return cast(vocabularies.Vocabulary, _instance(cls, values))
-  is_hugging_face = cls is HuggingFaceVocabulary
-  file = folder / (TOKENIZER_FILE if is_hugging_face else VOCABULARY_FILE)
+  file = folder / (TOKENIZER_FILE if cls is HuggingFaceVocabulary else VOCABULARY_FILE)
   if hashlib.sha256(input_files.read_bytes(file)).hexdigest() != entry["sha256"]:
     raise errors.InputError(
       f"{file} is not the vocabulary that the encoder was trained with (its SHA-256 differs)"
     )
-  vocabulary = _instance(cls, values, path=os.fspath(file))
-  if is_hugging_face and vocabulary.padding_id != entry["padding_id"]:
-    raise errors.InputError(f"{file} pads with {vocabulary.padding_id}, not {entry['padding_id']}")
-  return cast(vocabularies.Vocabulary, vocabulary)
+  return cast(vocabularies.Vocabulary, _instance(cls, values, path=os.fspath(file)))

@@ -239,10 +239,7 @@ def _sentencepiece_model(
   # The module makes its classes at run time, unseen by type checkers.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
-  try:
-    model.ParseFromString(path.read_bytes())
-  except Exception as error:  # of several packages
-    raise errors.InputError(f"{path}: not a SentencePiece model ({error}); download it") from None
+  model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
   own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Words that are not pieces become control symbols, which no text contains.

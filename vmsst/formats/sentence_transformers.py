@@ -85,20 +85,24 @@ class _Prompts(msgspec.Struct):
   similarity_fn_name: encoder_json.Similarity | None = None
 
 
+_Mode = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(_POOLING_FLAGS)})$")]
+
+
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: str | list[str] | None = None
+  pooling_mode: _Mode | Annotated[list[_Mode], msgspec.Meta(min_length=1)] | None = None
   include_prompt: bool = True
+
+
+_ACTIVATION = rf"^torch\.nn\.(\w+\.)*({'|'.join(sentence_encoder.ACTIVATIONS)})$"
 
 
 class _Dense(msgspec.Struct):
   """The content of the `config.json` of a dense layer."""
 
   out_features: transformers.Size
-  activation_function: Annotated[str, msgspec.Meta(pattern=r"^torch\.nn\.(\w+\.)*\w+$")] = (
-    "torch.nn.Tanh"
-  )
+  activation_function: Annotated[str, msgspec.Meta(pattern=_ACTIVATION)] = "torch.nn.Tanh"
   bias: bool = True
 
 
@@ -166,12 +170,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
     if mode is None:
       mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
-    names = mode if isinstance(mode, list) else [mode]
-    if not names or not {*names} <= {*_POOLING_FLAGS}:
-      raise errors.InputError(
-        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
-      )
-    pooling = "+".join(names).replace("lasttoken", "last")
+    pooling = "+".join(mode if isinstance(mode, list) else [mode]).replace("lasttoken", "last")
   else:
     settings_record = {}
     names = record.get("architectures") or [""]
@@ -336,10 +335,6 @@ def _prompts(
   prompts = {"query": "", "document": ""}
   prompts |= {key: text or "" for key, text in (settings.prompts or {}).items()}
   name = settings.default_prompt_name
-  if name is not None and name not in prompts:
-    raise errors.InputError(
-      f"{folder / PROMPTS_FILE}: 'default_prompt_name' is {name!r}, but no prompt has it"
-    )
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
   prompts["document"] = next(filter(None, map(prompts.get, tokenizers.ROLES["document"])), "")
@@ -358,11 +353,6 @@ def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
   if kind == "Dense":
     dense = transformers.checked(path, record, _Dense, fixed)
     activation = dense.activation_function.rpartition(".")[2]
-    if activation not in sentence_encoder.ACTIVATIONS:
-      raise errors.InputError(
-        f"{path}: 'activation_function' is {dense.activation_function!r}; only these of torch.nn "
-        f"can be imported: {', '.join(sentence_encoder.ACTIVATIONS)}"
-      )
     return sentence_encoder.Dense(dense.out_features, activation, bias=dense.bias)
   transformers.checked(path, record, dict, fixed)
   if kind == "Dropout":

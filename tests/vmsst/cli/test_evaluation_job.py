@@ -176,8 +176,8 @@ def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   evaluate, data, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(knowledge_search, "SHARD", 2)
-  records = [(f"who {n}", str(n % 4)) for n in range(7)]
-  line_files.write_tsv(data / "paq" / "PAQ.2.tsv", records)
+  records = [json.dumps({"question": f"who {n}", "answer": str(n % 4)}) for n in range(7)]
+  line_files.write_lines(data / "paq" / "PAQ.2.jsonl", records)
   whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")
   queries = [3, 3, 3]  # of NQ, and of MKQA in two languages
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=len(queries) + 5)

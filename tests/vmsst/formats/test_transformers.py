@@ -21,6 +21,7 @@ from vmsst.formats import layer_stacks, tensors, transformers
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 
+WEIGHTS = "model.safetensors"
 SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "num_layers": 2, "mlp_dim": 10,
   "max_positions": 9, "num_token_types": 2, "activation": "gelu", "layer_norm_eps": 1e-12,
@@ -52,11 +53,7 @@ def weights(prefix="", norm=("weight", "bias")):
 def save_hugging_face(folder, arrays, **changes):
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(json.dumps(CONFIG | changes))
-  arrays = {
-    name: np.asarray(array, np.float32) if array.dtype == np.float64 else array
-    for name, array in arrays.items()
-  }
-  save_file(arrays, folder / "model.safetensors")
+  save_file({name: np.float32(array) for name, array in arrays.items()}, folder / WEIGHTS)
   return folder
 
 
@@ -66,13 +63,11 @@ def apply_network(imported, tokens_BT, padding_id=0, **options):
   arrays = tiny_encoders.read_arrays(imported.checkpoint)
   network = Network(config)
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
-  params = traverse_util.unflatten_dict(
-    {
-      name: layer_stacks.find(name, x.shape, arrays).make(arrays)
-      for name, x in traverse_util.flatten_dict(shapes, sep="/").items()
-    },
-    sep="/",
-  )
+  params = {
+    name: layer_stacks.find(name, x.shape, arrays).make(arrays)
+    for name, x in traverse_util.flatten_dict(shapes, sep="/").items()
+  }
+  params = traverse_util.unflatten_dict(params, sep="/")
   ours_BT = tiny_tokenizers.swap_padding(tokens_BT, padding_id)
   return jax.jit(network.apply)({"params": params}, ours_BT)
 
@@ -103,14 +98,12 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "Enc
 )  # fmt: skip
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # those of another library
-def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, changes, scan_layers):
-  torch = pytest.importorskip("torch", reason="needs torch to compare with")
-  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+def test_token_states_equal_those_of_a_saved_model(
+  tmp_path, family, kind, changes, scan_layers, torch, theirs
+):
   torch.manual_seed(0)
   config = {key: x for key, x in changes.items() if key != "model_type"}
-  model = getattr(transformers, f"{family}{kind}")(
-    getattr(transformers, f"{family}Config")(**config)
-  ).eval()
+  model = getattr(theirs, f"{family}{kind}")(getattr(theirs, f"{family}Config")(**config)).eval()
   with torch.no_grad():
     for weight in model.parameters():
       weight += 0.3 * torch.randn_like(weight)
@@ -143,10 +136,10 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=atol, rtol=1e-5)
   # In bfloat16, about as accurate as the reference.
   half_BTD = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
-  theirs_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
+  their_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
   error, their_error = (
     np.sqrt(np.mean(np.square(x_BTD.astype(np.float32) - expected_BTD)[mask_BT]))
-    for x_BTD in (np.asarray(half_BTD), theirs_BTD)
+    for x_BTD in (np.asarray(half_BTD), their_BTD)
   )
   assert error < 1.5 * their_error < 0.3
 
@@ -180,11 +173,8 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"hidden_size": 16}, "emb_dim is 16"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
-    ({"model_type": "qwen3", "rope_parameters": ["x"]}, "rope_parameters"),
     ({"pad_token_id": 40}, "the padding id is 40"),
-    ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
     ({"num_hidden_layers": 1}, r"holds encoder\.layer\.1"),
-    ({"vocab_size": 41}, "word_embeddings"),
   ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
@@ -194,20 +184,19 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
-  arrays = weights()
-  norm = arrays["embeddings.LayerNorm.weight"]
-  for number, (changed, message) in enumerate(
-    (
-      (arrays | {"classifier.weight": norm}, "classifier"),
-      ({"shared.weight": norm}, "it is not a BertModel"),
-      (arrays | {"embeddings.LayerNorm.bias": norm * np.nan}, r"LayerNorm\.bias.*NaN values"),
-    )
-  ):
-    folder = save_hugging_face(tmp_path / f"hf{number}", changed)
-    with pytest.raises(errors.InputError, match=message):
-      conversions.import_encoder(folder, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"classifier.weight": np.ones(12)}, "classifier"),
+    ({name: None for name in weights()} | {"shared.weight": np.ones(12)}, "it is not a BertModel"),
+    ({"embeddings.LayerNorm.bias": np.full(12, np.nan)}, r"LayerNorm\.bias.*NaN values"),
+  ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, changes, message):
+  arrays = {name: x for name, x in (weights() | changes).items() if x is not None}
+  with pytest.raises(errors.InputError, match=message):
+    conversions.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
 
 
 ARRAYS = {name: np.arange(i, 9.0, dtype=np.float32) for i, name in enumerate("abcde")}
@@ -219,22 +208,19 @@ def assert_read(found, expected):
     np.testing.assert_array_equal(found[name].read(), array)
 
 
-def save_shards(folder, **changes):
-  """Saves a model in two files; `changes` edits its index by tensor."""
-  folder.mkdir()
-  names = sorted(ARRAYS)
-  shard_by_name = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
-  for shard in set(shard_by_name.values()):
-    tensors.write_file(folder / shard, {n: ARRAYS[n] for n in names if shard_by_name[n] == shard})
-  index = {"metadata": {}, "weight_map": shard_by_name | changes}
+def save_shards(folder):
+  """Saves a model in two files."""
+  shards = {f"model-{i}.safetensors": sorted(ARRAYS)[i::2] for i in range(2)}
+  for shard, names in shards.items():
+    tensors.write_file(folder / shard, {name: ARRAYS[name] for name in names})
+  index = {"weight_map": {name: shard for shard, names in shards.items() for name in names}}
   (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-  return folder
 
 
-def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
-  folder = save_shards(tmp_path / "m")
+def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path, torch):
+  folder = tmp_path
+  save_shards(folder)
   assert_read(transformers.open_tensors(folder), ARRAYS)
-  torch = pytest.importorskip("torch", reason="needs torch to write its files")
   torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
   assert_read(transformers.open_tensors(folder), ARRAYS)  # safetensors are preferred
   (folder / "model.safetensors.index.json").unlink()
@@ -244,11 +230,3 @@ def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
     transformers.open_tensors(folder)
   (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "part.bin"}}')
   assert_read(transformers.open_tensors(folder), {"a": np.ones(2, np.float32)})
-
-
-@pytest.mark.parametrize("name", ["../model-0.safetensors", "pytorch_model.bin"])
-def test_an_index_names_files_next_to_it(tmp_path, name):
-  tensors.write_file(tmp_path / "model-0.safetensors", ARRAYS)
-  folder = save_shards(tmp_path / "m", a=name)
-  with pytest.raises(errors.InputError, match=f"'{name}' is not the name of a file next to it"):
-    transformers.open_tensors(folder)

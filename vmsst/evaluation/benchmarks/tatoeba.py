@@ -14,8 +14,6 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import retrieval
 
-SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
-
 _CODES = (
   "afr amh ang ara arq arz ast awa aze bel ben ber bos bre bul cat cbk ceb ces cha cmn cor csb cym "
   "dan deu dsb dtp ell epo est eus fao fin fra fry gla gle glg gsw heb hin hrv hsb hun hye ido ile "
@@ -49,39 +47,45 @@ def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path
     InputError: there are no files, or one side is missing.
   """
   paths = {}
-  for path in files.files_in(folder, "tatoeba.*-eng.*", source=SOURCE):
+  for path in files.files_in(folder, "tatoeba.*-eng.*"):
     stem = ".".join(path.name.split(".")[:2])
     code = files.known_code(stem.removeprefix("tatoeba.").removesuffix("-eng"), path)
     if code not in paths:
       sides = (path.with_name(f"{stem}.{side}") for side in (code, "eng"))
-      foreign, english = (
-        files.plain_or_gzipped(name_of_side, source=SOURCE) for name_of_side in sides
-      )
+      foreign, english = (files.plain_or_gzipped(name_of_side) for name_of_side in sides)
       paths[code] = foreign, english
   return paths
 
 
 def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   """Returns the task of one language, whose result is named by the code."""
-  texts = files.aligned(foreign, english)
-  return retrieval_task(code, tuple(map(suite.Side, (code, "eng"), texts)))
+  return retrieval_task(code, (code, "eng"), files.aligned(foreign, english))
 
 
-def retrieval_task(name: str, sides: tuple[suite.Side, ...]) -> suite.Task:
+def retrieval_task(
+  name: str,
+  codes: tuple[str, str],
+  texts: Sequence[Sequence[str]],
+  target: str = "English",
+  *,
+  several: bool = False,
+) -> suite.Task:
   """Returns the task of retrieving translations in both directions, with one result.
 
   Args:
     name: Name of the task and of its result.
-    sides: A language and English; rows are translations.
+    codes: Codes of both languages.
+    texts: The texts of both languages; rows are translations.
+    target: What the second language is called in the names of metrics.
+    several: Whether all translations of a text that occurs in several rows are right.
   """
-  metric_by_key = {"forward": "to English", "backward": "from English", "average": "average"}
+  ways = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
 
-  def score(*vectors: np.ndarray) -> list[suite.Result]:
-    accuracies = retrieval.translation_accuracy(*vectors)
-    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
-    return [suite.Result(name, tuple(side.language for side in sides), metrics)]
+  def score(*vectors: np.ndarray) -> suite.Numbers:
+    shares = retrieval.translation_accuracy(*vectors, texts=texts if several else None)
+    return {ways[key]: 100 * share for key, share in shares.items()}
 
-  return suite.Task(name, sides, score)
+  return suite.pair_task(name, codes, texts, score)
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
@@ -104,9 +108,7 @@ BENCHMARK = suite.Benchmark(
   name="tatoeba",
   title="Tatoeba (LASER's test sets)",
   files=suite.Files(
-    ("tatoeba",),
-    "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
-    SOURCE,
+    ("tatoeba",), "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz"
   ),
   read=read,
   averages=summarize,

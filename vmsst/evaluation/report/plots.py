@@ -8,7 +8,7 @@ import base64
 import dataclasses
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from vmsst.evaluation.metrics import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
-_LARGEST = 1e30  # Larger values are not drawn.
 _MOST_NUMBERS = 40  # Languages of a heat map with numbers.
 _STYLE: Any = {
   "axes.spines.right": False,
@@ -53,10 +52,8 @@ def curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) 
   def draw(*rows: Any) -> None:
     for axes, (metric, of_run) in zip(rows, panels.items(), strict=True):
       for run, curve in of_run.items():
-        values = np.array(list(curve.values()))
-        shown = np.where(np.abs(values) < _LARGEST, values, np.nan)
         color = _COLORS[runs.index(run) % len(_COLORS)]
-        axes.plot(list(curve), shown, marker=".", color=color)
+        axes.plot(list(curve), list(curve.values()), marker=".", color=color)
       axes.set_ylabel(metric)
       # With labels: matplotlib leaves out names that start with "_" else.
       axes.legend(axes.lines, of_run, loc="upper left", bbox_to_anchor=(1, 1))
@@ -73,36 +70,20 @@ def errors(where: str, result: suite.Result) -> list[Figure]:
     result: The result.
   """
   labels, error_LL = result.arrays["labels"], np.array(result.arrays["error"])
-  if len(labels) < 3:  # Two make no tree.
+  count = len(labels)
+  if count < 3:  # Two make no tree.
     return []
   tree_M4 = agnosticism.language_tree(error_LL)
   order = hierarchy.leaves_list(tree_M4)
-  names = [
-    f"{label}, {languages.language(code).branch}"
-    for label, code in zip(labels, result.languages, strict=True)
-  ]
-  return [
-    heat_map(f"Errors: {where}", error_LL[np.ix_(order, order)], [labels[row] for row in order]),
-    dendrogram(f"Languages by error: {where}", tree_M4, names),
-  ]
-
-
-def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
-  """Draws an error matrix and its averages in color, and up to 40 languages in numbers too.
-
-  Args:
-    title: Title of the figure.
-    error_LL: Errors in percent; row: language of the query, column: language searched.
-    labels: One per language.
-  """
-  count = len(labels)
+  # The matrix and its averages; row: language of the query, column: language searched.
+  error_LL = error_LL[np.ix_(order, order)]
   source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
   shown_MM = np.full((count + 1, count + 1), source_L.mean())  # M: languages and their average.
   shown_MM[:count, :count] = np.where(np.eye(count, dtype=bool), np.nan, error_LL)
   shown_MM[:count, count], shown_MM[count, :count] = source_L, target_L
-  names = [*labels, "average"]
+  names = [*(labels[row] for row in order), "average"]
 
-  def draw(axes: Any) -> None:
+  def draw_matrix(axes: Any) -> None:
     # Only the lighter half of the colors: numbers on them are readable.
     axes.imshow(shown_MM, cmap="Reds", vmin=0, vmax=2 * np.nanmax(shown_MM) or 1)
     axes.set_xticks(range(count + 1), names, rotation=90)
@@ -111,17 +92,11 @@ def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
       if count <= _MOST_NUMBERS and np.isfinite(value):
         axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6)
 
-  side = max((0.34 if count <= _MOST_NUMBERS else 0.15) * (count + 1), 3)
-  return _drawn(title, draw, side, side)
-
-
-def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure:
-  """Draws a tree of `agnosticism.language_tree`."""
-
-  def draw(axes: Any) -> None:
+  def draw_tree(axes: Any) -> None:
+    branches = [languages.language(code).branch for code in result.languages]
     hierarchy.dendrogram(
       tree_M4,
-      labels=labels,
+      labels=[f"{label}, {branch}" for label, branch in zip(labels, branches, strict=True)],
       orientation="left",
       leaf_font_size=9,
       color_threshold=0,
@@ -131,7 +106,11 @@ def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure
     axes.invert_yaxis()
     axes.set_xlabel("mean error of both directions where groups join (%)")
 
-  return _drawn(title, draw, 6, 0.19 * len(labels) + 0.6)
+  side = max((0.34 if count <= _MOST_NUMBERS else 0.15) * (count + 1), 3)
+  return [
+    _drawn(f"Errors: {where}", draw_matrix, side, side),
+    _drawn(f"Languages by error: {where}", draw_tree, 6, 0.19 * count + 0.6),
+  ]
 
 
 def _drawn(
