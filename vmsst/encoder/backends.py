@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vmsst import arrays, errors
 from vmsst.encoder import batching
 from vmsst.formats import layer_stacks, onnx_graph, tensors
-from vmsst.networks import lstm, sentence_encoder
+from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
@@ -36,7 +36,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
 
   That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
   """
-  has_graph = not isinstance(network.config, lstm.LstmConfig)
+  has_graph = onnx_graph.has_graph(network)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):

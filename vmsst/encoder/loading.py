@@ -29,7 +29,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,6 @@ from flax import traverse_util
 from vmsst import errors, storage
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
-from vmsst.encoder.translation import Translator
 from vmsst.formats import (
   encoder_json,
   hub,
@@ -55,6 +54,9 @@ from vmsst.formats import (
 )
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
 from vmsst.io import checksums
+
+if TYPE_CHECKING:
+  from vmsst.encoder.translation import Translator
 
 CHECKPOINT = "checkpoint_0"
 """The checkpoint that `write` makes."""
@@ -395,7 +397,7 @@ def load(
   return encoder
 
 
-def load_translator(path: str | os.PathLike[str]) -> Translator:
+def load_translator(path: str | os.PathLike[str]) -> "Translator":
   """Returns encoder and decoder of a training run, on this process's default device.
 
   Args:
@@ -406,6 +408,8 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
       decoder.
   """
+  from vmsst.encoder.translation import Translator
+
   saved = read(path, generator=True)
   encoder = _new_encoder(saved, saved.assets.network, devices=[jnp.zeros(()).device])
   return Translator(saved.network, saved.params, encoder)

@@ -25,8 +25,10 @@ from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
 from vmsst.io import checksums, input_files
-from vmsst.networks import sentence_encoder
-from vmsst.networks import vmsst as vmsst_networks
+from vmsst.networks import sentence_encoder, t5, transformer
+
+if typing.TYPE_CHECKING:
+  from vmsst.networks.vmsst import BitranslationNetwork
 
 FORMAT = 1
 ENCODER_FILE = "encoder.json"
@@ -35,10 +37,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 # Networks that encoder.json may name: for inference, and as trained with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
-GENERATORS: dict[str, type] = {
-  "BitranslationNetwork": vmsst_networks.BitranslationNetwork,
-  "VmsstNetwork": vmsst_networks.VmsstNetwork,
-}
+GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
 # Vocabularies by the kind that encoder.json has for them.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
@@ -68,7 +67,7 @@ class EncoderAssets(msgspec.Struct, frozen=True):
   network: sentence_encoder.SentenceEncoder
   vocabulary: vocabularies.Vocabulary
   max_length: int
-  generator: vmsst_networks.BitranslationNetwork | None = None
+  generator: "BitranslationNetwork | None" = None
   languages: tuple[str, ...] | None = None
   similarity_fn_name: Similarity = SIMILARITIES[0]
 
@@ -252,7 +251,11 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   try:
     record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)
     network = _network(record.network, NETWORKS)
-    generator = None if record.generator is None else _network(record.generator, GENERATORS)
+    generator = None
+    if record.generator is not None:
+      from vmsst.networks import vmsst as generators
+
+      generator = _network(record.generator, {x: getattr(generators, x) for x in GENERATORS})
     vocabulary = _vocabulary(record.vocabulary, folder)
     for code in record.languages or ():
       languages_lib.language(code)
@@ -341,7 +344,10 @@ def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
-    configs = sentence_encoder.CONFIGS
+    from vmsst.networks import lstm
+
+    kinds = (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
+    configs = {kind.__name__: kind for kind in kinds}
   config = _instance(_known(attributes.pop("config_class"), configs), attributes.pop("config"))
   return _instance(cls, attributes, config=config)
 
