@@ -519,16 +519,10 @@ def read(
     given |= transformers.read_object(folder / _SPECIAL_FILE, if_missing={})
     given |= {"extra_special_tokens": extra} if extra else {}
   added = transformers.read_object(folder / _ADDED_FILE, if_missing={})
-  try:
-    named = _special_tokens(given, settings, kind, record)
-    tokens = _added_tokens(given, added, record, named)
-    around = [str(named[name]) for name in _ENDS.get(kind, ())]
-    unknown = "" if kind not in _ENDS or kind in _STEPS else str(named["unk_token"])
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise errors.InputError(
-      f"{settings_path}: its special tokens or 'added_tokens_decoder', or those in "
-      f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
-    ) from None
+  named = _special_tokens(given, settings, kind, record)
+  tokens = _added_tokens(given, added, record, named)
+  around = [str(named[name]) for name in _ENDS.get(kind, ())]
+  unknown = "" if kind not in _ENDS or kind in _STEPS else str(named["unk_token"])
   with _package_errors(path):
     tokenizer = _pipeline(settings_path, kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
@@ -738,11 +732,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
 
 def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
   """Returns the content of `tokenizer_config.json` for an exported tokenizer."""
-  special = {
-    "pad_token": tokenizer.padding,
-    "unk_token": tokenizer.unknown,
-    "eos_token": tokenizer.eos,
-  }
+  names, tokens = ("pad", "unk", "eos"), (tokenizer.padding, tokenizer.unknown, tokenizer.eos)
   return {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": max_length,
@@ -751,7 +741,7 @@ def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[st
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
     "split_special_tokens": tokenizer.splits_special_tokens,
-    **{name: token for name, token in special.items() if token is not None},
+    **{f"{name}_token": x for name, x in zip(names, tokens, strict=True) if x is not None},
   }
 
 
@@ -767,9 +757,7 @@ def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
   return lines
 
 
-def _of_hugging_face(
-  vocabulary: HuggingFaceVocabulary,
-) -> ExportedTokenizer:
+def _of_hugging_face(vocabulary: HuggingFaceVocabulary) -> ExportedTokenizer:
   """Returns the imported file, without its own padding and truncation."""
   record = json.loads(vocabulary.content)
   record["padding"] = record["truncation"] = None
@@ -815,17 +803,14 @@ def _of_sentencepiece(
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
   model.ParseFromString(vocabulary.model_bytes)
-  normalizer, trainer, kinds = (
-    model.normalizer_spec,
-    model.trainer_spec,
-    proto.ModelProto.SentencePiece,
-  )
-  for name, value, wanted in (
-    ("escape_whitespaces", normalizer.escape_whitespaces, True),
-    ("treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, False),
+  normalizer, trainer = model.normalizer_spec, model.trainer_spec
+  kinds = proto.ModelProto.SentencePiece
+  for name, value, allowed in (
+    ("escape_whitespaces", normalizer.escape_whitespaces, (True,)),
+    ("treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, (False,)),
     ("model_type", trainer.model_type, (trainer.UNIGRAM, trainer.BPE)),
   ):
-    if value not in (wanted if isinstance(wanted, tuple) else (wanted,)):
+    if value not in allowed:
       raise errors.InputError(
         f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
         "cannot express"
@@ -846,7 +831,6 @@ def _of_sentencepiece(
   special = {
     i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
   }
-  is_normal = [x.type == kinds.NORMAL for x in model.pieces]
   # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
   # SentencePiece prefers user-defined symbols to all other pieces.
@@ -862,7 +846,7 @@ def _of_sentencepiece(
     made = tokenizers.Tokenizer(
       models.BPE(
         {name: i for i, name in enumerate(names)},
-        _merges(names, scores, is_normal),
+        _merges({x.piece: x.score for x in model.pieces if x.type == kinds.NORMAL}),
         unk_token=names[unknown],
         fuse_unk=True,
         byte_fallback=trainer.byte_fallback,
@@ -880,14 +864,8 @@ def _of_sentencepiece(
   if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):
     # No piece extends across a space, so each word can be looked up separately.
     made.pre_tokenizer = pre_tokenizers.Split(_SPACE, "merged_with_next")
-  made.decoder = decoders.Sequence(
-    [
-      decoders.Replace(_SPACE, " "),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(" ", 1, 0),
-    ]
-  )
+  space, strip = decoders.Replace(_SPACE, " "), decoders.Strip(" ", 1, 0)
+  made.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), strip])
   return made, special
 
 
@@ -936,15 +914,11 @@ def _unseen_signs(
   return sorted(signs, key=lambda pair: -len(pair[0]))
 
 
-def _merges(names: list[str], scores: list[float], normal: list[bool]) -> list[tuple[str, str]]:
+def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
   """Returns pairs of pieces that join into a piece, the best piece's first."""
-  known = {name for name, is_normal in zip(names, normal, strict=True) if is_normal}
-  merges = []
-  for rank, i in enumerate(sorted(range(len(names)), key=lambda i: -scores[i])):
-    if not normal[i]:
-      continue
-    for cut in range(1, len(names[i])):
-      left, right = names[i][:cut], names[i][cut:]
-      if left in known and right in known:
-        merges.append((rank, left, right))
-  return [(left, right) for _, left, right in merges]
+  return [
+    (name[:cut], name[cut:])
+    for name in sorted(scores, key=lambda name: -scores[name])
+    for cut in range(1, len(name))
+    if name[:cut] in scores and name[cut:] in scores
+  ]
