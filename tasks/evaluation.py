@@ -247,10 +247,10 @@ def suite(
 
 def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
   tasks = benchmark.read(folder)
-  if any(task.large for task in tasks):
+  if not tasks or any(task.large for task in tasks):
     raise errors.InputError(
-      f"benchmark {benchmark.name} is too large for SeqIO; run `vmsst eval --suite "
-      f"{benchmark.name}` on a checkpoint"
+      f"benchmark {benchmark.name} has no files, or is too large for SeqIO; run `vmsst eval "
+      f"--suite {benchmark.name}` on a checkpoint"
     )
   return [*tasks]
 
