@@ -85,13 +85,10 @@ class _Prompts(msgspec.Struct):
   similarity_fn_name: encoder_json.Similarity | None = None
 
 
-_Mode = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(_POOLING_FLAGS)})$")]
-
-
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: _Mode | Annotated[list[_Mode], msgspec.Meta(min_length=1)] | None = None
+  pooling_mode: str | list[str] | None = None
   include_prompt: bool = True
 
 
