@@ -75,8 +75,8 @@ def evaluate(
 
   if list:
     for each in benchmarks.BENCHMARKS.values():
-      folders = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
-      print(f"{each.name}: {each.title}\n  {folders}: {each.files.layout}\n")
+      places = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
+      print(f"{each.name}: {each.title}\n  {places}: {each.files.layout}\n")
     print("`vmsst data download evaluation --list` shows where the files come from.")
     return
   if not encoder or out is None:
