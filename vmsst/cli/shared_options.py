@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import Argument, Positive
-from vmsst.io import text_files
 from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
@@ -150,19 +149,6 @@ class Computing(Batches):
   def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
     """Returns an encoder's name, the encoder, and what opens it in another process."""
     return super().open(path, dtype=self.compute_dtype, **how)
-
-
-def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, plain or gzipped, or of standard input for "-".
-
-  Raises:
-    InputError: the file cannot be read or is empty.
-  """
-  with local_file(path) as local:
-    lines = list(text_files.read_lines(local))
-    if not lines:
-      raise errors.InputError(f"{local}: empty; give a text with at least one line")
-    return lines
 
 
 @contextlib.contextmanager

@@ -25,10 +25,9 @@ from vmsst.cli.shared_options import (
   file_to_write,
   is_streamed,
   local_file,
-  read_lines,
   write_lines,
 )
-from vmsst.io import text_fields
+from vmsst.io import text_fields, text_files
 from vmsst.jobs import outputs
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
@@ -347,7 +346,9 @@ def translate(
   """
   from vmsst.encoder import loading
 
-  sentences = read_lines(input)
+  with local_file(input) as path:
+    text_files.check_not_empty(path)  # standard input, which was not read before
+    sentences = list(text_files.read_lines(path))
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
