@@ -13,7 +13,7 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Options that may have one value.
+# The only value of some options.
 _OPTIONS: dict[str, Any] = {
   "transformer_task": "feature-extraction",
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -41,12 +41,12 @@ _OPTIONS: dict[str, Any] = {
 }
 # Files with which transformers opens another model or another preprocessing.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
-_CHAT = "chat_template"
 _E5 = {"query": "query: ", "passage": "passage: "}
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
 # The keys of the ways of pooling in older files, in the order in which these concatenate them.
-_POOLING_FLAGS = {
+_Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+_POOLING_FLAGS: dict[_Pool, str] = {
   "cls": "pooling_mode_cls_token",
   "max": "pooling_mode_max_tokens",
   "mean": "pooling_mode_mean_tokens",
@@ -69,11 +69,11 @@ class _Module(msgspec.Struct):
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
 
 
-class _Options(msgspec.Struct):
+class _Options(msgspec.Struct, forbid_unknown_fields=True):
   """The options of the transformer."""
 
   max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
-  do_lower_case: bool | None = None
+  do_lower_case: bool = False
   unpad_inputs: bool | None = None
 
 
@@ -88,7 +88,7 @@ class _Prompts(msgspec.Struct):
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: str | list[str] | None = None
+  pooling_mode: _Pool | Annotated[list[_Pool], msgspec.Meta(min_length=1)] | None = None
   include_prompt: bool = True
 
 
@@ -96,9 +96,9 @@ class _Dense(msgspec.Struct):
   """The content of the `config.json` of a dense layer."""
 
   out_features: transformers.Size
-  activation_function: Annotated[str, msgspec.Meta(pattern=r"^torch\.nn\.(\w+\.)*\w+$")] = (
-    "torch.nn.Tanh"
-  )
+  activation_function: Annotated[
+    str, msgspec.Meta(pattern=rf"^torch\.nn\.(\w+\.)*({'|'.join(sentence_encoder.ACTIVATIONS)})$")
+  ] = "torch.nn.Tanh"
   bias: bool = True
 
 
@@ -142,15 +142,11 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
   if len(modules) > 1:
     for options_path in (source / name for name in _OPTIONS_FILES):
-      options_record = transformers.read_object(options_path, if_missing={})
-      for key, value in options_record.items():
-        if key not in _Options.__struct_fields__ and value not in (None, {}, _OPTIONS.get(key)):
-          raise errors.InputError(
-            f"{options_path}: {key!r} is {value!r:.80}, which cannot be imported; remove it if it "
-            "changes no vectors"
-          )
-      if options_record:
-        options = transformers.checked(options_path, options_record, _Options)
+      if options_record := transformers.read_object(options_path, if_missing={}):
+        own = {
+          key: x for key, x in options_record.items() if x not in (None, {}, _OPTIONS.get(key))
+        }
+        options = transformers.checked(options_path, own, _Options)
         break
     prompts_path = folder / PROMPTS_FILE
     settings_record = transformers.read_object(prompts_path, if_missing={})
@@ -166,24 +162,17 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
     if mode is None:
       mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
-    names = mode if isinstance(mode, list) else [mode]
-    if not names or not {*names} <= {*_POOLING_FLAGS}:
-      raise errors.InputError(
-        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
-      )
-    pooling = "+".join(names).replace("lasttoken", "last")
+    pooling = "+".join(mode if isinstance(mode, list) else [mode]).replace("lasttoken", "last")
   else:
     settings_record = {}
-    names = record.get("architectures") or [""]
-    if str(names[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
+    kinds = record.get("architectures") or [""]
+    if str(kinds[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
       pooling = "last"
   default, prompts = _prompts(folder, settings_record, settings, record)
   layers = [(name, _layer(kind, folder / name)) for kind, name in modules[2:]]
   sizes = architecture.sizes(path, record)
-  tokenizer, tokenizer_settings = tokenizers.read(
-    source, record, lowercase=bool(options.do_lower_case)
-  )
-  notes, rows = [], sizes["vocab_size"]
+  tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
+  rows = sizes["vocab_size"]
   if tokenizer is not None:
     # The model's config may have another id: a small E5 is a BERT, id 0, with XLM-R's tokenizer.
     padding_id = tokenizers.padding_id(tokenizer)
@@ -261,27 +250,25 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   assets = encoder_json.EncoderAssets(
     network, vocabulary, max_length, similarity_fn_name=similarity
   )
-  if padding_id:
-    notes.append(
-      f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
-      "table are swapped, and so are the ids of texts"
-    )
+  swap = (
+    f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
+    "table are swapped, and so are the ids of texts"
+  )
+  note = (
+    f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
+    f"{text_prefix!r}, at most {max_length} tokens"
+  )
   if tokenizer is None:
-    notes.append(
+    note = (
       f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
       "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
-    )
-  else:
-    notes.append(
-      f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
-      f"{text_prefix!r}, at most {max_length} tokens"
     )
   return Converted(
     params=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
-    notes=tuple(notes),
+    notes=(swap, note) if padding_id else (note,),
   )
 
 
@@ -294,13 +281,11 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """
   path = folder / MODULES_FILE
   if not path.is_file():
-    files = sorted(folder.glob(f"{_CHAT}*.jinja"))
     settings_path = folder / tokenizers.SETTINGS_FILE
-    if _CHAT in transformers.read_object(settings_path, if_missing={}):
-      files.append(settings_path)
-    if files:
+    has_template = "chat_template" in transformers.read_object(settings_path, if_missing={})
+    if has_template or any(folder.glob("chat_template*.jinja")):
       raise errors.InputError(
-        f"{files[0]}: a model with a chat template needs a {MODULES_FILE} to be imported"
+        f"{folder}: a model with a chat template needs a {MODULES_FILE} to be imported"
       )
     return [("Transformer", "")]
   try:
@@ -342,7 +327,7 @@ def _prompts(
     )
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
-  prompts["document"] = next(filter(None, map(prompts.get, tokenizers.ROLES["document"])), "")
+  prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
   return prefix, prompts if any(prompts.values()) else {}
 
 
@@ -358,11 +343,6 @@ def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
   if kind == "Dense":
     dense = transformers.checked(path, record, _Dense, fixed)
     activation = dense.activation_function.rpartition(".")[2]
-    if activation not in sentence_encoder.ACTIVATIONS:
-      raise errors.InputError(
-        f"{path}: 'activation_function' is {dense.activation_function!r}; only these of torch.nn "
-        f"can be imported: {', '.join(sentence_encoder.ACTIVATIONS)}"
-      )
     return sentence_encoder.Dense(dense.out_features, activation, bias=dense.bias)
   transformers.checked(path, record, dict, fixed)
   if kind == "Dropout":
@@ -483,15 +463,11 @@ def write_modules(
       weights.append(f"{paths[-1]}/{transformers.WEIGHTS_FILE}")
       arrays = tensors.to_tensors(rows, saved.arrays)
       tensors.write_file(folder / weights[-1], arrays, _METADATA)
-  files[MODULES_FILE] = [
-    {
-      "idx": i,
-      "name": str(i),
-      "path": path,
-      "type": f"{_PACKAGE}.{path.partition('_')[2] or 'Transformer'}",
-    }
-    for i, path in enumerate(paths)
-  ]
+  files[MODULES_FILE] = []
+  for i, path in enumerate(paths):
+    kind = path.partition("_")[2] or "Transformer"
+    entry = {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
+    files[MODULES_FILE].append(entry)
   for name, record in files.items():
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
     (folder / name).write_text(text, encoding="utf-8")

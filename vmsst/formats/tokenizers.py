@@ -6,8 +6,7 @@
 * `read` builds the tokenizer with which transformers opens a folder. transformers rebuilds the
   tokenizers of most models: it keeps the vocabulary of `tokenizer.json` and takes everything else
   from `tokenizer_config.json` and its own defaults. Added tokens come from up to four files. `read`
-  refuses what one `tokenizer.json` cannot express, and a `tokenizer.json` of RoBERTa, Qwen or Gemma
-  that is not what transformers would make.
+  refuses what one `tokenizer.json` cannot express.
 * `export` writes a vocabulary of this library as `tokenizer.json`, with equal ids.
 """
 
@@ -271,7 +270,7 @@ def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
   not empty.
   """
   present = [prompts[name] for name in ROLES[role] if name in prompts]
-  return next(filter(None, present), "" if present else None)
+  return max(present, key=bool, default=None)
 
 
 def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
@@ -399,21 +398,7 @@ _QWEN_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Options of byte pair encoding, which transformers sets by the class.
-_FALLBACKS = {"fuse_unk", "byte_fallback"}
-_OPTIONS = {*_FALLBACKS, "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"}
-# Normalizer and pre-tokenizer of the classes with byte pair encoding.
-_STEPS: dict[str, tuple[Any, Any]] = {
-  _ROBERTA: (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-  _QWEN: (
-    normalizers.NFC(),
-    pre_tokenizers.Sequence([
-      pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]),
-  ),
-  _GEMMA: (normalizers.Replace(" ", _SPACE), pre_tokenizers.Split(" ", "merged_with_previous")),
-}  # fmt: skip
+_BYTE_PAIRS = (_ROBERTA, _QWEN, _GEMMA)
 # Settings that replace parts of the tokenizer. Files of released encoders have none of them.
 _REPLACEMENTS = (
   "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
@@ -523,14 +508,14 @@ def read(
     named = _special_tokens(given, settings, kind, record)
     tokens = _added_tokens(given, added, record, named)
     around = [str(named[name]) for name in _ENDS.get(kind, ())]
-    unknown = "" if kind not in _ENDS or kind in _STEPS else str(named["unk_token"])
+    unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named["unk_token"])
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
       f"{settings_path}: its special tokens or 'added_tokens_decoder', or those in "
       f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
     ) from None
   with _package_errors(path):
-    tokenizer = _pipeline(settings_path, kind, settings, record, unknown)
+    tokenizer = _pipeline(kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
     tokenizer.add_tokens([token for token in tokens if repr(token) not in present])
     # A special token may be outside the model's table; then no text may spell it there.
@@ -601,35 +586,33 @@ def _token(value: Any) -> tokenizers.AddedToken:
 
 
 def _pipeline(
-  path: pathlib.Path, kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
+  kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
-  vocabulary: Any = {}
-  if kind not in _ENDS or kind in _STEPS:
-    tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
-    if kind not in _STEPS:
-      return tokenizer
-    # Text without the option that changes no ids.
-    steps, expected = (
-      [repr(step).replace("trim_offsets=False", "trim_offsets=True") for step in pair]
-      for pair in ((tokenizer.normalizer, tokenizer.pre_tokenizer), _STEPS[kind])
+  if kind not in _ENDS or kind in _BYTE_PAIRS:
+    model = record["model"]
+    if kind in _BYTE_PAIRS:
+      fallbacks = dict.fromkeys(("fuse_unk", "byte_fallback"), kind == _GEMMA)
+      affixes = dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"))
+      model = {**model, "ignore_merges": False, **fallbacks, **affixes}
+    content = msgspec.json.encode({**record, "model": model})
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    as_bytes = functools.partial(
+      pre_tokenizers.ByteLevel, add_prefix_space=bool(settings.add_prefix_space)
     )
-    options = {key for key in _OPTIONS if record["model"].get(key)}
-    is_same = steps == expected and options == (_FALLBACKS if kind == _GEMMA else set())
-    is_same = is_same and not settings.add_prefix_space
-  else:
-    vocabulary = msgspec.json.decode(
-      record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
-    )
-    is_same = isinstance(vocabulary, list) == (kind in _UNKNOWN_IDS)
-  if not is_same:
-    raise errors.InputError(
-      f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
-      f"another vocabulary, 'normalizer', 'pre_tokenizer', {', '.join(sorted(_OPTIONS))}, or "
-      "'add_prefix_space' is true"
-    )
-  if kind in _STEPS:
+    if kind == _ROBERTA:
+      tokenizer.normalizer, tokenizer.pre_tokenizer = None, as_bytes()
+    elif kind == _QWEN:
+      tokenizer.normalizer = normalizers.NFC()
+      words = pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated")
+      tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes(use_regex=False)])
+    elif kind == _GEMMA:
+      tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+      tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     return tokenizer
+  vocabulary: Any = msgspec.json.decode(
+    record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
+  )
   if kind not in _UNKNOWN_IDS:
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -820,33 +803,28 @@ def _of_sentencepiece(
     model.trainer_spec,
     proto.ModelProto.SentencePiece,
   )
-  for name, value, wanted in (
-    ("escape_whitespaces", normalizer.escape_whitespaces, True),
-    ("treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, False),
-    ("model_type", trainer.model_type, (trainer.UNIGRAM, trainer.BPE)),
-  ):
-    if value not in (wanted if isinstance(wanted, tuple) else (wanted,)):
-      raise errors.InputError(
-        f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
-        "cannot express"
-      )
   symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
   overlapping = any(
     len(x) > len(y[i:]) and x.startswith(y[i:])
     for x, y in itertools.product(symbols, repeat=2)
     for i in range(1, len(y))
   )
-  if symbols and (trainer.model_type == trainer.BPE or overlapping):
-    raise errors.InputError(
-      f"the SentencePiece model {vocabulary.path} has user-defined symbols ({symbols[0]}) and is a "
-      "BPE, or they overlap, which a tokenizer.json cannot express"
-    )
+  for problem, is_problem in {
+    "escape_whitespaces is false": not normalizer.escape_whitespaces,
+    "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
+    "it is neither Unigram nor BPE": trainer.model_type not in (trainer.UNIGRAM, trainer.BPE),
+    "it is a BPE with user-defined symbols": symbols and trainer.model_type == trainer.BPE,
+    "user-defined symbols overlap": overlapping,
+  }.items():
+    if is_problem:
+      raise errors.InputError(
+        f"the SentencePiece model {vocabulary.path} cannot become a tokenizer.json: {problem}"
+      )
   spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
   special = {
     i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
   }
-  is_normal = [x.type == kinds.NORMAL for x in model.pieces]
   # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
   # SentencePiece prefers user-defined symbols to all other pieces.
@@ -859,10 +837,15 @@ def _of_sentencepiece(
     unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
     made = tokenizers.Tokenizer(unigram)
   else:
+    # Pairs of pieces that join into a piece, the best piece's first.
+    pieces = sorted((x for x in model.pieces if x.type == kinds.NORMAL), key=lambda x: -x.score)
+    known = {x.piece for x in pieces}
+    cuts = ((x.piece[:i], x.piece[i:]) for x in pieces for i in range(1, len(x.piece)))
+    merges = [pair for pair in cuts if known.issuperset(pair)]
     made = tokenizers.Tokenizer(
       models.BPE(
         {name: i for i, name in enumerate(names)},
-        _merges(names, scores, is_normal),
+        merges,
         unk_token=names[unknown],
         fuse_unk=True,
         byte_fallback=trainer.byte_fallback,
@@ -873,7 +856,17 @@ def _of_sentencepiece(
   # character for private use stands for each of them.
   signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
   steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
-  steps += _spm_steps(normalizer, vocabulary)
+  if normalizer.precompiled_charsmap:
+    mapped = normalizers.Precompiled(normalizer.precompiled_charsmap)
+    steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
+    steps.append(mapped)
+  if normalizer.remove_extra_whitespaces:
+    steps += [
+      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+    ]
+  if normalizer.add_dummy_prefix:
+    steps.append(normalizers.Prepend(" "))
   steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
   steps.append(normalizers.Replace(" ", _SPACE))
   made.normalizer = normalizers.Sequence(steps)
@@ -894,23 +887,6 @@ def _of_sentencepiece(
 def _lowercase() -> list[Any]:
   """Returns `vocabularies.lowercase` as normalizers, which lowercase letters one by one but Σ."""
   return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
-
-
-def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> list[Any]:
-  """Returns SentencePiece's steps before it replaces spaces, as normalizers."""
-  steps: list[Any] = []
-  if spec.precompiled_charsmap:
-    mapped = normalizers.Precompiled(spec.precompiled_charsmap)
-    steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
-    steps.append(mapped)
-  if spec.remove_extra_whitespaces:
-    steps += [
-      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
-      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
-    ]
-  if spec.add_dummy_prefix:
-    steps.append(normalizers.Prepend(" "))
-  return steps
 
 
 def _unseen_signs(
@@ -934,17 +910,3 @@ def _unseen_signs(
     if made.endswith(f"x{sign}") and mapped.normalize_str(parts) != sign:
       signs.append((parts, sign))
   return sorted(signs, key=lambda pair: -len(pair[0]))
-
-
-def _merges(names: list[str], scores: list[float], normal: list[bool]) -> list[tuple[str, str]]:
-  """Returns pairs of pieces that join into a piece, the best piece's first."""
-  known = {name for name, is_normal in zip(names, normal, strict=True) if is_normal}
-  merges = []
-  for rank, i in enumerate(sorted(range(len(names)), key=lambda i: -scores[i])):
-    if not normal[i]:
-      continue
-    for cut in range(1, len(names[i])):
-      left, right = names[i][:cut], names[i][cut:]
-      if left in known and right in known:
-        merges.append((rank, left, right))
-  return [(left, right) for _, left, right in merges]

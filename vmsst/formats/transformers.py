@@ -8,6 +8,7 @@ Exports write a T5 encoder as a `T5EncoderModel`; EMS, XLM-R and other relatives
 before the row of the first token: a BERT that counts from 0 computes the same function.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -91,6 +92,12 @@ def checked(
     raise errors.InputError(f"{path}: {error}; such a model cannot be imported") from None
 
 
+class _Index(msgspec.Struct):
+  """The list of shards; each is a file in the same folder."""
+
+  weight_map: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[^/\\]+\.(safetensors|bin)$")]]
+
+
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Returns the tensors in all files of weights by name, to be read on request.
 
@@ -105,13 +112,9 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       return tensors.open_file(path)
     index = path.with_name(f"{path.name}.index.json")
     if index.is_file():
-      shards = {str(name) for name in (read_object(index).get("weight_map") or {}).values()}
-      stored: dict[str, tensors.StoredTensor] = {}
-      for name in sorted(shards):
-        if pathlib.PurePath(name).name != name or not name.endswith(path.suffix):
-          raise errors.InputError(f"{index}: {name!r} is not the name of a file next to it")
-        stored |= tensors.open_file(folder / name)
-      return stored
+      shards = sorted({*checked(index, read_object(index), _Index).weight_map.values()})
+      opened = [tensors.open_file(folder / name) for name in shards]
+      return dict(collections.ChainMap(*opened))
   raise errors.InputError(
     f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE}, nor the index of one"
   )
@@ -211,7 +214,7 @@ class _Ropes(msgspec.Struct, frozen=True):
 class _ModernbertOptions(_Sizes, rename=_ROTARY_NAMES | {"layer_norm_eps": "norm_eps"}):
   activation: Activation = "gelu"
   layer_norm_eps: Epsilon = 1e-5
-  global_rope_theta: Number = 160_000.0
+  theta: Number = msgspec.field(default=160_000.0, name="global_rope_theta")
   local_theta: Number = msgspec.field(default=10_000.0, name="local_rope_theta")
   rope_parameters: _Ropes = _Ropes()
   layer_types: list[_LayerType] | None = None
@@ -236,7 +239,7 @@ class _Gemma3Options(_Sizes, rename=_ROTARY_NAMES | _RMS):
   layer_norm_eps: Epsilon = 1e-6
   query_scalar: Size = 256
   theta: Number = msgspec.field(default=1_000_000.0, name="rope_theta")
-  rope_local_base_freq: Number = 10_000.0
+  local_theta: Number = msgspec.field(default=10_000.0, name="rope_local_base_freq")
   rope_parameters: _Ropes = _Ropes()
   layer_types: list[_LayerType] | None = None
   sliding_window_pattern: Size = 6
@@ -527,43 +530,24 @@ _MPNET = Architecture(
 # Rotary positions
 
 
-def _local_layers(options: Any, full_every: int, offset: int) -> tuple[int, ...]:
-  """Returns the local layers; in older files, the others are each `full_every`th from `offset`."""
+def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
+  """Returns rotations and local layers; older files have a full layer at each `full_every`th.
+
+  Args:
+    options: The options.
+    full_every: Distance between full layers, unless the options list the kinds of layers.
+    offset: The first full layer.
+  """
   kinds = options.layer_types
   if kinds is None:
     kinds = [_LOCAL if (i - offset) % full_every else _FULL for i in range(options.num_layers)]
   if len(kinds) != options.num_layers:
     raise ValueError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
-  return tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL)
-
-
-def _modernbert_attributes(options: _ModernbertOptions) -> dict[str, Any]:
   ropes = options.rope_parameters
   return {
-    "rope_theta": ropes.full_attention.rope_theta or options.global_rope_theta,
-    "local_rope_theta": ropes.sliding_attention.rope_theta or options.local_theta,
-    "local_layers": _local_layers(options, options.global_attn_every_n_layers, 0),
-    "window": options.local_attention // 2 + 1,
-  }
-
-
-def _qwen3_attributes(options: _Qwen3Options) -> dict[str, Any]:
-  return {
-    "rope_theta": options.rope_parameters.rope_theta or options.theta,
-    "num_kv_heads": options.num_kv_heads or options.num_heads,
-  }
-
-
-def _gemma3_attributes(options: _Gemma3Options) -> dict[str, Any]:
-  ropes, pattern = options.rope_parameters, options.sliding_window_pattern
-  both_sides, window = options.use_bidirectional_attention, options.sliding_window
-  return {
     "rope_theta": ropes.full_attention.rope_theta or options.theta,
-    "local_rope_theta": ropes.sliding_attention.rope_theta or options.rope_local_base_freq,
-    "num_kv_heads": options.num_kv_heads or options.num_heads,
-    "local_layers": _local_layers(options, pattern, pattern - 1),
-    "window": window // 2 + 1 if both_sides else window,
-    "causal": not both_sides,
+    "local_rope_theta": ropes.sliding_attention.rope_theta or options.local_theta,
+    "local_layers": tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL),
   }
 
 
@@ -581,28 +565,11 @@ def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
   }
 
 
-def _described_modernbert(config: transformer.TransformerConfig) -> dict[str, Any]:
-  return {**_described_rotary(config), "local_attention": 2 * (config.window - 1)}
-
-
-def _described_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
-  record = _described_rotary(config)
-  return {
-    **record,
-    "num_key_value_heads": config.kv_heads,
-    "head_dim": config.head_width,
-    "rope_parameters": record["rope_parameters"][_FULL],
-  }
-
-
-def _described_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
-  both_sides = not config.causal
+def _described_decoder(config: transformer.TransformerConfig) -> dict[str, Any]:
   return {
     **_described_rotary(config),
     "num_key_value_heads": config.kv_heads,
     "head_dim": config.head_width,
-    "sliding_window": 2 * (config.window - 1) if both_sides else config.window,
-    "use_bidirectional_attention": both_sides,
   }
 
 
@@ -616,8 +583,11 @@ _MODERNBERT = Architecture(
     "norm_bias": False,
     "rope_scaling": None,
   },
-  attributes=_modernbert_attributes,
-  described=_described_modernbert,
+  attributes=lambda x: {
+    **_local_attributes(x, x.global_attn_every_n_layers, 0),
+    "window": x.local_attention // 2 + 1,
+  },
+  described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
   table=(
     _token_table("embeddings.tok_embeddings.weight"),
     *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
@@ -696,8 +666,11 @@ _QWEN3 = Architecture(
   model_type="qwen3",
   options=_Qwen3Options,
   required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
-  attributes=_qwen3_attributes,
-  described=_described_qwen3,
+  attributes=lambda x: {"rope_theta": x.rope_parameters.rope_theta or x.theta},
+  described=lambda x: {
+    **_described_decoder(x),
+    "rope_parameters": {"rope_type": "default", "rope_theta": x.rope_theta},
+  },
   table=_decoder_table(("post_attention_layernorm", None), 0.0),
   fixed={**_DECODER, "norm_place": "before"},
   prefixes=("", "model."),
@@ -714,8 +687,16 @@ _GEMMA3 = Architecture(
     "attn_logit_softcapping": None,
     "is_causal": True,  # False differs from use_bidirectional_attention
   },
-  attributes=_gemma3_attributes,
-  described=_described_gemma3,
+  attributes=lambda x: {
+    **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
+    "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
+    "causal": not x.use_bidirectional_attention,
+  },
+  described=lambda x: {
+    **_described_decoder(x),
+    "sliding_window": x.window if x.causal else 2 * (x.window - 1),
+    "use_bidirectional_attention": not x.causal,
+  },
   table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
   prefixes=("", "model."),
@@ -726,12 +707,9 @@ _GEMMA3 = Architecture(
 # --------------------------------------------------------------------------------------------
 # T5
 
-# Whether the feed-forward layer has a gate, and its activation.
-_T5_MLPS = {
-  "relu": (False, "relu"),
-  "gated-gelu": (True, "gelu_tanh"),
-  "gated-silu": (True, "swish"),
-}
+# Names of the feed-forward layer, by its activation and whether it has a gate.
+_T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
+            ("swish", True): "gated-silu"}  # fmt: skip
 
 
 def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
@@ -781,26 +759,23 @@ def t5_encoder(*inner: str) -> tuple[Rule, ...]:
   )
 
 
-def _described_t5(config: transformer.TransformerConfig) -> dict[str, Any]:
-  mlp = next((x for x, kind in _T5_MLPS.items() if kind == (config.gated, config.activation)), None)
-  return {
-    "feed_forward_proj": mlp,
-    "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
-    "dropout_rate": config.dropout_rate,
-    "is_encoder_decoder": False,
-    "use_cache": False,
-  }
-
-
 _T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
   required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
-  attributes=lambda x: dict(
-    zip(("gated", "activation"), _T5_MLPS[x.feed_forward_proj], strict=True)
+  attributes=lambda x: next(
+    {"activation": activation, "gated": gated}
+    for (activation, gated), name in _T5_MLPS.items()
+    if name == x.feed_forward_proj
   ),
-  described=_described_t5,
+  described=lambda x: {
+    "feed_forward_proj": _T5_MLPS.get((x.activation, x.gated)),
+    "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+    "dropout_rate": x.dropout_rate,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+  },
   table=t5_encoder("wi_0", "wi_1"),
   ungated=t5_encoder("wi"),
   fixed={
@@ -876,10 +851,8 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
       **_T5.fixed,
     )  # fmt: skip
   if not isinstance(config, transformer.TransformerConfig):
-    kind = type(config).__name__.removesuffix("Config").upper()
     raise errors.InputError(
-      f"transformers has no {kind} encoder (only T5 and BERT-style encoders); use `vmsst export "
-      "safetensors`, which exports any encoder"
+      f"transformers has no encoder of a {type(config).__name__}; use `vmsst export safetensors`"
     )
   if config.positions != "learned" or config.relpos_buckets:
     return config
