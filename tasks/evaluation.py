@@ -22,7 +22,6 @@ from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
-from vmsst.evaluation.metrics import retrieval as retrieval_lib
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language, language
@@ -101,11 +100,13 @@ def sample_retrieval(
     count = min(num_meanings, total)
     meanings = [i * total // count for i in range(count)]
 
-    def side(code: str) -> suite_lib.Side:
-      return suite_lib.Side(code, [sample.sentence(x, code, "validation") for x in meanings])
+    def texts(code: str) -> list[str]:
+      return [sample.sentence(x, code, "validation") for x in meanings]
 
-    english = side("en")
-    return [tatoeba_lib.retrieval_task(code, (side(code), english)) for code in chosen]
+    english = texts("en")
+    return [
+      tatoeba_lib.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
+    ]
 
   key = (chosen, num_meanings)
   return _register("sample_retrieval", key, "validation", load, vocabulary, max_length)
@@ -313,16 +314,9 @@ def _pair_task(
   name: str, pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]
 ) -> suite_lib.Task:
   """Returns the task of retrieving translations among the texts of a language pair."""
-  codes = tuple(map(readers.language_code, pair))
-  texts = tuple(zip(*rows, strict=True))
-  metric_by_key = {"forward": "to target", "backward": "from target", "average": "average"}
-
-  def score(source_ND: np.ndarray, target_ND: np.ndarray) -> list[suite_lib.Result]:
-    accuracies = retrieval_lib.translation_accuracy(source_ND, target_ND, texts=texts)
-    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
-    return [suite_lib.Result(name, codes, metrics)]
-
-  return suite_lib.Task(name, tuple(map(suite_lib.Side, codes, texts)), score)
+  source, target = map(readers.language_code, pair)
+  texts = [*zip(*rows, strict=True)]
+  return tatoeba_lib.retrieval_task(name, (source, target), texts, "target", several=True)
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:

@@ -33,7 +33,6 @@ class Hub:
     self._commits = {}
     self._branches = {}
     self._gated = set()
-    self._objects = {}
 
   def put(self, name, folder, *, gated=False):
     """Adds a commit with the files of a folder to the main branch; returns the commit."""
@@ -99,10 +98,6 @@ class Hub:
     return 200, _JSON, json.dumps(found).encode()
 
   def _write(self, path, token, body):
-    if stored := re.fullmatch(r"/large/(\w+)", path):  # needs no token, as a signed address
-      assert hashlib.sha256(body).hexdigest() == stored[1]
-      self._objects[stored[1]] = body
-      return 200, {}, b""
     if token not in (WRITER, READER):
       return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
     if path == "/api/validate-yaml":
@@ -111,16 +106,19 @@ class Hub:
       return 403, {"X-Error-Message": "You have no rights"}, b""
     if path == "/api/repos/create":
       found = self._create(json.loads(body))
-    elif branch := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):
-      found = self._create_branch(*branch.groups())
-    elif upload := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/(.+)", path):
-      found = self._plan_upload(*upload.groups(), json.loads(body))
-    elif re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
-      found = self._plan_objects(json.loads(body))
-    elif commit := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
-      found = self._change(*commit.groups(), [json.loads(line) for line in body.splitlines()])
     else:
-      found = 400, {"error": f"unknown request {path}"}
+      name, action, branch = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)/(.+)", path).groups()
+      if action == "branch":
+        self._branches.setdefault((name, branch), self._branches[name, "main"])
+        found = 200, {}
+      elif action == "preupload":
+        files = [
+          {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+          for file in json.loads(body)["files"]
+        ]
+        found = (200, {"files": files}) if (name, branch) in self._branches else (404, {})
+      else:
+        found = self._change(name, branch, [json.loads(line) for line in body.splitlines()])
     return found[0], _JSON, json.dumps(found[1]).encode()
 
   def _create(self, asked):
@@ -130,37 +128,8 @@ class Hub:
       return 409, found
     if asked.get("private") or asked.get("visibility") == "private":
       self.private.add(name)
-    self._commit(name, "main", {".gitattributes": b"*.safetensors filter=lfs"})
+    self._commit(name, "main", {".gitattributes": b""})
     return 200, found
-
-  def _create_branch(self, name, branch):
-    if (name, branch) in self._branches:
-      return 409, {}
-    self._branches[name, branch] = self._branches[name, "main"]
-    return 200, {}
-
-  def _plan_upload(self, name, branch, asked):
-    if (name, branch) not in self._branches:
-      return 404, {}
-    return 200, {
-      "files": [
-        {
-          "path": file["path"],
-          "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-          "shouldIgnore": False,
-        }
-        for file in asked["files"]
-      ]
-    }
-
-  def _plan_objects(self, asked):
-    found = []
-    for each in asked["objects"]:
-      planned = {"oid": each["oid"], "size": each["size"]}
-      if each["oid"] not in self._objects:
-        planned["actions"] = {"upload": {"href": f"{self.url}/large/{each['oid']}"}}
-      found.append(planned)
-    return 200, {"transfer": "basic", "objects": found}
 
   def _change(self, name, branch, lines):
     files = dict(self.files(name, branch))
@@ -170,12 +139,9 @@ class Hub:
         self.messages.append(value["summary"])
       elif kind == "file":
         files[value["path"]] = base64.b64decode(value["content"])
-      elif kind == "lfsFile":
-        files[value["path"]] = self._objects[value["oid"]]
-      elif kind == "deletedFile":
-        del files[value["path"]]
       else:
-        return 400, {"error": f"unknown operation {kind}"}
+        assert kind == "deletedFile"
+        del files[value["path"]]
     commit = self._commit(name, branch, files)
     return 200, {"commitUrl": f"{self.url}/{name}/commit/{commit}", "commitOid": commit}
 
@@ -235,6 +201,5 @@ def running():
 def environment(hub, home, **changes):
   """Returns the variables of a process that uses this server and its own cache."""
   proxies = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-  # The server stores large files by the protocol that all versions speak.
   plain = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
   return {**proxies, **plain, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}

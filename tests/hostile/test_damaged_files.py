@@ -24,7 +24,7 @@ from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.evaluation import benchmarks
 from vmsst.evaluation.benchmarks import knowledge_search
-from vmsst.evaluation.report import reading
+from vmsst.evaluation.report import page
 from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
@@ -38,7 +38,7 @@ PARTS = [
   opus_tree.Part("UNPC", "v1", ("de", "en"), PAIRS, "tmx", "loose"),
   opus_tree.Part("Tatoeba", "v1", ("de", "en"), PAIRS, "tsv", "flat"),
 ]
-TMX = opus_tree.tmx(PARTS[1])
+TMX = gzip.decompress(PARTS[1].content)
 
 RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"sts": "no folder"},
   "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
@@ -116,7 +116,7 @@ def readers_of_data(folder):
     Reader("results", {
       "results.json": RESULTS,
       "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
-      lambda folder: reading.read_runs([folder])),
+      lambda folder: page.html([folder])),
     *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
   ]  # fmt: skip
 

@@ -120,13 +120,11 @@ def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
   for root in ("gs://bucket", str(tmp_path)):
     for name in ("news [2024].tsv", "news 2.tsv", "a*.tsv", "ab.tsv"):
       outputs.write_text(f"{root}/{name}", "text")
-    for pattern, found in (
-      ("news [2024].tsv", ["news [2024].tsv"]),
-      ("news [2-4].tsv", ["news 2.tsv"]),
-      ("a*.tsv", ["a*.tsv"]),
-      ("?b.tsv", ["ab.tsv"]),
-    ):
-      assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
+    for pattern, name in (
+      ("news [2024].tsv", "news [2024].tsv"), ("news [2-4].tsv", "news 2.tsv"),
+      ("a*.tsv", "a*.tsv"), ("?b.tsv", "ab.tsv"),
+    ):  # fmt: skip
+      assert storage.matches(f"{root}/{pattern}") == [f"{root}/{name}"]
 
 
 def test_only_credentials_in_a_url_are_refused():
@@ -169,33 +167,15 @@ def test_epath_sees_the_same_objects(store):
   assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"
 
 
-@pytest.fixture
-def bitext_store(store):
+def test_bitext_is_found_and_read_as_on_this_machine(store):
   for name, content in {
     "x.de-en.de": b"eins\nzwei\n",
     "x.de-en.en": b"one\ntwo\n",
     "inner/y.de-en.tsv.gz": gzip.compress(b"drei\tthree\n"),
   }.items():
     store.pipe_file(f"gs://bucket/data/{name}", content)
-  return store
-
-
-def test_bitext_is_found_and_read_as_on_this_machine(bitext_store):
   found = readers.find_bitext(["gs://bucket/data/*.de", "gs://bucket/data/**/*.tsv.gz"])
-  assert [bitext.paths for bitext in found] == [
-    ("gs://bucket/data/x.de-en.de", "gs://bucket/data/x.de-en.en"),
-    ("gs://bucket/data/inner/y.de-en.tsv.gz",),
-  ]
   pairs = [list(readers.read_pairs(bitext)) for bitext in found]
   assert pairs == [[("eins", "one"), ("zwei", "two")], [("drei", "three")]]
-  for read, name, message in (
-    (readers.find_bitext, "data/*.fr", r"no file matches 'gs://bucket/data/\*\.fr'; check"),
-    (text_files.Lines, "none", "gs://bucket/none: cannot be opened: "),
-    (text_files.Lines, "cut.gz", r"gs://bucket/cut\.gz: cannot be read"),
-    (readers.find_bitext, "data/*.de", r"its counterpart in English is missing"),
-  ):
-    bitext_store.pipe_file("gs://bucket/cut.gz", gzip.compress(b"one\n" * 1000)[:-20])
-    if name == "data/*.de":
-      bitext_store.rm("gs://bucket/data/x.de-en.en")
-    with pytest.raises(errors.InputError, match=message):
-      read(f"gs://bucket/{name}")
+  with pytest.raises(errors.InputError, match=r"no file matches 'gs://bucket/data/\*\.fr'; check"):
+    readers.find_bitext("gs://bucket/data/*.fr")

@@ -140,17 +140,13 @@ class Embedder:
       InputError: a value is not finite, or too large for a norm in float32; or the vectors have
         fewer dimensions than they are to be cut to.
     """
-    if side.split is not None:
-      return self._mean_vectors(side, side.split)
-    if side.method == "encode" and side.texts and all(x in self._shared for x in _keys(side)):
-      return np.array([self._shared[key] for key in _keys(side)])
-    return self._embed(side.texts, [side.language] * len(side.texts), side.method)
-
-  def _mean_vectors(self, side: Side, split: Callable[[str], Sequence[str]]) -> np.ndarray:
-    """Returns the mean vectors of the pieces of each text, which are not normalized first."""
-    means = []
+    if side.split is None:
+      if side.method == "encode" and side.texts and all(x in self._shared for x in _keys(side)):
+        return np.array([self._shared[key] for key in _keys(side)])
+      return self._embed(side.texts, [side.language] * len(side.texts), side.method)
+    means = []  # of the pieces of each text, which are not normalized first
     for start in range(0, len(side.texts), BLOCK):
-      pieces = [split(text) for text in side.texts[start : start + BLOCK]]
+      pieces = [side.split(text) for text in side.texts[start : start + BLOCK]]
       count_N = np.array([len(pieces_of_text) for pieces_of_text in pieces])
       whole = dataclasses.replace(side, texts=[x for y in pieces for x in y], split=None)
       first_N = np.cumsum(count_N) - count_N

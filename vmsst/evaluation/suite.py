@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
@@ -185,10 +187,7 @@ def shortened(names: Sequence[str]) -> str:
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
   """Returns the results of one benchmark from what `evaluate` returns."""
-  return [
-    Result(x["name"], tuple(x["languages"]), x["metrics"], x.get("arrays", {}))
-    for x in scored["results"]
-  ]
+  return msgspec.convert(scored["results"], list[Result])
 
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
@@ -247,7 +246,12 @@ def evaluate(
   absent: dict[str, str] = {}
   for key, benchmark in chosen.items():
     if key not in finished:
-      tasks[key] = read_tasks(benchmark, root, absent)
+      own_root = benchmark.files.root or root
+      with storage.explained(own_root, "read"):
+        reason = benchmark.files.absence(own_root)
+      tasks[key] = [] if reason else benchmark.read(own_root)
+      if not tasks[key]:
+        absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"
       report(f"{key}: absent: {absent[key]}" if key in absent else f"{key}: waiting")
   if absent and len(absent) == len(chosen):
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
@@ -274,17 +278,6 @@ def evaluate(
   return {**record, "absent": absent, "failed": failed, "benchmarks": ordered}  # type: ignore
 
 
-def read_tasks(benchmark: Benchmark, root: storage.Path, absent: dict[str, str]) -> Sequence[Task]:
-  """Returns the tasks of a benchmark; if there is none, writes to `absent` why it is absent."""
-  root = benchmark.files.root or root
-  with storage.explained(root, "read"):
-    reason = benchmark.files.absence(root)
-  tasks = [] if reason else benchmark.read(root)
-  if not tasks:
-    absent[benchmark.name] = reason or f"no file of it in {root} ({benchmark.files.layout})"
-  return tasks
-
-
 def _score(
   benchmark: Benchmark,
   tasks: Sequence[Task],
@@ -309,9 +302,8 @@ def _score(
     "summary": summary,
     "missing": benchmark.missing(by_size[None]),
     "results": [
-      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics, "arrays": {**x.arrays}}
-      if x.arrays
-      else {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+      {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
+      | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]
       for x in by_size[None]
     ],
     "options": dict(benchmark.options),

@@ -13,6 +13,16 @@ def st():
   return pytest.importorskip("sentence_transformers", reason="needs it to compare with")
 
 
+@pytest.fixture
+def torch():
+  return pytest.importorskip("torch", reason="needs torch to compare with")
+
+
+@pytest.fixture
+def theirs():
+  return pytest.importorskip("transformers", reason="needs transformers to compare with")
+
+
 LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor")
 
 

@@ -103,14 +103,12 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "Enc
 )  # fmt: skip
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # those of another library
-def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, changes, scan_layers):
-  torch = pytest.importorskip("torch", reason="needs torch to compare with")
-  transformers = pytest.importorskip("transformers", reason="needs transformers to compare with")
+def test_token_states_equal_those_of_a_saved_model(
+  tmp_path, family, kind, changes, scan_layers, torch, theirs
+):
   torch.manual_seed(0)
   config = {key: x for key, x in changes.items() if key != "model_type"}
-  model = getattr(transformers, f"{family}{kind}")(
-    getattr(transformers, f"{family}Config")(**config)
-  ).eval()
+  model = getattr(theirs, f"{family}{kind}")(getattr(theirs, f"{family}Config")(**config)).eval()
   with torch.no_grad():
     for weight in model.parameters():
       weight += 0.3 * torch.randn_like(weight)
@@ -143,10 +141,10 @@ def test_token_states_equal_those_of_a_saved_model(tmp_path, family, kind, chang
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=atol, rtol=1e-5)
   # In bfloat16, about as accurate as the reference.
   half_BTD = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
-  theirs_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
+  their_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
   error, their_error = (
     np.sqrt(np.mean(np.square(x_BTD.astype(np.float32) - expected_BTD)[mask_BT]))
-    for x_BTD in (np.asarray(half_BTD), theirs_BTD)
+    for x_BTD in (np.asarray(half_BTD), their_BTD)
   )
   assert error < 1.5 * their_error < 0.3
 
@@ -180,11 +178,8 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"hidden_size": 16}, "emb_dim is 16"),
     ({"layer_norm_eps": 0}, "layer_norm_eps"),
-    ({"model_type": "qwen3", "rope_parameters": ["x"]}, "rope_parameters"),
     ({"pad_token_id": 40}, "the padding id is 40"),
-    ({"num_hidden_layers": 3}, r"lacks encoder\.layer\.2"),
     ({"num_hidden_layers": 1}, r"holds encoder\.layer\.1"),
-    ({"vocab_size": 41}, "word_embeddings"),
   ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
@@ -194,20 +189,19 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
-  arrays = weights()
-  norm = arrays["embeddings.LayerNorm.weight"]
-  for number, (changed, message) in enumerate(
-    (
-      (arrays | {"classifier.weight": norm}, "classifier"),
-      ({"shared.weight": norm}, "it is not a BertModel"),
-      (arrays | {"embeddings.LayerNorm.bias": norm * np.nan}, r"LayerNorm\.bias.*NaN values"),
-    )
-  ):
-    folder = save_hugging_face(tmp_path / f"hf{number}", changed)
-    with pytest.raises(errors.InputError, match=message):
-      conversions.import_encoder(folder, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"classifier.weight": np.ones(12)}, "classifier"),
+    ({name: None for name in weights()} | {"shared.weight": np.ones(12)}, "it is not a BertModel"),
+    ({"embeddings.LayerNorm.bias": np.full(12, np.nan)}, r"LayerNorm\.bias.*NaN values"),
+  ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, changes, message):
+  arrays = {name: x for name, x in (weights() | changes).items() if x is not None}
+  with pytest.raises(errors.InputError, match=message):
+    conversions.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
 
 
 ARRAYS = {name: np.arange(i, 9.0, dtype=np.float32) for i, name in enumerate("abcde")}
@@ -231,10 +225,9 @@ def save_shards(folder, **changes):
   return folder
 
 
-def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path):
+def test_a_model_is_read_from_shards_and_from_files_of_torch(tmp_path, torch):
   folder = save_shards(tmp_path / "m")
   assert_read(transformers.open_tensors(folder), ARRAYS)
-  torch = pytest.importorskip("torch", reason="needs torch to write its files")
   torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
   assert_read(transformers.open_tensors(folder), ARRAYS)  # safetensors are preferred
   (folder / "model.safetensors.index.json").unlink()

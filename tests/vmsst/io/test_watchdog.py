@@ -25,10 +25,8 @@ def test_a_command_that_hangs_ends_with_its_stack_traces(tmp_path):
   os.mkfifo(tmp_path / "fifo")
   done = subprocess.run(
     [sys.executable, "-c", _HANGS, tmp_path / "fifo"],
-    env={
-      **os.environ,
-      watchdog.VARIABLE: "0.04",
-    },  # 2.4 s: much longer than a step, for a busy machine
+    # 2.4 s: much longer than a step, for a busy machine
+    env={**os.environ, watchdog.VARIABLE: "0.04"},
     capture_output=True,
     text=True,
     timeout=60,
@@ -38,11 +36,8 @@ def test_a_command_that_hangs_ends_with_its_stack_traces(tmp_path):
   assert done.stderr.startswith("Timeout (0:00:02.4")
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "an hour"])
+@pytest.mark.parametrize("value", ["nan", "an hour"])
 def test_other_limits_than_minutes_are_refused(monkeypatch, value):
   monkeypatch.setenv(watchdog.VARIABLE, value)
-  with (
-    pytest.raises(errors.InputError, match=f"{watchdog.VARIABLE} is '{value}'"),
-    watchdog.watching(minutes=1),
-  ):
-    pass
+  with pytest.raises(errors.InputError, match=f"{watchdog.VARIABLE} is '{value}'"):
+    watchdog.watching(minutes=1).__enter__()

@@ -44,8 +44,8 @@ TED_SENTENCES = 10_000
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
   """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
   paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
-  columns = _columns(dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True)))
-  return [_task(ALL, columns, np.arange(len(columns["en"])))]
+  paths_by_code = dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True))
+  return [_task(ALL, files.by_label(paths_by_code))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
@@ -57,14 +57,11 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
   path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
   header = next(lines, [])
-  names = ["zh-cn" if code == "zh" else code for code in TED_CODES]
-  if lacking := [name for name in names if name not in header]:
-    raise errors.InputError(f"{path}:1: no column {', '.join(lacking)}; download it again")
-  places = [header.index(name) for name in names]
+  places = [header.index("zh-cn" if code == "zh" else code) for code in TED_CODES]
   rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
   complete = [row for row in rows if not any("NULL" in text for text in row)]
-  columns = {code: [row[place] for row in complete] for place, code in enumerate(TED_CODES)}
-  return [_task(ALL, columns, agnosticism.usable_rows(columns.values())[:TED_SENTENCES])]
+  texts = dict(zip(TED_CODES, zip(*complete, strict=True), strict=True))
+  return [_usable_task(ALL, texts, TED_SENTENCES)]
 
 
 def read_translations(root: storage.Path) -> list[suite.Task]:
@@ -75,42 +72,21 @@ def read_translations(root: storage.Path) -> list[suite.Task]:
     label = label.replace(".", "_")
     files.known_code(_code(label), path)
     texts.setdefault(name, {})[label] = path
-  for name, paths in texts.items():
-    for label, path in paths.items():
-      source = label.rpartition("+")[0]
-      if source and source not in paths:
-        raise errors.InputError(
-          f"{path}: its source {source} is missing: add that version of {name}, or leave the steps "
-          "before the last out of the name"
-        )
-  return [_task(name, _columns(paths)) for name, paths in texts.items()]
+  return [_usable_task(name, files.by_label(paths)) for name, paths in texts.items()]
 
 
-def _columns(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
-  return dict(zip(paths, files.aligned(*paths.values()), strict=True))
-
-
-def _task(
-  text: str, columns: Mapping[str, Sequence[str]], row_K: np.ndarray | None = None
-) -> suite.Task:
-  """Returns the task of a text.
-
-  Args:
-    text: Its name, or `ALL`.
-    columns: The lines of each version, by label.
-    row_K: Lines to score, from 0; default: the usable ones.
-  """
-  if row_K is None:
-    row_K = agnosticism.usable_rows(columns.values())
-  if not len(row_K):
-    raise errors.InputError(
-      f"{text} ({', '.join(columns)}): every line has a text that is empty, repeated or longer "
-      "than 50 words in one of the languages: check that all files are of one text"
-    )
-  sides = tuple(
-    suite.Side(_code(label), [lines[row] for row in row_K]) for label, lines in columns.items()
-  )
+def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
+  """Returns the task of a text, given its name or `ALL`, and the lines of each version by label."""
+  sides = tuple(suite.Side(_code(label), lines) for label, lines in columns.items())
   return suite.Task(text, sides, functools.partial(_score, text, tuple(columns)))
+
+
+def _usable_task(
+  text: str, columns: Mapping[str, Sequence[str]], most: int | None = None
+) -> suite.Task:
+  """Returns the task of the first lines of a text that are usable in all versions."""
+  rows = agnosticism.usable_rows(columns.values())[:most].tolist()
+  return _task(text, {label: [lines[row] for row in rows] for label, lines in columns.items()})
 
 
 def _code(label: str) -> str:
@@ -208,14 +184,14 @@ BENCHMARK = dataclasses.replace(
   parallel.NTREX,
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  read=lambda root: [_task(ALL, _columns(parallel.ntrex_files(root)))],
+  read=lambda root: [_usable_task(ALL, files.by_label(parallel.ntrex_files(root)))],
   averages=summarize,
 )
 FLORES = dataclasses.replace(
   parallel.FLORES,
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  read=lambda root: [_task(ALL, _columns(parallel.flores_files(root, "devtest")))],
+  read=lambda root: [_usable_task(ALL, files.by_label(parallel.flores_files(root, "devtest")))],
   averages=summarize,
 )
 WMT2012 = suite.Benchmark(

@@ -1,7 +1,7 @@
 """Means over results, marked if sets are missing, the groups of EMS, and the Score of VMSST."""
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vmsst.evaluation import suite
@@ -31,33 +31,30 @@ def of_groups(
   return means
 
 
-def split_by_seen(
-  results: Sequence[suite.Result], seen: suite.SeenTest
-) -> dict[bool, list[suite.Result]]:
-  """Returns the results whose languages were all seen in training (True), and the others."""
-  parts: dict[bool, list[suite.Result]] = {True: [], False: []}
-  for result in results:
-    parts[seen(result.languages)].append(result)
-  return parts
-
-
 def by_seen(
   name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
 ) -> suite.Numbers:
   """Returns means over results whose languages were all seen in training, and over the others."""
   means: suite.Numbers = {}
-  for is_seen, part in ({} if seen is None else split_by_seen(results, seen)).items():
-    values = (result.metrics[metric] for result in part)
-    means |= mean(f"{name} {'seen' if is_seen else 'unseen'}", values, complete=complete)
+  for part, wanted in () if seen is None else (("seen", True), ("unseen", False)):
+    values = (x.metrics[metric] for x in results if seen(x.languages) == wanted)
+    means |= mean(f"{name} {part}", values, complete=complete)
   return means
 
 
-def mean_and_by_seen(
-  name: str, results: Sequence[suite.Result], metric: str, seen: suite.Seen, *, complete: bool
-) -> suite.Numbers:
-  """Returns the mean of a metric over results, and what `by_seen` returns."""
-  means = mean(name, (result.metrics[metric] for result in results), complete=complete)
-  return means | by_seen(name, results, metric, seen, complete=complete)
+def of_metrics(
+  *metrics: str,
+) -> Callable[[Sequence[suite.Result], suite.Seen, bool], suite.Numbers]:
+  """Returns a benchmark's `averages`: the mean of each metric over all results, and `by_seen`."""
+
+  def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
+    means: suite.Numbers = {}
+    for metric in metrics:
+      means |= mean(metric, (x.metrics[metric] for x in results), complete=complete)
+      means |= by_seen(metric, results, metric, seen, complete=complete)
+    return means
+
+  return summarize
 
 
 def _codes(text: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ pairs of the test data.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -69,44 +69,14 @@ def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarra
   """Reads lines `foreign id TAB English id`; returns the rows of gold pairs, int64 [G, 2].
 
   Repeated sentences have negative row numbers, which are unique.
-
-  Raises:
-    InputError: an id is unknown, or there is no pair.
   """
   gold = []
   for number, ids in enumerate(files.table(path, 2), 1):
-    try:
-      rows = [corpus.row_by_id[x] for corpus, x in zip((foreign, english), ids, strict=True)]
-    except KeyError as error:
-      raise errors.InputError(f"{path}:{number}: no sentence has the id {error}") from None
-    once = foreign.once_N[rows[0]], english.once_N[rows[1]]
-    gold.append([row if is_once else -number for row, is_once in zip(rows, once, strict=True)])
-  if not gold:
-    raise errors.InputError(f"{path} is empty")
+    sides = [
+      (side.once_N, side.row_by_id[x]) for side, x in zip((foreign, english), ids, strict=True)
+    ]
+    gold.append([row if once_N[row] else -number for once_N, row in sides])
   return np.array(gold, np.int64)
-
-
-def f1_scores(
-  foreign: Corpus,
-  english: Corpus,
-  gold_G2: np.ndarray,
-  foreign_ND: np.ndarray,
-  english_MD: np.ndarray,
-) -> suite.Numbers:
-  """Returns `cosine_` and `margin_` f1, precision and recall, and the mean f1, all x 100."""
-  metrics: suite.Numbers = {}
-  for name, method in _METHODS.items():
-    pairs = method(foreign_ND, english_MD)
-    kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
-    if kept_P.any():
-      pairs = margins.Pairs(pairs.source_P[kept_P], pairs.target_P[kept_P], pairs.score_P[kept_P])
-      best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
-    else:
-      best = {}  # Every sentence found occurs more than once.
-    for key in ("f1", "precision", "recall"):
-      metrics[f"{name}_{key}"] = 100 * best.get(key, 0.0)
-  metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
-  return metrics
 
 
 def _read_bucc(split: str, root: storage.Path) -> list[suite.Task]:
@@ -137,19 +107,21 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
   gold_G2 = read_gold(gold, foreign, english)
 
   def score(foreign_ND: np.ndarray, english_MD: np.ndarray) -> list[suite.Result]:
-    metrics = f1_scores(foreign, english, gold_G2, foreign_ND, english_MD)
+    metrics: suite.Numbers = {}
+    for method, find in _METHODS.items():
+      pairs = find(foreign_ND, english_MD)
+      kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
+      best = {}  # If every sentence found occurs more than once.
+      if kept_P.any():
+        pairs = margins.Pairs(*(x[kept_P] for x in (pairs.source_P, pairs.target_P, pairs.score_P)))
+        best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
+      for key in ("f1", "precision", "recall"):
+        metrics[f"{method}_{key}"] = 100 * best.get(key, 0.0)
+    metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
     return [suite.Result(name, codes, metrics)]
 
   sides = suite.Side(codes[0], foreign.texts), suite.Side(codes[1], english.texts)
   return suite.Task(name, sides, score)
-
-
-def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns means over all pairs, and over pairs of seen and other languages."""
-  summary: suite.Numbers = {}
-  for metric in METRICS:
-    summary |= averages.mean_and_by_seen(metric, results, metric, seen, complete=complete)
-  return summary
 
 
 def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
@@ -162,7 +134,7 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
       _BUCC_SOURCE,
     ),
     read=functools.partial(_read_bucc, split),
-    averages=summarize,
+    averages=averages.of_metrics(*METRICS),
     sets=PAIRS,
   )
 
@@ -178,5 +150,5 @@ MINING = suite.Benchmark(
     "create these files from any corpora",
   ),
   read=read_mining,
-  averages=summarize,
+  averages=averages.of_metrics(*METRICS),
 )

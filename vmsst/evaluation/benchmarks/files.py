@@ -4,7 +4,7 @@ Errors are `errors.InputError` and name the file and, if possible, the line.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -78,6 +78,11 @@ def aligned(*paths: storage.Path) -> list[list[str]]:
         "aligned: copy both again"
       )
   return columns
+
+
+def by_label(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
+  """Returns the lines of aligned files, by the label of each file; see `aligned`."""
+  return dict(zip(paths, aligned(*paths.values()), strict=True))
 
 
 def number(field: str, path: storage.Path, line: int) -> float:

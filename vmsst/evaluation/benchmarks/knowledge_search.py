@@ -129,7 +129,10 @@ def _nearest(
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
     # Not the scores of the search: their rounding differs slightly from part to part.
-    scores.append(_cosines(query_QD[:, :size], unit_MD, index_Q))
+    unit_QD = exact_search.unit_rows(query_QD[:, :size])
+    rows = exact_search.blocks(len(index_Q))
+    cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
+    scores.append(np.concatenate(cosines))
   width = np.array(vectors_MD.shape[1])
   return {"score": np.array(scores), "right": np.array(right), "width": width}
 
@@ -230,15 +233,6 @@ def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Question]
       with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         listed = msgspec.convert(ast.literal_eval(answer), list[str])
     yield Question(question, listed or answer)
-
-
-def _cosines(query_QD: np.ndarray, unit_MD: np.ndarray, index_Q: np.ndarray) -> np.ndarray:
-  """Returns the cosine of every query with the vector found for it, float32 [Q]."""
-  parts = []
-  for rows in exact_search.blocks(len(index_Q)):
-    unit_BD = exact_search.unit_rows(query_QD[rows])
-    parts.append(np.einsum("bd,bd->b", unit_BD, unit_MD[index_Q[rows]]))
-  return np.concatenate(parts)
 
 
 def _words(text: str) -> set[str]:

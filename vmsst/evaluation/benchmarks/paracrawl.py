@@ -6,11 +6,10 @@ published; take the first lines of shuffled ParaCrawl 5 files.
 """
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
-from vmsst import errors, languages, storage
+from vmsst import languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import xsim
@@ -30,37 +29,20 @@ def read(root: storage.Path) -> list[suite.Task]:
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries", source=_SOURCE):
     name = files.plain_name(path).removesuffix(".queries")
-    pair = name.split(".")[-1]
-    codes = tuple(files.known_code(code, path) for code in pair.split("-"))
-    if len(codes) != 2:
-      raise errors.InputError(f"{path}: {pair!r} is not a language pair such as bg-en")
+    codes = (files.known_code(code, path) for code in name.split(".")[-1].split("-"))
     others = files.plain_or_gzipped(path.with_name(f"{name}.candidates"), source=_SOURCE)
-    queries, candidates = files.column(path), files.column(others)
-    if not queries or len(candidates) < len(queries):
-      raise errors.InputError(
-        f"{path} has {len(queries)} lines and {others} has {len(candidates)}: put each query's "
-        "translation on the line with the same number"
-      )
-    sides = suite.Side(codes[0], queries), suite.Side(codes[1], candidates)
+    sides = tuple(map(suite.Side, codes, map(files.column, (path, others))))
     tasks.append(suite.Task(name, sides, functools.partial(_score, name, sides), large=True))
   return tasks
 
 
 def _score(
-  name: str,
-  sides: tuple[suite.Side, suite.Side],
-  query_ND: np.ndarray,
-  candidate_MD: np.ndarray,
+  name: str, sides: tuple[suite.Side, ...], query_ND: np.ndarray, candidate_MD: np.ndarray
 ) -> list[suite.Result]:
   queries, candidates = sides
   forward, _ = xsim.nearest(query_ND, candidate_MD)
   accuracy = 100 * (1 - xsim.error_rate(forward.margin_N, candidates.texts))
   return [suite.Result(name, (queries.language, candidates.language), {"accuracy": accuracy})]
-
-
-def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns `accuracy`, the mean over all pairs, and over pairs of seen and other languages."""
-  return averages.mean_and_by_seen("accuracy", results, "accuracy", seen, complete=complete)
 
 
 BENCHMARK = suite.Benchmark(
@@ -73,6 +55,6 @@ BENCHMARK = suite.Benchmark(
     _SOURCE,
   ),
   read=read,
-  averages=summarize,
+  averages=averages.of_metrics("accuracy"),
   sets=[*map(languages.language, LANGUAGES)],
 )

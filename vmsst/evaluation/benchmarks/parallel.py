@@ -96,12 +96,8 @@ def _task(
   paths: Mapping[str, storage.Path], changed: Sequence[str] = (), changes: Changes | None = None
 ) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
-  texts = files.aligned(*paths.values())
-  sides = [
-    suite.Side(code, [text.strip() for text in lines])
-    for code, lines in (*zip(paths, texts, strict=True), (_CHANGED, changed))
-    if lines
-  ]
+  texts = [*files.by_label(paths).items(), *([(_CHANGED, changed)] if changed else [])]
+  sides = [suite.Side(code, [text.strip() for text in lines]) for code, lines in texts]
   return suite.Task("all", tuple(sides), functools.partial(_score, sides, changes))
 
 

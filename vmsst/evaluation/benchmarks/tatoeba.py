@@ -63,25 +63,33 @@ def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path
 
 def task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   """Returns the task of one language, whose result is named by the code."""
-  texts = files.aligned(foreign, english)
-  return retrieval_task(code, tuple(map(suite.Side, (code, "eng"), texts)))
+  return retrieval_task(code, (code, "eng"), files.aligned(foreign, english))
 
 
-def retrieval_task(name: str, sides: tuple[suite.Side, ...]) -> suite.Task:
+def retrieval_task(
+  name: str,
+  codes: tuple[str, str],
+  texts: Sequence[Sequence[str]],
+  target: str = "English",
+  *,
+  several: bool = False,
+) -> suite.Task:
   """Returns the task of retrieving translations in both directions, with one result.
 
   Args:
     name: Name of the task and of its result.
-    sides: A language and English; rows are translations.
+    codes: Codes of both languages.
+    texts: The texts of both languages; rows are translations.
+    target: What the second language is called in the names of metrics.
+    several: Whether all translations of a text that occurs in several rows are right.
   """
-  metric_by_key = {"forward": "to English", "backward": "from English", "average": "average"}
+  ways = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
-    accuracies = retrieval.translation_accuracy(*vectors)
-    metrics = {metric: 100 * accuracies[key] for key, metric in metric_by_key.items()}
-    return [suite.Result(name, tuple(side.language for side in sides), metrics)]
+    shares = retrieval.translation_accuracy(*vectors, texts=texts if several else None)
+    return [suite.Result(name, codes, {ways[key]: 100 * x for key, x in shares.items()})]
 
-  return suite.Task(name, sides, score)
+  return suite.Task(name, tuple(map(suite.Side, codes, texts)), score)
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:

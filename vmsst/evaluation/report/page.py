@@ -12,7 +12,7 @@ import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import results_files, suite
-from vmsst.evaluation.benchmarks import agnosticism, averages, own_files, tatoeba
+from vmsst.evaluation.benchmarks import agnosticism, averages, own_files
 from vmsst.evaluation.metrics import agnosticism as error_metrics
 from vmsst.evaluation.report import papers, plots
 from vmsst.io import input_files, text_files
@@ -130,13 +130,10 @@ def sections(
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
+  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": [], "options": {}}
   for encoder, results in evaluated.items():
-    if score := averages.overall_score(results):
-      title = "Overall Score of the VMSST paper"
-      whole = results_files.BenchmarkResults(
-        title=title, summary=score, missing=[], results=[], options={}
-      )
-      by_benchmark.setdefault("score", {})[encoder] = whole
+    if summary := averages.overall_score(results):
+      by_benchmark.setdefault("score", {})[encoder] = {**score, "summary": summary}  # type: ignore
   for encoder, results in evaluated.items():
     for name, scored in results["benchmarks"].items():
       by_benchmark.setdefault(name, {})[encoder] = scored
@@ -152,11 +149,10 @@ def sections(
         main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
   names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
   keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
-  by_seen = {tatoeba.BENCHMARK.name: papers.seen_and_unseen(evaluated)}
   listed = [
     Section("Your files", tables=own_tables),
     Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
-    *(_benchmark(name, x, keys, by_seen.get(name, {})) for name, x in by_benchmark.items()),
+    *(_benchmark(name, x, keys) for name, x in by_benchmark.items()),
     Section("Training", figures=_training(training)),
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in listed])
@@ -181,20 +177,8 @@ def _averages(of_encoder: ResultsByEncoder) -> Cells:
   return cells
 
 
-def _benchmark(
-  name: str,
-  of_encoder: ResultsByEncoder,
-  keys: Collection[str],
-  by_average: Mapping[str, list[papers.Number]],
-) -> Section:
-  """Returns the section of a benchmark.
-
-  Args:
-    name: Name of the benchmark.
-    of_encoder: Its results.
-    keys: Keys of the papers to show ablations of.
-    by_average: Further published averages.
-  """
+def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -> Section:
+  """Returns the section of a benchmark, with ablations of the papers with these keys."""
   section = Section(next(iter(of_encoder.values()))["title"])
   remarks = papers.content()["remarks"]
   section.notes.extend([remarks[name]] if name in remarks else [])
@@ -213,7 +197,7 @@ def _benchmark(
     note = "The encoders were evaluated on different sets: their averages are not comparable."
     section.notes.append(note)
   cells = _averages(of_encoder)
-  numbers = {key: papers.for_average(name, key, keys) for _, key in cells} | {**by_average}
+  numbers = {key: papers.for_average(name, key, keys) for _, key in cells}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)

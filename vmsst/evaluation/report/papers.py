@@ -9,22 +9,18 @@ because they measure MTEB's collections, not the benchmarks of that name here; a
 languages of the VMSST paper's Table 6, because their labels contradict the values (Arabic and
 Spanish appear swapped).
 
-Averages over seen and unseen languages depend on which languages were seen. So that only models
-differ, averages of published systems are computed here over the languages of each evaluation
-(`seen_and_unseen`). The VMSST paper's Table 8 is omitted: it does not name its languages.
+Averages over seen and unseen languages depend on which languages were seen, so that the VMSST
+paper's Table 8, which does not name its languages, is omitted.
 """
 
 import dataclasses
 import functools
 import json
 import pathlib
-import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from vmsst import errors, languages
-from vmsst.evaluation import results_files, suite
-from vmsst.evaluation.benchmarks import averages, tatoeba
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +84,7 @@ def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list
 
   Without those of ablations, except of these papers.
   """
-  return _find((benchmark, name, None), papers)
+  return _find(benchmark, name, None, papers)
 
 
 def for_result(
@@ -103,11 +99,12 @@ def for_result(
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
-  return _find((benchmark, metric, _key(f"{domain} {joined}")), papers)
+  return _find(benchmark, metric, _key(f"{domain} {joined}"), papers)
 
 
-def _find(key: tuple[str, str, Hashable], papers: Collection[str]) -> list[Number]:
-  return [x for x in _index().get(key, []) if not x.ablation or x.paper in papers]
+def _find(benchmark: str, name: str, of: Hashable, papers: Collection[str]) -> list[Number]:
+  found = _index().get((benchmark, name, of), [])
+  return [x for x in found if not x.ablation or x.paper in papers]
 
 
 @functools.cache
@@ -133,44 +130,3 @@ def _language(code: str) -> str:
     return languages.language(code).name
   except errors.InputError:
     return code
-
-
-def seen_and_unseen(evaluated: Mapping[str, results_files.Results]) -> dict[str, list[Number]]:
-  """Returns published averages over the seen and unseen languages of Tatoeba, by average.
-
-  Systems without a published number for each of the languages are left out. Names of systems say
-  whose languages they are: those of the first encoder with the same ones.
-
-  Args:
-    evaluated: Results by encoder.
-
-  Raises:
-    InputError: a language is unknown.
-  """
-  numbers: dict[str, list[Number]] = {}
-  done = set()
-  name = tatoeba.BENCHMARK.name
-  for encoder, results in evaluated.items():
-    if name not in results["benchmarks"] or results["seen"] is None:
-      continue
-    scored = results["benchmarks"][name]
-    seen = suite.seen_test(map(languages.language, results["seen"]))
-    split = averages.split_by_seen(tatoeba.without_english(suite.collect_results(scored)), seen)
-    for part, results_of_part in (("seen", split[True]), ("unseen", split[False])):
-      codes = frozenset(x.name for x in results_of_part)
-      average = next((x for x in scored["summary"] if x.startswith(f"average {part}")), "")
-      if not average or (average, codes) in done:
-        continue
-      done.add((average, codes))
-      by_system: dict[tuple[str, str], dict[str, Number]] = {}
-      for code in codes:
-        for number in for_result(name, code, (code, "eng"), "average"):
-          by_system.setdefault((number.paper, number.system), {}).setdefault(code, number)
-      for (paper, system), by_code in by_system.items():
-        if len(by_code) == len(codes):
-          tables = ", ".join(dict.fromkeys(number.table for number in by_code.values()))
-          title = f"{system} on the {part} languages of {encoder}"
-          value = statistics.fmean(number.value for number in by_code.values())
-          mean = Number(paper, tables, title, name, average, None, value, "", False)
-          numbers.setdefault(average, []).append(mean)
-  return numbers

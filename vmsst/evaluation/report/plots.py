@@ -8,7 +8,7 @@ import base64
 import dataclasses
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,36 +73,20 @@ def errors(where: str, result: suite.Result) -> list[Figure]:
     result: The result.
   """
   labels, error_LL = result.arrays["labels"], np.array(result.arrays["error"])
-  if len(labels) < 3:  # Two make no tree.
+  count = len(labels)
+  if count < 3:  # Two make no tree.
     return []
   tree_M4 = agnosticism.language_tree(error_LL)
   order = hierarchy.leaves_list(tree_M4)
-  names = [
-    f"{label}, {languages.language(code).branch}"
-    for label, code in zip(labels, result.languages, strict=True)
-  ]
-  return [
-    heat_map(f"Errors: {where}", error_LL[np.ix_(order, order)], [labels[row] for row in order]),
-    dendrogram(f"Languages by error: {where}", tree_M4, names),
-  ]
-
-
-def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
-  """Draws an error matrix and its averages in color, and up to 40 languages in numbers too.
-
-  Args:
-    title: Title of the figure.
-    error_LL: Errors in percent; row: language of the query, column: language searched.
-    labels: One per language.
-  """
-  count = len(labels)
+  # The matrix and its averages; row: language of the query, column: language searched.
+  error_LL = error_LL[np.ix_(order, order)]
   source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
   shown_MM = np.full((count + 1, count + 1), source_L.mean())  # M: languages and their average.
   shown_MM[:count, :count] = np.where(np.eye(count, dtype=bool), np.nan, error_LL)
   shown_MM[:count, count], shown_MM[count, :count] = source_L, target_L
-  names = [*labels, "average"]
+  names = [*(labels[row] for row in order), "average"]
 
-  def draw(axes: Any) -> None:
+  def draw_matrix(axes: Any) -> None:
     # Only the lighter half of the colors: numbers on them are readable.
     axes.imshow(shown_MM, cmap="Reds", vmin=0, vmax=2 * np.nanmax(shown_MM) or 1)
     axes.set_xticks(range(count + 1), names, rotation=90)
@@ -111,17 +95,11 @@ def heat_map(title: str, error_LL: np.ndarray, labels: Sequence[str]) -> Figure:
       if count <= _MOST_NUMBERS and np.isfinite(value):
         axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6)
 
-  side = max((0.34 if count <= _MOST_NUMBERS else 0.15) * (count + 1), 3)
-  return _drawn(title, draw, side, side)
-
-
-def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure:
-  """Draws a tree of `agnosticism.language_tree`."""
-
-  def draw(axes: Any) -> None:
+  def draw_tree(axes: Any) -> None:
+    branches = [languages.language(code).branch for code in result.languages]
     hierarchy.dendrogram(
       tree_M4,
-      labels=labels,
+      labels=[f"{label}, {branch}" for label, branch in zip(labels, branches, strict=True)],
       orientation="left",
       leaf_font_size=9,
       color_threshold=0,
@@ -131,7 +109,11 @@ def dendrogram(title: str, tree_M4: np.ndarray, labels: Sequence[str]) -> Figure
     axes.invert_yaxis()
     axes.set_xlabel("mean error of both directions where groups join (%)")
 
-  return _drawn(title, draw, 6, 0.19 * len(labels) + 0.6)
+  side = max((0.34 if count <= _MOST_NUMBERS else 0.15) * (count + 1), 3)
+  return [
+    _drawn(f"Errors: {where}", draw_matrix, side, side),
+    _drawn(f"Languages by error: {where}", draw_tree, 6, 0.19 * count + 0.6),
+  ]
 
 
 def _drawn(
