@@ -386,10 +386,10 @@ REFUSED = [
    (_TJ, "post_processor")),
   *(("bert", {file: {key: value}}, (file, key)) for file, key, value in (
     (_SB, "max_seq_length", 0), (_SB, "modality_config", {"message": {}}), (_SB, "other", 1),
-    (_PR, "prompts", {"query": 3}), (_PR, "default_prompt_name", "x"), (_PR, "truncate_dim", 3),
+    (_PR, "prompts", {"query": 3}), (_PR, "truncate_dim", 3),
     ("adapter_config.json", "cannot be imported", 1), (_PO, "pooling_mode", 3),
   )),
-  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "the pooling is")) for mode in ("min", [])),
+  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "pooling_mode")) for mode in ("min", [])),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {_MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE | {key: value}},
@@ -398,12 +398,12 @@ REFUSED = [
     ("activation_function", "layers.Tanh"),
   )),
   ("bert", {_MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE,
-            "Dense/model.safetensors": save({"linear.bias": np.ones(15, np.float32)})},
+            "Dense/model.safetensors": save({"linear.bias": np.ones(16, np.float32)})},
    ("Dense", "linear.weight")),
   ("bert", {_MO: [*modules(), {"type": NORMALIZE, "path": "../Dense"}]}, (_MO, "path")),
   ("bert", {_MO: modules(f"{_KIND}CNN")}, (_MO, "CNN")),
-  ("bert", {_MO: None, _TC: {"chat_template": "x"}}, (_TC, "chat template")),
-  ("bert", {_MO: None, "chat_template.jinja": "x"}, ("chat_template.jinja", "chat template")),
+  ("bert", {_MO: None, _TC: {"chat_template": "x"}}, ("", "chat template")),
+  ("bert", {_MO: None, "chat_template.jinja": "x"}, ("", "chat template")),
   ("xlmr", {"config.json": {"pad_token_id": 0}}, ("config.json", "pads with 1")),
 ]  # fmt: skip
 
@@ -481,6 +481,8 @@ VARIATIONS = [
   ("modernbert", {_TC: {"tokenizer_class": "BertTokenizer"}}),
   ("roberta", {_TC: {"cls_token": "</s>", "sep_token": "<s>"}}),
   ("roberta", {_TJ: {"post_processor": None}}),
+  ("roberta", {_TJ: {"pre_tokenizer": {"type": "Whitespace"}, "normalizer": None}}),
+  *((name, {_TC: {"add_prefix_space": True}}) for name in ("qwen3", "roberta")),
 ]  # fmt: skip
 
 

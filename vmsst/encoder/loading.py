@@ -155,19 +155,20 @@ def convert(
     InputError: the folder cannot be used; the message names the file.
   """
   has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
-  if not has_modules and laser.files(folder):
-    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: LASER has no prefix")
-    return laser.convert(folder)
-  if not has_modules:
+  is_laser, record = not has_modules and bool(laser.files(folder)), {}
+  if not has_modules and not is_laser:
     record = transformers.read_object(folder / transformers.CONFIG_FILE)
-    if record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu":
-      errors.check(not prefix, f"the prefix of {folder}", prefix, "None: mT5 has no prefix")
-      names = transformers.open_tensors(folder)
-      if any(name.startswith(vmsst_release.ENCODER) for name in names):
-        return vmsst_release.convert(folder, vocabulary=vocabulary)
-      return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
-  if vocabulary is not None:
-    raise errors.InputError(f"{folder} has a vocabulary of its own; omit {vocabulary}")
+  is_mt5 = record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu"
+  if is_laser or is_mt5:
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: such a model has no prefix")
+  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None: {folder} has one")
+  if is_laser:
+    return laser.convert(folder)
+  if is_mt5:
+    names = transformers.open_tensors(folder)
+    if any(name.startswith(vmsst_release.ENCODER) for name in names):
+      return vmsst_release.convert(folder, vocabulary=vocabulary)
+    return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
 
@@ -180,8 +181,6 @@ def _opened(
   The name is None for the path of its parameters. After the context, parameters copied from a store
   are deleted.
   """
-  if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-    raise TypeError(f"the path of the encoder is {path!r}; pass a string or a pathlib.Path")
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
     raise errors.InputError(
@@ -361,7 +360,6 @@ def load(
   dtype: str | None = None,
   max_length: int | None = None,
   backend: str = backends.AUTO,
-  device: None = None,
 ) -> Encoder:
   """Returns the encoder in a folder, on all devices of this process.
 
@@ -379,24 +377,20 @@ def load(
     backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`), which is faster on CPUs. It computes in
       float32; its vectors are those of JAX, up to rounding error. "auto" is JAX on accelerators and
       for bfloat16, and ONNX Runtime on CPUs if it is installed.
-    device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
 
   Raises:
-    InputError: `device` is set, there is no encoder, it does not fit its `encoder.json`, `dtype` or
-      `backend` is unknown, they exclude each other, `max_length` exceeds its position table, or the
-      package that reads the store or computes is not installed.
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
+      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
+      reads the store or computes is not installed.
   """
-  if device is not None:
-    raise errors.InputError(f"device is {device!r}; set it to {backends.DEVICES}")
-  if backend not in (backends.AUTO, *backends.BACKENDS) or dtype not in _DTYPES:
+  is_known = backend in (backends.AUTO, *backends.BACKENDS) and dtype in _DTYPES
+  if not is_known or (backend, dtype) == (backends.ONNX, "bfloat16"):
     raise errors.InputError(
       f"backend is {backend!r} and dtype is {dtype!r}; known: {', '.join(backends.BACKENDS)}, "
-      f"{backends.AUTO}, and the dtypes float32 and bfloat16"
+      f"{backends.AUTO}, and the dtypes float32 and, except in onnx, bfloat16"
     )
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
   if backend == backends.ONNX:
-    if dtype == "bfloat16":
-      raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
     dtype = "float32"
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
   with on_host:

@@ -62,6 +62,11 @@ _PROMPT = "default"
 _METADATA = {"format": "pt"}
 
 
+_LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
+# A layer must replace the pooled vector.
+_LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
+
+
 class _Module(msgspec.Struct):
   """An entry of `modules.json`; the path is a folder next to the file, or empty."""
 
@@ -169,7 +174,22 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     if str(kinds[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
       pooling = "last"
   default, prompts = _prompts(folder, settings_record, settings, record)
-  layers = [(name, _layer(kind, folder / name)) for kind, name in modules[2:]]
+  layers: list[tuple[str, sentence_encoder.Layer]] = []
+  for kind, name in modules[2:]:
+    layer_path = folder / name / transformers.CONFIG_FILE
+    layer_record = transformers.read_object(layer_path, if_missing={})
+    layer_record = {key: value for key, value in layer_record.items() if value is not None}
+    transformers.checked(layer_path, layer_record, dict, _LAYER)
+    if kind == "Dense":
+      linear = transformers.checked(layer_path, layer_record, _Dense)
+      activation = linear.activation_function.rpartition(".")[2]
+      layers.append(
+        (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
+      )
+    elif kind == "Dropout":
+      layers.append((name, sentence_encoder.Dropout(layer_record.get("dropout", 0.2))))
+    else:
+      layers.append((name, getattr(sentence_encoder, kind)()))
   sizes = architecture.sizes(path, record)
   tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
   rows = sizes["vocab_size"]
@@ -202,15 +222,15 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   config = transformer.TransformerConfig(**sizes)
   # A run that starts from this encoder inherits all but the head.
   head = [layer for _, layer in layers]
-  dense = [layer for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
   pooler_dim = None
-  if dense and head[0] == sentence_encoder.Dense(dense[0].features):
-    pooler_dim = dense[0].features
+  if widths and head[0] == sentence_encoder.Dense(widths[0]):
+    pooler_dim = widths[0]
     del head[0]
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
     config,
-    dense[-1].features if dense else config.width * len(pooling.split("+")),
+    widths[-1] if widths else config.width * len(pooling.split("+")),
     head=tuple(head[: len(head) - normalize]) or False,
     pooling=pooling,
     normalize=normalize,
@@ -250,10 +270,6 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   assets = encoder_json.EncoderAssets(
     network, vocabulary, max_length, similarity_fn_name=similarity
   )
-  swap = (
-    f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
-    "table are swapped, and so are the ids of texts"
-  )
   note = (
     f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
     f"{text_prefix!r}, at most {max_length} tokens"
@@ -268,7 +284,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
-    notes=(swap, note) if padding_id else (note,),
+    notes=(note,),
   )
 
 
@@ -321,33 +337,10 @@ def _prompts(
   prompts = {"query": "", "document": ""}
   prompts |= {key: text or "" for key, text in (settings.prompts or {}).items()}
   name = settings.default_prompt_name
-  if name is not None and name not in prompts:
-    raise errors.InputError(
-      f"{folder / PROMPTS_FILE}: 'default_prompt_name' is {name!r}, but no prompt has it"
-    )
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
   prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
   return prefix, prompts if any(prompts.values()) else {}
-
-
-_LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-
-
-def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
-  """Returns the layer of a module, which must replace the pooled vector."""
-  path = folder / transformers.CONFIG_FILE
-  record = transformers.read_object(path, if_missing={})
-  fixed = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
-  record = {key: value for key, value in record.items() if value is not None}
-  if kind == "Dense":
-    dense = transformers.checked(path, record, _Dense, fixed)
-    activation = dense.activation_function.rpartition(".")[2]
-    return sentence_encoder.Dense(dense.out_features, activation, bias=dense.bias)
-  transformers.checked(path, record, dict, fixed)
-  if kind == "Dropout":
-    return sentence_encoder.Dropout(record.get("dropout", 0.2))
-  return sentence_encoder.LayerNorm() if kind == "LayerNorm" else sentence_encoder.Normalize()
 
 
 def read_params(
@@ -433,12 +426,24 @@ def write_modules(
   pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
   if len(names) > 1:
     pooling["pooling_mode"] = names
+  # sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
+  # default one or for "passage".
+  vocabulary = assets.vocabulary
+  prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
+  prompts |= tokenizers.method_prompts(prefix, prompts)
+  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
+  if prefix and default is None:
+    default = _PROMPT
+    while default in prompts:
+      default += "_"
+    prompts[default] = prefix
   files: dict[str, Any] = {
     transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
     tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
     _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
     PROMPTS_FILE: {
-      **_written_prompts(assets.vocabulary),
+      "prompts": prompts,
+      "default_prompt_name": default if prefix else None,
       "similarity_fn_name": assets.similarity_fn_name,
     },
     f"1_Pooling/{transformers.CONFIG_FILE}": pooling,
@@ -472,20 +477,3 @@ def write_modules(
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
     (folder / name).write_text(text, encoding="utf-8")
   return weights
-
-
-def _written_prompts(vocabulary: Any) -> dict[str, Any]:
-  """Returns the prompts under the names that `encode_query` and `encode_document` look up there.
-
-  sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
-  default one or for "passage".
-  """
-  prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
-  prompts |= tokenizers.method_prompts(prefix, prompts)
-  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
-  if prefix and default is None:
-    default = _PROMPT
-    while default in prompts:
-      default += "_"
-    prompts[default] = prefix
-  return {"prompts": prompts, "default_prompt_name": default if prefix else None}

@@ -21,7 +21,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 import tokenizers
@@ -104,20 +104,19 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
       InputError: the tokens of the prefix depend on the text.
     """
     start = len(self._loaded.start_ids)
-    with_prefix = self._ids(_PROBES)
     plain = self.with_prefix("")._ids(_PROBES)
-    prefixes = set()
-    for ids, text_ids in zip(with_prefix, plain, strict=True):
+    prefixes: set[Any] = set()
+    for ids, text_ids in zip(self._ids(_PROBES), plain, strict=True):
       leading = len(ids) - len(text_ids) + start
       # None if the text has other ids after the prefix.
       prefixes.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
-    (leading_ids,) = prefixes if len(prefixes) == 1 else {None}
-    if leading_ids is None:
+    if len(prefixes) > 1 or None in prefixes:
       raise errors.InputError(
         f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
         "it with a space"
       )
-    return leading_ids
+    (leading_ids,) = prefixes
+    return cast(tuple[int, ...], leading_ids)
 
   def with_prefix(self, prefix: str) -> "HuggingFaceVocabulary":
     """Returns this vocabulary with another prefix; the file is not read again."""
@@ -297,11 +296,6 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
 
 def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
   """Returns the id after all ids of a tokenizer."""
-  count = tokenizer.get_vocab_size(with_added_tokens=True)
-  # Without gaps, there is no need for the vocabulary, which takes longer.
-  is_token = [tokenizer.id_to_token(index) is not None for index in range(count + 1)]
-  if False in is_token and is_token.index(False) == count:
-    return count
   return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -405,7 +399,6 @@ _REPLACEMENTS = (
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
   "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
 )  # fmt: skip
-_Tokens = Mapping[str, tokenizers.AddedToken]
 
 
 class Settings(msgspec.Struct):
@@ -416,9 +409,6 @@ class Settings(msgspec.Struct):
     strip_accents: Whether BERT removes accents; None: if it lowercases.
     tokenize_chinese_chars: Whether BERT splits Chinese characters.
     add_prefix_space: Whether XLM-R puts a space before a text.
-    truncation_side: Where long texts are cut.
-    padding_side: Where short texts are padded.
-    split_special_tokens: Whether texts cannot spell special tokens.
     model_input_names: The inputs of the model.
     model_max_length: The most tokens of a text; "no limit" is a huge number.
     max_len: An older name of `model_max_length`.
@@ -429,13 +419,14 @@ class Settings(msgspec.Struct):
   strip_accents: bool | None = None
   tokenize_chinese_chars: bool = True
   add_prefix_space: bool | None = None
-  truncation_side: str | None = None
-  padding_side: str | None = None
-  split_special_tokens: bool = False
   model_input_names: tuple[str, ...] = ("attention_mask",)
   model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
   max_len: Annotated[float, msgspec.Meta(ge=1)] | None = None
   extra_ids: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _NUM_EXTRA
+
+  def __post_init__(self) -> None:
+    if "attention_mask" not in self.model_input_names:
+      raise ValueError("'model_input_names' lacks 'attention_mask'")
 
   @property
   def limit(self) -> int | None:
@@ -462,29 +453,19 @@ def read(
   """
   path, settings_path = folder / TOKENIZER_FILE, folder / SETTINGS_FILE
   given = transformers.read_object(settings_path, if_missing={})
-  settings = transformers.checked(settings_path, given, Settings)
   record: dict[str, Any] = {}
   if path.is_file():
     with _package_errors(path):
       record = _outline(path.read_bytes())
   model_type = config.get("model_type")
-  # What other values of a setting would change, silently.
-  sides = {part: (record.get(part) or {}).get("direction", "right").lower()
-           for part in ("truncation", "padding")}  # fmt: skip
-  allowed: tuple[Any, ...]
-  for key, value, allowed in (
-    ("truncation_side", settings.truncation_side or sides["truncation"], ("right",)),
-    ("padding_side", settings.padding_side or sides["padding"],
-     ("right", "left") if model_type in _RELATIVE else ("right",)),
-    ("split_special_tokens", settings.split_special_tokens, (False,)),
-    ("model_input_names", "attention_mask" in settings.model_input_names, (True,)),
-    *((key, given.get(key), (None, [], {})) for key in _REPLACEMENTS),
-  ):  # fmt: skip
-    if value not in allowed:
-      raise errors.InputError(
-        f"{settings_path}: {key!r} is {given.get(key, value)!r}, which changes token ids in a way "
-        "that cannot be imported; remove it if it has no effect"
-      )
+  fixed: dict[str, Any] = dict.fromkeys(_REPLACEMENTS)
+  fixed |= {"split_special_tokens": False, "truncation_side": "right"}
+  if model_type not in _RELATIVE:
+    fixed["padding_side"] = "right"
+  in_effect = {f"{part}_side": record[part]["direction"].lower()
+               for part in ("truncation", "padding") if record.get(part)}  # fmt: skip
+  in_effect |= {key: value for key, value in given.items() if value not in (None, [], {})}
+  settings = transformers.checked(settings_path, in_effect, Settings, fixed)
   if not record:
     return None, settings
   source, kind = settings_path, given.get("tokenizer_class")
@@ -505,14 +486,31 @@ def read(
     given |= {"extra_special_tokens": extra} if extra else {}
   added = transformers.read_object(folder / _ADDED_FILE, if_missing={})
   try:
-    named = _special_tokens(given, settings, kind, record)
-    tokens = _added_tokens(given, added, record, named)
+    # The special tokens, in the order in which transformers adds them.
+    texts: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+    if record.get("padding"):
+      texts["pad_token"] = texts["pad_token"] or record["padding"]["pad_token"]
+    texts |= {name: token for name, token in given.items() if name.endswith("_token")}
+    if kind == _T5:
+      texts |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
+    extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
+    texts |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+    named = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
+    # The tokens that files add, in the order of their ids there.
+    if "added_tokens_decoder" in given:  # It replaces the other files.
+      by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
+    else:
+      listed = given.get("extra_special_tokens")
+      special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
+      special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
+      by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
+      by_id |= {token["id"]: _token(token) for token in record.get("added_tokens") or []}
+    tokens = [by_id[index] for index in sorted(by_id)]
     around = [str(named[name]) for name in _ENDS.get(kind, ())]
     unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named["unk_token"])
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
-      f"{settings_path}: its special tokens or 'added_tokens_decoder', or those in "
-      f"{_SPECIAL_FILE}, {_ADDED_FILE} or {TOKENIZER_FILE} are damaged: {error}"
+      f"{settings_path}: special tokens or 'added_tokens_decoder' are damaged: {error}"
     ) from None
   with _package_errors(path):
     tokenizer = _pipeline(kind, settings, record, unknown)
@@ -547,42 +545,13 @@ def read(
   return tokenizer, settings
 
 
-def _special_tokens(
-  given: Mapping[str, Any], settings: Settings, kind: str, record: Mapping[str, Any]
-) -> _Tokens:
-  """Returns the special tokens by name, in the order in which transformers adds them."""
-  tokens: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
-  if record.get("padding"):
-    tokens["pad_token"] = tokens["pad_token"] or record["padding"]["pad_token"]
-  tokens |= {name: token for name, token in given.items() if name.endswith("_token")}
-  if kind == _T5:
-    tokens |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
-  extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
-  tokens |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
-  return {name: _token(x) for name, x in tokens.items() if isinstance(x, (str, dict))}
-
-
-def _added_tokens(
-  given: Mapping[str, Any], added: Mapping[str, int], record: Mapping[str, Any], named: _Tokens
-) -> list[tokenizers.AddedToken]:
-  """Returns the tokens that files add, in the order of their ids there."""
-  if "added_tokens_decoder" in given:  # It replaces the other files.
-    by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
-  else:
-    listed = given.get("extra_special_tokens")
-    special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
-    special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
-    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
-    for token in record.get("added_tokens") or []:
-      by_id[token["id"]] = _token({key: x for key, x in token.items() if key != "id"})
-  return [by_id[index] for index in sorted(by_id)]
-
-
 def _token(value: Any) -> tokenizers.AddedToken:
   """Returns a token of a file: a text, which is special, or an object with its attributes."""
   if isinstance(value, str):
     return tokenizers.AddedToken(value, special=True)
-  return tokenizers.AddedToken(**{key: x for key, x in value.items() if key != "__type"})
+  return tokenizers.AddedToken(
+    **{key: x for key, x in value.items() if key not in ("__type", "id")}
+  )
 
 
 def _pipeline(
@@ -686,22 +655,35 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     InputError: the file format cannot express the vocabulary.
   """
   if isinstance(vocabulary, HuggingFaceVocabulary):
-    return _of_hugging_face(vocabulary)
+    # The imported file, without its own padding and truncation.
+    record = json.loads(vocabulary.content)
+    record["padding"] = record["truncation"] = None
+    tokens = {token["id"]: token["content"] for token in record["added_tokens"]}
+    # In this library's ids, padding and 0 are swapped.
+    unknown, eos = (
+      tokens.get(vocabulary.padding_id if index == arrays.PAD_ID else index)
+      for index in (vocabulary.unk_id, vocabulary.eos_id)
+    )
+    return ExportedTokenizer(
+      content=json.dumps(record, ensure_ascii=False).encode(),
+      # Without a token of its own, padding may be any token: it has no effect.
+      padding=tokens.get(vocabulary.padding_id) or eos or "",
+      padding_id=vocabulary.padding_id,
+      unknown=unknown,
+      eos=eos,
+      splits_special_tokens=False,
+    )
   if isinstance(vocabulary, vocabularies.ByteVocabulary):
     made, special = _of_bytes(vocabulary)
-  elif type(vocabulary) is vocabularies.SentencePieceVocabulary:
-    if vocabulary.pretokenize and not pretokenized:
-      raise errors.InputError(
-        f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
-        "(Moses, jieba, Juman++), which a tokenizer.json cannot do; either split texts before they "
-        "are encoded (vmsst.data.word_splitting.split_words) and pass --pretokenized, or use "
-        "`vmsst export safetensors`, which vmsst.load opens"
-      )
+  elif type(vocabulary) is vocabularies.SentencePieceVocabulary and (
+    pretokenized or not vocabulary.pretokenize
+  ):
     made, special = _of_sentencepiece(vocabulary)
   else:
     raise errors.InputError(
-      f"a {type(vocabulary).__name__} cannot be written as tokenizer.json; use `vmsst export "
-      "safetensors`, which vmsst.load opens"
+      f"a {type(vocabulary).__name__} that splits words by rules of languages, or of LASER, cannot "
+      "become a tokenizer.json; use `vmsst export safetensors`, which vmsst.load opens, or split "
+      "texts before (vmsst.data.word_splitting.split_words) and pass --pretokenized"
     )
   eos = None if vocabulary.eos_id is None else special[vocabulary.eos_id]
   if eos is not None:
@@ -721,21 +703,17 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
 
 def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
   """Returns the content of `tokenizer_config.json` for an exported tokenizer."""
-  special = {
+  settings = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": max_length,
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "split_special_tokens": tokenizer.splits_special_tokens,
     "pad_token": tokenizer.padding,
     "unk_token": tokenizer.unknown,
     "eos_token": tokenizer.eos,
   }
-  return {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_max_length": max_length,
-    "padding_side": "right",
-    "truncation_side": "right",
-    "clean_up_tokenization_spaces": False,
-    "model_input_names": ["input_ids", "attention_mask"],
-    "split_special_tokens": tokenizer.splits_special_tokens,
-    **{name: token for name, token in special.items() if token is not None},
-  }
+  return {name: value for name, value in settings.items() if value is not None}
 
 
 def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
@@ -748,29 +726,6 @@ def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
   if vocabulary.eos_id is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return lines
-
-
-def _of_hugging_face(
-  vocabulary: HuggingFaceVocabulary,
-) -> ExportedTokenizer:
-  """Returns the imported file, without its own padding and truncation."""
-  record = json.loads(vocabulary.content)
-  record["padding"] = record["truncation"] = None
-  token_by_id = {token["id"]: token["content"] for token in record["added_tokens"]}
-
-  def token(value: int | None) -> str | None:
-    # In this library's ids, padding and 0 are swapped.
-    return None if value is None else token_by_id.get({0: vocabulary.padding_id}.get(value, value))
-
-  return ExportedTokenizer(
-    content=json.dumps(record, ensure_ascii=False).encode(),
-    # Without a token of its own, padding may be any token: it has no effect.
-    padding=token_by_id.get(vocabulary.padding_id) or token(vocabulary.eos_id) or "",
-    padding_id=vocabulary.padding_id,
-    unknown=token(vocabulary.unk_id),
-    eos=token(vocabulary.eos_id),
-    splits_special_tokens=False,
-  )
 
 
 def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, str]]:

@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -57,13 +56,9 @@ def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None)
   if if_missing is not None and not path.is_file():
     return dict(if_missing)
   try:
-    record = json.loads(path.read_bytes())
-    json.dumps(record, ensure_ascii=False).encode()  # no halves of surrogate pairs
-    if not isinstance(record, dict):
-      raise ValueError(f"a JSON {type(record).__name__}, not an object")
-  except (OSError, ValueError, RecursionError) as error:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+  except (OSError, msgspec.MsgspecError) as error:
     raise errors.InputError(f"{path}: cannot be read as a JSON object: {error}") from None
-  return record
 
 
 def checked(
@@ -193,7 +188,6 @@ class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
   num_layers: Layers
   max_positions: Size
   activation: Activation = "gelu"
-  pad_token_id: Id | None = None
 
 
 class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,7 +261,6 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
   relpos_buckets: Size = 32
   layer_norm_eps: Epsilon = 1e-6
   feed_forward_proj: Literal["relu", "gated-gelu", "gated-silu"] = "relu"
-  pad_token_id: Id | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,7 +287,7 @@ class Architecture:
   required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
-  described: Callable[[transformer.TransformerConfig], dict[str, Any]]
+  described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
   table: Table
   ungated: Table = ()
   prefixes: tuple[str, ...]
@@ -316,12 +309,7 @@ class Architecture:
     }
     if "activation" in sizes:
       sizes["activation"] = ACTIVATIONS[sizes["activation"]]
-    try:
-      sizes |= {**self.attributes(options), **self.fixed}
-      transformer.TransformerConfig(**sizes)
-    except ValueError as error:
-      raise errors.InputError(f"{path}: {error}") from None
-    return sizes
+    return {**sizes, **self.attributes(options), **self.fixed}
 
   def describe(self, config: transformer.TransformerConfig) -> dict[str, Any]:
     """Returns the content of a `config.json`."""
@@ -440,22 +428,11 @@ _TYPES = Rule(
 _BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
 
 
-def _described_dropout(config: transformer.TransformerConfig) -> dict[str, Any]:
-  """Returns what the files of BERT and its relatives have next to their options."""
-  return {
-    "initializer_range": config.initializer_std,
-    "hidden_dropout_prob": config.dropout_rate,
-    "attention_probs_dropout_prob": config.dropout_rate,
-    "position_embedding_type": "absolute",
-  }
-
-
 BERT = Architecture(
   name="BertModel",
   model_type="bert",
   options=_BertOptions,
   required=_BERT_REQUIRED,
-  described=_described_dropout,
   table=(
     *_WORDS,
     _TYPES,
@@ -480,7 +457,6 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   model_type="distilbert",
   options=_DistilbertOptions,
-  described=_described_dropout,
   table=(
     *_WORDS,
     *_EMBEDDING_NORM,
@@ -500,7 +476,6 @@ _MPNET = Architecture(
   model_type="mpnet",
   options=_MpnetOptions,
   required=_BERT_REQUIRED,
-  described=_described_dropout,
   fixed={"position_offset": 2},
   table=(
     *_WORDS,
@@ -560,8 +535,6 @@ def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
     "rope_parameters": {
       kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
     },
-    "initializer_range": config.initializer_std,
-    "attention_dropout": config.dropout_rate,
   }
 
 
@@ -772,9 +745,7 @@ _T5 = Architecture(
   described=lambda x: {
     "feed_forward_proj": _T5_MLPS.get((x.activation, x.gated)),
     "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
-    "dropout_rate": x.dropout_rate,
     "is_encoder_decoder": False,
-    "use_cache": False,
   },
   table=t5_encoder("wi_0", "wi_1"),
   ungated=t5_encoder("wi"),
@@ -824,9 +795,9 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
     record = architecture.describe(config)
     try:
       sizes = architecture.sizes(pathlib.Path(CONFIG_FILE), record)
+      read = transformer.TransformerConfig(**{**sizes, **numerics})
     except errors.InputError:
       continue
-    read = transformer.TransformerConfig(**{**sizes, **numerics})
     # The heads of keys may be given or follow from the others.
     resolved = dataclasses.replace(config, num_kv_heads=read.num_kv_heads, head_dim=read.head_dim)
     same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
