@@ -373,9 +373,10 @@ CHAINS = [
 REFUSED = [
   *(("bert", {_TC: {key: value}}, (_TC, key)) for key, value in (
     ("truncation_side", "left"), ("split_special_tokens", True), ("vocab", {"a": 0}),
-    ("model_input_names", ["input_ids"]), ("tokenizer_class", "RobertaTokenizer"),
+    ("model_input_names", ["input_ids"]),
     ("strip_accents", "yes"), ("cls_token", None), ("added_tokens_decoder", {"x": _ENT}),
   )),
+  ("bert", {_TC: {"tokenizer_class": "RobertaTokenizer"}}, (_TJ, "not a Hugging Face tokenizer")),
   ("bert", {"config.json": {"tokenizer_class": "ByT5Tokenizer"}, _TC: None},
    ("config.json", "tokenizer_class")),
   ("plain", {_TJ: {"truncation": {"direction": "Left", "max_length": 9, "stride": 0,
