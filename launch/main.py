@@ -113,11 +113,6 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
-  """Rewrites `--gin.NAME=VALUE` to `--gin_bindings=NAME = VALUE`."""
-  return [re.sub(r"(?s)^--gin\.([^=]*)=?(.*)", r"--gin_bindings=\1 = \2", x) for x in arguments]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the `t5x` command; on an input error, exits with 1 after a message.
 
@@ -127,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
   arguments = list(sys.argv[1:] if arguments is None else arguments)
   with command_process.CommandProcess("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
-    options = _parser().parse_args(_rewrite_gin_arguments(arguments))
+    # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
+    binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
+    options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
     compilation_cache.enable()
     if owns_process:
       _restart_with_huge_pages()

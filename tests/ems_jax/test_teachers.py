@@ -10,26 +10,19 @@ import pytest
 import scipy.special
 import tiny_encoders
 import tiny_models
-from etils import epath
-from flax import traverse_util
-from flax.linen import partitioning as flax_partitioning
 from tiny_models import jit
 
 import vmsst
 from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
-from vmsst.checkpoints import t5x
 from vmsst.data import vocabularies
-from vmsst.formats import encoder_json, tokenizers
+from vmsst.formats import tokenizers
 from vmsst.models import contrastive
-from vmsst.networks import sentence_encoder, transformer
+from vmsst.networks import sentence_encoder
 
 B, S, TAU = 8, 16, 0.1
-BERT = transformer.TransformerConfig(
-  vocab_size=260, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
-  initializer_std=0.3,
-)  # fmt: skip
+BERT = tiny_encoders.bert_config(vocab_size=260, emb_dim=S, mlp_dim=24, initializer_std=0.3)
 BYTES = vocabularies.ByteVocabulary()
 CODES = ("en", "fr", "ko", "de", "tr")
 # Labels, whether to use TCM, whether both directions have the paper's labels.
@@ -73,11 +66,8 @@ def side_vectors(params, batch):
 
 def write_run(folder, *, vocabulary=BYTES):
   """Writes a teacher's run, trained with dropout, which must have no effect."""
-  flat = traverse_util.flatten_dict(make_params(seed=1), sep="/")
-  t5x.write_params(epath.Path(folder) / "checkpoint_0", flat)
   model = contrastive.ContrastiveModel(network=network(0.5), vocabulary=vocabulary)
-  encoder_json.save_encoder_assets(model, folder)
-  return folder
+  return tiny_encoders.save_run(folder, model, make_params(seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -302,13 +292,7 @@ def run_on_eight_devices(folder):
   assert dict(partitioner.mesh.shape) == {"data": 4, "model": 2}
   teacher = teachers.from_run(folder, partitioner=partitioner)
   with partitioner.context():
-    axes = flax_partitioning.get_axis_names(tiny_models.shapes_of(network())["params_axes"])
-    specs = jax.tree.map(
-      flax_partitioning.logical_to_mesh_axes,
-      axes.unfreeze(),
-      is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
-    )
-    shardings = partitioner.shardings(specs)
+    shardings = partitioner.shardings(tiny_models.mesh_axes(network()))
     step = jit(
       step_of(teacher, embedding_slices=2), in_shardings=(shardings, partitioner.data_sharding)
     )
@@ -360,9 +344,7 @@ def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
     tokenizers.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
     for prefix, own in (("", {}), ("query: ", prompts))
   )
-  config = transformer.TransformerConfig(
-    vocab_size=150, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=1, max_positions=LENGTH
-  )
+  config = tiny_encoders.bert_config(vocab_size=150, max_positions=LENGTH)
   network = sentence_encoder.SentenceEncoder(config, 8, head=False, normalize=True)
   model = tiny_encoders.model_of(network, own, max_length=LENGTH)
   run = tiny_encoders.save_run(tmp_path / "run", model)

@@ -85,7 +85,7 @@ def _questions():
   return {
     "nq/NQ-open.dev.jsonl": who[:3],
     "paq/PAQ.1.jsonl.gz": who,
-    "paq/PAQ.2.tsv": [("where 1", "1"), ("where 7", "7")],
+    "paq/PAQ.2.jsonl": [json.dumps({"question": f"where {n}", "answer": str(n)}) for n in (1, 7)],
     "mkqa/mkqa.jsonl.gz": map(json.dumps, both),
     "mkqa/mkqa.wide.tsv": [("id", "split", "en", "de"), *wide],
   }

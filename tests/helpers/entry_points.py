@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import conversions
 import fake_encoders
+import killed_commands
 import numpy as np
 import released_folders
 import safetensors.numpy
@@ -59,7 +60,7 @@ def made(write: Write, files: Mapping[str, bytes] = {}) -> Files:
     folder = trials.lay_out(files, pathlib.Path(name, "in"))
     (folder / "m").mkdir(parents=True, exist_ok=True)
     write(folder / "m", pathlib.Path(name, "out"))
-    found = trials.files_below(pathlib.Path(name, "out"))
+    found = killed_commands.contents(pathlib.Path(name, "out"))
     return {f"m/{path}": content for path, content in found.items()}
 
 
@@ -176,7 +177,7 @@ def all_readers() -> list[Reader]:
     folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
     embedding.embed(encoder, [str(folder / "text")], folder / "out", name="x")
-    vectors = trials.files_below(folder / "out")
+    vectors = killed_commands.contents(folder / "out")
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
            _uses(vocabularies.SentencePieceVocabulary, "x.model")),

@@ -23,6 +23,7 @@ class Hub:
     requests: Method and path of each request.
     messages: Commit messages of uploads.
     private: Names of private repositories.
+    branches: Commits by names of repository and branch.
   """
 
   def __init__(self, url):
@@ -31,7 +32,7 @@ class Hub:
     self.messages = []
     self.private = set()
     self._commits = {}
-    self._branches = {}
+    self.branches = {}
     self._gated = set()
 
   def put(self, name, folder, *, gated=False):
@@ -47,16 +48,12 @@ class Hub:
 
   def files(self, name, revision="main"):
     """Returns the files of a branch: {path: content}."""
-    return self._commits[name, self._branches[name, revision]]
-
-  def branches(self):
-    """Returns names of repositories and branches."""
-    return {*self._branches}
+    return self._commits[name, self.branches[name, revision]]
 
   def _commit(self, name, branch, files):
     commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
     self._commits[name, commit] = files
-    self._branches[name, branch] = commit
+    self.branches[name, branch] = commit
     return commit
 
   def answer(self, method, path, authorization, body=b""):
@@ -75,7 +72,7 @@ class Hub:
     name, revision = (listing[1], listing[3] or "main") if listing else (file[1], file[2])
     if all(repository != name for repository, _ in self._commits):
       return 404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b""
-    commit = self._branches.get((name, revision), revision)
+    commit = self.branches.get((name, revision), revision)
     if (name, commit) not in self._commits:
       return 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Not found"}, b""
     files = self._commits[name, commit]
@@ -109,14 +106,14 @@ class Hub:
     else:
       name, action, branch = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)/(.+)", path).groups()
       if action == "branch":
-        self._branches.setdefault((name, branch), self._branches[name, "main"])
+        self.branches.setdefault((name, branch), self.branches[name, "main"])
         found = 200, {}
       elif action == "preupload":
         files = [
           {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
           for file in json.loads(body)["files"]
         ]
-        found = (200, {"files": files}) if (name, branch) in self._branches else (404, {})
+        found = (200, {"files": files}) if (name, branch) in self.branches else (404, {})
       else:
         found = self._change(name, branch, [json.loads(line) for line in body.splitlines()])
     return found[0], _JSON, json.dumps(found[1]).encode()
@@ -124,7 +121,7 @@ class Hub:
   def _create(self, asked):
     name = f"{asked['organization']}/{asked['name']}"
     found = {"url": f"{self.url}/{name}", "id": name}
-    if (name, "main") in self._branches:
+    if (name, "main") in self.branches:
       return 409, found
     if asked.get("private") or asked.get("visibility") == "private":
       self.private.add(name)

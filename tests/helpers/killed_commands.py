@@ -55,7 +55,7 @@ def contents(folder):
   """Returns the bytes of all files below a folder, by path."""
   return {
     path.relative_to(folder).as_posix(): path.read_bytes()
-    for path in folder.rglob("*")
+    for path in sorted(folder.rglob("*"))
     if path.is_file()
   }
 

@@ -116,15 +116,8 @@ def zipped(content_by_name: Mapping[str, str | bytes]) -> bytes:
 COLUMNS = ("source", "target", "source_language", "target_language", "corpus")
 
 
-def write_dataset(
-  data_dir: str | os.PathLike,
-  config: str,
-  pairs: Mapping[tuple[str, str], Sequence[tuple[str, ...]]],
-  *,
-  validation: int = 1,
-  shards: int = 1,
-) -> pathlib.Path:
-  """Writes `opus_bitext/CONFIG`; returns its folder.
+def write_dataset(data_dir, config, pairs, *, validation=1, shards=1):
+  """Writes `opus_bitext/CONFIG` with TFDS; returns its folder.
 
   `pairs` are texts by the codes of their languages; a third item is the name of the corpus. The
   first `validation` rows of each are its validation split, `shards` the files of each other split.
@@ -135,15 +128,10 @@ def write_dataset(
   infos = []
   for codes, rows in pairs.items():
     own = [languages.language(code) for code in codes]
-    pair = releases.ordered(*own)
-    turn = 1 if own == list(pair) else -1
-    names = [readers.compact_code(language) for language in pair]
-    examples = [
-      features.serialize_example(
-        dict(zip(COLUMNS, (*row[:2][::turn], *names, *(row[2:] or ["Corpus"])), strict=True))
-      )
-      for row in rows
-    ]
+    turn = 1 if own == [*releases.ordered(*own)] else -1
+    names = [readers.compact_code(language) for language in own[::turn]]
+    values = ((*row[:2][::turn], *names, *(row[2:] or ["Corpus"])) for row in rows)
+    examples = [features.serialize_example(dict(zip(COLUMNS, row, strict=True))) for row in values]
     for split, part, count in (
       ("train", examples[validation:], shards),
       ("validation", examples[:validation], 1),

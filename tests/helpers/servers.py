@@ -32,14 +32,18 @@ def running(scheme):
   for package in PACKAGES[scheme]:
     pytest.importorskip(package)
   with reserved() as port:
-    url = f"http://127.0.0.1:{port}"
-    command, environment = (_google if scheme == "gs" else _amazon)(port, url)
+    start = _google if scheme == "gs" else _amazon
+    command, bucket, environment = start(port, f"http://127.0.0.1:{port}")
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def connected():
+      assert server.poll() is None, "the server ended"
+      with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+
     try:
-      _wait(port, server)
-      made = urllib.request.Request(*_bucket(scheme, url))
-      made.method = "POST" if scheme == "gs" else "PUT"
-      urllib.request.urlopen(made, timeout=60).close()
+      _until(connected, 60)
+      urllib.request.urlopen(bucket, timeout=60).close()
       yield environment
     finally:
       server.kill()
@@ -52,43 +56,35 @@ def _google(port, url):
   # Its backend on disk blocks for ever when several clients list and delete at the same time.
   command = [_server._get_binary_path(), "-scheme", "http", "-backend", "memory"]
   command += ["-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-  return command, {
-    "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
-    "TENSORSTORE_GCS_HTTP_URL": url,
-    "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore
-    "GOOGLE_CLOUD_PROJECT": "test",
-    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # needs Google's own servers
-  }
+  content = b'{"name": "bucket"}'
+  headers = {"Content-Type": "application/json"}
+  request = urllib.request.Request(f"{url}/storage/v1/b?project=test", content, headers)
+  return (
+    command,
+    request,
+    {
+      "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
+      "TENSORSTORE_GCS_HTTP_URL": url,
+      "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore
+      "GOOGLE_CLOUD_PROJECT": "test",
+      "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # needs Google's own servers
+    },
+  )
 
 
 def _amazon(port, url):
-  return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], {
-    "AWS_ENDPOINT_URL": url,
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-  }
-
-
-def _bucket(scheme, url):
-  if scheme == "gs":
-    return (
-      f"{url}/storage/v1/b?project=test",
-      b'{"name": "bucket"}',
-      {"Content-Type": "application/json"},
-    )
-  return f"{url}/bucket", b""
-
-
-def _wait(port, server):
-  end = time.monotonic() + 60
-  while time.monotonic() < end:
-    assert server.poll() is None, "the server ended"
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-      return
-    time.sleep(0.1)
-  raise TimeoutError
+  command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+  return (
+    command,
+    urllib.request.Request(f"{url}/bucket", b"", method="PUT"),
+    {
+      "AWS_ENDPOINT_URL": url,
+      "AWS_ACCESS_KEY_ID": "test",
+      "AWS_SECRET_ACCESS_KEY": "test",
+      "AWS_DEFAULT_REGION": "us-east-1",
+      "AWS_EC2_METADATA_DISABLED": "true",
+    },
+  )
 
 
 @contextlib.contextmanager
@@ -118,21 +114,15 @@ class Nodes:
     self.raylets = [_answer(keeper) for _ in range(_NODES)]
     self._keeper = keeper
     self._environment = environment
-    self._drivers = []
+    self.drivers = []
 
   def driver(self, argv, **options):
     """Starts a process that uses the cluster, after replacing killed nodes."""
     while len(self.raylets) < _NODES:
       print(file=self._keeper.stdin, flush=True)
       self.raylets.append(_answer(self._keeper))
-    self._drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
-    return self._drivers[-1]
-
-  def kill_drivers(self):
-    """Kills the drivers that a failed test left."""
-    for driver in self._drivers:
-      driver.kill()
-      driver.wait()
+    self.drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
+    return self.drivers[-1]
 
   def kill_worker(self):
     """Kills a process that is doing a task, of any of the nodes."""
@@ -158,7 +148,16 @@ class Nodes:
 def cluster():
   """Yields a cluster of three nodes with one CPU each."""
   folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Paths of sockets must be short.
-  environment = _environment() | {"RAY_TMPDIR": folder}
+  environment = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_HELPERS)]),
+    "RAY_TMPDIR": folder,
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # Other processes fill the memory of test machines.
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
+  }
   pathlib.Path(folder, "ray").mkdir()  # A cluster's address is written into it.
   log = pathlib.Path(folder, "log")
   with log.open("w") as errors:
@@ -176,7 +175,9 @@ def cluster():
     except json.JSONDecodeError as error:
       raise RuntimeError(log.read_text()[-3000:]) from error
     yield nodes
-    nodes.kill_drivers()
+    for driver in nodes.drivers:  # that a failed test left
+      driver.kill()
+      driver.wait()
   finally:
     keeper.stdin.close()
     keeper.wait(timeout=60)
@@ -186,18 +187,6 @@ def cluster():
 
 def _answer(keeper):
   return json.loads(keeper.stdout.readline())
-
-
-def _environment():
-  return {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_HELPERS)]),
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # Other processes fill the memory of test machines.
-    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
-  }
 
 
 def _children(parent):

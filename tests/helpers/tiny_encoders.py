@@ -25,6 +25,12 @@ def t5_config(**changes):
   return t5.T5Config(**{"vocab_size": 259, **sizes, **changes})
 
 
+def bert_config(**changes):
+  """Returns the sizes of an encoder with one layer of width 8 for bytes, with `changes`."""
+  sizes = {"emb_dim": 8, "num_heads": 2, "mlp_dim": 8, "num_layers": 1, "max_positions": 9}
+  return transformer.TransformerConfig(**{"vocab_size": 259, **sizes, **changes})
+
+
 def model_of(sentence_encoder, vocabulary=BYTES, max_length=20, network=None):
   """Returns the attributes of a model that `encoder.json` describes."""
   return types.SimpleNamespace(
@@ -88,14 +94,9 @@ def save_training_checkpoint(folder, step, params):
 T5 = t5_config(
   vocab_size=3700, emb_dim=16, num_encoder_layers=2, relpos_buckets=8, relpos_max_distance=12
 )
-BERT = transformer.TransformerConfig(
-  vocab_size=400,
-  emb_dim=16,
-  num_heads=2,
-  mlp_dim=80,  # its kernels are larger than a page
-  num_layers=2,
-  max_positions=30,
-  initializer_std=0.3,
+# Its kernels are larger than a page.
+BERT = bert_config(
+  vocab_size=400, emb_dim=16, mlp_dim=80, num_layers=2, max_positions=30, initializer_std=0.3
 )
 
 

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tiny_encoders
 from flax import linen as nn
 from flax import traverse_util
 from flax.linen import partitioning
@@ -13,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst.data import vocabularies
 from vmsst.models import contrastive
-from vmsst.networks import dropout, sentence_encoder, t5
+from vmsst.networks import dropout, sentence_encoder
 
 # Compilation takes most of the time of a tiny model.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -54,9 +55,7 @@ def random_batch(seed, pairs, lengths, ids, *, eos=None, languages=None):
 
 def pair_model(model_cls=contrastive.ContrastiveModel, **options):
   """A model of pairs with 60 pieces, whose vectors have 16 dimensions."""
-  config = t5.T5Config(
-    vocab_size=60, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16, num_encoder_layers=1
-  )
+  config = tiny_encoders.t5_config(vocab_size=60, emb_dim=16, head_dim=8, mlp_dim=16)
   network = sentence_encoder.SentenceEncoder(config, latent_dim=16)
   return model_cls(network=network, vocabulary=vocabularies.ByteVocabulary(), **options)
 
@@ -131,6 +130,12 @@ def assert_standard_axes(variables):
     assert ("layers" in axes[path]) == ("layers" in path.split("/")), path
 
 
+def mesh_axes(network):
+  """The mesh axes of each parameter by the rules in effect."""
+  axes = partitioning.get_axis_names(shapes_of(network)["params_axes"]).unfreeze()
+  return jax.tree.map(partitioning.logical_to_mesh_axes, axes)
+
+
 def leaves(loss_fn, params, batch):
   """Loss, metrics and gradients as a list of arrays, computed on one device without a mesh."""
   return _leaves(jax.jit(_value_and_grad(loss_fn))(params, batch))
@@ -148,13 +153,8 @@ def leaves_on_mesh(shape, network, loss_fn, params, batch, *, enter=jax.set_mesh
     enter: Returns the context of a mesh: `jax.set_mesh`, or the mesh itself as in T5X.
   """
   mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("data", "model"))
-  variables = shapes_of(network)
   with enter(mesh), partitioning.axis_rules(RULES):
-    layouts = jax.tree.map(
-      lambda names: NamedSharding(mesh, partitioning.logical_to_mesh_axes(names)),
-      partitioning.get_axis_names(variables["params_axes"]).unfreeze(),
-      is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    layouts = jax.tree.map(lambda axes: NamedSharding(mesh, axes), mesh_axes(network))
     shardings = (layouts, NamedSharding(mesh, PartitionSpec("data")))
     program = jax.jit(_value_and_grad(loss_fn), in_shardings=shardings)
     compiled = program.lower(params, batch).compile()

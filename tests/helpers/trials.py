@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
+import killed_commands
+
 SECONDS = 20  # The machine may be busy: a reader takes milliseconds.
 BYTES = 1 << 30
 
@@ -36,12 +38,6 @@ def lay_out(files: Mapping[str, bytes], folder: pathlib.Path) -> pathlib.Path:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
   return folder
-
-
-def files_below(folder: pathlib.Path) -> dict[str, bytes]:
-  """Returns the content of all files below a folder, by path."""
-  paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-  return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 _INSERTED = (b"", b"-1", b"\0", b"\n", b"\t", b'"', b"\xff", b"{", b"nan", b"1e999", b"9" * 400)
@@ -110,7 +106,9 @@ def attempt(
 
 
 def _outside(folder: pathlib.Path) -> set[tuple[str, bytes]]:
-  return {item for item in files_below(folder).items() if not item[0].startswith("out/")}
+  return {
+    item for item in killed_commands.contents(folder).items() if not item[0].startswith("out/")
+  }
 
 
 class _TookTooLongError(BaseException):

@@ -13,6 +13,7 @@ import zipfile
 
 import benchmark_trees
 import entry_points
+import killed_commands
 import numpy as np
 import opus_tree
 import pytest
@@ -22,9 +23,8 @@ from trials import Reader
 import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
-from vmsst.evaluation import benchmarks
-from vmsst.evaluation.benchmarks import knowledge_search
-from vmsst.evaluation.report import page
+from vmsst.evaluation import benchmarks, results_files
+from vmsst.evaluation.benchmarks import files, knowledge_search
 from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
@@ -68,8 +68,8 @@ def all_benchmarks(folder):
 
 
 def questions(folder):
-  for span in line_spans.cut([str(folder / "a.tsv"), str(folder / "b.jsonl")], 2).spans:
-    list(knowledge_search.parse(span.read(), span.name, span.first))
+  for span in line_spans.cut([str(folder / "a.jsonl")], 2).spans:
+    list(files.parsed(span.read(), knowledge_search.Question, span.name, span.first))
 
 
 def texts(folder):
@@ -98,7 +98,7 @@ def archive_files():
 def readers_of_data(folder):
   """Returns readers of texts, benchmarks, settings and archives."""
   opus_tree.write(folder / "opus", PARTS)
-  tree = trials.files_below(benchmark_trees.write(folder / "benchmarks"))
+  tree = killed_commands.contents(benchmark_trees.write(folder / "benchmarks"))
   plain = {k.removesuffix(".gz"): gzip.decompress(x) if ".gz" in k else x for k, x in tree.items()}
   moses = {"News/v1/moses/N.de-en.de": SIDES[0], "News/v1/moses/N.de-en.en": SIDES[1]}
   return [
@@ -107,16 +107,13 @@ def readers_of_data(folder):
       "x.de-tr.tsv.gz": gzip.compress(TSV), "x.de-fr.tmx": TMX,
       "x.de-es.tmx.gz": gzip.compress(TMX), "j.de-en.jsonl": JSONL,
       "t.de-en.tsv": TSV.replace(b"\n", b"\tno\t\n")}, bitext),
-    Reader("opus releases", {**trials.files_below(folder / "opus"), **moses}, opus_releases),
+    Reader("opus releases", {**killed_commands.contents(folder / "opus"), **moses}, opus_releases),
     Reader("benchmarks", plain, all_benchmarks),
     Reader("questions", {
-      "a.tsv": b"who?\t['he', 'she']\nwhy?\tso\nx\t[1\n",
-      "b.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
+      "a.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),
     Reader("texts", {"x.txt": SIDES[0], "x.tsv": TSV, "x.jsonl": b'{"text": "a"}\n' * 2}, texts),
-    Reader("results", {
-      "results.json": RESULTS,
-      "train/metrics.jsonl": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n'},
-      lambda folder: page.html([folder])),
+    Reader("results", {"results.json": RESULTS},
+      lambda folder: results_files.read_results(folder / "results.json")),
     *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
   ]  # fmt: skip
 

@@ -271,7 +271,8 @@ def test_questions_are_searched_in_a_sample_of_paq_while_training_and_after(tmp_
   base = [(sample.sentence(i, "en"), str(i % 12 if i % 3 else -1)) for i in range(60)]
   lines = [json.dumps({"question": x, "answer": [str(i)]}) for i, x in enumerate(queries)]
   line_files.write_lines(tmp_path / "data" / "nq" / "NQ-open.dev.jsonl", lines)
-  line_files.write_tsv(tmp_path / "data" / "paq" / "paq.tsv", base)
+  lines = [json.dumps({"question": x, "answer": y}) for x, y in base]
+  line_files.write_lines(tmp_path / "data" / "paq" / "paq.jsonl", lines)
   run = tmp_path / "run"
   mixture = ["--gin_file=eval/benchmarks.gin", f"--gin.DATA_ROOT='{tmp_path / 'data'}'"]
   evaluate = [f"--gin_file={run / 'config.gin'}", "--gin_file=eval/suite.gin", mixture[1]]

@@ -72,17 +72,6 @@ def search(folder):
   return ["search", "queries.txt", "corpus.txt", "vectors", "--count=2", "--output=out/found"]
 
 
-def search_spans(folder):
-  """Writes an encoder, a text of three blocks and a few queries; returns the arguments."""
-  fake_encoders.make_encoder(folder / "encoder")
-  vectors_ND = np.random.default_rng(0).normal(size=(600_000, 64)).astype(np.float32)
-  line_files.write_lines(folder / "corpus.txt", [f"line {n}" for n in range(len(vectors_ND))])
-  line_files.write_lines(folder / "queries.txt", [f"query {n}" for n in range(1_000)])
-  naive_search.write_vectors(folder / "vectors", vectors_ND)
-  command = ["search", "queries.txt", "corpus.txt", "vectors", "--encoder=encoder"]
-  return [*command, "--output=out/found"]
-
-
 def evaluate(folder):
   """Writes an encoder, a knowledge base and questions; returns the arguments that evaluate it."""
   fake_encoders.make_encoder(folder / "encoder")
@@ -107,7 +96,6 @@ KILLED = {
   embed: ("vectors-*.npy.json", 2),
   mine: ("block-*.npz.json", 2),
   search: ("vectors-*.npy.json", 2),
-  search_spans: ("block-*.npz.json", 1),
   evaluate: ("*search-*.npz.json", 1),
 }
 # An index of this size is built too quickly to be killed.

@@ -5,13 +5,13 @@ import json
 import re
 
 import commands
+import line_files
 import numpy as np
 import pytest
 import tiny_encoders
 
 import vmsst
 from vmsst.data import sample, vocabularies
-from vmsst.networks import sentence_encoder, transformer
 
 pytestmark = pytest.mark.slow
 ROOT = vmsst.gin_dir()
@@ -145,19 +145,10 @@ def bitext():
   return rows
 
 
-def write_bitext(folder, rows):
-  """Writes them to TSV files."""
-  for name, lines in rows.items():
-    text = "".join("\t".join(line) + "\n" for line in lines)
-    (folder / f"{name}-eng.tsv").write_text(text, encoding="utf-8")
-
-
 def write_teacher(folder):
   """Writes a run of a later step than any run here: runs that start from it count their own."""
-  config = transformer.TransformerConfig(
-    vocab_size=3600, emb_dim=16, num_heads=2, mlp_dim=16, num_layers=1, max_positions=10
-  )
-  encoder = sentence_encoder.SentenceEncoder(config, 16, head=False)
+  config = tiny_encoders.bert_config(vocab_size=3600, emb_dim=16, mlp_dim=16, max_positions=10)
+  encoder = tiny_encoders.encoder(config, head=False)
   vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
   model = tiny_encoders.model_of(encoder, vocabulary, max_length=8)
   tiny_encoders.save_run(folder, model, step=STEPS + 10)
@@ -176,7 +167,8 @@ def train(folder, files):
   """Trains with each file; returns the metrics, and the checkpoint's vectors of two sentences."""
   (folder / "bitext").mkdir()
   rows = bitext()
-  write_bitext(folder / "bitext", rows)
+  for name, lines in rows.items():
+    line_files.write_tsv(folder / "bitext" / f"{name}-eng.tsv", lines)
   write_teacher(folder / "runs")  # the value of required macros
   bindings = [
     f"vocabularies.SentencePieceVocabulary.path = {sample.vocabulary_path()!r}",

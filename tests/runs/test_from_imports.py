@@ -182,31 +182,6 @@ def soft_runs(start):
   )
 
 
-def test_a_run_keeps_prompts_and_limit_of_the_encoder_that_it_starts_from(start, tmp_path):
-  folder, bindings = start
-  source = tmp_path / "source"
-  tiny_hugging_face.save_me5(source, folder / "xlmr.json")
-  prompts = {"query": "ask: ", "passage": "text: ", "topic": "topic: "}
-  settings = {
-    "sentence_bert_config.json": {"max_seq_length": 11},
-    "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": "topic"},
-  }
-  for name, content in settings.items():
-    (source / name).write_text(json.dumps(content))
-  file = tmp_path / "mine.gin"
-  file.write_text("include 'soft/hard.gin'\ninclude 'runs/from_released.gin'\n")
-  own = [x for x in bindings if not x.startswith("MAX_LENGTH")]
-  own += [f"INITIAL_CHECKPOINT_PATH = {str(source)!r}", "TRAIN_STEPS = 0", "EPOCHS = 1"]
-  run = train((folder, own), {str(file): []})[str(file)]
-  trained, expected = vmsst.load(run), vmsst.load(source)
-  assert trained.max_length == expected.max_length == 11
-  assert trained.prompts == expected.prompts
-  texts = ["a text of more than eleven tokens, which both encoders cut", "short"]
-  for method in ("encode", "encode_query", "encode_document"):
-    found_ND, expected_ND = (getattr(x, method)(texts, on_cut=None) for x in (trained, expected))
-    np.testing.assert_allclose(found_ND, expected_ND, atol=1e-5)
-
-
 def test_me5_teaches_itself(start, soft_runs):
   folder, _ = start
   run = soft_runs["soft/me5.gin"]

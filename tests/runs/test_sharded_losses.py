@@ -10,8 +10,8 @@ import tiny_models
 from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ems_jax.losses import ranking, token_targets, xtr
-from vmsst.losses import contrastive, vocabulary
+from ems_jax.losses import token_targets, xtr
+from vmsst.losses import vocabulary
 
 MESHES = ((4, 2), (8, 1), (1, 8))
 RULES = (("batch", "data"), ("vocab", "model"), ("embed", None))
@@ -33,7 +33,6 @@ def make_inputs(batch=B, size=V):
   return {
     "xtr": (of_sentences, tokens_BT),
     "vocabulary": (of_tokens, tokens_BT, normal(batch, T)),
-    "pairs": ((normal(batch, S), normal(batch, S)),),
   }
 
 
@@ -48,15 +47,9 @@ def vocabulary_loss(arrays, tokens_BT, weights_BT):
   return vocabulary.weighted_nll(*arrays, tokens_BT, weights_BT, chunk=2 * T)
 
 
-def pair_loss(pair):
-  cosine_BB = contrastive.similarity(*pair, cosine=True)
-  loss_B = ranking.additive_margin_softmax(cosine_BB, margin=0.3, scale=10.0)
-  return loss_B.mean(), loss_B
-
-
-LOSSES = {"xtr": xtr_loss, "vocabulary": vocabulary_loss, "pairs": pair_loss}
+LOSSES = {"xtr": xtr_loss, "vocabulary": vocabulary_loss}
 # Layouts of the inputs: rows by batch, columns of kernels by vocabulary.
-COLUMNS = {"xtr": (1,), "vocabulary": (2, 3), "pairs": ()}
+COLUMNS = {"xtr": (1,), "vocabulary": (2, 3)}
 
 
 def value_and_gradients(name):

@@ -1,7 +1,5 @@
-import functools
 import json
 import shutil
-import tracemalloc
 
 import line_files
 import numpy as np
@@ -73,29 +71,13 @@ def test_tatoeba_from_files_to_metrics(tatoeba_root):
   )  # fmt: skip
 
 
-def test_rows_carry_what_the_metric_needs(tatoeba_root):
-  name = evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["de"], max_length=4)
-  rows = list(
-    seqio.TaskRegistry.get(name).get_dataset(split="test", shuffle=False).as_numpy_iterator()
-  )
-  assert [BYTES.decode(row["inputs"].tolist()) for row in rows[:2]] == ["ein", "zwe"]
-  assert rows[0]["inputs"].tolist()[-1] == BYTES.eos_id
-  assert [row[evaluation.ROW].item() for row in rows] == [*range(8)]
-
-
-def test_missing_test_sets_are_named(tatoeba_root):
+def test_missing_test_sets_are_named_and_changed_ones_are_other_tasks(tatoeba_root):
   with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
     evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
   name = evaluation.tatoeba(str(tatoeba_root), BYTES)
   assert evaluation.tatoeba(str(tatoeba_root), BYTES) == name
   line_files.write_lines(tatoeba_root / "tatoeba.cmn-eng.eng", ["changed"] * 3)
   assert evaluation.tatoeba(str(tatoeba_root), BYTES) != name
-  (tatoeba_root / "tatoeba.cmn-eng.eng").unlink()
-  with pytest.raises(errors.InputError, match=r"neither .*tatoeba\.cmn-eng\.eng nor"):
-    evaluation.tatoeba(str(tatoeba_root), BYTES)
-  (tatoeba_root / "empty").mkdir()
-  with pytest.raises(errors.InputError, match=r"empty has no tatoeba.*LASER"):
-    evaluation.tatoeba(str(tatoeba_root / "empty"), BYTES)
 
 
 def test_vectors_find_their_place_in_whatever_order_they_come():
@@ -113,58 +95,26 @@ def test_vectors_find_their_place_in_whatever_order_they_come():
     evaluation.collect_results(tasks, row_N, np.full(16, np.nan))
 
 
-def test_vectors_are_neither_python_lists_nor_copied_often(tatoeba_root, tmp_path):
-  width = 1 << 16
-  name = evaluation.tatoeba(str(tatoeba_root), BYTES)
-  evaluator = seqio.Evaluator(
-    name,
-    feature_converter=BitextFeatureConverter(pack=False),
-    eval_split="test",
-    logger_cls=[functools.partial(seqio.JSONLogger, write_n_results=0)],
-    log_dir=str(tmp_path),
-  )
-  array_ND = np.random.default_rng(0).normal(size=[14, width]).astype(np.float32)
-  tracemalloc.start()  # counts NumPy's arrays too
-  metrics, _ = evaluator.evaluate(
-    compute_metrics=True, score_fn=lambda dataset: list(enumerate(array_ND))
-  )
-  assert 0 <= metrics.result()[name]["accuracy/average"] <= 100
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  evaluator.close()
-  assert peak < 4 * array_ND.nbytes  # lists of numbers take eight times the memory
-
-
-def test_ones_own_files_are_searched_by_pair(tmp_path):
-  path = line_files.write_tsv(tmp_path / "t.de-fr.tsv", [("eins", "one"), ("zwei", "two")])
-  name = evaluation.retrieval(str(tmp_path / "*.tsv"), BYTES)
-  metrics = _evaluate(name, lambda text: np.eye(4)[NUMBERS[text]])
-  assert metrics["to_target/deu_fra"] == 100
-  assert metrics["accuracy/average"] == 100
-  line_files.write_text(path, path.read_bytes())
-  assert evaluation.retrieval(str(path), BYTES) == name
-  line_files.write_tsv(path, [("eins", "two"), ("zwei", "one")])
-  changed = evaluation.retrieval(str(path), BYTES)
-  assert _evaluate(changed, lambda text: np.eye(4)[NUMBERS[text]])["accuracy/average"] == 0
-
-
 @pytest.mark.parametrize(
   ("file", "languages", "name"),
   [
-    ("t.de-fr.tsv", None, "deu_fra"),
     ("t.de-fr.tsv", ("en", "es"), "eng_spa"),
-    ("t.de-fr.tsv", ("und", "und"), "deu_fra"),
+    ("t.de-fr.tsv", None, "deu_fra"),
     ("pairs.tsv", ("und", "und"), "source_target"),
   ],
 )
-def test_metrics_have_the_languages_that_are_given_or_those_in_the_file_name(
-  tmp_path, file, languages, name
-):
-  path = line_files.write_tsv(tmp_path / file, [("eins", "one"), ("zwei", "two")])
-  task = evaluation.retrieval(str(path), BYTES, languages=languages)
+def test_ones_own_files_are_searched_by_pair(tmp_path, file, languages, name):
+  path = line_files.write_tsv(tmp_path / file, [("eins", "one"), ("eins", "two")])
+  task = evaluation.retrieval(str(path), BYTES, languages=languages, max_length=5)
   found = _evaluate(task, lambda text: np.eye(4)[NUMBERS[text]])
   ways = ("to_target", "from_target", "accuracy")
-  assert found.keys() == {f"{way}/{which}" for way in ways for which in (name, "average")}
+  # Both translations of "eins" are right.
+  assert found == {f"{way}/{which}": 100 for way in ways for which in (name, "average")}
+  line_files.write_text(path, path.read_bytes())
+  assert evaluation.retrieval(str(path), BYTES, languages=languages, max_length=5) == task
+  line_files.write_tsv(path, [("eins", "two"), ("zwei", "one")])
+  task = evaluation.retrieval(str(path), BYTES, languages=languages, max_length=5)
+  assert _evaluate(task, lambda text: np.eye(4)[NUMBERS[text]])["accuracy/average"] == 0
 
 
 @pytest.fixture
@@ -178,7 +128,9 @@ def small_root(tmp_path, tatoeba_root):
   (tmp_path / "xlsts" / "STS17.track1.ar-ar.tsv").write_text(pairs)
   question = {"question": "zwei", "answer": ["B"]}
   line_files.write_lines(tmp_path / "nq" / "NQ-open.dev.jsonl", [json.dumps(question)] * 2)
-  line_files.write_tsv(tmp_path / "paq" / "paq.tsv", [("one", "A"), ("two", "b."), ("four", "b")])
+  base = {"one": "A", "two": "b.", "four": "b"}
+  lines = [json.dumps({"question": key, "answer": value}) for key, value in base.items()]
+  line_files.write_lines(tmp_path / "paq" / "paq.jsonl", lines)
   return tmp_path
 
 
@@ -209,20 +161,10 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
-  with pytest.raises(errors.InputError, match=r"benchmark sts: no file or folder .*SentEval"):
+  with pytest.raises(errors.InputError, match=r"benchmark sts: no file or folder "):
     evaluation.suite(str(small_root), BYTES, benchmarks=["tatoeba", "sts"])
-  with pytest.raises(errors.InputError, match="unknown benchmark stss"):
-    evaluation.suite(str(small_root), BYTES, benchmarks=["stss"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)
-
-
-def test_all_translations_of_a_text_are_right(tmp_path):
-  line_files.write_tsv(tmp_path / "t.de-fr.tsv", [("null", "one"), ("null", "two")])
-  name = evaluation.retrieval(str(tmp_path / "t.de-fr.tsv"), BYTES)
-  metrics = _evaluate(name, lambda text: np.eye(4)[0])  # "two" is never the nearest text
-  assert metrics["to_target/deu_fra"] == 100
-  assert metrics["from_target/deu_fra"] == 100
 
 
 def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
@@ -242,9 +184,6 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   assert not [key for key in found if "deu_fra" in key]
   only = evaluation.opus_validation(*arguments, languages=("de", "en"))
   assert "accuracy/eng_fra" not in _evaluate(only, lambda text: np.eye(4)[numbers[text]])
-  missing = evaluation.opus_validation(*arguments, corpus="Tatoba")
-  with pytest.raises(errors.InputError, match="no validation pairs of the corpus 'Tatoba'; ch"):
-    _evaluate(missing, lambda text: np.eye(4)[0])
   shutil.rmtree(folder)
   opus_tree.write_dataset(tmp_path, "mine", {**pairs, ("de", "en"): other + german}, validation=3)
   found = _evaluate(evaluation.opus_validation(*arguments), lambda x: np.eye(4)[numbers[x]])
@@ -254,16 +193,12 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
 def test_sample_retrieval_searches_held_out_meanings():
   sample = pytest.importorskip("vmsst.data.sample")
   name = evaluation.sample_retrieval(BYTES, languages=["de", "zh"], num_meanings=12)
+  count = sample.num_meanings("validation")
   meaning = {
-    sample.sentence(i, code, "validation"): i
-    for code in ("en", "de", "zh")
-    for i in range(sample.num_meanings("validation"))
+    sample.sentence(i, x, "validation"): i for x in ("en", "de", "zh") for i in range(count)
   }
-  vectors = np.random.default_rng(0).normal(size=[max(meaning.values()) + 1, 8])
+  vectors = np.random.default_rng(0).normal(size=[count, 8])
   metrics = _evaluate(name, lambda text: vectors[meaning[text]])
   assert metrics["accuracy/de"] == 100
-  assert set(metrics) == {
-    f"{kind}/{code}"
-    for kind in ("to_english", "from_english", "accuracy")
-    for code in ("de", "zh", "average")
-  }
+  ways = ("to_english", "from_english", "accuracy")
+  assert set(metrics) == {f"{way}/{code}" for way in ways for code in ("de", "zh", "average")}

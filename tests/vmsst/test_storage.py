@@ -162,11 +162,6 @@ def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):
     use("gs://bucket/a")
 
 
-def test_epath_sees_the_same_objects(store):
-  epath.Path("gs://bucket/a").write_text("x")  # not with TensorFlow, which has other credentials
-  assert storage.filesystem("gs://").cat_file("gs://bucket/a") == b"x"
-
-
 def test_bitext_is_found_and_read_as_on_this_machine(store):
   for name, content in {
     "x.de-en.de": b"eins\nzwei\n",

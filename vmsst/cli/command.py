@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, cast
 
 from vmsst import errors, storage
-from vmsst.io import input_files, text_files
+from vmsst.io import text_files
 from vmsst.jobs import outputs
 
 
@@ -151,15 +151,11 @@ class Command:
       if role and (value := values[parameter.name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
-    inputs = [*paths["input"], *paths["text"], *paths["data"]]
-    for path in filter(None, (*inputs, file, folder)):
-      if not input_files.is_text(path):  # JSON, which records inputs, is UTF-8
-        raise errors.InputError(f"{path!r}: not UTF-8; rename the file or folder")
-    outputs.check(inputs, file=file, folder=folder)
+    outputs.check([*paths["input"], *paths["text"], *paths["data"]], file=file, folder=folder)
     for path in paths["text"]:
       text_files.check_not_empty(path)
     for path in paths["data"]:
-      if not (storage.exists(path) if storage.is_url(path) else os.path.isdir(path)):
+      if not storage.path(path).is_dir():
         raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic

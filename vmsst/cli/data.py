@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -200,39 +199,13 @@ def build(
   print(f"{folder}: described in {builder.DATA_CARD}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Download:
-  """Files.
-
-  Attributes:
-    work: Local folder for files until they are uploaded, if --output is not local.
-    list: List the files with sizes and licenses, and exit.
-  """
-
-  work: Annotated[str, Argument("FOLDER")] | None = None
-  list: bool = False
-
-  def places(self, output: str | None) -> tuple[storage.Path, pathlib.Path | None]:
-    """Returns the output folder, and the local folder for files until they are uploaded."""
-    errors.check(output is not None, "--output", output, "the output folder")
-    assert output is not None
-    if not storage.is_url(output):
-      return pathlib.Path(output), None
-    if self.work is None:
-      raise errors.InputError(
-        f"{output} is not local; give a local folder with --work, for files until they are uploaded"
-      )
-    storage.check_local(self.work, "--work")
-    return storage.path(output), pathlib.Path(self.work)
-
-
 def download_opus(
   *,
   corpus: list[Name] | None = None,
   recipe: Name | None = None,
   languages: list[Annotated[str, Argument("XX-YY")]] | None = None,
   output: OutputFolder | None = None,
-  download: Download,
+  list: bool = False,
 ) -> None:
   """Download OPUS releases.
 
@@ -241,6 +214,7 @@ def download_opus(
     recipe: Corpora and language pairs of a recipe (a name or a YAML file).
     languages: Language pairs (default: all).
     output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
+    list: List the files with sizes and licenses, and exit.
   """
   from vmsst import languages as languages_lib
   from vmsst.downloads import fetch, opus
@@ -260,40 +234,40 @@ def download_opus(
     named = (name.partition("=") for name in corpus or [])
     corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
   asked = opus.pairs_among(languages) if languages else opus.anything
-  root, work = (None, None) if download.list else download.places(output)
+  errors.check(bool(list or output), "--output", output, "the output folder")
   fetcher = fetch.Fetcher()
   chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
   for line in opus.describe(chosen):
     print(line)
-  if root is not None:
-    opus.download(fetcher, chosen, root, lambda release, _: print(release.path), work=work)
+  if output is not None and not list:
+    opus.download(fetcher, chosen, storage.path(output), lambda release, _: print(release.path))
 
 
 def download_evaluation(
   sets: list[Annotated[str, Argument("SET")]] | None = None,
   *,
   output: OutputFolder | None = None,
-  download: Download,
+  list: bool = False,
 ) -> None:
   """Download evaluation sets.
 
   Args:
     sets: Names of evaluation sets (see --list), or all.
     output: Output folder for the evaluation sets.
+    list: List the sets with sizes and licenses, and exit.
   """
   from vmsst.downloads import evaluation_sets, fetch
 
-  if download.list:
+  if list:
     shown = evaluation_sets.named(sets or [evaluation_sets.ALL])
     print("\n\n".join(map(evaluation_sets.describe, shown)))
     return
-  if not sets:
-    raise errors.InputError("name the evaluation sets (see --list), or give all")
-  chosen, (root, work) = evaluation_sets.choose(sets), download.places(output)
+  errors.check(bool(sets), "SET", sets, "the evaluation sets (see --list), or all")
+  errors.check(output is not None, "--output", output, "the output folder")
   fetcher = fetch.Fetcher()
-  for dataset in chosen:
+  for dataset in evaluation_sets.choose(sets or []):
     print(f"{dataset.name}: license {dataset.license}")
-    evaluation_sets.download(fetcher, dataset, root, print, work=work)
+    evaluation_sets.download(fetcher, dataset, storage.path(output or ""), print)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

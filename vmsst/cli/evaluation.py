@@ -18,7 +18,6 @@ from vmsst.cli.shared_options import Backend, GpuWorkers
 
 if TYPE_CHECKING:
   from vmsst.evaluation.results_files import Results
-  from vmsst.evaluation.suite import Benchmark
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""
@@ -75,7 +74,10 @@ def evaluate(
   from vmsst.search import device_search
 
   if list:
-    print("\n\n".join(map(describe_benchmark, benchmarks.BENCHMARKS.values())))
+    for each in benchmarks.BENCHMARKS.values():
+      places = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
+      print(f"{each.name}: {each.title}\n  {places}: {each.files.layout}\n")
+    print("`vmsst data download evaluation --list` shows where the files come from.")
     return
   if not encoder or out is None:
     missing = "--out" if encoder else "ENCODER, before all options,"
@@ -99,7 +101,7 @@ def evaluate(
     files_of_data = evaluation_job.Data(data)
     chosen = own_files.benchmarks(**own)
     for benchmark in chosen:  # Errors in files are found before encoders are opened.
-      files_of_data.check_unchanged(benchmark)
+      files_of_data.digest(benchmark)
       benchmark.read(files_of_data.root)
     chosen = chosen or benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
   workers = engines.Local() if mteb else engine.chosen()
@@ -140,13 +142,6 @@ def evaluate(
     raise errors.InputError("; ".join(failures))
 
 
-def describe_benchmark(benchmark: "Benchmark") -> str:
-  """Describes a benchmark and the place of its files, for people."""
-  folders = ", ".join(f"ROOT/{folder}" for folder in benchmark.files.paths)
-  lines = [f"{benchmark.name}: {benchmark.title}", f"{folders}: {benchmark.files.layout}"]
-  return "\n  ".join([*lines, benchmark.files.source])
-
-
 def format_table(results: "Results") -> str:
   """Formats results: all averages, and what failed, is absent or missing.
 
@@ -167,7 +162,9 @@ def format_table(results: "Results") -> str:
   return "\n".join(rows)
 
 
-def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder) -> None:
+def report(
+  folders: list[Annotated[str, Argument("DIR", role="input")]], *, out: OutputFolder
+) -> None:
   """Write tables and figures of evaluations, next to published numbers.
 
   Args:
@@ -178,7 +175,6 @@ def report(folders: list[Annotated[str, Argument("DIR")]], *, out: OutputFolder)
   from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
-  outputs.check(folders, folder=out, files=[path.name])
   outputs.write_text(path, page.html(folders))
   print(path)
 

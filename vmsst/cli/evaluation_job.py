@@ -24,26 +24,21 @@ class Data:
   """The files of benchmarks, which several encoders share: each is hashed once."""
 
   def __init__(self, root: str | None):
-    """Takes the data root; raises InputError if it is not a folder."""
+    """Takes the data root."""
     self.root = storage.path(root or "")
-    with storage.explained(self.root, "read"):
-      if not self.root.is_dir():
-        raise errors.InputError(f"{root}: not a folder; give one with a folder per benchmark")
-    self._checksum = functools.cache(checksums.of_file)
-    self._first_version = functools.cache(storage.version)
+    self._checksum = functools.cache(lambda path, version: checksums.of_file(path))
+    self._digests: dict[str, str] = {}
 
   def digest(self, benchmark: suite.Benchmark) -> str:
-    """Returns the digest of the files of a benchmark, if none has changed."""
-    self.check_unchanged(benchmark)
-    return benchmark.files.digest(self.root, self._checksum)
-
-  def check_unchanged(self, benchmark: suite.Benchmark) -> None:
-    """Raises InputError if a file of a benchmark has changed since it was first seen."""
-    paths = benchmark.files.find(self.root)
-    if any(self._first_version(path) != storage.version(path) for path in paths):
+    """Returns the digest of a benchmark's files; raises InputError if it was another before."""
+    digest = benchmark.files.digest(
+      self.root, lambda path: self._checksum(path, storage.version(path))
+    )
+    if self._digests.setdefault(benchmark.name, digest) != digest:
       raise errors.InputError(
         f"{benchmark.name}: its files have changed since they were read; rerun the same command"
       )
+    return digest
 
 
 class JobEmbedder(embedder.Embedder):

@@ -25,11 +25,6 @@ _NAME = re.compile(
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
-def is_shard(path: str) -> bool:
-  """Returns whether a name is that of a shard."""
-  return re.search(r"\.tfrecord(-\d+-of-\d+)?$", path) is not None
-
-
 def language_codes(path: str) -> tuple[str, str] | None:
   """Returns the compact codes of the two languages in a file's name, or None."""
   match = _NAME.fullmatch(os.path.basename(path))

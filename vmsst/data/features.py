@@ -76,9 +76,6 @@ class SeqioVocabulary(seqio.Vocabulary):
   def __hash__(self) -> int:
     return hash(self.wrapped)
 
-  def __str__(self) -> str:
-    return f"SeqioVocabulary({self.wrapped})"
-
 
 def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
   """Returns the seqio feature of token ids, with an EOS token if the vocabulary has one."""

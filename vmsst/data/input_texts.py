@@ -43,19 +43,13 @@ def check(texts: Iterable[str]) -> None:
   It is one string; a set, which has no order; a dictionary or a data frame, which give their keys;
   an array with other than one axis; or no collection.
   """
-  if isinstance(texts, (bytes, bytearray)):
-    raise TypeError("sentences are bytes; decode them: sentences.decode('utf-8')")
-  if isinstance(texts, str):
-    raise TypeError(
-      "sentences are one string; pass a list of sentences, for one sentence a list of one, for the "
-      "lines of a file a pathlib.Path"
-    )
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
-  gives_keys = isinstance(texts, (Mapping, set, frozenset)) or getattr(texts, "ndim", 1) != 1
-  if gives_keys or not is_collection:
+  of_other_items = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
+  if of_other_items or getattr(texts, "ndim", 1) != 1 or not is_collection:
     raise TypeError(
-      f"sentences are of type {type(texts).__name__}; pass a list of strings (one column of a "
-      "table, the values of a dictionary), or the pathlib.Path of a file"
+      f"sentences are of type {type(texts).__name__}; pass a list of strings (for one sentence a "
+      "list of one; one column of a table; the values of a dictionary), or the path of a file as "
+      "pathlib.Path"
     )
 
 
@@ -72,18 +66,15 @@ def languages(value: Any, count: int) -> list[str]:
   """
   if isinstance(value, str):
     return [value] * count
-  if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping, Set)):
+  is_list = isinstance(value, Collection) and not isinstance(value, (Mapping, Set))
+  if not is_list or not all(isinstance(code, str) for code in value):
     raise TypeError(
       f"language is {value!r}; it must be a language code, such as 'de', or a list of one code for "
       "each sentence"
     )
-  codes = list(value)
-  if len(codes) != count:
-    raise ValueError(f"{len(codes)} languages for {count} sentences")
-  for index, code in enumerate(codes):
-    if not isinstance(code, str):
-      raise TypeError(f"the language of sentence {index} is {code!r}, not a string")
-  return codes
+  if len(value) != count:
+    raise ValueError(f"{len(value)} languages for {count} sentences")
+  return list(value)
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:

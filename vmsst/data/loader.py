@@ -75,7 +75,10 @@ def get_batches(
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
   # An evaluation has a dataset for every task.
   rows_lib.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
-  seed = time_seed() if cfg.seed is None else int(cfg.seed)
+  seed = cfg.seed
+  if seed is None:  # the time, the same one in all processes
+    seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
+  seed = int(seed)
   size = cfg.batch_size // num_shards
 
   converter = feature_converter_cls(
@@ -250,8 +253,3 @@ def epoch_steps(
       "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
     )
   return math.ceil(epochs * pairs / batch_size)
-
-
-def time_seed() -> int:
-  """Returns the time as a seed, the same one in all processes."""
-  return int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))

@@ -104,7 +104,7 @@ def find_bitext(
   bitexts: dict[BitextFile, None] = {}
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
-    if dataset_shards.is_shard(path):
+    if re.search(r"\.tfrecord(-\d+-of-\d+)?$", path):
       kind = "tfrecord"
     if kind is None:
       bitexts[_moses_pair(path, given)] = None

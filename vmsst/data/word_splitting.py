@@ -67,7 +67,13 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     places.setdefault(row, []).append(index)
   words = [""] * len(texts)
   for row, of_row in places.items():
-    for index, text in zip(of_row, _splitter(row)([texts[i] for i in of_row]), strict=True):
+    own = [texts[index] for index in of_row]
+    if row.iso639_3 == _JAPANESE:
+      split = _split_japanese(own)
+    else:
+      cut = _jieba() if row.iso639_3 in _CHINESE else _moses(row)
+      split = [" ".join(" ".join(cut(text)).split()) for text in own]
+    for index, text in zip(of_row, split, strict=True):
       words[index] = text
   return words
 
@@ -89,18 +95,6 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
   printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
   return [moses.normalize(text) for text in printing]
-
-
-def _splitter(language: Language) -> Callable[[Sequence[str]], list[str]]:
-  """Returns a function that splits texts of a language."""
-  cut: Callable[[str], Any]
-  if language.iso639_3 in _CHINESE:
-    cut = _jieba()
-  elif language.iso639_3 == _JAPANESE:
-    return _split_japanese
-  else:
-    cut = _moses(language)
-  return lambda texts: [" ".join(" ".join(cut(text)).split()) for text in texts]
 
 
 @functools.cache
@@ -161,7 +155,17 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
     capture_output=True,
     check=False,
   )
-  analyses = _words_of_analyses(done.stdout.decode("utf-8", errors="replace"))
+  # A line of output is a word and its properties: `word reading lemma part-of-speech number ...`.
+  # Alternative readings of a word follow on lines that start with `@`; a word `@` has a part of
+  # speech like any other. `EOS` ends an analysis; `# ERROR` replaces a failed one.
+  analyses: list[list[str]] = [[]]
+  for line in done.stdout.decode("utf-8", errors="replace").split("\n"):
+    fields = line.split(" ")
+    if line == "EOS":
+      analyses.append([])
+    elif len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
+      analyses[-1].append(fields[0])
+  analyses.pop()  # after the last end
   if done.returncode or len(analyses) < len(lines):
     reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(
@@ -171,23 +175,3 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   analyzed = iter(analyses)
   words = [[next(analyzed) or [stretch] for stretch in of_text] for of_text in stretches]
   return [" ".join(word for part in of_text for word in part) for of_text in words]
-
-
-def _words_of_analyses(output: str) -> list[list[str]]:
-  """Returns the words of every analysis that Juman++ prints; a failed analysis has no words.
-
-  A line is a word and its properties: `word reading lemma part-of-speech number ...`. Alternative
-  readings of a word follow on lines that start with `@`; a word `@` has a part of speech like any
-  other. `EOS` ends an analysis, `# ERROR` replaces one.
-  """
-  analyses: list[list[str]] = []
-  words: list[str] = []
-  for line in output.split("\n"):
-    if line == "EOS":
-      analyses.append(words)
-      words = []
-      continue
-    fields = line.split(" ")
-    if len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
-      words.append(fields[0])
-  return analyses

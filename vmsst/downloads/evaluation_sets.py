@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -112,12 +113,6 @@ class EvaluationSet:
   by_hand: str = ""
 
   @property
-  def size(self) -> int | None:
-    """Bytes to download, or None if some size is not published."""
-    sizes = [item.file.size for item in self.items]
-    return None if None in sizes else sum(size or 0 for size in sizes)
-
-  @property
   def joined(self) -> dict[str, dict[str, str]]:
     """Maps the path of each joined table to the paths of its parts."""
     if self.tables is None:
@@ -178,21 +173,18 @@ def download(
   chosen: EvaluationSet,
   root: storage.Path,
   report: Callable[[str], None] = lambda line: None,
-  *,
-  work: pathlib.Path | None = None,
 ) -> list[storage.Path]:
   """Downloads a set below a data root.
 
   A note in `.downloads/NAME.json` there marks a complete set, whose files are not downloaded again.
-  Incomplete files are in `.downloads/NAME`, or in `.vmsst/NAME` below `work` for an object store;
-  the next call resumes them.
+  Incomplete files are in `.downloads/NAME`; the next call resumes them. The files of an object
+  store are downloaded to a temporary folder first.
 
   Args:
     fetcher: Downloads files.
     chosen: The set.
     root: The data root, local or in an object store.
     report: Is called with lines for people.
-    work: Local folder for files until they are in the store; required for a `root` in one.
 
   Returns:
     Its files.
@@ -205,16 +197,13 @@ def download(
     report(f"{chosen.name}: complete")
     return complete
   if storage.is_url(root):
-    assert work is not None
-    local = pathlib.Path(outputs.work_path(work, is_folder=True), chosen.name)
-    # A process that was killed while it uploaded has left a complete folder.
-    files = _complete(chosen, local) or _download(fetcher, chosen, local, report)
-    paths = [root / path.relative_to(local).as_posix() for path in files]
-    for path, target in zip(files, paths, strict=True):
-      storage.upload(path, os.fspath(target))
-    storage.upload(_note(chosen, local), os.fspath(_note(chosen, root)))
-    shutil.rmtree(local)
-    outputs.remove_if_empty(os.path.dirname(local))
+    with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+      local = pathlib.Path(folder)
+      files = [*_download(fetcher, chosen, local, report), _note(chosen, local)]
+      paths = [root / path.relative_to(local).as_posix() for path in files]
+      for path, target in zip(files, paths, strict=True):  # The note is last.
+        storage.upload(path, os.fspath(target))
+    paths.pop()
   else:
     paths = _download(fetcher, chosen, pathlib.Path(root), report)
   report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
@@ -271,7 +260,9 @@ def describe(entry: EvaluationSet) -> str:
   if entry.by_hand:
     lines.append(f"  BY HAND  {entry.by_hand}")
   else:
-    size = "size not published" if entry.size is None else f"{entry.size / 2**20:,.1f} MiB"
+    sizes = [item.file.size for item in entry.items]
+    total = sum(size or 0 for size in sizes) / 2**20
+    size = "size not published" if None in sizes else f"{total:,.1f} MiB"
     checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in entry.items)
     lines.append(f"  download {len(entry.items)} files, {size}, checked by {', '.join(checked)}")
   if entry.page:

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pathlib
 import re
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.downloads import fetch
-from vmsst.jobs import outputs
 
 SITE = "https://opus.nlpl.eu"
 API = f"{SITE}/opusapi/"
@@ -114,18 +114,14 @@ def download(
   chosen: Sequence[Release],
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
-  *,
-  work: pathlib.Path | None = None,
 ) -> list[storage.Path]:
   """Downloads the files of releases below a root, except those that are there.
 
   Args:
     fetcher: Downloads files.
     chosen: The releases.
-    root: A folder, local or in an object store.
+    root: A folder, local or in an object store; a file is uploaded to a store when it is complete.
     report: Is called after each release, with whether it was downloaded.
-    work: Local folder for a file, in its `.vmsst`, until it is in the store; required for a `root`
-      in one.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
@@ -135,16 +131,13 @@ def download(
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
-    else:
-      assert work is not None
-      local = pathlib.Path(outputs.work_path(work, is_folder=True), "=".join(release.path.parts))
-      if fetched := not storage.exists(path):
+    elif fetched := not storage.exists(path):
+      with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+        local = pathlib.Path(folder, path.name)
         fetcher.fetch(file, local)
         storage.upload(local, os.fspath(path))
-      elif problem := file.size_difference(storage.size(path)):
-        raise errors.InputError(f"{path} {problem}; remove it to download it again")
-      local.unlink(missing_ok=True)  # also after a kill between the upload and this line
-      outputs.remove_if_empty(os.path.dirname(local))
+    elif problem := file.size_difference(storage.size(path)):
+      raise errors.InputError(f"{path} {problem}; remove it to download it again")
     report(release, fetched)
     paths.append(path)
   return paths

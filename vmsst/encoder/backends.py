@@ -5,7 +5,8 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vmsst import arrays, errors
 from vmsst.encoder import batching
 from vmsst.formats import layer_stacks, onnx_graph, tensors
-from vmsst.networks import lstm, sentence_encoder
+from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
@@ -35,9 +36,8 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
 
   That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
   """
-  if jax.default_backend() != "cpu" or network.config.dtype != "float32":
-    return JAX
-  if isinstance(network.config, lstm.LstmConfig):  # without a graph
+  has_graph = onnx_graph.has_graph(network)
+  if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):
     return ONNX
@@ -63,17 +63,14 @@ def new(
     devices: Devices of JAX that share each batch; None: see `vmsst.Encoder`.
 
   Raises:
-    InputError: the backend is unknown, its package is not installed, or it was given devices.
+    InputError: the backend's package is not installed.
   """
-  errors.check_choice("backend", name, BACKENDS)
-  if name == JAX:
-    if devices is None:
-      has_default = getattr(jax.config, "jax_default_device", None) is not None
-      devices = list(jnp.zeros(()).devices()) if has_default else jax.local_devices()
-    return JaxBackend(network, params, devices)
-  if devices is not None:
-    raise errors.InputError(f"backend is {name!r}, which computes on CPUs; omit devices")
-  return CpuBackend(network, params)
+  if name == ONNX:
+    return CpuBackend(network, params)
+  if devices is None:
+    has_default = getattr(jax.config, "jax_default_device", None) is not None
+    devices = list(jnp.zeros(()).devices()) if has_default else jax.local_devices()
+  return JaxBackend(network, params, devices)
 
 
 class JaxBackend:
@@ -82,6 +79,7 @@ class JaxBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
+    batches: Divides token ids into batches; see `batching`.
     process: Id of the process that computes.
   """
 
@@ -91,41 +89,24 @@ class JaxBackend:
     self, network: sentence_encoder.SentenceEncoder, params: Any, devices: Sequence[jax.Device]
   ):
     self._network, self.process = network, os.getpid()
-    self._devices = len(devices)
-    self._sharding = None
-    if self._devices > 1:
+    # Few shapes, as each is compiled.
+    self.batches = functools.partial(batching.padded_batches, multiple=len(devices))
+    self._sharding = whole = None
+    if len(devices) > 1:
       mesh = Mesh(np.array(devices), "batch")
-      params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
       self._sharding = NamedSharding(mesh, PartitionSpec("batch"))
-    else:
-      params = jax.device_put(params, may_alias=True)
-    self.params = params
+      whole = NamedSharding(mesh, PartitionSpec())
+    self.params = jax.device_put(params, whole, may_alias=True)
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
 
   def __reduce__(self) -> Any:
     return new, (JAX, self._network, jax.tree.map(np.asarray, self.params), None)
 
-  def batches(
-    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches as (indices into `ids` [B], tokens [R, T]), R >= B, with zeros as padding.
-
-    They have few shapes, as each is compiled.
-
-    Args:
-      ids: Token ids of every sentence.
-      batch_size: Most sentences of a batch.
-      max_length: Most tokens of a sentence.
-    """
-    return batching.padded_batches(ids, batch_size, max_length, self._devices)
-
   def start(self, tokens_RT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:
     """Starts a batch; returns a function that waits for its vectors, float32 [R, S]."""
     del alone
-    on_devices = tokens_RT
-    if self._sharding is not None:
-      on_devices = jax.device_put(tokens_RT, self._sharding)
-    return functools.partial(np.asarray, self._embed(self.params, on_devices))
+    tokens = jax.device_put(tokens_RT, self._sharding)
+    return functools.partial(np.asarray, self._embed(self.params, tokens))
 
 
 class CpuBackend:
@@ -138,6 +119,7 @@ class CpuBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
+    batches: Divides token ids into batches; see `batching`.
     process: Id of the process that computes.
   """
 
@@ -158,12 +140,11 @@ class CpuBackend:
     del onnx, onnxruntime
     self._network, self.params, self.process = network, params, os.getpid()
     # This process's own cores, or fewer for one of many workers.
-    available = hasattr(os, "sched_getaffinity")
-    self._threads = len(os.sched_getaffinity(0)) if available else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    if limit.isdigit():
-      self._threads = max(1, min(self._threads, int(limit)))
+    self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
     self.in_flight = 2 * self._threads
+    self.batches = functools.partial(batching.tight_batches, tokens=_BATCH_TOKENS)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="vmsst")
 
   @functools.cached_property
@@ -199,13 +180,6 @@ class CpuBackend:
 
   def __reduce__(self) -> Any:
     return new, (ONNX, self._network, jax.tree.map(np.asarray, self.params), None)
-
-  def batches(
-    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches that are as long as their longest sentence."""
-    del max_length
-    return batching.tight_batches(ids, batch_size, _BATCH_TOKENS)
 
   def start(self, tokens_BT: np.ndarray, *, alone: bool = False) -> Callable[[], np.ndarray]:
     """Starts a batch; returns a function that waits for its vectors, float32 [B, S].

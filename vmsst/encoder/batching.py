@@ -5,10 +5,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vmsst.data import vocabularies
-from vmsst.data.vocabularies import Vocabulary
-from vmsst.data.word_splitting import Languages
-
 # Most tokens of sentences that fill a whole batch.
 _FULL_WIDTH = 64
 # Padding that a batch of its own for shorter sentences must save: each has a shape to compile.
@@ -45,7 +41,7 @@ def padded_batches(
 
 
 def tight_batches(
-  ids: Sequence[Sequence[int]], batch_size: int, tokens: int
+  ids: Sequence[Sequence[int]], batch_size: int, max_length: int, tokens: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [B, T]).
 
@@ -55,8 +51,10 @@ def tight_batches(
   Args:
     ids: Token ids of every sentence.
     batch_size: Most sentences of a batch.
+    max_length: Most tokens of a sentence; not used.
     tokens: Most tokens of a batch, padding included, except of a single sentence.
   """
+  del max_length
   length_N, order_N = _by_length(ids)
   start = 0
   while start < len(ids):
@@ -112,14 +110,3 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
   """
   if counts:
     log_cut(sum(count[0] for count in counts), total, counts[0][2])
-
-
-def cut(
-  vocabulary: Vocabulary, texts: Sequence[str], max_length: int, language: Languages
-) -> tuple[list[list[int]], list[int]]:
-  """Returns at most `max_length` ids per text, EOS token included, and the indices of cut texts."""
-  ids = vocabulary.encode(texts, max_length + 1, language)
-  long = [index for index, row in enumerate(ids) if len(row) > max_length]
-  for index in long:
-    ids[index] = vocabularies.cut_with_eos(ids[index], max_length, vocabulary.eos_id)
-  return ids, long

@@ -4,7 +4,6 @@ Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -15,44 +14,6 @@ from vmsst import arrays
 from vmsst.losses import vocabulary
 from vmsst.networks import decoder, vmsst
 
-_Cache = Any
-# Maps the tokens of the last step [B], the position of the next ones and the cache to the next
-# tokens' logits [B, V] and the new cache.
-_NextLogits = Callable[[jax.Array, jax.Array, _Cache], tuple[jax.Array, _Cache]]
-
-
-def _start(
-  network: vmsst.BitranslationNetwork,
-  params: Any,
-  sentence_BZ: Float[Array, "B Z"],
-  languages_B: Int[Array, "B"],
-  length: int,
-) -> tuple[_NextLogits, _Cache]:
-  """Returns the function of one step, and the cache before the first."""
-
-  def apply(*arrays: Any, method: str, **options: Any) -> Any:
-    return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
-
-  # The sentence's part of the logits is the same for all its tokens.
-  blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
-  once, _ = apply(blank_B1D, sentence_BZ, method="project")
-  sentence_part_BV = jnp.zeros(())
-  if once.sentence_BZ is not None:
-    sentence_part_BV = _product(network, once.sentence_BZ, once.sentence_kernel_ZV)
-
-  def next_hidden(tokens_B: jax.Array, position: jax.Array, cache: _Cache) -> tuple[Any, Any]:
-    step = decoder.Step(position, length)
-    return apply(tokens_B, languages_B, sentence_BZ, step, method="decode_next", **cache)
-
-  def next_logits(tokens_B: jax.Array, position: jax.Array, cache: _Cache) -> tuple[Any, Any]:
-    hidden_BD, cache = next_hidden(tokens_B, position, cache)
-    new, _ = apply(hidden_BD[:, None], sentence_BZ, method="project")
-    logits_BV = _product(network, new.hidden_BTD[:, 0], new.hidden_kernel_DV)
-    return logits_BV + sentence_part_BV, cache
-
-  _, shapes = jax.eval_shape(next_hidden, jnp.zeros_like(languages_B), jnp.zeros((), jnp.int32), {})
-  return next_logits, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
 
 class _State(NamedTuple):
   """Sentences in generation: their tokens so far, the last ones, and whether they have ended."""
@@ -61,7 +22,7 @@ class _State(NamedTuple):
   tokens_BT: Int[Array, "B T"]
   last_B: Int[Array, "B"]
   ended_B: Bool[Array, "B"]
-  cache: _Cache
+  cache: Any
 
 
 @functools.partial(jax.jit, static_argnames=("network", "length", "eos_id", "pieces"))
@@ -88,10 +49,30 @@ def generate_tokens(
     eos_id: Id of the EOS token, or None.
     pieces: Size of the vocabulary; the network's table may have more rows.
   """
-  next_logits, cache = _start(network, params, sentence_BZ, languages_B, length)
+
+  def apply(*arrays: Any, method: str, **options: Any) -> Any:
+    return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
+
+  def product(vectors_BM: jax.Array, kernel_MV: jax.Array) -> jax.Array:
+    # As in the loss: factors in the compute dtype, sums in float32.
+    factors = (x.astype(network.config.dtype) for x in (vectors_BM, kernel_MV))
+    return jnp.matmul(*factors, preferred_element_type=jnp.float32)
+
+  # The sentence's part of the logits is the same for all its tokens.
+  blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
+  once, _ = apply(blank_B1D, sentence_BZ, method="project")
+  sentence_part_BV = jnp.zeros(())
+  if once.sentence_BZ is not None:
+    sentence_part_BV = product(once.sentence_BZ, once.sentence_kernel_ZV)
+
+  def next_hidden(tokens_B: jax.Array, position: jax.Array, cache: Any) -> tuple[Any, Any]:
+    step = decoder.Step(position, length)
+    return apply(tokens_B, languages_B, sentence_BZ, step, method="decode_next", **cache)
 
   def step(state: _State) -> _State:
-    logits_BV, cache = next_logits(state.last_B, state.position, state.cache)
+    hidden_BD, cache = next_hidden(state.last_B, state.position, state.cache)
+    new, _ = apply(hidden_BD[:, None], sentence_BZ, method="project")
+    logits_BV = product(new.hidden_BTD[:, 0], new.hidden_kernel_DV) + sentence_part_BV
     id_V = jnp.arange(logits_BV.shape[1])
     possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
@@ -105,6 +86,8 @@ def generate_tokens(
     ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
     return _State(state.position + 1, tokens_BT, token_B, ended_B, cache)
 
+  _, shapes = jax.eval_shape(next_hidden, jnp.zeros_like(languages_B), jnp.zeros((), jnp.int32), {})
+  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   empty_BT = jnp.full((len(sentence_BZ), length), arrays.PAD_ID, jnp.int32)
   first = _State(jnp.zeros((), jnp.int32), empty_BT, empty_BT[:, 0], ~wanted_B, cache)
   last = jax.lax.while_loop(
@@ -142,15 +125,3 @@ def log_likelihoods(
   ones_BT = jnp.ones(tokens_BT.shape)
   _, aux = vocabulary.weighted_nll(*parts, tokens_BT, ones_BT, dtype=network.config.dtype)
   return -jnp.sum(aux.nll_BT, axis=1)
-
-
-def _product(
-  network: vmsst.BitranslationNetwork,
-  vectors_BM: Float[Array, "B M"],
-  kernel_MV: Float[Array, "M V"],
-) -> Float[Array, "B V"]:
-  """Returns part of the logits, as in the loss: compute-dtype factors, float32 accumulation."""
-  dtype = network.config.dtype
-  return jnp.matmul(
-    vectors_BM.astype(dtype), kernel_MV.astype(dtype), preferred_element_type=jnp.float32
-  )

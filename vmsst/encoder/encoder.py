@@ -351,7 +351,18 @@ class Encoder(similarity.Scores, compatibility.Members):
           ids = prepared.ids[rows]
           long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
         were_cut += len(long)
-        self._encode_ids(ids, batch_size, vectors_ND[rows], bar.update)
+        # Some batches are started before the first result is needed.
+        batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
+        started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
+        started, alone = collections.deque(), len(batches) == 1
+        while batches or started:
+          if batches and len(started) <= self._backend.in_flight:
+            index_B, tokens_RT = batches.popleft()
+            started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
+          else:
+            index_B, vectors = started.popleft()
+            vectors_ND[rows][index_B] = vectors()[: len(index_B)]
+            bar.update(len(index_B))
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
@@ -402,13 +413,17 @@ class Encoder(similarity.Scores, compatibility.Members):
   def _tokenize(
     self, texts: list[str], language: Language, prefix: str | None
   ) -> tuple[list[list[int]], list[int]]:
-    """Returns the ids of texts, and the indices of those that were cut."""
+    """Returns the ids of texts, EOS token included, and the indices of texts that were cut."""
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]
-    return batching.cut(vocabulary, texts, self.max_length, language)
+    ids = vocabulary.encode(texts, self.max_length + 1, language)
+    long = [index for index, row in enumerate(ids) if len(row) > self.max_length]
+    for index in long:
+      ids[index] = vocabularies.cut_with_eos(ids[index], self.max_length, vocabulary.eos_id)
+    return ids, long
 
   def check_process(self) -> None:
     """Raises RuntimeError in a forked child of the process that has loaded the encoder.
@@ -420,27 +435,3 @@ class Encoder(similarity.Scores, compatibility.Members):
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-
-  def _encode_ids(
-    self,
-    ids: Sequence[Sequence[int]],
-    batch_size: int,
-    vectors_ND: np.ndarray,
-    done: Callable[[int], Any],
-  ) -> None:
-    """Fills in the vectors of token ids; calls `done` with the size of each finished batch."""
-    backend = self._backend
-    pending: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
-
-    def collect() -> None:
-      index_B, vectors = pending.popleft()
-      vectors_ND[index_B] = vectors()[: len(index_B)]
-      done(len(index_B))
-
-    batches = list(backend.batches(ids, batch_size, self.max_length))
-    for index_B, tokens_RT in batches:
-      pending.append((index_B, backend.start(tokens_RT, alone=len(batches) == 1)))
-      if len(pending) > backend.in_flight:
-        collect()
-    while pending:
-      collect()

@@ -73,12 +73,6 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
   return {"name": name} | {key: value for key, value in known.items() if isinstance(value, str)}
 
 
-def max_length(encoder: Any) -> int | None:
-  """Returns at how many tokens an encoder cuts texts; None if it has no limit, or it is unknown."""
-  limit = getattr(encoder, "max_seq_length", None)
-  return limit if isinstance(limit, int) else None
-
-
 def embedder(encoder: Any, *, batch_size: int = 128, **options: Any) -> Callable[..., np.ndarray]:
   """Returns `encode` of an encoder without a progress bar; callers may add more options.
 

@@ -29,7 +29,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,6 @@ from flax import traverse_util
 from vmsst import errors, storage
 from vmsst.encoder import backends
 from vmsst.encoder.encoder import Encoder
-from vmsst.encoder.translation import Translator
 from vmsst.formats import (
   encoder_json,
   hub,
@@ -56,17 +55,15 @@ from vmsst.formats import (
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
 from vmsst.io import checksums
 
+if TYPE_CHECKING:
+  from vmsst.encoder.translation import Translator
+
 CHECKPOINT = "checkpoint_0"
 """The checkpoint that `write` makes."""
 _EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
-_ASSETS = {
-  encoder_json.ENCODER_FILE,
-  encoder_json.VOCABULARY_FILE,
-  tokenizers.TOKENIZER_FILE,
-}
+_ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, tokenizers.TOKENIZER_FILE}
 # Files of released encoders; exports for sentence-transformers have them, too.
 _RELEASED = {transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE}
-_DTYPES = (None, "float32", "bfloat16")
 # Name of a given prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
@@ -100,7 +97,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
   """
   with _opened(path) as (name, folder, released):
     if released is not None:
-      assets = _released_assets(folder, released)
+      assets = _assets(folder, released)
       params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
       return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
     assets, parameters = _own(folder)
@@ -132,7 +129,7 @@ def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
   Arguments and errors are as in `read`.
   """
   with _opened(path) as (_, folder, released):
-    return _own(folder)[0] if released is None else _released_assets(folder, released)
+    return _own(folder)[0] if released is None else _assets(folder, released)
 
 
 def convert(
@@ -187,9 +184,7 @@ def _opened(
       f"{os.fspath(path)!r} is no folder; give a training run, one of its checkpoint_<step> "
       "folders, an imported encoder or an export"
     )
-  if folder.is_dir():
-    pass
-  elif storage.is_url(path):
+  if not folder.is_dir() and storage.is_url(path):
     url = os.fspath(path).rstrip("/")
     # The vocabulary's file is read as long as the process lives.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
@@ -199,12 +194,11 @@ def _opened(
       with storage.naming(str(target), around):
         yield name, target, None
     finally:
-      for copied in target.iterdir():
-        if copied.is_dir() and copied.name.startswith("checkpoint_"):
-          shutil.rmtree(copied / "state")
+      for state in target.glob("checkpoint_*/state"):
+        shutil.rmtree(state)
       (target / transformers.WEIGHTS_FILE).unlink(missing_ok=True)
     return
-  elif hub.is_name(path):
+  if not folder.is_dir() and hub.is_name(path):
     name, folder = hub.find(os.fspath(path))
   names = {*os.listdir(folder)} if folder.is_dir() else set()
   released = None
@@ -238,7 +232,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   return checkpoint, around
 
 
-def _released_assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
+def _assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
   if released.assets is None:
     raise errors.InputError(
       f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
@@ -383,14 +377,11 @@ def load(
       unknown, they exclude each other, `max_length` exceeds its position table, or the package that
       reads the store or computes is not installed.
   """
-  is_known = backend in (backends.AUTO, *backends.BACKENDS) and dtype in _DTYPES
-  if not is_known or (backend, dtype) == (backends.ONNX, "bfloat16"):
-    raise errors.InputError(
-      f"backend is {backend!r} and dtype is {dtype!r}; known: {', '.join(backends.BACKENDS)}, "
-      f"{backends.AUTO}, and the dtypes float32 and, except in onnx, bfloat16"
-    )
+  errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
   if backend == backends.ONNX:
+    if dtype == "bfloat16":
+      raise errors.InputError(f"the backend {backend!r} computes in float32; omit dtype {dtype!r}")
     dtype = "float32"
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
   with on_host:
@@ -407,7 +398,7 @@ def load(
   return encoder
 
 
-def load_translator(path: str | os.PathLike[str]) -> Translator:
+def load_translator(path: str | os.PathLike[str]) -> "Translator":
   """Returns encoder and decoder of a training run, on this process's default device.
 
   Args:
@@ -418,9 +409,10 @@ def load_translator(path: str | os.PathLike[str]) -> Translator:
     InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
       decoder.
   """
+  from vmsst.encoder.translation import Translator
+
   saved = read(path, generator=True)
-  decoder_device = jnp.zeros(()).device
-  encoder = _new_encoder(saved, saved.assets.network, devices=[decoder_device])
+  encoder = _new_encoder(saved, saved.assets.network, devices=[jnp.zeros(()).device])
   return Translator(saved.network, saved.params, encoder)
 
 
@@ -451,18 +443,15 @@ def open_encoder(
     InputError: there is no encoder, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
-  is_theirs = (
-    bool(path)
-    and not storage.is_url(path)
-    and (folder / sentence_transformers.MODULES_FILE).is_file()
-    and not (folder / encoder_json.ENCODER_FILE).is_file()
-  )
-  is_automatic = backend in (backends.AUTO, backends.JAX)
   try:
     encoder = load(path, dtype=dtype, max_length=max_length, backend=backend)
     return str(encoder.path), with_prompt(encoder, prompt)
   except errors.InputError as error:
-    if not is_theirs or dtype is not None or not is_automatic:
+    names = storage.names(folder)
+    is_theirs = (
+      sentence_transformers.MODULES_FILE in names and encoder_json.ENCODER_FILE not in names
+    )
+    if not is_theirs or dtype is not None or backend == backends.ONNX:
       raise
     logging.getLogger(__name__).warning("%s; sentence-transformers opens it instead", error)
   with errors.requires("sentence-transformers", str(folder)):
@@ -477,20 +466,16 @@ def open_encoder(
   except Exception as error:  # torch and other packages raise it
     # The message may advise to trust code in the folder.
     raise errors.InputError(
-      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again, "
-      "or try `vmsst import encoder`"
+      f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again"
     ) from error
-  names_and_contents = hashlib.sha256()
-  for below in sorted(below for below in folder.rglob("*") if below.is_file()):
-    line = f"{checksums.of_file(below)}  {below.relative_to(folder)}\n"
-    names_and_contents.update(line.encode())
-  theirs.digest = names_and_contents.hexdigest()
   theirs.dimension = theirs.get_embedding_dimension()
   if max_length is not None:
-    theirs.max_seq_length = errors.as_integer(
-      f"max_length of {path}", max_length, maximum=theirs.max_seq_length
-    )
-    theirs.digest = hashlib.sha256(f"{theirs.digest} {max_length}".encode()).hexdigest()
+    limit = theirs.max_seq_length
+    theirs.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
+  files = sorted(below for below in folder.rglob("*") if below.is_file())
+  lines = [f"{checksums.of_file(x)}  {x.relative_to(folder)}\n" for x in files]
+  lines += [] if max_length is None else [f"max_length {max_length}\n"]
+  theirs.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
   return str(folder.resolve()), with_prompt(theirs, prompt)
 
 

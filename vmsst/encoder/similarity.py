@@ -48,8 +48,7 @@ class Scores:
       **options: Options of `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, or vectors have another shape or are not
-        finite.
+      ValueError, TypeError, InputError: as `encode`, or vectors have another shape.
     """
     scores_NM = self._scores(sources, targets, languages, options)
     kinds = {type(_first(side)).__module__ for side in (sources, targets)}
@@ -66,8 +65,7 @@ class Scores:
     """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, the sides differ in number, or vectors have
-        another shape or are not finite.
+      ValueError, TypeError, InputError: as `encode`, or the sides differ in number or shape.
     """
     return self._scores(sources, targets, languages, options, pairs=True)
 
@@ -109,19 +107,14 @@ class Scores:
       search=device_search.search,
     )
 
-  def _side(self, name: str, given: Any) -> np.ndarray | list[str]:
-    """Returns the vectors or texts that the argument `name` has passed; checks vectors."""
+  def _side(self, given: Any) -> np.ndarray | list[str]:
+    """Returns the vectors or texts of one side."""
     first = _first(given)
     if isinstance(first, str) or not hasattr(first, "dtype"):
       return input_texts.as_list([given] if isinstance(given, str) else given)
     vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
     if not jnp.issubdtype(vectors.dtype, np.number):
       return input_texts.as_list(given)
-    if vectors.ndim not in (1, 2) or not 0 < vectors.shape[-1] <= self.dimension:
-      raise ValueError(
-        f"{name} has the shape {vectors.shape}; vectors must have the shape [N, {self.dimension}], "
-        "as encode returns them"
-      )
     return np.atleast_2d(vectors)
 
   def _scores(
@@ -144,10 +137,10 @@ class Scores:
   def _sides(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of both sides, which must be equally wide and, if pairs, equally many."""
-    sides = [self._side("sources", sources)]
+    """Returns the vectors of both sides, which must be equally many if they are pairs."""
+    sides = [self._side(sources)]
     if pairs or targets is not None:
-      sides.append(self._side("targets", targets))
+      sides.append(self._side(targets))
     if pairs and len(sides[0]) != len(sides[1]):
       raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
     vectors = []
@@ -155,13 +148,7 @@ class Scores:
       if isinstance(side, list):
         side = np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
       vectors.append(side)
-    source_ND, target_MD = vectors[0], vectors[-1]
-    if source_ND.shape[1] != target_MD.shape[1]:
-      raise ValueError(
-        f"the vectors of sources have {source_ND.shape[1]} dimensions, those of targets "
-        f"{target_MD.shape[1]}; truncate both alike"
-      )
-    return source_ND, target_MD
+    return vectors[0], vectors[-1]
 
 
 def _first(given: Any) -> Any:

@@ -35,11 +35,10 @@ def network(
     **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`.
 
   Raises:
-    InputError: there is no such encoder, or no option of this name.
+    InputError: there is no such encoder.
+    TypeError: its config has no option of this name.
   """
   saved = _assets(checkpoint).network
-  unknown = options.keys() - {field.name for field in dataclasses.fields(saved.config)}
-  errors.check(not unknown, "starting_encoders.network", sorted(unknown), "options of its config")
   config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
   return dataclasses.replace(saved, config=config, parent=None)
 
@@ -131,14 +130,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
   folder = pathlib.Path(checkpoint).expanduser()
   files = [] if storage.is_url(checkpoint) else sorted(folder.glob("*"))
   version = tuple((path, storage.version(path)) for path in files)
-  try:
-    return _read(os.fspath(checkpoint), version)
-  except errors.InputError as error:
-    raise errors.InputError(
-      f"{error}; it would describe the encoder to start from. Set "
-      "sentence_encoder.SentenceEncoder.pooling, .pooler_dim and .normalize, and with "
-      "runs/from_released.gin VOCABULARY and MAX_LENGTH, if you know them"
-    ) from None
+  return _read(os.fspath(checkpoint), version)
 
 
 # Several values of a gin file ask for it.

@@ -26,9 +26,6 @@ from vmsst.formats import encoder_json
 from vmsst.io import progress_bar
 from vmsst.networks import vmsst
 
-# Most tokens of a generated sentence, unless training had longer ones: each step decodes all.
-_MOST_TOKENS = 4096
-
 
 class Translator:
   """Generates and scores sentences given vectors, in any language of the decoder's training.
@@ -102,17 +99,16 @@ class Translator:
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
       language: Code of the language to generate (see `vmsst.languages`), or one for each row.
-      max_length: Tokens of a sentence, EOS included, at most 4096 or as in training, if that is
-        more; None: as in training. If the vocabulary has no EOS, all sentences have this length.
+      max_length: Tokens of a sentence, EOS included; None: as in training. If the vocabulary has no
+        EOS, all sentences have this length.
       batch_size: Sentences per batch.
 
     Raises:
-      ValueError: an array has the wrong shape.
       InputError: a language is unknown or was not trained, or an option is out of range.
     """
     length = self.encoder.max_length
     if max_length is not None:
-      length = errors.as_integer("max_length", max_length, maximum=max(_MOST_TOKENS, length))
+      length = errors.as_integer("max_length", max_length)
     batch_size = errors.as_integer("batch_size", batch_size)
     sentence_NZ = self._sentence_vectors(vectors_NS)
     count = len(sentence_NZ)
@@ -160,7 +156,7 @@ class Translator:
       batch_size: Sentences per batch.
 
     Raises:
-      ValueError: an array has the wrong shape.
+      ValueError: the sentences and the vectors differ in number.
       InputError: as `generate`.
     """
     sentences = input_texts.as_list(sentences)
@@ -211,8 +207,6 @@ class Translator:
       TypeError, InputError: as `translate`.
     """
     sides = [input_texts.as_list(side) for side in (sources, targets)]
-    if len(sides[0]) != len(sides[1]):
-      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
     codes = input_texts.languages_by_side(languages)
     source_NS, target_NS = (
       self.encoder.encode(
@@ -229,8 +223,6 @@ class Translator:
     """Returns the decoder's sentence input of each row; language latents are zero, their mean."""
     semantic = self._network.latent_dim
     vectors_NS = np.asarray(vectors_NS, np.float32)
-    if vectors_NS.ndim != 2 or vectors_NS.shape[1] != semantic:
-      raise ValueError(f"vectors have shape {vectors_NS.shape}, not [N, {semantic}]")
     return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:

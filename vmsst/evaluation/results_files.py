@@ -9,9 +9,7 @@ from vmsst.io import input_files
 
 NAME = "results.json"
 
-_LARGEST = 1e12
-Number = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
-Numbers = dict[str, Number]
+Numbers = dict[str, float]
 """Metrics or averages by name, times 100."""
 
 

@@ -77,6 +77,20 @@ class Task:
     return {size: self.score(*(array_ND[:, :size] for array_ND in arrays)) for size in sizes}
 
 
+def pair_task(
+  name: str,
+  codes: Iterable[str],
+  texts: Iterable[Sequence[str]],
+  score: Callable[..., Numbers],
+  *,
+  large: bool = False,
+) -> Task:
+  """Returns a task of texts in two languages with one result, whose metrics `score` returns."""
+  sides = tuple(map(Side, codes, texts))
+  both = tuple(side.language for side in sides)
+  return Task(name, sides, lambda *x: [Result(name, both, score(*x))], large=large)
+
+
 SeenTest = Callable[[Iterable[str]], bool]
 """Whether languages, given by codes, were all seen in training."""
 Seen = SeenTest | None
@@ -91,14 +105,12 @@ class Files:
     paths: Folders under the data root that it reads, with all files in them, or single files, plain
       or gzipped; if one is missing, the benchmark is absent.
     layout: Expected files, for people.
-    source: Source of the files, for people.
     more: Glob patterns under the data root, of other files that it reads if they are present.
     root: Its own data root, if it does not have the common one.
   """
 
   paths: tuple[str, ...]
-  layout: str
-  source: str
+  layout: str = ""
   more: tuple[str, ...] = ()
   root: storage.Path | None = None
 
@@ -111,7 +123,7 @@ class Files:
     ]
     if not missing:
       return None
-    return f"no file or folder {', '.join(missing)} ({self.layout}); {self.source}"
+    return f"no file or folder {', '.join(missing)} ({self.layout})"
 
   def find(self, root: storage.Path) -> list[storage.Path]:
     """Returns all files, also those that folders link to; hidden files do not count."""
@@ -192,10 +204,10 @@ def collect_results(scored: BenchmarkResults) -> list[Result]:
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
   """Returns what all results of an encoder depend on, as in results.json."""
-  length = encoding.max_length(encoder)
+  length = getattr(encoder, "max_seq_length", None)
   names = None if seen is None else sorted({language.name for language in seen})
   record = {"encoder": encoding.identity(encoder, name), "seen": names}
-  return record | ({"max_length": length} if length else {})
+  return record | ({"max_length": length} if isinstance(length, int) else {})
 
 
 def evaluate(

@@ -24,8 +24,10 @@ from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
 from vmsst.io import checksums, input_files
-from vmsst.networks import sentence_encoder
-from vmsst.networks import vmsst as vmsst_networks
+from vmsst.networks import sentence_encoder, t5, transformer
+
+if typing.TYPE_CHECKING:
+  from vmsst.networks.vmsst import BitranslationNetwork
 
 FORMAT: Literal[1] = 1
 ENCODER_FILE = "encoder.json"
@@ -34,10 +36,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 # Networks that encoder.json may name: for inference, and as trained with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
-GENERATORS: dict[str, type] = {
-  "BitranslationNetwork": vmsst_networks.BitranslationNetwork,
-  "VmsstNetwork": vmsst_networks.VmsstNetwork,
-}
+GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
 # Vocabularies by the kind that encoder.json has for them.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
@@ -67,7 +66,7 @@ class EncoderAssets(msgspec.Struct, frozen=True):
   network: sentence_encoder.SentenceEncoder
   vocabulary: vocabularies.Vocabulary
   max_length: int
-  generator: vmsst_networks.BitranslationNetwork | None = None
+  generator: "BitranslationNetwork | None" = None
   languages: tuple[str, ...] | None = None
   similarity_fn_name: Similarity = SIMILARITIES[0]
 
@@ -247,7 +246,11 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   try:
     record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)
     network = _network(record.network, NETWORKS)
-    generator = None if record.generator is None else _network(record.generator, GENERATORS)
+    generator = None
+    if record.generator is not None:
+      from vmsst.networks import vmsst as generators
+
+      generator = _network(record.generator, {x: getattr(generators, x) for x in GENERATORS})
     entry, cls = record.vocabulary, _known(record.vocabulary["kind"], VOCABULARIES)
     names = (name for name in _attributes(cls) if name in entry or name != "prompts")
     values = {name: entry[name] for name in names}
@@ -287,9 +290,9 @@ def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   described = {"kind": kind, **{x: getattr(vocabulary, x) for x in _attributes(type(vocabulary))}}
   if isinstance(vocabulary, HuggingFaceVocabulary):
     described["padding_id"] = vocabulary.padding_id
+    if not described.pop("prompts"):
+      return described
     described["prompts"] = dict(vocabulary.prompts)
-    if not vocabulary.prompts:
-      del described["prompts"]
   return described
 
 
@@ -340,7 +343,10 @@ def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
-    configs = sentence_encoder.CONFIGS
+    from vmsst.networks import lstm
+
+    kinds = (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
+    configs = {kind.__name__: kind for kind in kinds}
   config = _instance(_known(attributes.pop("config_class"), configs), attributes.pop("config"))
   return _instance(cls, attributes, config=config)
 

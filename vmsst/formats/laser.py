@@ -18,7 +18,7 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -28,7 +28,10 @@ from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, transformers
 from vmsst.formats.tensors import TOKEN_TABLE, Row, Rule, norm
 from vmsst.io import input_files, text_files
-from vmsst.networks import lstm, sentence_encoder, transformer
+from vmsst.networks import sentence_encoder, transformer
+
+if TYPE_CHECKING:
+  from vmsst.networks import lstm
 
 _URL = "https://dl.fbaipublicfiles.com/nllb/laser/"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -104,7 +107,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   start = "encoder." if f"encoder.{_WORDS}" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
-  config: lstm.LstmConfig | transformer.TransformerConfig
+  config: "lstm.LstmConfig | transformer.TransformerConfig"
   if is_lstm:
     config, table = _lstm(path, options)
   else:
@@ -153,8 +156,10 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   )
 
 
-def _lstm(path: pathlib.Path, options: dict[str, Any]) -> tuple[lstm.LstmConfig, list[Row]]:
+def _lstm(path: pathlib.Path, options: dict[str, Any]) -> "tuple[lstm.LstmConfig, list[Row]]":
   """Returns the sizes of LASER2 and its tensors."""
+  from vmsst.networks import lstm
+
   options = {"bidirectional": False, **options}
   sizes = transformers.checked(path, options, _LstmOptions, {"bidirectional": True})
   config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
@@ -234,10 +239,7 @@ def _sentencepiece_model(
   # The module makes its classes at run time, unseen by type checkers.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
-  try:
-    model.ParseFromString(path.read_bytes())
-  except Exception as error:  # of several packages
-    raise errors.InputError(f"{path}: not a SentencePiece model ({error}); download it") from None
+  model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
   own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Words that are not pieces become control symbols, which no text contains.

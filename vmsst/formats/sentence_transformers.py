@@ -97,13 +97,14 @@ class _Pooling(msgspec.Struct):
   include_prompt: bool = True
 
 
+_ACTIVATION = rf"^torch\.nn\.(\w+\.)*({'|'.join(sentence_encoder.ACTIVATIONS)})$"
+
+
 class _Dense(msgspec.Struct):
   """The content of the `config.json` of a dense layer."""
 
   out_features: transformers.Size
-  activation_function: Annotated[
-    str, msgspec.Meta(pattern=rf"^torch\.nn\.(\w+\.)*({'|'.join(sentence_encoder.ACTIVATIONS)})$")
-  ] = "torch.nn.Tanh"
+  activation_function: Annotated[str, msgspec.Meta(pattern=_ACTIVATION)] = "torch.nn.Tanh"
   bias: bool = True
 
 

@@ -485,33 +485,28 @@ def read(
     given |= transformers.read_object(folder / _SPECIAL_FILE, if_missing={})
     given |= {"extra_special_tokens": extra} if extra else {}
   added = transformers.read_object(folder / _ADDED_FILE, if_missing={})
-  try:
-    # The special tokens, in the order in which transformers adds them.
-    texts: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
-    if record.get("padding"):
-      texts["pad_token"] = texts["pad_token"] or record["padding"]["pad_token"]
-    texts |= {name: token for name, token in given.items() if name.endswith("_token")}
-    if kind == _T5:
-      texts |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
-    extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
-    texts |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
-    named = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
-    # The tokens that files add, in the order of their ids there.
-    if "added_tokens_decoder" in given:  # It replaces the other files.
-      by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
-    else:
-      listed = given.get("extra_special_tokens")
-      special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
-      special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
-      by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
-      by_id |= {token["id"]: _token(token) for token in record.get("added_tokens") or []}
-    tokens = [by_id[index] for index in sorted(by_id)]
-    around = [str(named[name]) for name in _ENDS.get(kind, ())]
-    unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named["unk_token"])
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise errors.InputError(
-      f"{settings_path}: special tokens or 'added_tokens_decoder' are damaged: {error}"
-    ) from None
+  # The special tokens, in the order in which transformers adds them.
+  texts: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+  if record.get("padding"):
+    texts["pad_token"] = texts["pad_token"] or record["padding"]["pad_token"]
+  texts |= {name: token for name, token in given.items() if name.endswith("_token")}
+  if kind == _T5:
+    texts |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
+  extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
+  texts |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+  named = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
+  # The tokens that files add, in the order of their ids there.
+  if "added_tokens_decoder" in given:  # It replaces the other files.
+    by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
+  else:
+    listed = given.get("extra_special_tokens")
+    special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
+    special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
+    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
+    by_id |= {token["id"]: _token(token) for token in record.get("added_tokens") or []}
+  tokens = [by_id[index] for index in sorted(by_id)]
+  around = [str(named[name]) for name in _ENDS.get(kind, ())]
+  unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named["unk_token"])
   with _package_errors(path):
     tokenizer = _pipeline(kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
@@ -753,11 +748,8 @@ def _of_sentencepiece(
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
   model.ParseFromString(vocabulary.model_bytes)
-  normalizer, trainer, kinds = (
-    model.normalizer_spec,
-    model.trainer_spec,
-    proto.ModelProto.SentencePiece,
-  )
+  normalizer, trainer = model.normalizer_spec, model.trainer_spec
+  kinds = proto.ModelProto.SentencePiece
   symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
   overlapping = any(
     len(x) > len(y[i:]) and x.startswith(y[i:])
@@ -828,14 +820,8 @@ def _of_sentencepiece(
   if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):
     # No piece extends across a space, so each word can be looked up separately.
     made.pre_tokenizer = pre_tokenizers.Split(_SPACE, "merged_with_next")
-  made.decoder = decoders.Sequence(
-    [
-      decoders.Replace(_SPACE, " "),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(" ", 1, 0),
-    ]
-  )
+  space, strip = decoders.Replace(_SPACE, " "), decoders.Strip(" ", 1, 0)
+  made.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), strip])
   return made, special
 
 

@@ -8,7 +8,6 @@ Exports write a T5 encoder as a `T5EncoderModel`; EMS, XLM-R and other relatives
 before the row of the first token: a BERT that counts from 0 computes the same function.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -100,16 +99,18 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   may be an index of shards instead (`model.safetensors.index.json`).
 
   Raises:
-    InputError: a file is missing or damaged, or the index names a file outside the folder.
+    InputError: a file is missing or damaged.
   """
   for path in (folder / WEIGHTS_FILE, folder / TORCH_FILE):
     if path.is_file():
       return tensors.open_file(path)
     index = path.with_name(f"{path.name}.index.json")
     if index.is_file():
-      shards = sorted({*checked(index, read_object(index), _Index).weight_map.values()})
-      opened = [tensors.open_file(folder / name) for name in shards]
-      return dict(collections.ChainMap(*opened))
+      shards = {str(name) for name in (read_object(index).get("weight_map") or {}).values()}
+      stored: dict[str, tensors.StoredTensor] = {}
+      for name in sorted(shards):
+        stored |= tensors.open_file(folder / name)
+      return stored
   raise errors.InputError(
     f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE}, nor the index of one"
   )

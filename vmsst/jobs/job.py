@@ -164,9 +164,11 @@ class Job:
   def done(self, name: str, key: Any = None) -> dict[str, Any] | None:
     """Returns the facts of a finished part, or None if its file is missing or has changed."""
     parts = [self._parts[name]] if name in self._parts else []
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-      with storage.open_binary(self._record_path(name)) as stream:
-        parts.append(msgspec.json.decode(stream.read(), type=manifest.Part))
+    with (
+      contextlib.suppress(FileNotFoundError, msgspec.DecodeError),
+      storage.open_binary(self._record_path(name)) as stream,
+    ):
+      parts.append(msgspec.json.decode(stream.read(), type=manifest.Part))
     expected = manifest.digest(self._key, name, key)
     for part in parts:
       if part.key == expected and self._is_unchanged(name, part):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import sharding
-from vmsst.networks import dropout, lstm, t5, transformer
+from vmsst.networks import dropout, t5, transformer
 
 POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -25,10 +25,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu, "Mish": jax.nn.mish,
 }  # fmt: skip
 """Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
-CONFIGS: dict[str, type] = {
-  cls.__name__: cls for cls in (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
-}
-"""Configs by name, for files that describe encoders."""
 LAYER_NORM_EPSILON = 1e-5
 
 

@@ -293,7 +293,11 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
   for codes, cells in groups.items():
     if targets := [recipe.targets[code] for code in codes if code in recipe.targets]:
-      train |= _level({cell: train[cell] for cell in cells}, min(targets))
+      # The largest cells are cut to one size (or one more), for a sum up to the target.
+      left = min(targets)
+      for index, cell in enumerate(sorted(cells, key=lambda cell: (train[cell], cell))):
+        train[cell] = min(train[cell], left // (len(cells) - index))
+        left -= train[cell]
   return {
     cell: Cut(
       train=_bound(parts, validation[cell] + train[cell]),
@@ -321,16 +325,6 @@ def _counted_for(recipe: Recipe, pair: str) -> list[str]:
   codes = pair.split("_")
   others = [code for code in codes if code not in recipe.pivots]
   return others or codes
-
-
-def _level(sizes: Mapping[Cell, int], target: int) -> dict[Cell, int]:
-  """Returns `sizes` with the largest cut to one size (or one more), for a sum up to `target`."""
-  left, level = target, {}
-  for index, cell in enumerate(sorted(sizes, key=lambda cell: (sizes[cell], cell))):
-    share = left // (len(sizes) - index)
-    level[cell] = min(sizes[cell], share)
-    left -= level[cell]
-  return level
 
 
 def _below(rank_N: np.ndarray, bound: int) -> int:

@@ -28,21 +28,6 @@ _CONNECTION_LOST = re.compile(
 )
 
 
-def _on_cluster() -> bool:
-  """Returns whether JAX can find several processes: of a SLURM step, of Open MPI or of a TPU pod.
-
-  On Kubernetes, JAX would ask the cluster's server in every pod; there, the user gives the address.
-  """
-  environment = os.environ
-  return (
-    ("SLURM_STEP_NODELIST" in environment and environment.get("SLURM_NTASKS") != "1")
-    or "OMPI_MCA_orte_hnp_uri" in environment
-    or (
-      "TPU_ML_PLATFORM" in environment and "TPU_SKIP_MDS_QUERY" not in environment
-    )  # set by importing JAX
-  )
-
-
 @contextlib.contextmanager
 def joined(
   coordinator_address: str | None = None,
@@ -69,7 +54,14 @@ def joined(
       died.
   """
   shown = multi_process or any(x is not None for x in (coordinator_address, count, index))
-  if count == 1 or not (shown or _on_cluster()):
+  # On Kubernetes, JAX would ask the cluster's server in every pod; the user sets the address there.
+  on_cluster = (
+    ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
+    or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
+    # A TPU pod; importing JAX sets both.
+    or ("TPU_ML_PLATFORM" in os.environ and "TPU_SKIP_MDS_QUERY" not in os.environ)
+  )
+  if count == 1 or not (shown or on_cluster):
     yield
     return
   import jax

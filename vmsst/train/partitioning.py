@@ -172,17 +172,26 @@ class PjitPartitioner:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
 
     Collections of the model that have no logical axes are replicated.
+
+    Raises:
+      InputError: No rule has the axis name of a parameter, which Flax would replicate silently.
     """
     axes = train_state.as_logical_axes()
+    ruled = {None, *(name for name, _ in self.logical_axis_rules)}
 
-    def to_mesh(names: Any) -> Any:
+    def to_mesh(path: str, names: Any) -> Any:
       if names is None or names is traverse_util.empty_node:
         return names
+      if unknown := set(names) - ruled:
+        raise InputError(
+          f"{path} has logical axis {min(unknown)!r}, but no sharding rule has it; add one by "
+          "standard_logical_axis_rules.additional_rules"
+        )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 
     flat = traverse_util.flatten_dict(axes.state_dict(), keep_empty_nodes=True, sep="/")
     replicated = dict.fromkeys(traverse_util.flatten_dict(train_state.state_dict(), sep="/"))
-    mesh_axes = {**replicated, **{name: to_mesh(names) for name, names in flat.items()}}
+    mesh_axes = {**replicated, **{path: to_mesh(path, names) for path, names in flat.items()}}
     return axes.restore_state(traverse_util.unflatten_dict(mesh_axes, sep="/"))
 
   def shardings(self, mesh_axes: Any) -> Any:

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from vmsst import storage
 from vmsst.checkpoints import t5x
-from vmsst.errors import InputError
+from vmsst.errors import InputError, check_choice
 from vmsst.formats import encoder_json
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
@@ -51,7 +51,6 @@ def train(
   actions: Mapping[str, Sequence[actions_lib.BaseAction]] | None = None,
   train_eval_get_dataset_fn: Callable[..., Any] = input_pipeline.get_training_eval_datasets,
   run_eval_before_training: bool = False,
-  profile_steps: tuple[int, int] | None = None,
   on_sigterm: Callable[[], object] | None = None,
   evaluator: Any = None,
 ) -> tuple[int, Any]:
@@ -88,8 +87,6 @@ def train(
       stop the run.
     train_eval_get_dataset_fn: Returns the data of the training evaluation.
     run_eval_before_training: Whether to evaluate before the first step too.
-    profile_steps: First and last step of a trace to write to `model_dir`/profile, for XProf and
-      Perfetto.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
       which returns metrics by task.
@@ -107,6 +104,8 @@ def train(
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
   init_rng, trainer_rng = jax.random.split(jax.random.PRNGKey(random_seed))
   actions = actions or {}
+  for mode in actions:
+    check_choice("actions", mode, ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   every_action = itertools.chain.from_iterable(actions.values())
@@ -194,7 +193,6 @@ def train(
       )
     )
     del train_state  # the trainer donates it
-    trainer.profile_steps = profile_steps
     trainer.check(layout.batch_size, total_steps)
     if infer_eval_dataset_cfg is not None:
       from vmsst.train import eval as eval_lib

@@ -7,7 +7,6 @@ and the sum of the metrics since they were last written. The host only passes ba
 import collections
 import functools
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Annotated, Any
@@ -114,10 +113,6 @@ def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., An
   return function
 
 
-def _check_divisor(name: str, parts: int, batch_size: int) -> None:
-  errors.check(batch_size % parts == 0, name, parts, f"a divisor of the batch size, {batch_size}")
-
-
 def _where(condition: jax.Array, first: Any, second: Any) -> Any:
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
@@ -184,7 +179,6 @@ class Trainer:
 
   Attributes:
     first_not_finite: The first step with a NaN or infinite loss, or None.
-    profile_steps: First and last step of the trace to write, or None.
   """
 
   def __init__(
@@ -214,9 +208,6 @@ class Trainer:
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
     self.first_not_finite: int | None = None
-    self.profile_steps: Sequence[int] | None = None
-    self._trace: summaries.LogFolder | None = None
-    self._summary_dir = summary_dir
     self._make_sums: Callable[[], Any] | None = None
     self._start_time = time.time()
 
@@ -326,7 +317,6 @@ class Trainer:
 
     while step < start_step + num_steps and not should_stop(step):
       step += 1
-      self._trace_before(step)
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
         batch = next(batches)
         if sums is None:
@@ -345,23 +335,6 @@ class Trainer:
     uptime = time.time() - self._start_time
     self.train_writer.write_scalars(step, {**values, "timing/uptime": uptime})
     return step - start_step, values
-
-  def _trace_before(self, step: int) -> None:
-    """Starts the trace before its first step, and ends it before the step after its last."""
-    if self.profile_steps and self._summary_dir and jax.process_index() == 0:
-      first, last = self.profile_steps
-      if self._trace is None and first <= step <= last:
-        self._trace = summaries.LogFolder(os.path.join(self._summary_dir, "profile"))
-        jax.profiler.start_trace(self._trace.local)
-      elif step > last:
-        self._end_trace()
-
-  def _end_trace(self) -> None:
-    if self._trace is not None:
-      jax.block_until_ready(self.train_state)
-      jax.profiler.stop_trace()
-      self._trace.upload()
-      self._trace = self.profile_steps = None
 
   def eval(self, batch_iters: Mapping[str, Iterator[input_pipeline.Batch]]) -> dict[str, Scalars]:
     """Computes, writes and returns the metrics of every evaluation dataset, by name."""
@@ -389,10 +362,14 @@ class Trainer:
 
     A schedule ends if its learning rate is zero in the last tenth of the steps.
     """
-    parts = self._num_microbatches or 1
-    _check_divisor("num_microbatches", parts, batch_size)
     slices = getattr(self._model, "embedding_slices", 1)
-    _check_divisor("embedding_slices", slices, batch_size // parts)
+    for name, parts in (
+      ("num_microbatches", self._num_microbatches or 1),
+      ("embedding_slices", slices),
+    ):
+      wanted = f"a divisor of the batch size, {batch_size}"
+      errors.check(batch_size % parts == 0, name, parts, wanted)
+      batch_size //= parts
     rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
     last = rates[total_steps * 9 // 10 :].max()
     if last < rates.max() and last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
@@ -403,7 +380,6 @@ class Trainer:
       )
 
   def close(self) -> None:
-    """Finishes writing the trace and the metrics."""
-    self._end_trace()
+    """Finishes writing the metrics."""
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from tiny_models import jit
 
@@ -18,10 +19,7 @@ from vmsst.networks import transformer
 from vmsst.opus import recipes
 
 V, S, EOS, MASK = 300, 16, 1, 2
-BERT = transformer.TransformerConfig(
-  vocab_size=V, emb_dim=S, num_heads=2, mlp_dim=24, num_layers=1, max_positions=9,
-  initializer_std=0.3,
-)  # fmt: skip
+BERT = tiny_encoders.bert_config(vocab_size=V, emb_dim=S, mlp_dim=24, initializer_std=0.3)
 
 # Network attributes and model options of the rows in the paper's Table XIV and section V, and of
 # the release.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+import tiny_encoders
 import tiny_models
 from tiny_models import jit
 
@@ -20,10 +21,7 @@ V, EOS = 300, 1
 EN, ES, DE, FR = (languages.language(code).index for code in ("en", "es", "de", "fr"))
 # With LASER's 0.1, small networks are almost linear.
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=1, initializer_range=0.5)
-BERT = transformer.TransformerConfig(
-  vocab_size=V, emb_dim=8, num_heads=2, mlp_dim=12, num_layers=1, max_positions=9,
-  initializer_std=0.3,
-)  # fmt: skip
+BERT = tiny_encoders.bert_config(vocab_size=V, mlp_dim=12, initializer_std=0.3)
 # Its width is that of [token; language; sentence], 4 + 3 + 8 with BERT as the encoder.
 DECODER = dataclasses.replace(BERT, emb_dim=15, num_heads=3, activation="relu")
 TRANSFORMER = (("transformer_decoder", DECODER),)

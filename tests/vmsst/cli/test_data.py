@@ -86,11 +86,10 @@ def test_files_before_an_error_stay(folder, capsys):
   line_files.write_lines(folder / "b" / "train.en", ["one"])
   assert run(folder) == 1
   assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
-  path = folder / "out" / "a" / "x.de-en.tsv.gz"
-  os.utime(path, (0, 0))
+  os.utime(folder / "out" / "a" / "x.de-en.tsv.gz", (0, 0))
   line_files.write_lines(folder / "b" / "train.en", ["one", "two"])
   assert run(folder) == 0
-  assert path.stat().st_mtime == 0
+  assert (folder / "out" / "a" / "x.de-en.tsv.gz").stat().st_mtime == 0
 
 
 def test_no_input_and_no_other_file_is_replaced(folder, capsys):
@@ -118,7 +117,7 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   for file in files:
     tables.open_files("train", [file], teacher=vectors)
   (other,) = readers.find_bitext(str(folder / "b" / "train.en"))
-  with pytest.raises(errors.InputError, match=r"train\.fr\.npy: no such file"):
+  with pytest.raises(errors.InputError, match=r"train\.fr\.npy:? cannot be read"):
     tables.open_files("train", [other], teacher=vectors)
   line_files.write_tsv(folder / "a" / "x.de-en.tsv", PAIRS[::-1])
   with pytest.raises(errors.InputError, match=r"does not have the vectors of .* as it is now"):
@@ -131,46 +130,18 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
     assert names[0] == names[1]
 
 
-SENTENCES = [
-  f"the {a} {b} sees a {c}"
-  for a in ("old", "new", "Big")
-  for b in ("dog", "cat")
-  for c in ("house", "river", "mountain", "bridge")
-]
-
-
-@pytest.fixture
-def corpus(tmp_path):
-  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(x, x.upper()) for x in SENTENCES])
-  (tmp_path / "b.txt").write_text("a plain line\n\nand another one\n", encoding="utf-8")
-  return tmp_path
-
-
-def test_vocab_train_writes_a_vocabulary_and_says_from_what(corpus, capsys):
-  output = corpus / "new.model"
-  status = cli.main(
-    [
-      *("vocab", "train", "--input", str(corpus / "*.tsv.gz"), str(corpus / "b.txt")),
-      *("--output", str(output), "--size", "40", "--model-type", "bpe", "--lowercase"),
-    ]
-  )
-  printed, problems = capsys.readouterr()
-  assert status == 0, problems
+def test_vocab_train_writes_a_vocabulary_and_says_from_what(tmp_path, capsys):
+  pairs = [(f"the {a} dog", f"sees a {b}") for a in ("old", "Big") for b in ("house", "river")]
+  bitext = line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", pairs)
+  output = tmp_path / "new.model"
+  command = ["vocab", "train", f"--output={output}", f"--input={bitext}", "--lowercase"]
+  assert cli.main([*command, "--size=36", "--model-type=bpe"]) == 0
+  printed = capsys.readouterr().out
   assert "SentencePieceVocabulary.lowercase = True" in printed
-  assert f"        48 sentences  {corpus / 'a.de-en.tsv.gz'}\n" in printed
-  assert f"         2 sentences  {corpus / 'b.txt'}\n" in printed
+  assert f"         8 sentences  {bitext}\n" in printed
   vocabulary = vocabularies.SentencePieceVocabulary(str(output), lowercase=True)
-  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (40, 1, 2)
+  assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (36, 1, 2)
   assert vocabulary.decode(vocabulary.encode(["The Big house"], 50)[0]) == "the big house"
-  assert sorted(path.name for path in corpus.iterdir()) == ["a.de-en.tsv.gz", "b.txt", "new.model"]
-
-
-def test_vocab_train_reports_what_is_wrong_in_one_line(corpus, capsys):
-  output = str(corpus / "new.model")
-  assert cli.main(["vocab", "train", "--input", "/no/such/*", "--output", output]) == 1
-  assert "no file matches" in capsys.readouterr().err
-  arguments = ["vocab", "train", "--input", str(corpus / "b.txt"), "--output", output]
-  assert cli.main([*arguments, "--size", "5000"]) == 1
-  error = capsys.readouterr().err
-  assert "5000 pieces from 2 sentences" in error
-  assert "Traceback" not in error
+  assert {*tmp_path.iterdir()} == {bitext, output}
+  assert cli.main([*command, "--size=5000"]) == 1
+  assert "5000 pieces from 8 sentences" in capsys.readouterr().err

@@ -126,15 +126,3 @@ def test_broken_input_is_an_error(text, tmp_path):
   with pytest.raises(errors.InputError, match=r"text\.txt, lines 1 to 4: vector 0 .* as float16"):
     embed(encoder, text, tmp_path / "x", dtype="float16")
   assert not (tmp_path / "x").exists()
-
-  calls = []
-
-  def shrink(sentences):
-    calls.append(sentences)
-    if len(calls) == 2:  # The first call only determines the width.
-      line_files.write_lines(tmp_path / "text.txt", ["one", "two"])
-    return np.zeros([len(sentences), 3])
-
-  encoder.encode = shrink
-  with pytest.raises(errors.InputError, match=r"text\.txt has changed since"):
-    embed(encoder, text, tmp_path / "y")

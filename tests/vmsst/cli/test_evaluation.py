@@ -6,7 +6,6 @@ import fake_encoders
 import line_files
 import numpy as np
 import pytest
-import released_folders
 
 import vmsst
 from vmsst import cli
@@ -39,7 +38,7 @@ def evaluate(data, tmp_path, monkeypatch, capsys):
   return run
 
 
-def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
+def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path):
   status, table, lines = evaluate(lambda text: [1.0, 2.0])
   assert status == 1
   assert any(re.match("stsb +failed: .*no correlation is defined", line) for line in table)
@@ -52,22 +51,13 @@ def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path, capsys):
   assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
   page = (tmp_path / "report" / "report.html").read_text("utf-8")
   assert "no correlation is defined" in page
-  capsys.readouterr()
-  status, _, lines = evaluate(lambda text: [float("nan")], "--suite", "sts", "stsb")
-  assert status == 1
-  assert len([line for line in lines if line.startswith("vmsst: error: ")]) == 1
-  assert "1 of 2 benchmarks failed: stsb" in lines[-1]
 
 
 def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   for options, message in (
-    (
-      ["--suite", "sts", "bucc"],
-      "no benchmark has data (see `vmsst eval --list`): sts is absent",
-    ),
+    (["--suite", "sts", "bucc"], "no benchmark has data (see `vmsst eval --list`): sts is absent"),
     (["--suite", "tatoebas"], "unknown benchmark tatoebas; choose from sts,"),
     (["--data", str(tmp_path / "none")], "none: not a folder"),
-    (["--data", str(data / "stsb" / "stsb.de.tsv")], "stsb.de.tsv: not a folder"),
   ):
     status, table, lines = evaluate(fake_encoders.random_vector, *options)
     assert (status, table) == (1, [])
@@ -76,8 +66,6 @@ def test_eval_without_data_is_an_error(evaluate, data, tmp_path, capsys):
   status, table, _ = evaluate(fake_encoders.random_vector, "--suite", "sts", "tatoeba", "tatoeba")
   assert status == 0
   assert any(re.match("sts +absent: no file or folder", line) for line in table)
-  assert cli.main(["eval", "E", "--data", str(data)]) == 1
-  assert "--out is missing" in capsys.readouterr().err
   assert cli.main(["eval", "--list"]) == 0
   assert "ROOT/ntrex" in capsys.readouterr().out
 
@@ -91,8 +79,6 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
     value = own["summary"]["average (incomplete)"]
     name = "average (incomplete)" + (f", first {size}" if size < 6 else "")
     assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
-  status, table, _ = evaluate(fake_encoders.random_vector, *options, "7")
-  assert (status, any("failed: dimensions is 7" in line for line in table)) == (1, True)
   assert cli.main(["eval", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
   assert "give one of --data with --suite, --mteb" in capsys.readouterr().err
 
@@ -146,23 +132,9 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   line_files.write_lines(tmp_path / "my.tsv", [*scores, "high\ta\tb"])
   for more, message in (
     (["--sts", "my.tsv"], "two files are sts-my: rename one"),
-    (["--bitext", "my.tsv"], r"my.tsv:9: no score in 'high\ta\tb', where 3 columns"),
     (["--name", "x"], "the paths of several encoders must end differently"),
   ):
     assert cli.main([*command, *more]) == 1
     assert message in capsys.readouterr().err
   assert cli.main(["eval", "E", "--sts", "my.tsv", "--out", "other"]) == 1
   assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err
-
-
-def test_results_with_other_prompts_are_other_results(tmp_path, capsys):
-  files = {"config_sentence_transformers.json": {"prompts": {"query": "red "}}}
-  model = released_folders.write(tmp_path / "m", "bert", files)
-  line_files.write_tsv(tmp_path / "my.tsv", [("apple", "the red apple"), ("museum", "open")])
-  command = ["eval", str(model), "--retrieval", str(tmp_path / "my.tsv"), "--out"]
-  command.append(str(tmp_path / "out"))
-  assert cli.main(command) == 0
-  (path,) = model.glob("config_sentence_transformers.json")
-  path.write_text(path.read_text().replace("red ", "open "))
-  assert cli.main(command) == 1
-  assert "out is of another job: encoder is " in capsys.readouterr().err

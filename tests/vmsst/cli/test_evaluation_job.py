@@ -176,8 +176,8 @@ def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   evaluate, data, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(knowledge_search, "SHARD", 2)
-  records = [(f"who {n}", str(n % 4)) for n in range(7)]
-  line_files.write_tsv(data / "paq" / "PAQ.2.tsv", records)
+  records = [json.dumps({"question": f"who {n}", "answer": str(n % 4)}) for n in range(7)]
+  line_files.write_lines(data / "paq" / "PAQ.2.jsonl", records)
   whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")
   queries = [3, 3, 3]  # of NQ, and of MKQA in two languages
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=len(queries) + 5)
@@ -189,13 +189,3 @@ def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   assert encoder.sizes == [*queries, 2, 1]
   assert found == whole
   assert not (tmp_path / "out" / ".vmsst").exists()
-
-
-def test_outputs_that_cannot_be_used_are_found_before_anything_is_embedded(evaluate, tmp_path):
-  (tmp_path / "file").touch()
-  line_files.write_text(tmp_path / "foreign" / "results.json", "{}")
-  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-  for out, message in (("file", "file"), ("foreign", "has files that this command did not write")):
-    with pytest.raises((errors.InputError, OSError), match=message):
-      evaluate(encoder, output=tmp_path / out)
-  assert not encoder.calls

@@ -66,29 +66,13 @@ def test_an_interrupted_index_resumes_to_the_same_bytes(vectors, place, tmp_path
   np.testing.assert_array_equal(index.nearest(query_ND, 4).index_NK, expected.index_NK)
 
 
-@pytest.mark.parametrize("kind", ["array", "file", "store"])
-def test_vectors_of_another_source_have_the_index_of_a_folder(vectors, tmp_path, kind, monkeypatch):
-  store = memory_store.installed(monkeypatch)
-  np.save(tmp_path / "x.npy", vectors[:])
-  store.pipe_file("gs://bucket/x.npy", (tmp_path / "x.npy").read_bytes())
-  source = {"array": vectors[:], "file": tmp_path / "x.npy", "store": "gs://bucket/x.npy"}[kind]
-  build(vectors, tmp_path / "index")
-  build(source, tmp_path / "other")
-  found, expected = (tmp_path / name / "index.faiss" for name in ("other", "index"))
-  assert found.read_bytes() == expected.read_bytes()
-
-
-def test_another_index_and_foreign_files_are_refused(vectors, tmp_path):
+def test_another_index_is_refused(vectors, tmp_path):
   build(vectors, tmp_path / "index")
   with pytest.raises(errors.InputError, match=r'another job: factory is "IVF8,SQ8", not "SQ8"'):
     build(vectors, tmp_path / "index", "SQ8")
   with pytest.raises(errors.InputError, match="cannot be trained on 900 vectors"):
     build(vectors, tmp_path / "new", "IVF1000,Flat")
   build(vectors, tmp_path / "new", "Flat")
-  foreign = line_files.write_text(tmp_path / "foreign/index.faiss", "foreign")
-  with pytest.raises(errors.InputError, match="has files that this command did not write"):
-    build(vectors, tmp_path / "foreign")
-  assert foreign.read_text() == "foreign"
 
 
 # --------------------------------------------------------------------------------------------

@@ -58,9 +58,6 @@ def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order():
       assert sorted(ids.tolist()) == list(range(8 * start, 8 * start + 128))
     longest = [_classes(batch).max() for batch in groups[:16]]
     assert (longest == sorted(longest)) == (seed is None)
-
-
-def test_boundaries_must_ascend():
   with pytest.raises(errors.InputError, match="ascending"):
     _batches(1, boundaries=(8, 4))
 

@@ -17,12 +17,12 @@ def folder(tmp_path_factory):
   return opus_tree.write_dataset(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
 
 
-def test_a_shard_is_a_bitext(folder):
-  (bitext,) = readers.find_bitext(f"{folder}/*-train_deu_eng.tfrecord*")
-  assert (bitext.source, bitext.target) == (languages.language("de"), languages.language("en"))
-  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
-  (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
-  assert (bitext.source, bitext.target) == (languages.language("zh_TW"), languages.language("es"))
+def test_a_shard_is_a_bitext(folder, tmp_path):
+  for name, codes in (("train_deu_eng", ("de", "en")), ("validation_cmnHant_spa", ("zh_TW", "es"))):
+    (bitext,) = readers.find_bitext(f"{folder}/*-{name}.tfrecord*")
+    assert (bitext.source, bitext.target) == tuple(map(languages.language, codes))
+    rows = TEXTS[codes][1:] if name.startswith("train") else TEXTS[codes][:1]
+    assert list(readers.read_pairs(bitext)) == rows
   assert dataset_shards.Records(bitext.paths[0]).texts(0) == {
     "source": "房子",
     "target": "casa",
@@ -30,44 +30,31 @@ def test_a_shard_is_a_bitext(folder):
     "target_language": "spa",
     "corpus": "Corpus",
   }
-
-
-def test_languages_are_given_if_the_name_has_none(folder, tmp_path):
-  path = tmp_path / "mine.tfrecord"
-  path.write_bytes(next(folder.glob("*-train_deu_eng*")).read_bytes())
-  with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair of language"):
-    readers.find_bitext(str(path))
-  (bitext,) = readers.find_bitext(str(path), ("de", "en"))
-  assert list(readers.read_pairs(bitext)) == TEXTS["de", "en"][1:]
+  unnamed = tmp_path / "mine.tfrecord"
+  unnamed.write_bytes(b"")
+  with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair"):
+    readers.find_bitext(str(unnamed))
 
 
 def test_a_damaged_tfrecord_is_named(folder, tmp_path):
   content = next(folder.glob("*-train_deu_eng*")).read_bytes()
   path = tmp_path / "x-train_deu_eng.tfrecord"
-  outcomes = set()
-  for size in range(1, len(content)):
-    path.write_bytes(content[:size])
-    outcomes.add(outcome(path))
+
+  def outcome(content):
+    """Returns the number of examples in a file, or the error without the name of the file."""
+    path.write_bytes(content)
+    try:
+      records = dataset_shards.Records(str(path))
+      return len([records.texts(number) for number in range(len(records))])
+    except errors.InputError as error:
+      return str(error).removeprefix(f"{path}: ").partition(";")[0]
+
   # Cut after the first record, the file is whole; the dataset's counts find it.
-  truncated = "is truncated; copy or build the file again"
-  assert outcomes == {1, f"record 1 {truncated}", f"record 2 {truncated}"}
-  damaged = (
-    "record 1 is damaged, or not an example of `vmsst data build`; copy or build the file ag"
-  )
+  cuts = {outcome(content[:size]) for size in range(1, len(content))}
+  assert cuts == {1, "record 1 is truncated", "record 2 is truncated"}
   for place in range(12, 120, 3):  # keys and texts
-    path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
-    assert outcome(path).startswith(damaged)
-  dataset_shards.write(path, [b"no example"])
-  assert outcome(path).startswith(damaged)
-
-
-def outcome(path):
-  """Returns the number of examples in a file, or the error without the name of the file."""
-  try:
-    records = dataset_shards.Records(str(path))
-    return len([records.texts(number) for number in range(len(records))])
-  except errors.InputError as error:
-    return str(error).removeprefix(f"{path}: ")
+    changed = content[:place] + b"\xff" + content[place + 1 :]
+    assert outcome(changed).startswith("record 1 is damaged, or not an example")
 
 
 def test_tensorflow_reads_what_is_written(tmp_path):

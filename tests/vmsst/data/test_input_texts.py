@@ -18,8 +18,8 @@ def test_texts_come_from_lists_iterators_and_files(tmp_path):
 @pytest.mark.parametrize(
   ("texts", "message"),
   [
-    ("one", "sentences are one string"),
-    (b"x", "sentences are bytes"),
+    ("one", "of type str"),
+    (b"x", "of type bytes"),
     ({"a"}, "of type set"),
     ({"a": 1}, "of type dict"),
     (np.array([["a"]]), "of type ndarray"),

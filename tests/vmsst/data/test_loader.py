@@ -99,13 +99,14 @@ def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path):
 
 def test_hosts_batch_similar_lengths_and_one_language_pair_together(mixture):
   def halves(**options):
-    return zip(*(_batches(_dataset(mixture, shard, 2, **options), 160) for shard in (0, 1)),
-               strict=True)  # fmt: skip
+    shards = (_batches(_dataset(mixture, shard, 2, **options), 160) for shard in (0, 1))
+    return zip(*shards, strict=True)
 
-  far = [abs(_classes(first).mean() - _classes(second).mean()) for first, second in halves()]
-  assert np.mean(far) < 0.3
-  plain = halves(group_by_length=False)
-  assert np.mean([abs(_classes(a).mean() - _classes(b).mean()) for a, b in plain]) > 0.4
+  def distance(**options):
+    return np.mean([abs(_classes(a).mean() - _classes(b).mean()) for a, b in halves(**options)])
+
+  assert distance() < 0.3
+  assert distance(group_by_length=False) > 0.4
   pairs = [
     {tuple(row) for half in both for row in _languages(half)}
     for both in halves(group_by_length=False, one_language_pair=True)
@@ -119,9 +120,7 @@ def _languages(batch):
 
 
 def test_an_epoch_ends_with_the_last_full_batch(mixture):
-  task = f"{mixture}_deu_eng"
-  batches = _batches(_dataset(task, num_epochs=1), 1000)
-  assert len(batches) == 170 // 8
+  assert len(_batches(_dataset(f"{mixture}_deu_eng", num_epochs=1), 1000)) == 170 // 8
 
 
 TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
@@ -153,7 +152,7 @@ def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, taken, 
 
 
 def test_wrong_values_are_refused(mixture):
-  with pytest.raises(errors.InputError, match="BATCH_SIZE=8 is not divisible by 3 data shards"):
+  with pytest.raises(errors.InputError, match="BATCH_SIZE is 8; set it to a multiple of 3"):
     _dataset(mixture, 0, 3)
   with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
     _dataset("no_such_task")
@@ -161,15 +160,12 @@ def test_wrong_values_are_refused(mixture):
     _dataset(toy_runs.add_task("toy"), one_language_pair=True)
 
 
-def test_batches_of_one_language_pair_come_in_proportion(mixture):
-  pairs, mixed = [], 0
+def test_batches_of_one_language_pair_take_turns_in_proportion(mixture):
+  pairs = []
   for batch in _batches(_dataset(mixture, one_language_pair=True), 216):
     (pair,) = {tuple(row) for row in _languages(batch)}
     pairs.append(pair)
-    mixed += len(set(_classes(batch))) > 1
-  assert mixed <= 3 * 216 / 16 + 3
   assert sorted(collections.Counter(pairs).values()) == pytest.approx([54, 60, 102], abs=2)
-  # They take turns.
   assert sum(a != b for a, b in itertools.pairwise(pairs)) > 100
 
 
@@ -180,10 +176,5 @@ def test_steps_of_epochs(tmp_path):
   assert loader.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
   assert loader.epoch_steps(built, epochs=0.5, batch_size=7) == 3
   assert loader.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
-  for change, message in (
-    ({"epochs": 0}, "epochs is 0"),
-    ({"batch_size": 0}, "batch_size is 0"),
-    ({"split": "test"}, "unknown.*set TRAIN_STEPS"),
-  ):
-    with pytest.raises(errors.InputError, match=message):
-      loader.epoch_steps(built, **{"epochs": 1, "batch_size": 1, **change})
+  with pytest.raises(errors.InputError, match=r"unknown.*set TRAIN_STEPS"):
+    loader.epoch_steps(built, epochs=1, batch_size=1, split="test")

@@ -5,33 +5,11 @@ import numpy as np
 import pytest
 import seqio
 
-from vmsst.data import readers, seqio_tasks, tables, vocabularies
-from vmsst.data.features import BitextFeatureConverter, pair_features
+from vmsst.data import readers, vocabularies
+from vmsst.data.features import BitextFeatureConverter
 from vmsst.tasks import bitext
 
 BYTES = vocabularies.ByteVocabulary()
-
-
-def test_rows_are_padded_or_whole():
-  columns = {name: np.ones([3, 1], np.int32) for name in ("input_language", "target_language")}
-  pairs = [("abc", "d"), ("ef", "much too long"), ("g", "hi")]
-  task = seqio_tasks.TextTask(
-    "texts",
-    seqio_tasks.TableSource({"train": lambda: tables.TextTable(pairs, columns)}),
-    pair_features(BYTES),
-    vocabulary=BYTES,
-    max_length=4,
-  )
-  lengths = {"inputs": 3, "targets": 4, "input_language": 1, "target_language": 1}
-  padded = task.get_dataset(lengths, shuffle=False)
-  assert {name: spec.shape for name, spec in padded.element_spec.items()} == {
-    name: [length] for name, length in lengths.items()
-  }
-  inputs = [BYTES.encode([text], 9)[0] for text in ("abc", "g")]
-  rows = [row["inputs"].tolist() for row in padded.as_numpy_iterator()]
-  assert rows == [[*inputs[0][:2], 1], [*inputs[1], 0]]
-  whole = task.get_dataset(lengths, shuffle=False, trim_output_features=False)
-  assert [row["inputs"].tolist() for row in whole.as_numpy_iterator()] == inputs
 
 
 PAIR_LENGTHS = {"inputs": 12, "targets": 12, "input_language": 1, "target_language": 1}
@@ -86,39 +64,30 @@ EXPECTED = {
 
 
 def test_every_row_has_its_own_negatives_and_vectors(corpus):
-  tasks = seqio.MixtureRegistry.get(files(corpus, negatives=3)).tasks
-  seen = []
-  for task, shard in itertools.product(tasks, range(2)):
-    rows = task.get_dataset(
-      WITH_ALL, shuffle=True, seed=3, shard_info=seqio.ShardInfo(index=shard, num_shards=2)
-    )
-    for row in BitextFeatureConverter()(rows, WITH_ALL).as_numpy_iterator():
-      file, line = check(row)
-      seen.append((file, line))
-      texts = BYTES.encode([f"n{line}", "", f"longer{line}"], 6)
-      texts[1] = []  # an empty one has no EOS token: it does not exist
-      assert row["negatives"].tolist() == [ids + [0] * (6 - len(ids)) for ids in texts]
-  assert len(seen) == len(EXPECTED)
-  assert set(seen) == EXPECTED
-
-
-def test_a_mixture_cuts_and_pads_negatives_to_their_length(corpus):
   mixture = seqio.MixtureRegistry.get(files(corpus, negatives=3))
   lengths = {**WITH_ALL, "negatives": (4, 5)}  # a fourth is missing, the third is cut
-  rows = mixture.get_dataset(lengths, shuffle=True, seed=7)
-  assert BitextFeatureConverter()(rows, lengths) is rows
-  for row in rows.take(30).as_numpy_iterator():
-    _, line = check(row)
-    (first, third) = BYTES.encode([f"n{line}", f"longer{line}"], 5)
-    expected = [first + [0] * (5 - len(first)), [0] * 5, third, [0] * 5]
-    assert row["negatives"].tolist() == expected
+  seen = []
+  for task, shard in itertools.product(mixture.tasks, range(2)):
+    rows = task.get_dataset(
+      lengths, shuffle=True, seed=3, shard_info=seqio.ShardInfo(index=shard, num_shards=2)
+    )
+    assert BitextFeatureConverter()(rows, lengths) is rows
+    for row in rows.as_numpy_iterator():
+      file, line = check(row)
+      seen.append((file, line))
+      first, third = BYTES.encode([f"n{line}", f"longer{line}"], 5)
+      # An empty one has no EOS token: it does not exist.
+      expected = [first + [0] * (5 - len(first)), [0] * 5, third, [0] * 5]
+      assert row["negatives"].tolist() == expected
+  assert len(seen) == len(EXPECTED)
+  assert set(seen) == EXPECTED
+  for row in mixture.get_dataset(lengths, shuffle=True, seed=7).take(30).as_numpy_iterator():
+    check(row)
 
 
 def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
   (tmp_path / "x.de-en.tsv").write_text("a\tb\t\n", encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=1)
-  lengths = {**PAIR_LENGTHS, "negatives": (1, 5)}
-  row = next(seqio.MixtureRegistry.get(name).get_dataset(lengths).as_numpy_iterator())
-  assert row["negatives"].tolist() == [[0] * 5]
-  task = seqio.MixtureRegistry.get(name).tasks[0]
-  assert not next(task.get_dataset(None).as_numpy_iterator())["negatives"].any()
+  for lengths in ({**PAIR_LENGTHS, "negatives": (1, 5)}, None):
+    (task,) = seqio.MixtureRegistry.get(name).tasks
+    assert not next(task.get_dataset(lengths).as_numpy_iterator())["negatives"].any()

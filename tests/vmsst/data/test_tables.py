@@ -1,10 +1,12 @@
+import pathlib
+
 import line_files
 import numpy as np
 import opus_tree
 import pytest
 
 from vmsst import errors
-from vmsst.data import readers, tables
+from vmsst.data import readers, tables, teacher_vectors
 from vmsst.languages import language
 
 
@@ -20,16 +22,23 @@ def test_files_give_their_lines_in_order(tmp_path):
   assert rows["target_language"].tolist() == [[language("en").index]] * 3
 
 
-def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path):
+def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path, monkeypatch):
   pairs = [(f"s{i}", f"t{i}") for i in range(10)]
   folder = opus_tree.write_dataset(tmp_path, "x", {("de", "en"): pairs}, validation=0, shards=3)
-  files = readers.find_bitext(f"{folder}/*-train*")
-  table = tables.RecordTable(files, [4, 3, 3], None)
+  files, teacher = readers.find_bitext(f"{folder}/*-train*"), str(tmp_path / "teacher")
+  for file, size in zip(files, (4, 3, 3), strict=True):
+    path = pathlib.Path(teacher_vectors.vectors_path(teacher, file))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.full([size, 2, 1], size, np.float32))
+  table = tables.open_records(files, [4, 3, 3], teacher)
   columns = table.rows(np.array([9, 0, 4]))
   assert columns["inputs"] == ["s8", "s0", "s1"]
   assert columns["targets"] == ["t8", "t0", "t1"]
   assert columns["input_language"].tolist() == [[language("de").index]] * 3
   assert table.share(0, 2) is None  # Hosts with fewer files would repeat their rows more often.
-  assert [len(table.share(index, 3)) for index in range(3)] == [4, 3, 3]
+  monkeypatch.setattr(teacher_vectors, "check", None)  # Files are compared with vectors only once.
+  shares = [table.share(index, 3) for index in range(3)]
+  assert [len(share) for share in shares] == [4, 3, 3]
+  assert [share.rows(np.array([2]))["teacher_inputs"].item() for share in shares] == [4, 3, 3]
   with pytest.raises(errors.InputError, match=r"has 3 pairs, but .* counts 5; copy or build"):
-    tables.RecordTable(files, [4, 5, 3], None).rows(np.array([5]))
+    tables.open_records(files, [4, 5, 3]).rows(np.array([5]))

@@ -6,25 +6,18 @@ from vmsst import errors
 from vmsst.data import readers, teacher_vectors
 
 
-def test_vectors_that_do_not_go_with_the_files_are_refused(tmp_path):
+def test_vectors_of_another_shape_or_number_are_refused(tmp_path):
+  """Vectors of other texts are tested with `vmsst data embed`."""
   path = line_files.write_tsv(tmp_path / "x" / "a.de-en.tsv", [("s", "t")] * 14)
   (bitext,) = readers.find_bitext(str(path))
-  folder = str(tmp_path)
-  path = tmp_path / "x" / "a.de-en.tsv.npy"
-  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv\.npy: no such file: .*data embed"):
-    teacher_vectors.open_vectors(folder, bitext)
-  path.write_bytes(b"nonsense")
-  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv\.npy: not a NumPy file"):
-    teacher_vectors.open_vectors(folder, bitext)
-  for wrong in (np.zeros([14, 2]), np.zeros([14, 3], np.float32)):
-    np.save(path, wrong)
-    with pytest.raises(errors.InputError, match=r"must be float32 \[lines, 2, width\]"):
-      teacher_vectors.open_vectors(folder, bitext)
-  np.save(path, np.zeros([13, 2, 3], np.float32))
-  with pytest.raises(errors.InputError, match=r"vectors of 13 lines, but .* has 14 lines"):
-    teacher_vectors.check(folder, {bitext: 14})
-  np.save(path, np.zeros([14, 2, 3], np.float32))
-  teacher_vectors.check(folder, {bitext: 14})
+  for vectors, message in (
+    (np.zeros([14, 2]), r"must be float32 \[lines, 2, width\]"),
+    (np.zeros([14, 3], np.float32), r"must be float32 \[lines, 2, width\]"),
+    (np.zeros([13, 2, 3], np.float32), r"vectors of 13 lines, but .* has 14 lines"),
+  ):
+    np.save(f"{path}.npy", vectors)
+    with pytest.raises(errors.InputError, match=message):
+      teacher_vectors.check(str(tmp_path), {bitext: 14})
 
 
 def test_vectors_are_taken_across_arrays():

@@ -41,24 +41,22 @@ def test_vocab_training_is_deterministic_and_samples_from_all_lines(tmp_path):
 def test_vocab_training_skips_no_line(tmp_path, model_type):
   rng = np.random.default_rng(0)
 
-  def words(letters, count, width):
-    return ["".join(rng.choice([*letters], width)) for _ in range(count)]
+  def text(letters, count, width):
+    return " ".join("".join(rng.choice([*letters], width)) for _ in range(count))
 
   lines = [
-    *(" ".join(words("abcd", 5, 4)) for _ in range(200)),
-    " ".join(words("efgh", 2000, 4)),
-    "".join(words("ijkl", 1, 9000)),
-    *(" ".join(words("ω語", 3, 600)) for _ in range(3)),  # few characters, more than 4,192 bytes
-    *("\u2585 " + " ".join(words("mnop", 5, 4)) for _ in range(200)),
+    *(text("abcd", 5, 4) for _ in range(200)),
+    text("efgh", 2000, 4),
+    text("ijkl", 1, 9000),
+    *(text("ω語", 3, 600) for _ in range(3)),  # few characters, more than 4,192 bytes
+    *("\u2585 " + text("mnop", 5, 4) for _ in range(200)),
   ]
-  line_files.write_lines(tmp_path / "lines.txt", lines)
+  path, output = line_files.write_lines(tmp_path / "lines.txt", lines), tmp_path / "new.model"
   counts = vocabulary_training.train_vocabulary(
-    str(tmp_path / "lines.txt"), str(tmp_path / "new.model"), size=60, model_type=model_type,
-    character_coverage=1.0,
-  )  # fmt: skip
+    str(path), output, size=60, model_type=model_type, character_coverage=1.0
+  )
   assert [*counts.values()] == [len(lines)]
-  vocabulary = vocabularies.SentencePieceVocabulary(str(tmp_path / "new.model"))
-  pieces = vocabulary.decode([*range(3, 60)])
+  pieces = vocabularies.SentencePieceVocabulary(str(output)).decode([*range(3, 60)])
   assert {*"abcdefghijklmnopω語"} <= {*pieces}
 
 
@@ -66,20 +64,15 @@ def test_a_vocabulary_is_trained_on_words(tmp_path):
   pytest.importorskip("sacremoses")
   (tmp_path / "a.fr-de.tsv").write_text("l'eau d'or\tdas geht's\n" * 50, encoding="utf-8")
   (tmp_path / "b.en.txt").write_text("it's\n" * 50, encoding="utf-8")
-  inputs = [str(tmp_path / "a.fr-de.tsv"), str(tmp_path / "b.en.txt")]
-  output = str(tmp_path / "new.model")
-  vocabulary_training.train_vocabulary(inputs, output, size=40, model_type="bpe", pretokenize=True)
-  processor = sentencepiece.SentencePieceProcessor(model_file=output)
-  pieces = {processor.id_to_piece(i) for i in range(processor.get_piece_size())}
-  assert {"▁eau", "▁or", "▁geht", "▁s", "▁it", "▁'"} <= pieces
   (tmp_path / "plain.txt").write_text("it's\n")
+
+  def train(*names):
+    inputs, output = [str(tmp_path / name) for name in names], str(tmp_path / "new.model")
+    options = {"size": 40, "model_type": "bpe", "pretokenize": True}
+    vocabulary_training.train_vocabulary(inputs, output, **options)
+    processor = sentencepiece.SentencePieceProcessor(model_file=output)
+    return {processor.id_to_piece(i) for i in range(processor.get_piece_size())}
+
+  assert {"▁eau", "▁or", "▁geht", "▁s", "▁it", "▁'"} <= train("a.fr-de.tsv", "b.en.txt")
   with pytest.raises(errors.InputError, match=r"plain\.txt.*as in news\.de\.txt"):
-    vocabulary_training.train_vocabulary(
-      str(tmp_path / "plain.txt"), output, size=40, pretokenize=True
-    )
-
-
-def test_wrong_options_are_refused(tmp_path):
-  for share in (0, 1.5, float("nan")):
-    with pytest.raises(errors.InputError, match=r"character_coverage is .*; set it to a number"):
-      vocabulary_training.train_vocabulary("b.txt", tmp_path, size=18, character_coverage=share)
+    train("plain.txt")

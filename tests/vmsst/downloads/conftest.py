@@ -32,10 +32,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     pass
 
   def do_GET(self):
-    requests, pages = self.server.requests, self.server.pages
-    path = self.path.partition("?")[0]
-    requests.append((self.path, self.headers.get("Range")))
-    page = pages.get(path)
+    path, asked = self.path.partition("?")[0], self.headers.get("Range")
+    self.server.requests.append((self.path, asked))
+    page = self.server.pages.get(path)
     if page is None:
       return self._answer(404, {}, b"no")
     if page.raw is not None:
@@ -47,15 +46,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if status := page.statuses.pop(0) if page.statuses else 0:
       return self._answer(status, page.headers, b"not now")
     content, status, headers = page.content, 200, dict(page.headers)
-    asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
     if asked and page.ranges:
-      start = int(asked[1])
+      start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
       if start >= len(content):
         return self._answer(416, {}, b"")
       headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
       content, status = content[start:], 206
-    stop = page.stops.pop(0) if page.stops else None
-    return self._answer(status, headers, content, stop)
+    return self._answer(status, headers, content, page.stops.pop(0) if page.stops else None)
 
   def _answer(self, status, headers, content, stop=None):
     self.send_response(status)
@@ -63,8 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.send_header(name, value)
     self.end_headers()
     self.wfile.write(content[:stop])
-    if stop is not None:
-      self.close_connection = True
+    self.close_connection = self.close_connection or stop is not None
 
 
 class Server(http.server.ThreadingHTTPServer):

@@ -2,13 +2,11 @@
 
 import hashlib
 import random
-import re
 
 import pytest
 
 from vmsst import errors
 from vmsst.downloads import fetch
-from vmsst.io import progress_bar
 
 CONTENT = random.Random(0).randbytes(700_001)
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -23,9 +21,8 @@ _CHUNKED = b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
 
 def leftovers(folder):
   """Names of files; an incomplete file is "part"."""
-  return sorted(
-    "part" if path.name.endswith(".vmsst-part") else path.name for path in folder.iterdir()
-  )
+  names = (path.name for path in folder.iterdir())
+  return sorted("part" if name.endswith(".vmsst-part") else name for name in names)
 
 
 def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path):
@@ -46,29 +43,12 @@ def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path
   assert len(server.requests) == requests
 
 
-def test_progress_is_shown_and_counts_what_an_earlier_attempt_received(
-  server, fetcher, tmp_path, capsys, monkeypatch
-):
-  monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
-  url = server.put("/a", CONTENT, stops=[300_000])
-  with progress_bar.shown("anywhere"):
-    fetcher.fetch(fetch.File(url), tmp_path / "a")
-  lines = capsys.readouterr().err.splitlines()
-  done = [int(re.match(r"a: +(\d+)%.*/700k ", line)[1]) for line in lines]
-  assert done[-1] == 100
-  assert done == sorted(done)
-
-
 def test_broken_connections_are_resumed(server, fetcher, tmp_path):
   # More breaks than attempts, but each attempt yields new bytes.
   url = server.put("/a", CONTENT, stops=[100_000] * 6)
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
   assert [asked for _, asked in server.requests][:3] == [None, "bytes=99999-", "bytes=199998-"]
-  # A server without ranges sends all again.
-  url = server.put("/b", CONTENT, stops=[300_000], ranges=False)
-  fetcher.fetch(fetch.File(url), tmp_path / "b")
-  assert (tmp_path / "b").read_bytes() == CONTENT
 
 
 def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
@@ -76,28 +56,22 @@ def test_attempts_without_new_bytes_end_in_an_error(server, fetcher, tmp_path):
   with pytest.raises(errors.InputError, match=r"gave up after 3 attempts.*resume"):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert leftovers(tmp_path) == ["part"]
-  # The server sends ranges later.
-  server.put("/a", CONTENT)
+  server.put("/a", CONTENT)  # The server sends ranges later.
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
   assert server.requests[-1][1] == "bytes=49999-"
   assert leftovers(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("length", [700_001, 200_000])
 @pytest.mark.parametrize(
-  ("name", "tags"),
-  [
-    ("ETag", ['"1"', '"2"']),
-    ("Last-Modified", [f"Mon, 0{day} Jan 2024 00:00:00 GMT" for day in (1, 8)]),
-  ],
+  ("name", "length"), [("ETag", 700_001), ("ETag", 200_000), ("Last-Modified", 700_001)]
 )
-def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, tags, length):
-  url = server.put("/a", CONTENT, stops=[300_000] * 3, ranges=False, headers={name: tags[0]})
+def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, length):
+  url = server.put("/a", CONTENT, stops=[300_000] * 3, ranges=False, headers={name: "1"})
   with pytest.raises(errors.InputError):
     fetcher.fetch(fetch.File(url), tmp_path / "a")
   other = CONTENT[:length][::-1]
-  server.put("/a", other, headers={name: tags[1]})
+  server.put("/a", other, headers={name: "2"})
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == other
   assert [asked for _, asked in server.requests][-2:] == ["bytes=299999-", None]
@@ -105,14 +79,13 @@ def test_a_file_that_changed_starts_over(server, fetcher, tmp_path, name, tags, 
 
 
 def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, tmp_path):
-  url = server.put("/a", CONTENT, stops=[300_000], headers={})
-  fetcher.fetch(fetch.File(url), tmp_path / "plain")
-  assert [asked for _, asked in server.requests] == [None, "bytes=299999-", None]
-  server.requests.clear()
-  server.put("/a", CONTENT, stops=[300_000], headers={})
+  url = server.url("/a")
   file = fetch.File(url, checksum=SHA256)
-  fetcher.fetch(file, tmp_path / "checked")
-  assert [asked for _, asked in server.requests] == [None, "bytes=299999-"]
+  for each, requests in ((fetch.File(url), [None]), (file, [])):
+    server.put("/a", CONTENT, stops=[300_000], headers={})
+    server.requests.clear()
+    fetcher.fetch(each, tmp_path / f"a{len(requests)}")
+    assert [asked for _, asked in server.requests] == [None, "bytes=299999-", *requests]
   # The file changes in between, with the same length: only the checksum detects it.
   server.put("/a", b"x" * len(CONTENT), stops=[300_000] * 3, headers={}, ranges=False)
   with pytest.raises(errors.InputError):
@@ -127,17 +100,16 @@ def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, t
 @pytest.mark.parametrize(
   ("file", "options", "message"),
   [
-    ({"size": 5}, {}, "has 700,001 bytes, not 5: the file has changed"),
+    ({"size": 5}, {}, "has 700,001 bytes, not 5; check whether"),
     ({"kib": 700}, {}, "not 700 KiB"),
     ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*not kept"),
-    ({}, {"statuses": [404]}, "answers 404"),
+    ({}, {"statuses": [404]}, "404: Not Found; gave up after 1 "),
     ({}, {"statuses": [500] * 9}, "500.*gave up"),
-    ({}, {"raw": _HEAD + b"\r\n" + CONTENT}, "length is unknown"),
+    ({}, {"raw": _HEAD + b"\r\n" + CONTENT}, "unknown length"),
     ({"size": 900_000}, {"raw": _CHUNKED}, "has 700,001 bytes, not 900,000"),
     ({}, {"raw": _HEAD + b"Content-Length: 900000\r\n\r\n" + CONTENT}, "ended after.*gave up"),
     ({}, {"location": "http://example.org/a"}, "'http://example.org/a' is not an HTTPS"),
-    ({}, {"location": "file:///etc/passwd"}, "answers 302"),
-    ({}, {"raw": b"\0\xff"}, "gave up after 3"),
+    ({}, {"location": "file:///etc/passwd"}, "302.*gave up after 1"),
     ({"size": 5}, {"raw": _HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"}, "gave up after 3"),
   ],
 )
@@ -151,7 +123,7 @@ def test_wrong_files_and_responses_are_named_and_not_kept(
 
 
 def test_only_https_is_downloaded_except_from_this_machine(fetcher, tmp_path):
-  for url in ("http://example.org/a", "ftp://example.org/a", "file:///etc/passwd", "a"):
+  for url in ("http://example.org/a", "file:///etc/passwd", "a"):
     with pytest.raises(errors.InputError, match="not an HTTPS"):
       fetcher.fetch(fetch.File(url), tmp_path / "a")
   with pytest.raises(errors.InputError, match="gave up after 3"):

@@ -1,7 +1,6 @@
 import dataclasses
-import os
+import multiprocessing
 import shutil
-import subprocess
 import sys
 
 import commands
@@ -14,6 +13,7 @@ import safetensors.numpy
 import tiny_encoders
 import tiny_models
 from etils import epath
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import vmsst
 from vmsst import errors
@@ -77,7 +77,7 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, monkeypatch):
     found_ND = encoder.encode(SENTENCES, batch_size=batch_size)
     assert found_ND.dtype == np.float32
     np.testing.assert_allclose(found_ND, expected, atol=2e-6)
-  np.testing.assert_array_equal(encoder.encode(SENTENCES[0]), found_ND[0])
+  np.testing.assert_allclose(encoder.encode(SENTENCES[0]), expected[0], atol=2e-6)  # one string
   monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
   found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
@@ -115,7 +115,7 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
     (run / "checkpoint_7", "no folder .*checkpoint_7; .*checkpoint_90"),
-    (tmp_path / "file", "is no folder; give a training run"),
+    (tmp_path / "file", "file. is no folder; give a training run"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
   ):
     with pytest.raises(errors.InputError, match=message):
@@ -153,7 +153,7 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
-    (lambda x: x.encode(b"hello"), TypeError, "bytes; decode them"),
+    (lambda x: x.encode(b"hello"), TypeError, "sentences are of type bytes"),
     (lambda x: x.encode(["a"], 32), TypeError, "32 has no name; write, for example, batch_size=32"),
     (lambda x: x.encode(["a"], pool=1), ValueError, "pool is 1; .* `vmsst embed`"),
     (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
@@ -202,9 +202,22 @@ def test_vectors_are_truncated_before_they_are_scaled_and_quantized(encoder, exp
   np.testing.assert_array_equal(found_N1[:, 0], bits_N)
 
 
+@pytest.mark.filterwarnings("ignore")  # JAX warns of every fork
 def test_a_forked_child_reports_the_fork(encoder):
-  message = commands.error_in_fork(lambda: encoder.encode(["a"]))
-  assert message.startswith("RuntimeError: this encoder was loaded in process")
+  reading, writing = multiprocessing.Pipe(duplex=False)
+
+  def encode():
+    try:
+      encoder.encode(["a"])
+    except RuntimeError as error:
+      writing.send(str(error))
+
+  child = multiprocessing.get_context("fork").Process(target=encode, daemon=True)
+  child.start()
+  assert reading.poll(30)
+  message = reading.recv()
+  child.join()
+  assert message.startswith("this encoder was loaded in process")
   assert "multiprocessing.get_context('spawn') or 'forkserver'" in message
 
 
@@ -229,15 +242,6 @@ def test_the_digest_is_of_content(run, params, tmp_path):
 # Loading
 
 
-def test_bfloat16_is_near_and_its_vectors_are_float32(run, expected):
-  found_ND = vmsst.load(run, dtype="bfloat16").encode(SENTENCES[3:4])
-  assert found_ND.dtype == np.float32
-  error = np.abs(found_ND - expected[3:4]).max()
-  assert 0 < error < 0.05
-  with pytest.raises(errors.InputError, match="dtype is 'float64'"):
-    vmsst.load(run, dtype="float64")
-
-
 def assert_params(encoder, params):
   jax.tree.map(np.testing.assert_array_equal, encoder._backend.params, dict(params))
 
@@ -251,8 +255,7 @@ def test_an_exported_folder(params, tmp_path):
   flat = tiny_encoders.flat(params)
   del flat["mean/kernel"]
   safetensors.numpy.save_file(flat, folder / "model.safetensors")
-  message = r"model\.safetensors: the parameter mean/kernel is missing"
-  with pytest.raises(errors.InputError, match=message):
+  with pytest.raises(errors.InputError, match="the parameter mean/kernel is missing"):
     vmsst.load(folder)
 
 
@@ -283,34 +286,24 @@ def test_remote_folders_of_all_kinds(run, params, tmp_path, monkeypatch):
     vmsst.load("gs://bucket/run")
 
 
-SHARDED = """
-import pathlib, sys
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-sys.path.insert(0, sys.argv[1])
-import test_encoder as t
-
-rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
-whole = NamedSharding(rows.mesh, P())
-params = jax.tree.map(lambda x: jax.device_put(x, whole if x.shape[0] % 8 else rows),
-                      t.tiny_encoders.random_params(t.NETWORK))
-assert len(params["mean"]["kernel"].sharding.device_set) == 8
-run = pathlib.Path(sys.argv[2])
-t.encoder_json.save_encoder_assets(t.MODEL, run)
-t.tiny_encoders.save_training_checkpoint(run, 1, params)
-encoder = t.vmsst.load(run, backend="jax")
-assert len(encoder._backend.params["mean"]["kernel"].sharding.device_set) == 8
-np.save(run / "vectors.npy", encoder.encode(t.SENTENCES))
-assert not {"tensorflow", "seqio", "gin", "t5x", "clu", "torch", "pyarrow"} & set(sys.modules)
-"""
+def run_on_eight_devices(folder):
+  """Saves a run whose parameters are sharded, and the vectors of the encoder that it gives."""
+  rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+  whole = NamedSharding(rows.mesh, PartitionSpec())
+  params = jax.tree.map(
+    lambda x: jax.device_put(x, whole if x.shape[0] % 8 else rows),
+    tiny_encoders.random_params(NETWORK),
+  )
+  encoder_json.save_encoder_assets(MODEL, folder)
+  tiny_encoders.save_training_checkpoint(folder, 1, params)
+  encoder = vmsst.load(folder, backend="jax")
+  for tree in (params, encoder._backend.params):
+    assert len(tree["mean"]["kernel"].sharding.device_set) == 8
+  np.save(folder / "vectors.npy", encoder.encode(SENTENCES))
 
 
 @pytest.mark.slow
 def test_an_encoder_saved_on_eight_devices_is_loaded_on_eight_and_on_one(tmp_path, expected):
-  subprocess.run(
-    [sys.executable, "-c", SHARDED, os.path.dirname(__file__), str(tmp_path)],
-    env=commands.environment(devices=8),
-    check=True,
-  )
+  commands.on_eight_devices(__file__, tmp_path)
   for found_ND in (np.load(tmp_path / "vectors.npy"), vmsst.load(tmp_path).encode(SENTENCES)):
     np.testing.assert_allclose(found_ND, expected, atol=2e-6)

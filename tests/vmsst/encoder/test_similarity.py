@@ -64,7 +64,7 @@ def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
   np.testing.assert_allclose(encoder.score_pairs(expected[0], expected[1]), [cosine_NN[0][1]], 1e-5)
   short_ND = expected[:, :3]
   np.testing.assert_allclose(encoder.similarity(list(short_ND)), cosines(short_ND, short_ND), 1e-5)
-  with pytest.raises(ValueError, match="sources have 6 dimensions, those of targets 3; truncate"):
+  with pytest.raises(ValueError, match="mismatch"):
     encoder.similarity(expected, short_ND)
   halves_ND = jnp.ones((2, 6), jnp.bfloat16)
   np.testing.assert_allclose(encoder.similarity(halves_ND), np.ones((2, 2)), atol=1e-6)

@@ -1,6 +1,5 @@
 """Plots show the cosines and the principal components of vectors."""
 
-import io
 import types
 
 import numpy as np
@@ -20,13 +19,6 @@ def test_similarity_shows_the_cosines_of_sentences():
   np.testing.assert_allclose(axes.images[0].get_array(), UNIT[:3] @ UNIT[[5, 7]].T, atol=1e-6)
   assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
   assert len(axes.texts) == 6
-
-
-def test_dollar_signs_are_no_formulas():
-  labels = ["from $5% to $6", "it is $5# or $6"]
-  encoder = types.SimpleNamespace(encode=lambda texts: VECTORS[: len(texts)])
-  vmsst.plots.similarity(labels, encoder=encoder).savefig(io.BytesIO())
-  vmsst.plots.languages(VECTORS, labels * 6).savefig(io.BytesIO())
 
 
 def test_languages_shows_two_principal_components_in_a_group_for_each():

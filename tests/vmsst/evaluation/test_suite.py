@@ -18,8 +18,6 @@ def one_hot(word):
 
 def read(root):
   """Returns a task with two sides that share a word with another side, and a large task."""
-  if not (root / "words" / "list").is_file():
-    raise errors.InputError(f"{root / 'words' / 'list'} is missing")
   sides = (suite.Side("de", WORDS[3:]), suite.Side("en", WORDS[:3]), suite.Side("en", WORDS[1:3]))
 
   def score(*arrays):
@@ -45,14 +43,12 @@ def averages(results, seen, complete):
 BENCHMARK = suite.Benchmark(
   name="words",
   title="Words",
-  files=suite.Files(("words",), "a list", "made here"),
+  files=suite.Files(("words",), "a list"),
   read=read,
   averages=averages,
   sets=["held", "more words", language("de"), language("fr")],
 )
-OTHER = dataclasses.replace(
-  BENCHMARK, name="none", files=suite.Files(("nowhere",), "nothing", "ask")
-)
+OTHER = dataclasses.replace(BENCHMARK, name="none", files=suite.Files(("nowhere",), "nothing"))
 
 
 @pytest.fixture
@@ -63,56 +59,21 @@ def root(tmp_path):
 
 
 def test_each_text_is_embedded_once_and_nothing_is_written(root, tmp_path):
-  encoder, lines = fake_encoders.FakeEncoder(one_hot), []
-  found = suite.evaluate(encoder, [BENCHMARK, OTHER], root, name="a", report=lines.append)
+  encoder, lines = fake_encoders.PolyglotEncoder(one_hot), []
+  options = {"name": "a", "report": lines.append, "seen": {language("eng"), language("deu")}}
+  found = suite.evaluate(encoder, [BENCHMARK, OTHER], root, **options)
+  assert encoder.languages == {word: "en" if word in WORDS[:3] else "de" for word in WORDS}
   assert [sorted(call) for call in encoder.calls] == [sorted(WORDS)]
   own = found["benchmarks"]["words"]
-  assert own["summary"] == {"held": 1.0, "large": 4.0}
+  assert own["summary"] == {"held": 1.0, "large": 4.0, "seen": 2.0}
   assert own["results"][0]["metrics"] == {"0": 3.0, "1": 3.0, "2": 2.0, "first": 1.0}
   assert own["missing"] == ["more words", "French"]
-  assert found["absent"] == {"none": f"no file or folder {root / 'nowhere'} (nothing); ask"}
-  assert found["encoder"] == {"name": "a"}
-  assert any(line.startswith("words: held 1.00, large 4.00 (") for line in lines)
+  assert found["absent"] == {"none": f"no file or folder {root / 'nowhere'} (nothing)"}
+  assert (found["encoder"], found["seen"]) == ({"name": "a"}, ["English", "German"])
+  assert any(line.startswith("words: held 1.00, large 4.00, seen 2.00 (") for line in lines)
   assert [path.name for path in tmp_path.rglob("*")] == ["data", "words", "list"]
   with pytest.raises(errors.InputError, match=r"no benchmark has data .*none is absent: no file"):
     suite.evaluate(encoder, [OTHER], root)
-
-
-def test_texts_that_several_benchmarks_have_are_embedded_with_the_first(root):
-  """Checks that each benchmark scores its own rows, by the position of each word's 1."""
-
-  def benchmark(name, *words):
-    def score(vectors_ND):
-      places = {w: float(x.argmax()) for w, x in zip(words, vectors_ND, strict=True)}
-      return [suite.Result(name, ("de",), places)]
-
-    return dataclasses.replace(
-      BENCHMARK,
-      name=name,
-      read=lambda root: [suite.Task(name, (suite.Side("de", words),), score)],
-      averages=lambda results, seen, complete: results[0].metrics,
-    )
-
-  encoder = fake_encoders.FakeEncoder(one_hot)
-  chosen = [
-    benchmark("first", "eins", "one", "zwei"),
-    benchmark("second", "drei", "eins"),
-    benchmark("third", "two", "zwei", "eins", "two"),
-    benchmark("fourth", "eins", "one"),
-  ]
-  found = suite.evaluate(encoder, chosen, root)["benchmarks"]
-  assert encoder.calls == [["eins", "one", "zwei"], ["drei"], ["two"]]
-  for each in found.values():
-    assert each["summary"] == {word: WORDS.index(word) for word in each["summary"]}
-
-
-def test_languages_reach_an_encoder_that_asks_for_them(root):
-  encoder = fake_encoders.PolyglotEncoder(one_hot)
-  seen = {language("eng"), language("deu")}
-  found = suite.evaluate(encoder, [BENCHMARK], root, seen=seen)
-  assert encoder.languages == {word: "en" if word in WORDS[:3] else "de" for word in WORDS}
-  assert found["benchmarks"]["words"]["summary"]["seen"] == 2
-  assert found["seen"] == ["English", "German"]
 
 
 def test_a_benchmark_that_fails_does_not_stop_the_others(root):

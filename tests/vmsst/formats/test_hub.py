@@ -205,14 +205,14 @@ def test_files_of_a_former_encoder_are_deleted_and_others_stay(hub, account, run
 
 def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, capsys):
   hub.put("me/public", run)
-  before = hub.branches()
+  before = {*hub.branches}
 
   def check(part, path=run, name="me/new", *options):
     assert commands.vmsst("push", path, name, *options) == 1
     printed, message = capsys.readouterr()
     assert part in message
     assert (printed, message.count("\n")) == ("", 1)
-    assert hub.branches() == before
+    assert {*hub.branches} == before
 
   check("'new' is not the name of a repository: give owner/name", run, "new")
   check("give owner/name", run, "me/new@v2")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from flax import traverse_util
 from tiny_models import jit
@@ -18,9 +19,7 @@ from vmsst.models import bitranslation, contrastive, vmsst
 from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
 
-CONFIG = t5.T5Config(
-  vocab_size=30, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=12, num_encoder_layers=1
-)
+CONFIG = tiny_encoders.t5_config(vocab_size=30, mlp_dim=12)
 NETWORK = networks.VmsstNetwork(CONFIG, latent_dim=6, num_languages=5)
 NETWORK_OF_ENCODER = sentence_encoder.SentenceEncoder(CONFIG, latent_dim=6)
 PAIRS = 3
@@ -275,9 +274,8 @@ def test_without_the_elbo_it_is_bitranslation(params):
 def test_gradients_equal_finite_differences_in_float64(params, monkeypatch):
   # The library computes in float32; here that name refers to float64.
   monkeypatch.setattr(jnp, "float32", jnp.float64)
-  config = t5.T5Config(
-    vocab_size=11, emb_dim=4, num_heads=1, head_dim=3, mlp_dim=5, num_encoder_layers=1
-  )
+  sizes = {"vocab_size": 11, "emb_dim": 4, "num_heads": 1, "head_dim": 3, "mlp_dim": 5}
+  config = tiny_encoders.t5_config(**sizes)
   object.__setattr__(config, "dtype", "float64")
   head = functools.partial(t5.Dense, 3, ("embed", "kv"), dtype="float64")
   monkeypatch.setattr(networks.BitranslationNetwork, "_head", lambda self: head())

@@ -9,7 +9,6 @@ import pytest
 import tiny_models
 from tiny_models import jit
 
-from vmsst import errors
 from vmsst.networks import decoder, t5
 from vmsst.networks import vmsst as networks
 
@@ -191,8 +190,3 @@ def test_all_parts_of_a_split_kernel_start_as_one(
       assert sum(map(len, found)) == rows
       for kernel in found:
         assert np.std(kernel) == pytest.approx(1 / math.sqrt(rows), rel=0.05)
-
-
-def test_a_distance_that_leaves_no_room_for_buckets_is_named(params):
-  with pytest.raises(errors.InputError, match="relpos_max_distance is 4"):
-    decode(params, *arrays(), relpos_max_distance=4)

@@ -4,13 +4,14 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from flax import traverse_util
 
 from vmsst.networks import sentence_encoder, t5
 
-T5 = t5.T5Config(
-  vocab_size=50, emb_dim=16, num_heads=3, head_dim=4, mlp_dim=24, num_encoder_layers=2
+T5 = tiny_encoders.t5_config(
+  vocab_size=50, emb_dim=16, num_heads=3, mlp_dim=24, num_encoder_layers=2
 )
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
 

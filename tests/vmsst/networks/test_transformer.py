@@ -5,16 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from flax import traverse_util
 
 from vmsst import errors
 from vmsst.networks import sentence_encoder, t5, transformer
 
-BERT = transformer.TransformerConfig(
-  vocab_size=50, emb_dim=12, num_heads=3, mlp_dim=20, num_layers=2, max_positions=16,
-  num_token_types=2,
-)  # fmt: skip
+SIZES = {"vocab_size": 50, "emb_dim": 12, "num_heads": 3, "mlp_dim": 20, "num_layers": 2}
+BERT = tiny_encoders.bert_config(**SIZES, max_positions=16, num_token_types=2)
 TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0, 0]], np.int32)
 
 

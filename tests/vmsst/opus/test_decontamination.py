@@ -1,7 +1,6 @@
-import gzip
-
 from vmsst.evaluation import evaluation_texts
 from vmsst.evaluation.benchmarks import BENCHMARKS
+from vmsst.io import text_files
 from vmsst.opus import cleaning
 from vmsst.opus.decontamination import EvaluationSentences
 
@@ -42,16 +41,13 @@ def test_sets_with_a_sentence(tmp_path):
 
 def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
   held_out = EvaluationSentences.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
-  with gzip.open(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz", "rt", encoding="utf-8") as lines:
-    german = [line.rstrip("\n") for line in lines]
+  german = text_files.read_lines(str(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz"))
   for text in german:
     for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):
       assert matching_sets(held_out, planted) == ("tatoeba",), planted
     for near in (f"{text} xyzzy", f"xyzzy {text}", text.replace(" ", " xyzzy ", 1) + "x"):
       assert matching_sets(held_out, near) == (), near
   # As the README of the data says, a few sentences match one of another language, such as Malay.
-  with gzip.open(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz", "rt", encoding="utf-8") as lines:
-    matches = sum(
-      bool(matching_sets(held_out, text)) for line in lines for text in line.split("\t")
-    )
-  assert 0 < matches <= 23
+  lines = text_files.read_lines(str(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz"))
+  texts = (text for line in lines for text in line.split("\t"))
+  assert 0 < sum(bool(matching_sets(held_out, text)) for text in texts) <= 23

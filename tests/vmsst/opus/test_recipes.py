@@ -27,12 +27,9 @@ def taken(ranks, cuts):
   """How many rows of each cell are for training and for validation, counted one by one."""
   found = {}
   for cell, parts in ranks.items():
-    rows = [int(rank) for part in parts for rank in part]
-    cut = cuts[cell]
-    found[cell] = (
-      sum(cut.validation <= rank < cut.train for rank in rows),
-      sum(rank < cut.validation for rank in rows),
-    )
+    rows, cut = np.concatenate(parts).tolist(), cuts[cell]
+    train = sum(cut.validation <= rank < cut.train for rank in rows)
+    found[cell] = train, sum(rank < cut.validation for rank in rows)
   return found
 
 
@@ -59,25 +56,22 @@ def test_the_recipes_of_the_papers():
 def test_a_recipe_takes_its_corpora_versions_and_pairs():
   for recipe, part, wanted in (
     ("vmsst", ("OpenSubtitles", "v2018", "de", "en"), True),
-    ("vmsst", ("UNPC", "v20090831", "ar", "es"), True),
     ("vmsst", ("OpenSubtitles", "v2016", "de", "en"), False),  # version
     ("vmsst", ("Europarl", "v8", "de", "fr"), False),  # pivot
     ("vmsst", ("JW300", "v1", "de", "en"), False),  # corpus
     ("vmsst", ("Tanzil", "v1", "en", "fa"), False),  # language
     ("ems", ("OpenSubtitles", "v2024", "en", "zh_TW"), True),
-    ("ems", ("UNPC", "v1.0", "es", "ru"), False),
     ("soft_contrastive", ("news-commentary", "v16", "en", "ru"), True),
-    ("soft_contrastive", ("TED2020", "v1", "de", "en"), False),
   ):
     assert recipes.load(recipe).wants(release(*part)) == wanted, (recipe, part)
 
 
 def test_scripts_that_count_as_one_language_are_one_in_the_dataset():
   ems, vmsst = recipes.load("ems"), recipes.load("vmsst")
-  for code, name in {"zh_TW": "cmn_eng", "zh_CN": "cmn_eng", "sr": "eng_srp"}.items():
-    assert ems.pair_name(*release("X", "v1", "en", code).pair) == name
-  assert vmsst.pair_name(*release("X", "v1", "en", "zh_TW").pair) == "cmnHant_eng"
-  assert not ems.wants_pair(languages.language("zh"), languages.language("zh_TW"))
+  chinese, taiwan, english = map(languages.language, ("zh", "zh_TW", "en"))
+  assert ems.pair_name(taiwan, english) == ems.pair_name(chinese, english) == "cmn_eng"
+  assert vmsst.pair_name(taiwan, english) == "cmnHant_eng"
+  assert not ems.wants_pair(chinese, taiwan)
 
 
 def test_a_recipe_of_one_s_own(tmp_path):
@@ -107,16 +101,12 @@ def test_a_recipe_of_one_s_own(tmp_path):
   ("text", "message"),
   [
     ("name: x\ncorpora: [{nam: A}]\n", r"unknown field `nam` - at `corpora\[0\]`"),
-    ("name: x\ncorpora: [{name: A, cap: -1}]\n", r">= 0 - at `corpora\[0\]\.cap`"),
     ("name: x\ncorpora: [{name: A}, {name: a}]\n", "corpora has a twice"),
     ("name: x\ncorpora: [{name: A, caps: {de: 1}}]\n", r"'de' is not two codes.*\[0\]\.caps`"),
     ("name: ../../x\nunlisted: true\n", "regex .* - at `name`"),
     ("name: x\nunlisted: true\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
-    ("name: x\nunlisted: true\nlanguages: [en, qq]\n", r"unknown language.*`languages\[1\]`"),
     ("name: x\nunlisted: true\ntargets: {de: 1}\n", "targets are for pairs with pivots"),
-    ("name: x\nunlisted: true\nvalidation: {share: 1}\n", r"< 1\.0 - at `validation\.share`"),
     ("name: !!python/object/apply:os.system ['touch ran']\n", "could not determine a constructor"),
-    ("- a\n", "Expected `object`, got `array`"),
     ("? [a\n: b\n", r"bad\.yaml: .*line 2"),
   ],
 )
@@ -181,11 +171,10 @@ def test_targets_level_the_largest_cells_of_a_language_and_count_both_pivots():
 
 
 def test_ranks_at_both_ends_of_their_range():
-  recipe = recipes.Recipe("x", corpora=(recipes.Corpus("A", cap=2),))
   ranks = {("deu_eng", "A"): [np.array([0, TOP - 1], np.uint64)]}
-  cuts = recipes.plan(recipe, ranks)
-  assert recipes.goals(recipe, ranks, cuts) == []
-  assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[2, 0]]
-  one = recipes.plan(msgspec.structs.replace(recipe, corpora=(recipes.Corpus("A", cap=1),)), ranks)
-  assert taken(ranks, one)["deu_eng", "A"] == (1, 0)
+  for cap in (1, 2):
+    recipe = recipes.Recipe("x", corpora=(recipes.Corpus("A", cap=cap),))
+    cuts = recipes.plan(recipe, ranks)
+    assert taken(ranks, cuts)["deu_eng", "A"] == (cap, 0)
+    assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[cap, 0]]
   assert recipes.plan(recipe, {("deu_eng", "A"): []})["deu_eng", "A"] == (0, 0)

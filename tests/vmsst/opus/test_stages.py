@@ -6,12 +6,6 @@ from vmsst.data import dataset_shards
 from vmsst.opus import cleaning, decontamination, releases, stages
 
 HELD_OUT = [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
-PLANTED = [
-  ("Wer bist du?", "Who's that?"),
-  ("wer BIST du", "Who goes there?"),
-  ("Wer ist da?", "«Who are you!»"),
-  ("Wer bist du?", "Who are you?"),
-]
 
 
 def _texts(numbers):
@@ -24,7 +18,10 @@ EUROPARL = [
   ("Satz nummer 5 ist hier!", "Sentence Number 5 is here"),  # A near duplicate.
   ("", "nothing"),
   ("gleich und gleich", "Gleich und gleich!"),
-  *PLANTED,
+  ("Wer bist du?", "Who's that?"),
+  ("wer BIST du", "Who goes there?"),
+  ("Wer ist da?", "«Who are you!»"),
+  ("Wer bist du?", "Who are you?"),
 ]
 
 
@@ -56,9 +53,7 @@ def test_clean_keeps_the_rows_before_a_fault(clean, tmp_path):
   rows = [("gut und schön", "well and good"), ("noch ein Satz", "another sentence")]
   _, facts = clean("Tatoeba", rows, cut=6)  # Without the end, where gzip has its checksum.
   assert facts["counts"]["kept"] == 2
-  ((path, fault),) = facts["faults"]
-  assert path.startswith(str(tmp_path))
-  assert facts["fault_kinds"] == {fault: 1}
+  assert [path.startswith(str(tmp_path)) for path, _ in facts["faults"]] == [True]
 
 
 def test_merge_keeps_the_first_of_equal_pairs_and_write_takes_ranks(clean, tmp_path):

@@ -17,9 +17,7 @@ from jax._src import xla_bridge
 from vmsst.errors import InputError
 from vmsst.train import distributed
 
-# Sums over the batch have another order.
-TOLERANCE = 1e-6
-
+TOLERANCE = 1e-6  # Sums over the batch have another order.
 
 # Runs in `count` forked processes, so that imports happen once. Each gets its index, and its fate.
 SCRIPT = """
@@ -107,17 +105,16 @@ def run_alone(folder, steps=10, **options):
   toy_runs.run(folder, total_steps=steps, get_dataset_fn=DATASET, **options)
 
 
-def losses(folder, kind="train"):
-  lines = (folder / kind / "metrics.jsonl").read_text().splitlines()
-  return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
-
-
 def assert_same(folder, other, step=10):
   """Asserts equal losses and parameters."""
-  ours, theirs = losses(folder), losses(other)
+  assert_same_losses(folder / "train", other / "train")
+  assert_same_parameters(folder, other, step)
+
+
+def assert_same_losses(folder, other):
+  ours, theirs = toy_runs.metrics(folder), toy_runs.metrics(other)
   assert ours.keys() == theirs.keys()
   np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=TOLERANCE)
-  assert_same_parameters(folder, other, step)
 
 
 def assert_same_parameters(folder, other, step):
@@ -140,9 +137,9 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   validation = toy_runs.config("validation")
   run_alone(tmp_path / "one", train_eval_dataset_cfg=validation, infer_eval_dataset_cfg=validation)
   assert_same(tmp_path / "four", tmp_path / "one")
-  four, one = (losses(tmp_path / name, "training_eval/toy") for name in ("four", "one"))
-  assert four.keys() == one.keys() == {4, 8, 10}
-  np.testing.assert_allclose([*four.values()], [*one.values()], rtol=TOLERANCE)
+  four, one = (tmp_path / name / "training_eval" / "toy" for name in ("four", "one"))
+  assert_same_losses(four, one)
+  assert toy_runs.metrics(one).keys() == {4, 8, 10}
   # Only the first process prints the table of the SeqIO evaluation.
   tables = [text.split("toy ")[1].split("widths")[0] for text, _ in texts if "toy " in text]
   assert tables == [capsys.readouterr().out.split("toy ")[1]]
@@ -200,11 +197,7 @@ class Initialized(Exception):
 
 
 SLURM = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4"}
-
-
 ADDRESS = {"coordinator_address": "a:1"}
-
-
 FOUND_BY_JAX = {
   **dict.fromkeys(["coordinator_address", "num_processes", "process_id"]),
   "initialization_timeout": 300,
@@ -246,13 +239,8 @@ def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environmen
   assert found == expected
 
 
-@pytest.mark.parametrize(
-  ("given", "message"),
-  [
-    ({**ADDRESS, "count": 2, "index": 2}, "process_id < num_processes"),
-  ],
-)
-def test_a_place_that_cannot_be_is_refused(monkeypatch, given, message):
+def test_an_index_beyond_the_number_of_processes_is_refused(monkeypatch):
   monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
-  with pytest.raises(InputError, match=message), distributed.joined(**given):
+  joined = distributed.joined(**ADDRESS, count=2, index=2)
+  with pytest.raises(InputError, match="process_id < num_processes"), joined:
     pass

@@ -1,7 +1,5 @@
 """SeqIO evaluation, while training and by `t5x eval`."""
 
-import json
-
 import numpy as np
 import toy_runs
 
@@ -32,8 +30,7 @@ def test_seqio_and_training_evaluation_agree_with_the_saved_parameters(tmp_path,
   means = [np.mean([table[t] for t in row if t], axis=0) for row in validation]
   assert results[4]["toy"]["rows"] == 64
   np.testing.assert_allclose(results[4]["toy"]["mean"], np.mean(means), rtol=1e-5)
-  lines = (tmp_path / "training_eval" / "toy" / "metrics.jsonl").read_text().splitlines()
-  losses = {row["step"]: row["loss"] for row in map(json.loads, lines)}
+  losses = toy_runs.metrics(tmp_path / "training_eval" / "toy")
   goal = [[sum(row != 0)] for row in validation[:16]]
   wanted = np.mean(np.square(np.asarray(means[:16]) - goal))
   np.testing.assert_allclose(losses[4], wanted, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import json
 
+import killed_commands
 import numpy as np
 import pytest
 import toy_runs
@@ -58,15 +59,9 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
   np.testing.assert_allclose(scores, [table[row].mean(axis=0) for row in expected], rtol=1e-5)
 
 
-def _contents(folder):
-  return {
-    path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-  }
-
-
 def test_a_failed_evaluation_or_inference_leaves_no_results(tmp_path):
   toy_runs.run(tmp_path / "run", total_steps=1)
-  before = _contents(tmp_path)
+  before = killed_commands.contents(tmp_path)
   arguments = {
     "dataset_cfg": toy_runs.config("validation", batch_size=4, shuffle=False),
     "restore_checkpoint_cfg": toy_runs.restoring(tmp_path / "run" / "checkpoint_1"),
@@ -78,4 +73,4 @@ def test_a_failed_evaluation_or_inference_leaves_no_results(tmp_path):
     eval_lib.evaluate(model=wider, **arguments)
   with pytest.raises(InputError, match="use a checkpoint of the same model and size"):
     infer.infer(mode="score", model=wider, checkpoint_period=3, **arguments)
-  assert _contents(tmp_path) == before
+  assert killed_commands.contents(tmp_path) == before

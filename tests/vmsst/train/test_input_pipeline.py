@@ -11,11 +11,6 @@ from vmsst.errors import InputError
 from vmsst.train import input_pipeline, partitioning
 
 
-@pytest.fixture
-def partitioner():
-  return partitioning.PjitPartitioner(num_partitions=1)
-
-
 @pytest.mark.parametrize(
   ("longest", "width"),
   [(0, 4), (1, 4), (4, 4), (5, 8), (8, 8), (9, 12), (13, 16), (17, 24), (25, 32), (32, 32)],
@@ -23,11 +18,8 @@ def partitioner():
 def test_trimming_cuts_only_columns_that_are_padding(longest, width):
   tokens = np.zeros((3, 32), np.int32)
   tokens[1, :longest] = 7
-  batch = {
-    "inputs": tokens,
-    "targets": tokens[:, :20] * 0,
-    "input_language": np.ones((3, 1), np.int32),
-  }
+  languages = np.ones((3, 1), np.int32)
+  batch = {"inputs": tokens, "targets": tokens[:, :20] * 0, "input_language": languages}
   trimmed = input_pipeline.trim_padding(batch)
   assert trimmed["inputs"].shape == (3, width)
   assert trimmed["inputs"].sum() == tokens.sum()
@@ -53,12 +45,17 @@ def test_trimming_keeps_the_same_fraction_of_every_sequence():
     assert all(trimmed[name].sum() == value.sum() for name, value in batch.items())
 
 
+def iterate(step, saved=None, batches=None, **options):
+  """Returns a started iterator over `batches`, or over the shuffled dataset of toy_runs."""
+  mesh = partitioning.PjitPartitioner(num_partitions=1)
+  iterator = input_pipeline.TrainIterator(batches or toy_runs.shuffled_dataset(), mesh, **options)
+  iterator.start(step, saved)
+  return iterator
+
+
 @pytest.mark.parametrize("save_at", [0, 4, 7])
-def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
-  partitioner, tmp_path, save_at
-):
-  first = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
-  first.start(0)
+def test_a_restarted_iterator_gives_the_batches_that_would_have_come(tmp_path, save_at):
+  first = iterate(0)
   assert toy_runs.take_rows(first, save_at) == toy_runs.expected_rows(0, save_at)
   state = first.state()
   assert state.position == save_at
@@ -66,13 +63,12 @@ def test_a_restarted_iterator_gives_the_batches_that_would_have_come(
   first.close()
 
   saved = input_pipeline.DataState.read_from(tmp_path / "dataset", process=0, processes=1)
-  second = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), partitioner)
-  second.start(7, saved)
+  second = iterate(7, saved)
   assert toy_runs.take_rows(second, 30) == toy_runs.expected_rows(7, 30)
   second.close()
 
 
-def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypatch):
+def test_processes_trim_a_batch_to_the_longest_text_of_all(monkeypatch):
   """The other process has a long text in every third batch."""
   numbers = range(1, 60)
 
@@ -87,8 +83,7 @@ def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypa
   for number in numbers:
     rows[number - 1, :, : 12 if number % 2 else 3] = number
   dataset = tf.data.Dataset.from_tensor_slices({"inputs": rows}).repeat()
-  iterator = input_pipeline.TrainIterator(dataset, partitioner)
-  iterator.start(0)
+  iterator = iterate(0, batches=dataset)
   for number in range(1, 40):
     tokens = np.asarray(next(iterator)["inputs"])
     width = 32 if number % 3 == 0 else 12 if number % 2 else 8
@@ -96,21 +91,12 @@ def test_processes_trim_a_batch_to_the_longest_text_of_all(partitioner, monkeypa
   iterator.close()
 
 
-def test_errors_of_the_pipeline_reach_the_training_loop(partitioner):
-  iterator = input_pipeline.TrainIterator(toy_runs.shuffled_dataset().take(2), partitioner)
-  iterator.start(0)
+def test_errors_of_the_pipeline_reach_the_training_loop():
+  iterator = iterate(0, batches=toy_runs.shuffled_dataset().take(2))
   toy_runs.take_rows(iterator, 2)
   with pytest.raises(InputError, match="does not repeat"):
     next(iterator)
   iterator.close()
-
-
-def iterate(step, saved=None, **options):
-  """Returns a started iterator over the shuffled dataset of toy_runs."""
-  mesh = partitioning.PjitPartitioner(num_partitions=1)
-  iterator = input_pipeline.TrainIterator(toy_runs.shuffled_dataset(), mesh, **options)
-  iterator.start(step, saved)
-  return iterator
 
 
 @pytest.mark.parametrize("change", [{"iterator": {"next_index": 7}}, {"shard": [1, 2]}])

@@ -2,63 +2,43 @@
 
 import functools
 
-import flax.core
 import jax
 import numpy as np
 import optax
 import pytest
+import toy_runs
 from flax import traverse_util
-from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
-from vmsst.train import optimizers, train_state
-
-PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
-
+from vmsst.train import optimizers
 
 AXES = {"mlp": {"bias": PartitionSpec("mlp"), "kernel": PartitionSpec("embed", "mlp")}}
-
-
-def gradient(step):
-  rng = np.random.default_rng(step)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
-
-
-def train_state_of(optimizer_def, collections=()):
-  variables = {
-    "params": PARAMS,
-    "params_axes": {
-      "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
-    },
-    **dict(collections),
-  }
-  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_wrapped_optimizers_are_optaxs(name):
   theirs = getattr(optax, name)(0.01)
-  state = train_state_of(optimizers.OptaxWrapper(theirs))
-  params, opt_state = PARAMS, theirs.init(PARAMS)
+  state = toy_runs.train_state_of(optimizers.OptaxWrapper(theirs))
+  params, opt_state = toy_runs.PARAMS, theirs.init(toy_runs.PARAMS)
   for step in range(3):
-    state = state.apply_gradient(gradient(step), learning_rate=123.0)
-    updates, opt_state = theirs.update(gradient(step), opt_state, params)
+    state = state.apply_gradient(toy_runs.gradient(step), learning_rate=123.0)
+    updates, opt_state = theirs.update(toy_runs.gradient(step), opt_state, params)
     params = optax.apply_updates(params, updates)
   assert state.step == 3
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), state.params, params)
 
 
 def test_frozen_parameters_keep_their_values_and_have_to_exist():
-  state = train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=[".*bias"]))
-  after = state.apply_gradient(gradient(0), learning_rate=0.1)
+  state = toy_runs.train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=[".*bias"]))
+  after = state.apply_gradient(toy_runs.gradient(0), learning_rate=0.1)
   before, now = (traverse_util.flatten_dict(x.params, sep="/") for x in (state, after))
   same = {name for name in before if np.array_equal(before[name], now[name])}
   assert same == {"mlp/bias"}
   with pytest.raises(
     InputError, match=r"'mpl/kernel' matches no parameter; names are mlp/bias, mlp/kernel"
   ):
-    train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
+    toy_runs.train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
 
 
 def is_matrix(params):
@@ -80,7 +60,7 @@ TRANSFORMATIONS = {
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_axes_of_any_optax_state(name):
-  state = train_state_of(optimizers.OptaxWrapper(TRANSFORMATIONS[name]))
+  state = toy_runs.train_state_of(optimizers.OptaxWrapper(TRANSFORMATIONS[name]))
   axes = state.as_logical_axes()
   by_path = dict(jax.tree.leaves_with_path(axes.state_dict(), is_leaf=lambda x: x is None))
   arrays = dict(jax.tree.leaves_with_path(state.state_dict()))
@@ -88,7 +68,7 @@ def test_axes_of_any_optax_state(name):
   for path, array in arrays.items():
     leaf = path[-1].key
     expected = AXES["mlp"].get(leaf)
-    if array.shape != PARAMS["mlp"].get(leaf, array).shape:
+    if array.shape != toy_runs.PARAMS["mlp"].get(leaf, array).shape:
       expected = None  # row and column statistics
     assert by_path[path] == expected, jax.tree_util.keystr(path)
   # A partitioner maps axes to shardings through the state dict and puts them back.

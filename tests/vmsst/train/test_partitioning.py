@@ -4,10 +4,11 @@ import types
 
 import numpy as np
 import pytest
+import toy_runs
 from jax.experimental import mesh_utils
 
 from vmsst.errors import InputError
-from vmsst.train import partitioning
+from vmsst.train import partitioning, train_state
 
 
 def test_axes_that_no_torus_has_are_made_of_parts(monkeypatch):
@@ -52,3 +53,15 @@ def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
 def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():
   with pytest.raises(InputError, match=r"BATCH_SIZE=6 .*data axis .*\(4 of 4.*multiple of 4"):
     fake_partitioner([[0], [0], [0], [0]]).get_data_layout(6)
+
+
+def test_a_parameter_whose_axis_has_no_rule_is_named_not_replicated():
+  model = toy_runs.ToyModel()
+  rules = [("vocab", None), ("batch", "data")]
+  with pytest.raises(InputError, match="target/table has logical axis 'embed', but no sharding ru"):
+    train_state.TrainStateInitializer(
+      model.optimizer_def,
+      model.get_initial_variables,
+      {"inputs": (8, 8)},
+      partitioning.PjitPartitioner(num_partitions=1, logical_axis_rules=rules),
+    )

@@ -3,7 +3,7 @@
 import os
 import signal
 
-import jax
+import killed_commands
 import numpy as np
 import optax
 import pytest
@@ -46,32 +46,9 @@ def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
   toy_runs.assert_same(whole.state_dict(), resumed.state_dict())
 
 
-# JAX 0.12 with Python 3.13, where the warning as an error would abort the process.
-@pytest.mark.filterwarnings("ignore:builtin type event_stats has no __module__")
-def test_a_trace_has_the_steps_asked_for_and_changes_nothing(tmp_path):
-  _, expected = toy_runs.run(tmp_path / "plain", total_steps=6)
-  _, found = toy_runs.run(tmp_path / "traced", total_steps=6, profile_steps=(3, 5))
-  (path,) = (tmp_path / "traced" / "profile").rglob("*.xplane.pb")
-  events = [
-    event
-    for plane in jax.profiler.ProfileData.from_file(str(path)).planes
-    for line in plane.lines
-    for event in line.events
-    if event.name == "train"
-  ]
-  assert sorted(dict(event.stats)["step_num"] for event in events) == [3, 4, 5]
-  toy_runs.assert_same(expected.state_dict(), found.state_dict())
-
-
-def _contents(folder):
-  return {
-    path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-  }
-
-
 def test_a_failed_restart_changes_nothing(tmp_path):
   toy_runs.run(tmp_path / "run", total_steps=2)
-  before = _contents(tmp_path)
+  before = killed_commands.contents(tmp_path)
   keeping = {"actions": {"INFER_EVAL": [trainer.KeepBestAction("x", ("toy", "mean"), "max")]}}
   sliced = toy_runs.ToyModel()
   sliced.embedding_slices = 3
@@ -88,6 +65,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
       "num_microbatches is 3; set it to a divisor of the batch size, 8",
     ),
     ("new/deep", {"model": sliced}, "embedding_slices is 3; set it to a divisor of the batch size"),
+    ("new/deep", {"actions": {"TRIAN": []}}, "actions is 'TRIAN'; known: TRAIN, TRAIN_EVAL, INFER"),
     ("new/deep", keeping, "EVAL_PERIOD=4 is not a multiple of CHECKPOINT_PERIOD=5"),
     ("new/deep", {**keeping, "period": 0}, "EVAL_PERIOD=4 is not a multiple of CHECKPOINT_PERIO"),
     ("run", {"infer_eval_dataset_cfg": toy_runs.config("nowhere")}, "'nowhere'"),
@@ -96,7 +74,7 @@ def test_a_failed_restart_changes_nothing(tmp_path):
   ):
     with pytest.raises(InputError, match=message):
       toy_runs.run(tmp_path / folder, **change)
-    assert _contents(tmp_path) == before
+    assert killed_commands.contents(tmp_path) == before
   assert not (tmp_path / "new").exists()
 
 

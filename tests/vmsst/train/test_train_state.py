@@ -6,30 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toy_runs
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
 from vmsst.train import optimizers, train_state
 from vmsst.train.utils import create_learning_rate_scheduler
-
-PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
-
-
-def gradient(step):
-  rng = np.random.default_rng(step)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
-
-
-def train_state_of(optimizer_def, collections=()):
-  variables = {
-    "params": PARAMS,
-    "params_axes": {
-      "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
-    },
-    **dict(collections),
-  }
-  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
 def clip_and_adamw():
@@ -38,14 +21,14 @@ def clip_and_adamw():
 
 
 def test_a_restored_state_of_a_chain_continues_unchanged():
-  trained = train_state_of(clip_and_adamw())
+  trained = toy_runs.train_state_of(clip_and_adamw())
   for step in range(3):
-    trained = trained.apply_gradient(gradient(step), learning_rate=0.1)
-  restored = train_state_of(clip_and_adamw()).restore_state(
+    trained = trained.apply_gradient(toy_runs.gradient(step), learning_rate=0.1)
+  restored = toy_runs.train_state_of(clip_and_adamw()).restore_state(
     jax.tree.map(np.asarray, trained.state_dict())
   )
   one_more = [
-    state.apply_gradient(gradient(3), learning_rate=0.1).state_dict()
+    state.apply_gradient(toy_runs.gradient(3), learning_rate=0.1).state_dict()
     for state in (trained, restored)
   ]
   jax.tree.map(np.testing.assert_array_equal, *one_more)
@@ -53,13 +36,15 @@ def test_a_restored_state_of_a_chain_continues_unchanged():
 
 def test_other_variables_are_saved_with_their_axes():
   counter = {"anneal": {"count": jnp.zeros(())}, "anneal_axes": {"count_axes": AxisMetadata(())}}
-  state = train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1)), counter.items())
+  state = toy_runs.train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1)), counter.items())
   state = state.apply_gradient(
-    gradient(0), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
+    toy_runs.gradient(0), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
   )
   assert state.state_dict()["flax_mutables"] == {"anneal": {"count": 7}}
   assert state.as_logical_axes().flax_mutables == {"anneal": {"count": PartitionSpec()}}
-  inference = train_state.TrainState.create(None, {"params": PARAMS, "anneal": {"count": 0}})
+  inference = train_state.TrainState.create(
+    None, {"params": toy_runs.PARAMS, "anneal": {"count": 0}}
+  )
   restored = inference.restore_state(state.state_dict())
   assert restored.flax_mutables["anneal"]["count"] == 7
   assert restored.step == 1
@@ -68,7 +53,7 @@ def test_other_variables_are_saved_with_their_axes():
 
 def test_variables_without_axes_are_named():
   without = train_state.TrainState.create(
-    optimizers.OptaxWrapper(optax.sgd(0.1)), {"params": PARAMS}
+    optimizers.OptaxWrapper(optax.sgd(0.1)), {"params": toy_runs.PARAMS}
   )
   with pytest.raises(InputError, match="'params' has no logical axes"):
     without.as_logical_axes()

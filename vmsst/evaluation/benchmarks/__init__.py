@@ -17,31 +17,12 @@ from vmsst.evaluation.benchmarks import (
 
 ALL = "all"
 
+_MODULES = (sts, tatoeba, bitext_mining, questions, parallel, paracrawl, documents, agnosticism)
 BENCHMARKS: dict[str, suite.Benchmark] = {
   each.name: each
-  for each in (
-    sts.STS,
-    sts.XLSTS,
-    sts.STSB,
-    tatoeba.BENCHMARK,
-    bitext_mining.BUCC,
-    bitext_mining.BUCC_TEST,
-    bitext_mining.MINING,
-    questions.QUESTIONS,
-    questions.MKQA_SMALL,
-    parallel.FLORES,
-    parallel.FLORES_DEV,
-    parallel.NTREX,
-    paracrawl.BENCHMARK,
-    documents.MLDOC,
-    documents.CLS,
-    documents.SIB200,
-    agnosticism.BENCHMARK,
-    agnosticism.FLORES,
-    agnosticism.WMT2012,
-    agnosticism.TED,
-    agnosticism.TRANSLATIONS,
-  )
+  for module in _MODULES
+  for each in vars(module).values()
+  if isinstance(each, suite.Benchmark)
 }
 
 

@@ -198,10 +198,7 @@ WMT2012 = suite.Benchmark(
   name="wmt2012",
   title="Language-agnosticism (WMT 2012, every ordered pair)",
   files=suite.Files(
-    ("wmt2012",),
-    f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz",
-    "`vmsst data download evaluation wmt2012`: part of "
-    "https://data.statmt.org/wmt19/translation-task/dev.tgz",
+    ("wmt2012",), f"newstest2012.{{{','.join(WMT2012_CODES)}}}, one text per line, plain or .gz"
   ),
   read=read_wmt2012,
   averages=summarize,
@@ -209,11 +206,7 @@ WMT2012 = suite.Benchmark(
 TED = suite.Benchmark(
   name="agnosticism_ted",
   title="Language-agnosticism (TED talks, every ordered pair)",
-  files=suite.Files(
-    ("ted",),
-    "all_talks_train.tsv with a column per language, plain or .gz",
-    "`vmsst data download evaluation ted`",
-  ),
+  files=suite.Files(("ted",), "all_talks_train.tsv with a column per language, plain or .gz"),
   read=read_ted,
   averages=summarize,
 )
@@ -224,7 +217,6 @@ TRANSLATIONS = suite.Benchmark(
     ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "
     "language are TEXT.CODE.a.txt, TEXT.CODE.b.txt; one text per line, plain or .gz",
-    "the paper's texts are not public: use your own translations",
   ),
   read=read_translations,
   averages=summarize,

@@ -36,9 +36,10 @@ def by_seen(
 ) -> suite.Numbers:
   """Returns means over results whose languages were all seen in training, and over the others."""
   means: suite.Numbers = {}
-  for part, wanted in () if seen is None else (("seen", True), ("unseen", False)):
-    values = (x.metrics[metric] for x in results if seen(x.languages) == wanted)
-    means |= mean(f"{name} {part}", values, complete=complete)
+  if seen is not None:
+    for part, wanted in (("seen", True), ("unseen", False)):
+      values = [x.metrics[metric] for x in results if seen(x.languages) == wanted]
+      means |= mean(f"{name} {part}", values, complete=complete)
   return means
 
 

@@ -32,9 +32,6 @@ _METHODS: dict[str, Callable[[np.ndarray, np.ndarray], margins.Pairs]] = {
   "cosine": margins.cosine_pairs,
   "margin": margins.margin_pairs,
 }
-_BUCC_SOURCE = (
-  "download the archives of each pair from https://comparable.limsi.fr/bucc2018/bucc2018-task.html"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,20 +62,6 @@ def read_corpus(path: storage.Path) -> Corpus:
   return Corpus(list(rows), row_by_id, once_N)
 
 
-def read_gold(path: storage.Path, foreign: Corpus, english: Corpus) -> np.ndarray:
-  """Reads lines `foreign id TAB English id`; returns the rows of gold pairs, int64 [G, 2].
-
-  Repeated sentences have negative row numbers, which are unique.
-  """
-  gold = []
-  for number, ids in enumerate(files.table(path, 2), 1):
-    sides = [
-      (side.once_N, side.row_by_id[x]) for side, x in zip((foreign, english), ids, strict=True)
-    ]
-    gold.append([row if once_N[row] else -number for once_N, row in sides])
-  return np.array(gold, np.int64)
-
-
 def _read_bucc(split: str, root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair; only the vectors of one pair are in memory at a time."""
   paths = {
@@ -101,12 +84,19 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
   codes = tuple(files.known_code(code, gold) for code in name.split("-"))
   start = files.plain_name(gold).removesuffix("gold")
   foreign, english = (
-    read_corpus(files.plain_or_gzipped(gold.with_name(start + code), source=_BUCC_SOURCE))
-    for code in codes
+    read_corpus(files.plain_or_gzipped(gold.with_name(start + code))) for code in codes
   )
-  gold_G2 = read_gold(gold, foreign, english)
+  rows = ((foreign.row_by_id[x], english.row_by_id[y]) for x, y in files.table(gold, 2))
+  # Repeated sentences have negative row numbers, which are unique.
+  gold_G2 = np.array(
+    [
+      (i if foreign.once_N[i] else -number, j if english.once_N[j] else -number)
+      for number, (i, j) in enumerate(rows, 1)
+    ],
+    np.int64,
+  )
 
-  def score(foreign_ND: np.ndarray, english_MD: np.ndarray) -> list[suite.Result]:
+  def score(foreign_ND: np.ndarray, english_MD: np.ndarray) -> suite.Numbers:
     metrics: suite.Numbers = {}
     for method, find in _METHODS.items():
       pairs = find(foreign_ND, english_MD)
@@ -118,10 +108,9 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
       for key in ("f1", "precision", "recall"):
         metrics[f"{method}_{key}"] = 100 * best.get(key, 0.0)
     metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
-    return [suite.Result(name, codes, metrics)]
+    return metrics
 
-  sides = suite.Side(codes[0], foreign.texts), suite.Side(codes[1], english.texts)
-  return suite.Task(name, sides, score)
+  return suite.pair_task(name, codes, (foreign.texts, english.texts), score)
 
 
 def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
@@ -131,7 +120,6 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
     files=suite.Files(
       ("bucc2018",),
       f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
-      _BUCC_SOURCE,
     ),
     read=functools.partial(_read_bucc, split),
     averages=averages.of_metrics(*METRICS),
@@ -145,9 +133,7 @@ MINING = suite.Benchmark(
   name="mining",
   title="Bitext mining in other corpora of BUCC's form",
   files=suite.Files(
-    ("mining",),
-    "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz",
-    "create these files from any corpora",
+    ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
   ),
   read=read_mining,
   averages=averages.of_metrics(*METRICS),

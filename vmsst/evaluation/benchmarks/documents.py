@@ -228,10 +228,7 @@ MLDOC = suite.Benchmark(
   name="mldoc",
   title="MLDoc, topics of news",
   files=suite.Files(
-    ("mldoc",),
-    "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000",
-    "the news need an agreement with NIST (Reuters RCV1, RCV2); facebookresearch/MLDoc converts "
-    "them to these files",
+    ("mldoc",), "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000"
   ),
   read=_read_mldoc,
   averages=summarize,
@@ -241,9 +238,7 @@ CLS = suite.Benchmark(
   name="cls",
   title="CLS, sentiments of Amazon reviews",
   files=suite.Files(
-    ("cls-acl10-unprocessed",),
-    "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review",
-    "download cls-acl10-unprocessed.tar.gz from zenodo.org, record 3251672 (Webis-CLS-10)",
+    ("cls-acl10-unprocessed",), "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review"
   ),
   read=_read_cls,
   averages=summarize,
@@ -253,9 +248,7 @@ SIB200 = suite.Benchmark(
   name="sib200",
   title="SIB-200, topics learned in English",
   files=suite.Files(
-    ("sib200",),
-    "CODE.tsv, plain or .gz (header: split, index_id, category, text)",
-    "download dadelani/sib-200; its sentences are those of FLORES-200",
+    ("sib200",), "CODE.tsv, plain or .gz (header: split, index_id, category, text)"
   ),
   read=lambda root: [transfer_task("sib200", sib200(root / "sib200"))],
   averages=summarize,

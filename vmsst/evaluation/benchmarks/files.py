@@ -15,7 +15,7 @@ from vmsst.io import text_files
 _Record = TypeVar("_Record")
 
 
-def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[storage.Path]:
+def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
   """Returns the files of a folder that match a glob pattern, plain or with `.gz`, sorted.
 
   Of a file that is present plain and gzipped, only the plain one counts.
@@ -23,7 +23,6 @@ def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[sto
   Args:
     folder: The folder.
     patterns: Without `.gz`.
-    source: Source of the files, for the error message.
 
   Raises:
     InputError: there is no file.
@@ -35,17 +34,17 @@ def files_in(folder: storage.Path, *patterns: str, source: str = "") -> list[sto
     for path in storage.find(folder, pattern + end)
   }
   if not paths:
-    raise errors.InputError(f"{folder} has no {' or '.join(patterns)}; {source}")
+    raise errors.InputError(f"{folder} has no {' or '.join(patterns)}")
   return sorted(paths.values())
 
 
-def plain_or_gzipped(path: storage.Path, *, source: str = "") -> storage.Path:
-  """Returns a file, or the same with `.gz`; raises InputError, with `source`, if none exists."""
+def plain_or_gzipped(path: storage.Path) -> storage.Path:
+  """Returns a file, or the same with `.gz`; raises InputError if none exists."""
   gzipped = path.with_name(path.name + ".gz")
   for candidate in (path, gzipped):
     if storage.is_file(candidate):
       return candidate
-  raise errors.InputError(f"neither {path} nor {gzipped.name} exists; {source}")
+  raise errors.InputError(f"neither {path} nor {gzipped.name} exists")
 
 
 def plain_name(path: storage.Path) -> str:

@@ -6,7 +6,6 @@ them in array names). Memory does not grow with the knowledge base. `sample` ret
 it.
 """
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -16,18 +15,18 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from vmsst import errors, storage
+from vmsst import storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import line_spans, progress_bar, text_files
+from vmsst.io import line_spans, progress_bar
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
@@ -81,7 +80,7 @@ def search(
   Args:
     vectors: Embeds the texts, in parts that it may keep.
     queries: The queries.
-    paths: Files of the knowledge base; see `parse`.
+    paths: Files of the knowledge base, with a `Question` per line, as in PAQ.
 
   Raises:
     InputError: a file is broken, or a vector is not finite.
@@ -106,7 +105,7 @@ def search(
 
 def _read(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Question], Any]:
   """Returns questions, also tokenized if the encoder supports it."""
-  base = list(parse(span.read(), span.name, span.first))
+  base = list(files.parsed(span.read(), Question, span.name, span.first))
   texts = [each.question for each in base]
   return base, encoding.prepare(source.open(), texts, [LANGUAGE] * len(texts))
 
@@ -175,7 +174,7 @@ def sample(
   Args:
     queries: The text and the right answers of each query; texts in the language of the knowledge
       base.
-    paths: Files of the knowledge base; see `parse`.
+    paths: Files of the knowledge base, with a `Question` per line.
     size: Questions in the random sample; all of them if the corpus has fewer.
 
   Raises:
@@ -191,7 +190,7 @@ def sample(
   similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
   chosen: list[tuple[float, int, Question]] = []
   rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  files_of_base = (parse(text_files.read_lines(str(path)), str(path)) for path in paths)
+  files_of_base = (files.records(path, Question) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
     for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)
@@ -206,33 +205,6 @@ def sample(
         push(heap, (score, -row, each))
   by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
   return [by_row[row] for row in sorted(by_row)]
-
-
-def parse(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Question]:
-  """Yields the questions of a knowledge base.
-
-  Args:
-    lines: Lines of a file: `.jsonl` as in PAQ, with an object of `question` and `answer` (a text or
-      a list) per line; or `.tsv` as in DPR, with question, TAB and answer (a text, or a list in
-      brackets).
-    name: Name of the file, plain or gzipped.
-    first: Number of the first line.
-
-  Raises:
-    InputError: the file is broken.
-  """
-  if not name.removesuffix(".gz").endswith(".tsv"):
-    yield from files.parsed(lines, Question, name, first)
-    return
-  for number, line in enumerate(lines, first):
-    question, tab, answer = line.partition("\t")
-    if not tab or "\t" in answer:
-      raise errors.InputError(f"{name}:{number}: not two fields, a question and its answer")
-    listed = []
-    if answer.startswith("["):
-      with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        listed = msgspec.convert(ast.literal_eval(answer), list[str])
-    yield Question(question, listed or answer)
 
 
 def _words(text: str) -> set[str]:

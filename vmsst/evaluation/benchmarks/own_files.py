@@ -70,8 +70,6 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
     title=f"{name} ({kind})",
     files=suite.Files(
       (),
-      "",
-      "",
       more=tuple(glob.escape(os.path.basename(path)) for path in paths),
       root=storage.path(folder),
     ),
@@ -106,7 +104,7 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
   codes = readers.language_code(pairs.source), readers.language_code(pairs.target)
   texts = tuple(zip(*readers.read_pairs(pairs), strict=True))
 
-  def score(*vectors: np.ndarray) -> list[suite.Result]:
+  def score(*vectors: np.ndarray) -> suite.Numbers:
     shares: suite.Numbers = {}
     ways = {"forward": texts, "backward": texts[::-1]}
     for (way, both), near in zip(ways.items(), xsim.nearest(*vectors), strict=True):
@@ -114,9 +112,9 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
       shares[f"xsim {way}"] = 100 * (1 - retrieval.pair_accuracy(near.margin_N, *both))
     sides = [(x, shares[f"{x} forward"], shares[f"{x} backward"]) for x in ("accuracy", "xsim")]
     means = {name: (forward + backward) / 2 for name, forward, backward in sides}
-    return [suite.Result(str(pairs), codes, means | shares)]
+    return means | shares
 
-  return suite.Task(str(pairs), tuple(map(suite.Side, codes, texts)), score)
+  return suite.pair_task(str(pairs), codes, texts, score)
 
 
 def _retrieval(pairs: readers.BitextFile) -> suite.Task:

@@ -39,11 +39,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 
 _ENGLISH = languages.language("en")
 _CHANGED = "eng_Latn"  # The language with changed sentences.
-FLORES_SOURCE = (
-  "download https://tinyurl.com/flores200dataset; the two English files of xSIM++ are in "
-  "https://dl.fbaipublicfiles.com/nllb/laser/xsimplusplus"
-)
-NTREX_SOURCE = "download NTREX-128 from https://github.com/MicrosoftTranslator/NTREX"
 
 
 Changes = Mapping[str, tuple[str, str]]
@@ -52,7 +47,7 @@ Changes = Mapping[str, tuple[str, str]]
 
 def flores_files(root: storage.Path, split: str) -> dict[str, storage.Path]:
   """Returns the files of a split of FLORES-200 under the data root, by language code."""
-  paths = files.files_in(root / "flores200" / split, f"*.{split}", source=FLORES_SOURCE)
+  paths = files.files_in(root / "flores200" / split, f"*.{split}")
   codes = (files.plain_name(path).removesuffix(f".{split}") for path in paths)
   return {files.known_code(code, path): path for code, path in zip(codes, paths, strict=True)}
 
@@ -75,7 +70,7 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
   patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
   paths: dict[str, storage.Path] = {}
   folder = inner if inner.is_dir() else inner.parent
-  for path in files.files_in(folder, *patterns, source=NTREX_SOURCE):
+  for path in files.files_in(folder, *patterns):
     start, code = files.plain_name(path).removesuffix(".txt").split(".", 1)
     number = start.removeprefix("newstest2019-ref-")
     label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
@@ -193,7 +188,6 @@ def _flores(name: str, split: str) -> suite.Benchmark:
       (f"flores200/{split}",),
       f"xxx_Xxxx.{split}, plain or .gz; for xSIM++ ../{split}_augmented with "
       f"eng_Latn_augmented.{split} and eng_Latn_errtype.{split}.json",
-      FLORES_SOURCE,
       more=(f"flores200/{split}_augmented/*",),
     ),
     read=functools.partial(_read_flores, split),
@@ -210,7 +204,6 @@ NTREX = suite.Benchmark(
   files=suite.Files(
     ("ntrex",),
     "newstest2019-{src,ref}.CODE.txt, here or in NTREX-128, or ntrex.CODE.txt; plain or .gz",
-    NTREX_SOURCE,
   ),
   read=read_ntrex,
   averages=functools.partial(summarize, {}),

@@ -34,9 +34,6 @@ MkqaQuestions = Literal["answered", "all"]
 """Which of MKQA's questions count: those with an answer, or all of them."""
 
 _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", "zh_cn")
-_NQ_SOURCE = "NQ-open.dev.jsonl is in google-research-datasets/natural-questions, nq_open"
-_PAQ_SOURCE = "PAQ.tar.gz is linked from the README of facebookresearch/PAQ"
-_MKQA_SOURCE = "mkqa.jsonl.gz is in apple/ml-mkqa, dataset"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +113,7 @@ class KnowledgeSearch(suite.Task):
 
   Attributes:
     gold: The right answers of each text of all sides.
-    paths: Files of the knowledge base; see `knowledge_search.parse`.
+    paths: Files of the knowledge base, with a `knowledge_search.Question` per line.
   """
 
   gold: Sequence[frozenset[str]] = ()
@@ -171,7 +168,7 @@ def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> li
   if (root / "nq").is_dir():
     # Google calls the test set dev, others test.
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
-    sets.append(nq_open(files.files_in(root / "nq", *names, source=_NQ_SOURCE)[-1]))
+    sets.append(nq_open(files.files_in(root / "nq", *names)[-1]))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"), counted)
   return [questions for questions in sets if questions.texts]
@@ -183,7 +180,7 @@ def _read(
   sets = question_sets(root, counted)
   if not sets:
     return []
-  paths = files.files_in(root / "paq", "*.jsonl", "*.tsv", source=_PAQ_SOURCE)
+  paths = files.files_in(root / "paq", "*.jsonl")
   sides = tuple(suite.Side(each.language, each.texts) for each in sets)
   if sample is None:
     gold = [answers for each in sets for answers in each.gold]
@@ -213,9 +210,8 @@ def benchmark(counted: MkqaQuestions = "answered") -> suite.Benchmark:
     title="Question retrieval in PAQ (NQ, MKQA)",
     files=suite.Files(
       ("paq",),
-      "paq/PAQ.filtered.jsonl, or other *.jsonl and *.tsv, all of them together; "
+      "paq/PAQ.filtered.jsonl, or other *.jsonl, all of them together; "
       "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz",
-      f"{_PAQ_SOURCE}; {_NQ_SOURCE}; {_MKQA_SOURCE}",
       more=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
     ),
     read=functools.partial(_read, counted),
@@ -253,7 +249,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   questions = dict(zip(header, columns, strict=True))
   del questions["id"], questions["split"]
   knowledge = questions.pop("en")
-  for other in files.files_in(root / "nq", "*.jsonl", source=_NQ_SOURCE):
+  for other in files.files_in(root / "nq", "*.jsonl"):
     knowledge += [record.question for record in files.records(other, knowledge_search.Question)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
 
@@ -276,7 +272,6 @@ MKQA_SMALL = suite.Benchmark(
   files=suite.Files(
     ("mkqa/mkqa.wide.tsv", "nq"),
     "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
-    f"{_NQ_SOURCE}; {_MKQA_SOURCE}: convert its questions to this table",
   ),
   read=_read_small,
   averages=averages.of_metrics("accuracy", "R@10"),

@@ -128,26 +128,6 @@ def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> Score
   return ScoredPairs(name, codes, rows)
 
 
-def _semeval_pairs(
-  path: storage.Path, score_path: storage.Path, name: str, codes: tuple[str, str]
-) -> ScoredPairs:
-  """Reads the pairs of `STS.input.NAME.txt`, and the scores, of which there may be empty lines."""
-  pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
-  scores = [line.strip() for line in text_files.read_lines(str(score_path))]
-  # Of the 500 pairs published as track 6, the first 250 have a score.
-  if len(pairs) != len(scores) and not name.startswith("STS17.track6."):
-    raise errors.InputError(
-      f"{path} has {len(pairs)} lines and {score_path} has {len(scores)}, but each pair must "
-      "have a score line: copy both again"
-    )
-  rows = []
-  for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1):
-    if score:  # 2015 and 2016 have pairs without one.
-      first, second, *_ = pair
-      rows.append((files.number(score, score_path, line), first, second))
-  return ScoredPairs(name, codes, rows)
-
-
 def _semeval_sets(
   folder: storage.Path, official: Mapping[str, tuple[str, str]], year: str = ""
 ) -> dict[str, ScoredPairs]:
@@ -178,7 +158,20 @@ def _semeval_sets(
     if name in official:
       scores = files.plain_name(path).replace(".input.", ".gs.")
       score_path = anywhere.get(scores) or files.plain_or_gzipped(path.with_name(scores))
-      sets.append(_semeval_pairs(path, score_path, name, official[name]))
+      pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
+      lines = [line.strip() for line in text_files.read_lines(str(score_path))]
+      # Of the 500 pairs published as track 6, the first 250 have a score.
+      if len(pairs) != len(lines) and not name.startswith("STS17.track6."):
+        raise errors.InputError(
+          f"{path} has {len(pairs)} lines and {score_path} has {len(lines)}, but each pair must "
+          "have a score line: copy both again"
+        )
+      rows = [
+        (files.number(score, score_path, line), pair[0], pair[1])
+        for line, (pair, score) in enumerate(zip(pairs, lines, strict=False), 1)
+        if score  # 2015 and 2016 have pairs without one.
+      ]
+      sets.append(ScoredPairs(name, official[name], rows))
   return {pairs.name: pairs for pairs in sets}
 
 
@@ -318,8 +311,6 @@ STS = suite.Benchmark(
   files=suite.Files(
     ("sts",),
     "YEAR/STS.input.NAME.txt with YEAR/STS.gs.NAME.txt, or STSyy.NAME.tsv (score, sentences)",
-    "download the archives linked from http://ixa2.si.ehu.es/stswiki, or copy data/downstream/STS "
-    "of https://github.com/facebookresearch/SentEval",
   ),
   read=_read_sts,
   averages=_summarize_sts,
@@ -332,8 +323,6 @@ XLSTS = suite.Benchmark(
     ("xlsts",),
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, at any depth, or "
     "STS17.trackN.xx-yy.tsv (score, sentences)",
-    "download sts2017.eval.v1.1.zip and sts2017.gs.zip of SemEval-2017 task 1 "
-    "(https://alt.qcri.org/semeval2017/task1), also in https://github.com/eduardofv/sts_eval",
   ),
   read=_read_xlsts,
   averages=_summarize_xlsts,
@@ -346,9 +335,6 @@ STSB = suite.Benchmark(
     ("stsb",),
     "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
     "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv",
-    "English is http://ixa2.si.ehu.es/stswiki/images/4/48/Stsbenchmark.tar.gz, Korean is KorSTS of "
-    "https://github.com/kakaobrain/kor-nlu-datasets, other languages are "
-    "https://github.com/PhilipMay/stsb-multi-mt, JSTS is https://github.com/yahoojapan/JGLUE",
     more=(f"sts/{_JSTS}.tsv",),
   ),
   read=_read_stsb,

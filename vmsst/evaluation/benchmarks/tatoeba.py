@@ -14,8 +14,6 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
 from vmsst.evaluation.metrics import retrieval
 
-SOURCE = "copy data/tatoeba/v1 of https://github.com/facebookresearch/LASER"
-
 _CODES = (
   "afr amh ang ara arq arz ast awa aze bel ben ber bos bre bul cat cbk ceb ces cha cmn cor csb cym "
   "dan deu dsb dtp ell epo est eus fao fin fra fry gla gle glg gsw heb hin hrv hsb hun hye ido ile "
@@ -49,14 +47,12 @@ def paths_in(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path
     InputError: there are no files, or one side is missing.
   """
   paths = {}
-  for path in files.files_in(folder, "tatoeba.*-eng.*", source=SOURCE):
+  for path in files.files_in(folder, "tatoeba.*-eng.*"):
     stem = ".".join(path.name.split(".")[:2])
     code = files.known_code(stem.removeprefix("tatoeba.").removesuffix("-eng"), path)
     if code not in paths:
       sides = (path.with_name(f"{stem}.{side}") for side in (code, "eng"))
-      foreign, english = (
-        files.plain_or_gzipped(name_of_side, source=SOURCE) for name_of_side in sides
-      )
+      foreign, english = (files.plain_or_gzipped(name_of_side) for name_of_side in sides)
       paths[code] = foreign, english
   return paths
 
@@ -85,11 +81,11 @@ def retrieval_task(
   """
   ways = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
 
-  def score(*vectors: np.ndarray) -> list[suite.Result]:
+  def score(*vectors: np.ndarray) -> suite.Numbers:
     shares = retrieval.translation_accuracy(*vectors, texts=texts if several else None)
-    return [suite.Result(name, codes, {ways[key]: 100 * x for key, x in shares.items()})]
+    return {ways[key]: 100 * share for key, share in shares.items()}
 
-  return suite.Task(name, tuple(map(suite.Side, codes, texts)), score)
+  return suite.pair_task(name, codes, texts, score)
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
@@ -112,9 +108,7 @@ BENCHMARK = suite.Benchmark(
   name="tatoeba",
   title="Tatoeba (LASER's test sets)",
   files=suite.Files(
-    ("tatoeba",),
-    "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz",
-    SOURCE,
+    ("tatoeba",), "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz"
   ),
   read=read,
   averages=summarize,

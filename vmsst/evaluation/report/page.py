@@ -197,7 +197,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
     note = "The encoders were evaluated on different sets: their averages are not comparable."
     section.notes.append(note)
   cells = _averages(of_encoder)
-  numbers = {key: papers.for_average(name, key, keys) for _, key in cells}
+  numbers = {key: papers.find(name, key, papers=keys) for _, key in cells}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)

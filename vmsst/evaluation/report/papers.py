@@ -79,12 +79,15 @@ def load() -> tuple[Number, ...]:
   )
 
 
-def for_average(benchmark: str, name: str, papers: Collection[str] = ()) -> list[Number]:
+def find(
+  benchmark: str, name: str, of: Hashable = None, papers: Collection[str] = ()
+) -> list[Number]:
   """Returns the published numbers of an average, given its name in the benchmark's summary.
 
   Without those of ablations, except of these papers.
   """
-  return _find(benchmark, name, None, papers)
+  found = _index().get((benchmark, name, of), [])
+  return [x for x in found if not x.ablation or x.paper in papers]
 
 
 def for_result(
@@ -99,12 +102,7 @@ def for_result(
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
-  return _find(benchmark, metric, _key(f"{domain} {joined}"), papers)
-
-
-def _find(benchmark: str, name: str, of: Hashable, papers: Collection[str]) -> list[Number]:
-  found = _index().get((benchmark, name, of), [])
-  return [x for x in found if not x.ablation or x.paper in papers]
+  return find(benchmark, metric, _key(f"{domain} {joined}"), papers)
 
 
 @functools.cache

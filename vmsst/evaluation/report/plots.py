@@ -20,7 +20,6 @@ from vmsst.evaluation.metrics import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
-_LARGEST = 1e30  # Larger values are not drawn.
 _MOST_NUMBERS = 40  # Languages of a heat map with numbers.
 _STYLE: Any = {
   "axes.spines.right": False,
@@ -53,10 +52,8 @@ def curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) 
   def draw(*rows: Any) -> None:
     for axes, (metric, of_run) in zip(rows, panels.items(), strict=True):
       for run, curve in of_run.items():
-        values = np.array(list(curve.values()))
-        shown = np.where(np.abs(values) < _LARGEST, values, np.nan)
         color = _COLORS[runs.index(run) % len(_COLORS)]
-        axes.plot(list(curve), shown, marker=".", color=color)
+        axes.plot(list(curve), list(curve.values()), marker=".", color=color)
       axes.set_ylabel(metric)
       # With labels: matplotlib leaves out names that start with "_" else.
       axes.legend(axes.lines, of_run, loc="upper left", bbox_to_anchor=(1, 1))

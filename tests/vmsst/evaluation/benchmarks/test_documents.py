@@ -6,8 +6,6 @@ import line_files
 import numpy as np
 import pytest
 
-from vmsst import languages
-from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import documents
 from vmsst.evaluation.metrics import classification
 
@@ -119,25 +117,3 @@ def test_sib200_goes_from_english_into_all_languages(tmp_path, monkeypatch):
   names = [x.name for x in task.score(*(np.array([*map(encode, x.texts)]) for x in task.sides))]
   assert names[3:] == ["deu_Latn->eng_Latn", "jav_Latn->eng_Latn"]
   assert sizes == dict.fromkeys(expected, 4)
-
-
-def test_means_tell_directions_apart():
-  pairs = {("en", "en"): 100.0, ("en", "de"): 50.0, ("de", "en"): 25.0, ("en", "fr"): 75.0}
-  results = [suite.Result("->".join(pair), pair, {"accuracy": x}) for pair, x in pairs.items()]
-  seen = suite.seen_test(map(languages.language, ["eng_Latn", "deu"]))
-  assert documents.summarize(results, seen, complete=True) == {
-    "accuracy": 50.0,
-    "accuracy from English": 62.5,
-    "accuracy into English": 25.0,
-    "accuracy seen": 37.5,
-    "accuracy unseen": 75.0,
-    "English": 100.0,
-  }
-
-
-def test_real_topics_are_read(data_root):
-  sib200 = documents.sib200(data_root / "sib200")
-  assert len(sib200) == 55
-  split = sib200["eng_Latn"]
-  assert [len(part.texts) for part in (split.train, split.dev, split.test)] == [701, 99, 204]
-  assert len(set(split.train.labels)) == 7

@@ -15,11 +15,7 @@ LABELED = (("a", "a", 0), ("a", "b", 1), ("a", "c", -1), ("b", "b", 2), ("c", "c
   [
     ("after.tsv", lambda query, text, label: f"{query}\t{text}\t{label}"),
     ("before.tsv", lambda query, text, label: f"{label}\t{query}\t{text}"),
-    ("x.jsonl", lambda *row: json.dumps(dict(zip(("query", "text", "label"), row, strict=True)))),
-    (
-      "other.jsonl",
-      lambda *row: json.dumps(dict(zip(("query", "text", "rank"), row, strict=True))),
-    ),
+    ("x.jsonl", lambda *row: json.dumps(dict(zip(("query", "text", "rank"), row, strict=True)))),
     ("texts.jsonl", lambda a, b, x: json.dumps({"query": a, "text": b, "label": str(x)})),
   ],
 )

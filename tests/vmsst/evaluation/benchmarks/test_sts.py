@@ -71,19 +71,6 @@ def test_archives_give_the_averages_of_plain_loops(tmp_path):
   assert scored["summary"].keys() == {f"{x} (incomplete)" if x in lacking else x for x in expected}
 
 
-def test_tables_are_read_too_and_one_set_suffices(tmp_path):
-  rows, cosine_N, score_N = pairs("x", 4, np.random.default_rng(0))
-  table = [(score, *row) for score, row in zip(score_N, rows, strict=True)]
-  line_files.write_tsv(tmp_path / "sts" / "STS12.SMTnews.tsv", table)
-  for name in ("STS12.SMTeuroparl.train.tsv", "JSTS.ja.valid.tsv"):
-    line_files.write_text(tmp_path / "sts" / name, "broken\n")
-  scored = benchmark_trees.run_benchmark(sts.STS, ENCODER, tmp_path)
-  assert [each["name"] for each in scored["results"]] == ["STS12.SMTnews", "STS12"]
-  assert scored["results"][0]["metrics"] == both(cosine_N, score_N)
-  assert scored["results"][1]["metrics"].keys() == {"spearman (incomplete)"}
-  assert len(scored["missing"]) == sum(map(len, sts.SETS.values())) - 1
-
-
 def test_correlations_equal_scipy_with_ties_and_rounding_errors():
   rng = np.random.default_rng(0)
   first, second = rng.normal(size=[40, 6]), rng.normal(size=[40, 6])

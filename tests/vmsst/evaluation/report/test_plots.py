@@ -30,6 +30,6 @@ def test_errors_are_a_heat_map_with_averages_and_a_tree_with_families():
 
 
 def test_curves_have_a_panel_for_each_metric_and_gaps_for_values_that_cannot_be_drawn():
-  curve = {1: 5.0, 2: -1e308, 3: float("nan")}
+  curve = {1: 5.0, 2: -3e38, 3: float("nan")}
   figure = plots.curves("Metrics", {"loss": {"_<run> $5 $6": curve}, "accuracy": {"other": curve}})
   assert {"loss", "accuracy", "_<run> $5 $6", "other", "training steps"} < {*texts(figure)}
