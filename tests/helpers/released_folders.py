@@ -350,9 +350,9 @@ CHAINS = [
 REFUSED = [
   *(("bert", {_TC: {key: value}}, (_TC, key)) for key, value in (
     ("truncation_side", "left"), ("split_special_tokens", True), ("vocab", {"a": 0}),
-    ("model_input_names", ["input_ids"]), ("tokenizer_class", "RobertaTokenizer"),
-    ("strip_accents", "yes"),
+    ("model_input_names", ["input_ids"]), ("strip_accents", "yes"),
   )),
+  ("bert", {_TC: {"tokenizer_class": "RobertaTokenizer"}}, (_TJ, "not a Hugging Face tokenizer")),
   ("bert", {"config.json": {"tokenizer_class": "ByT5Tokenizer"}, _TC: None},
    ("config.json", "tokenizer_class")),
   ("plain", {_TJ: {"truncation": {"direction": "Left", "max_length": 9, "stride": 0,
@@ -366,7 +366,7 @@ REFUSED = [
     (_PR, "prompts", {"query": 3}), (_PR, "truncate_dim", 3),
     ("adapter_config.json", "cannot be imported", 1), (_PO, "pooling_mode", 3),
   )),
-  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "the pooling is")) for mode in ("min", [])),
+  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "pooling_mode")) for mode in ("min", [])),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {_MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE | {key: value}},
@@ -379,8 +379,8 @@ REFUSED = [
    ("Dense", "has shape")),
   ("bert", {_MO: [*modules(), {"type": NORMALIZE, "path": "../Dense"}]}, (_MO, "path")),
   ("bert", {_MO: modules(f"{_KIND}CNN")}, (_MO, "CNN")),
-  ("bert", {_MO: None, _TC: {"chat_template": "x"}}, (_TC, "chat template")),
-  ("bert", {_MO: None, "chat_template.jinja": "x"}, ("chat_template.jinja", "chat template")),
+  ("bert", {_MO: None, _TC: {"chat_template": "x"}}, ("", "chat template")),
+  ("bert", {_MO: None, "chat_template.jinja": "x"}, ("", "chat template")),
   ("xlmr", {"config.json": {"pad_token_id": 0}}, ("config.json", "pads with 1")),
 ]  # fmt: skip
 
@@ -458,6 +458,8 @@ VARIATIONS = [
   ("modernbert", {_TC: {"tokenizer_class": "BertTokenizer"}}),
   ("roberta", {_TC: {"cls_token": "</s>", "sep_token": "<s>"}}),
   ("roberta", {_TJ: {"post_processor": None}}),
+  ("roberta", {_TJ: {"pre_tokenizer": {"type": "Whitespace"}, "normalizer": None}}),
+  *((name, {_TC: {"add_prefix_space": True}}) for name in ("qwen3", "roberta")),
 ]  # fmt: skip
 
 

@@ -152,19 +152,20 @@ def convert(
     InputError: the folder cannot be used; the message names the file.
   """
   has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
-  if not has_modules and laser.files(folder):
-    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: LASER has no prefix")
-    return laser.convert(folder)
-  if not has_modules:
+  is_laser, record = not has_modules and bool(laser.files(folder)), {}
+  if not has_modules and not is_laser:
     record = transformers.read_object(folder / transformers.CONFIG_FILE)
-    if record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu":
-      errors.check(not prefix, f"the prefix of {folder}", prefix, "None: mT5 has no prefix")
-      names = transformers.open_tensors(folder)
-      if any(name.startswith(vmsst_release.ENCODER) for name in names):
-        return vmsst_release.convert(folder, vocabulary=vocabulary)
-      return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
-  if vocabulary is not None:
-    raise errors.InputError(f"{folder} has a vocabulary of its own; omit {vocabulary}")
+  is_mt5 = record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu"
+  if is_laser or is_mt5:
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: such a model has no prefix")
+  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None: {folder} has one")
+  if is_laser:
+    return laser.convert(folder)
+  if is_mt5:
+    names = transformers.open_tensors(folder)
+    if any(name.startswith(vmsst_release.ENCODER) for name in names):
+      return vmsst_release.convert(folder, vocabulary=vocabulary)
+    return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
 
@@ -372,9 +373,9 @@ def load(
       for bfloat16, and ONNX Runtime on CPUs if it is installed.
 
   Raises:
-    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or
-      `backend` is unknown, they exclude each other, `max_length` exceeds its position table, or the
-      package that reads the store or computes is not installed.
+    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
+      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
+      reads the store or computes is not installed.
   """
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

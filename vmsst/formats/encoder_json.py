@@ -11,7 +11,7 @@ import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import msgspec
@@ -20,7 +20,6 @@ from etils import epath
 from flax import traverse_util
 
 from vmsst import errors, storage
-from vmsst import languages as languages_lib
 from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
@@ -30,7 +29,7 @@ from vmsst.networks import sentence_encoder, t5, transformer
 if typing.TYPE_CHECKING:
   from vmsst.networks.vmsst import BitranslationNetwork
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
 WEIGHTS_FILE = "model.safetensors"
@@ -111,7 +110,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
   notes: tuple[str, ...] = ()
 
 
-class _Record(msgspec.Struct):
+class _Record(msgspec.Struct, omit_defaults=True):
   """The content of `encoder.json`."""
 
   format: Literal[1]
@@ -173,25 +172,21 @@ def save_assets(
       f"the model: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
       f"{rows} rows ({type(assets.network.config).__name__}.vocab_size)"
     )
-  record: dict[str, Any] = {
-    "format": FORMAT,
-    "network": describe(assets.network),
-    "max_length": assets.max_length,
-  }
-  if assets.languages is not None:
-    record["languages"] = assets.languages
-  if assets.similarity_fn_name != SIMILARITIES[0]:
-    record["similarity_fn_name"] = assets.similarity_fn_name
-  if assets.generator is not None:
-    record["generator"] = describe(assets.generator)
-  if weights:
-    record["weights"] = {name: checksums.of_file(folder / name) for name in weights}
-  record["vocabulary"] = _describe_vocabulary(vocabulary)
+  record = _Record(
+    FORMAT,
+    describe(assets.network),
+    _describe_vocabulary(vocabulary),
+    assets.max_length,
+    None if assets.generator is None else describe(assets.generator),
+    assets.languages,
+    assets.similarity_fn_name,
+    {name: checksums.of_file(folder / name) for name in weights},
+  )
   name, content = _vocabulary_file(vocabulary)
   if name is not None:
-    record["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+    record.vocabulary["sha256"] = hashlib.sha256(content).hexdigest()
     _write(folder / name, content)
-  _write(folder / ENCODER_FILE, (json.dumps(record, indent=2) + "\n").encode())
+  _write(folder / ENCODER_FILE, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
   return name
 
 
@@ -256,14 +251,18 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
       from vmsst.networks import vmsst as generators
 
       generator = _network(record.generator, {x: getattr(generators, x) for x in GENERATORS})
-    vocabulary = _vocabulary(record.vocabulary, folder)
-    for code in record.languages or ():
-      languages_lib.language(code)
-    rows = min(x.config.vocab_size for x in (network, generator or network))
-    if vocabulary.size > rows:
-      raise ValueError(
-        f"the vocabulary has {vocabulary.size} pieces, but the token table only {rows} rows"
-      )
+    entry, cls = record.vocabulary, _known(record.vocabulary["kind"], VOCABULARIES)
+    names = (name for name in _attributes(cls) if name in entry or name != "prompts")
+    values = {name: entry[name] for name in names}
+    location: dict[str, str] = {}
+    if cls is not vocabularies.ByteVocabulary:
+      file = folder / (TOKENIZER_FILE if cls is HuggingFaceVocabulary else VOCABULARY_FILE)
+      if hashlib.sha256(input_files.read_bytes(file)).hexdigest() != entry["sha256"]:
+        raise errors.InputError(
+          f"{file} is not the vocabulary that the encoder was trained with (its SHA-256 differs)"
+        )
+      location = {"path": os.fspath(file)}
+    vocabulary = _instance(cls, values, **location)
   except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
       f"{path}: {error}; the file is damaged, or another version of vmsst has written it"
@@ -369,16 +368,3 @@ def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
     except msgspec.ValidationError as error:
       raise ValueError(f"{key!r} of {cls.__name__}: {error}") from None
   return cls(**given)
-
-
-def _vocabulary(entry: dict[str, Any], folder: epath.Path) -> vocabularies.Vocabulary:
-  cls = _known(entry["kind"], VOCABULARIES)
-  values = {name: entry[name] for name in _attributes(cls) if name in entry or name != "prompts"}
-  if entry["kind"] == "byte":
-    return cast(vocabularies.Vocabulary, _instance(cls, values))
-  file = folder / (TOKENIZER_FILE if cls is HuggingFaceVocabulary else VOCABULARY_FILE)
-  if hashlib.sha256(input_files.read_bytes(file)).hexdigest() != entry["sha256"]:
-    raise errors.InputError(
-      f"{file} is not the vocabulary that the encoder was trained with (its SHA-256 differs)"
-    )
-  return cast(vocabularies.Vocabulary, _instance(cls, values, path=os.fspath(file)))

@@ -48,15 +48,12 @@ def find(name: str) -> tuple[str, pathlib.Path]:
   """
   import huggingface_hub
 
-  matched = _NAME.fullmatch(name)
-  if not matched:
-    raise errors.InputError(f"{name!r} is not the name of a model: give owner/name")
-  repository, revision = matched["repository"], matched["revision"]
+  repository, _, revision = name.partition("@")
   with _explained(f"there is no folder {name} here, and {name} cannot be downloaded from"):
     for weights in _WEIGHTS:
       snapshot = huggingface_hub.snapshot_download(
         repository,
-        revision=revision,
+        revision=revision or None,
         allow_patterns=[*_FILES, weights],
         ignore_patterns=list(_OTHERS),
       )

@@ -13,7 +13,7 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Options that may have one value.
+# The only value of some options.
 _OPTIONS: dict[str, Any] = {
   "transformer_task": "feature-extraction",
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -41,12 +41,12 @@ _OPTIONS: dict[str, Any] = {
 }
 # Files with which transformers opens another model or another preprocessing.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
-_CHAT = "chat_template"
 _E5 = {"query": "query: ", "passage": "passage: "}
 # The name of the pooled vector on its way through the modules.
 _VECTOR = "sentence_embedding"
 # The keys of the ways of pooling in older files, in the order in which these concatenate them.
-_POOLING_FLAGS = {
+_Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+_POOLING_FLAGS: dict[_Pool, str] = {
   "cls": "pooling_mode_cls_token",
   "max": "pooling_mode_max_tokens",
   "mean": "pooling_mode_mean_tokens",
@@ -62,6 +62,11 @@ _PROMPT = "default"
 _METADATA = {"format": "pt"}
 
 
+_LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
+# A layer must replace the pooled vector.
+_LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
+
+
 class _Module(msgspec.Struct):
   """An entry of `modules.json`; the path is a folder next to the file, or empty."""
 
@@ -69,11 +74,11 @@ class _Module(msgspec.Struct):
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
 
 
-class _Options(msgspec.Struct):
+class _Options(msgspec.Struct, forbid_unknown_fields=True):
   """The options of the transformer."""
 
   max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
-  do_lower_case: bool | None = None
+  do_lower_case: bool = False
   unpad_inputs: bool | None = None
 
 
@@ -88,7 +93,7 @@ class _Prompts(msgspec.Struct):
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: str | list[str] | None = None
+  pooling_mode: _Pool | Annotated[list[_Pool], msgspec.Meta(min_length=1)] | None = None
   include_prompt: bool = True
 
 
@@ -143,15 +148,11 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
   if len(modules) > 1:
     for options_path in (source / name for name in _OPTIONS_FILES):
-      options_record = transformers.read_object(options_path, if_missing={})
-      for key, value in options_record.items():
-        if key not in _Options.__struct_fields__ and value not in (None, {}, _OPTIONS.get(key)):
-          raise errors.InputError(
-            f"{options_path}: {key!r} is {value!r:.80}, which cannot be imported; remove it if it "
-            "changes no vectors"
-          )
-      if options_record:
-        options = transformers.checked(options_path, options_record, _Options)
+      if options_record := transformers.read_object(options_path, if_missing={}):
+        own = {
+          key: x for key, x in options_record.items() if x not in (None, {}, _OPTIONS.get(key))
+        }
+        options = transformers.checked(options_path, own, _Options)
         break
     prompts_path = folder / PROMPTS_FILE
     settings_record = transformers.read_object(prompts_path, if_missing={})
@@ -167,25 +168,32 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
     if mode is None:
       mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
-    names = mode if isinstance(mode, list) else [mode]
-    # With patterns for a text and for a list of texts, msgspec frees memory twice at the exit.
-    if not names or not {*names} <= {*_POOLING_FLAGS}:
-      raise errors.InputError(
-        f"{pooling_path}: the pooling is {mode!r}; only {', '.join(_POOLING_FLAGS)} can be imported"
-      )
-    pooling = "+".join(names).replace("lasttoken", "last")
+    pooling = "+".join(mode if isinstance(mode, list) else [mode]).replace("lasttoken", "last")
   else:
     settings_record = {}
-    names = record.get("architectures") or [""]
-    if str(names[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
+    kinds = record.get("architectures") or [""]
+    if str(kinds[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
       pooling = "last"
   default, prompts = _prompts(folder, settings_record, settings, record)
-  layers = [(name, _layer(kind, folder / name)) for kind, name in modules[2:]]
+  layers: list[tuple[str, sentence_encoder.Layer]] = []
+  for kind, name in modules[2:]:
+    layer_path = folder / name / transformers.CONFIG_FILE
+    layer_record = transformers.read_object(layer_path, if_missing={})
+    layer_record = {key: value for key, value in layer_record.items() if value is not None}
+    transformers.checked(layer_path, layer_record, dict, _LAYER)
+    if kind == "Dense":
+      linear = transformers.checked(layer_path, layer_record, _Dense)
+      activation = linear.activation_function.rpartition(".")[2]
+      layers.append(
+        (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
+      )
+    elif kind == "Dropout":
+      layers.append((name, sentence_encoder.Dropout(layer_record.get("dropout", 0.2))))
+    else:
+      layers.append((name, getattr(sentence_encoder, kind)()))
   sizes = architecture.sizes(path, record)
-  tokenizer, tokenizer_settings = tokenizers.read(
-    source, record, lowercase=bool(options.do_lower_case)
-  )
-  notes, rows = [], sizes["vocab_size"]
+  tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
+  rows = sizes["vocab_size"]
   if tokenizer is not None:
     # The model's config may have another id: a small E5 is a BERT, id 0, with XLM-R's tokenizer.
     padding_id = tokenizers.padding_id(tokenizer)
@@ -215,15 +223,15 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   config = transformer.TransformerConfig(**sizes)
   # A run that starts from this encoder inherits all but the head.
   head = [layer for _, layer in layers]
-  dense = [layer for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
   pooler_dim = None
-  if dense and head[0] == sentence_encoder.Dense(dense[0].features):
-    pooler_dim = dense[0].features
+  if widths and head[0] == sentence_encoder.Dense(widths[0]):
+    pooler_dim = widths[0]
     del head[0]
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
     config,
-    dense[-1].features if dense else config.width * len(pooling.split("+")),
+    widths[-1] if widths else config.width * len(pooling.split("+")),
     head=tuple(head[: len(head) - normalize]) or False,
     pooling=pooling,
     normalize=normalize,
@@ -263,27 +271,21 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   assets = encoder_json.EncoderAssets(
     network, vocabulary, max_length, similarity_fn_name=similarity
   )
-  if padding_id:
-    notes.append(
-      f"The tokenizer pads with id {padding_id}, this library with 0: these two rows of the token "
-      "table are swapped, and so are the ids of texts"
-    )
+  note = (
+    f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
+    f"{text_prefix!r}, at most {max_length} tokens"
+  )
   if tokenizer is None:
-    notes.append(
+    note = (
       f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
       "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
-    )
-  else:
-    notes.append(
-      f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
-      f"{text_prefix!r}, at most {max_length} tokens"
     )
   return Converted(
     params=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
-    notes=tuple(notes),
+    notes=(note,),
   )
 
 
@@ -296,13 +298,11 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """
   path = folder / MODULES_FILE
   if not path.is_file():
-    files = sorted(folder.glob(f"{_CHAT}*.jinja"))
     settings_path = folder / tokenizers.SETTINGS_FILE
-    if _CHAT in transformers.read_object(settings_path, if_missing={}):
-      files.append(settings_path)
-    if files:
+    has_template = "chat_template" in transformers.read_object(settings_path, if_missing={})
+    if has_template or any(folder.glob("chat_template*.jinja")):
       raise errors.InputError(
-        f"{files[0]}: a model with a chat template needs a {MODULES_FILE} to be imported"
+        f"{folder}: a model with a chat template needs a {MODULES_FILE} to be imported"
       )
     return [("Transformer", "")]
   try:
@@ -340,27 +340,8 @@ def _prompts(
   name = settings.default_prompt_name
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" with every model.
-  prompts["document"] = next(filter(None, map(prompts.get, tokenizers.ROLES["document"])), "")
+  prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
   return prefix, prompts if any(prompts.values()) else {}
-
-
-_LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-
-
-def _layer(kind: str, folder: pathlib.Path) -> sentence_encoder.Layer:
-  """Returns the layer of a module, which must replace the pooled vector."""
-  path = folder / transformers.CONFIG_FILE
-  record = transformers.read_object(path, if_missing={})
-  fixed = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
-  record = {key: value for key, value in record.items() if value is not None}
-  if kind == "Dense":
-    dense = transformers.checked(path, record, _Dense, fixed)
-    activation = dense.activation_function.rpartition(".")[2]
-    return sentence_encoder.Dense(dense.out_features, activation, bias=dense.bias)
-  transformers.checked(path, record, dict, fixed)
-  if kind == "Dropout":
-    return sentence_encoder.Dropout(record.get("dropout", 0.2))
-  return sentence_encoder.LayerNorm() if kind == "LayerNorm" else sentence_encoder.Normalize()
 
 
 def read_params(
@@ -446,12 +427,24 @@ def write_modules(
   pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
   if len(names) > 1:
     pooling["pooling_mode"] = names
+  # sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
+  # default one or for "passage".
+  vocabulary = assets.vocabulary
+  prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
+  prompts |= tokenizers.method_prompts(prefix, prompts)
+  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
+  if prefix and default is None:
+    default = _PROMPT
+    while default in prompts:
+      default += "_"
+    prompts[default] = prefix
   files: dict[str, Any] = {
     transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
     tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
     _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
     PROMPTS_FILE: {
-      **_written_prompts(assets.vocabulary),
+      "prompts": prompts,
+      "default_prompt_name": default if prefix else None,
       "similarity_fn_name": assets.similarity_fn_name,
     },
     f"1_Pooling/{transformers.CONFIG_FILE}": pooling,
@@ -476,33 +469,12 @@ def write_modules(
       weights.append(f"{paths[-1]}/{transformers.WEIGHTS_FILE}")
       arrays = tensors.to_tensors(rows, saved.arrays)
       tensors.write_file(folder / weights[-1], arrays, _METADATA)
-  files[MODULES_FILE] = [
-    {
-      "idx": i,
-      "name": str(i),
-      "path": path,
-      "type": f"{_PACKAGE}.{path.partition('_')[2] or 'Transformer'}",
-    }
-    for i, path in enumerate(paths)
-  ]
+  files[MODULES_FILE] = []
+  for i, path in enumerate(paths):
+    kind = path.partition("_")[2] or "Transformer"
+    entry = {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
+    files[MODULES_FILE].append(entry)
   for name, record in files.items():
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
     (folder / name).write_text(text, encoding="utf-8")
   return weights
-
-
-def _written_prompts(vocabulary: Any) -> dict[str, Any]:
-  """Returns the prompts under the names that `encode_query` and `encode_document` look up there.
-
-  sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
-  default one or for "passage".
-  """
-  prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
-  prompts |= tokenizers.method_prompts(prefix, prompts)
-  default = next((name for name, prompt in prompts.items() if prompt == prefix), None)
-  if prefix and default is None:
-    default = _PROMPT
-    while default in prompts:
-      default += "_"
-    prompts[default] = prefix
-  return {"prompts": prompts, "default_prompt_name": default if prefix else None}

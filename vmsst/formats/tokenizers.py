@@ -6,8 +6,7 @@
 * `read` builds the tokenizer with which transformers opens a folder. transformers rebuilds the
   tokenizers of most models: it keeps the vocabulary of `tokenizer.json` and takes everything else
   from `tokenizer_config.json` and its own defaults. Added tokens come from up to four files. `read`
-  refuses what one `tokenizer.json` cannot express, and a `tokenizer.json` of RoBERTa, Qwen or Gemma
-  that is not what transformers would make.
+  refuses what one `tokenizer.json` cannot express.
 * `export` writes a vocabulary of this library as `tokenizer.json`, with equal ids.
 """
 
@@ -22,7 +21,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 import tokenizers
@@ -105,20 +104,19 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
       InputError: the tokens of the prefix depend on the text.
     """
     start = len(self._loaded.start_ids)
-    with_prefix = self._ids(_PROBES)
     plain = self.with_prefix("")._ids(_PROBES)
-    prefixes = set()
-    for ids, text_ids in zip(with_prefix, plain, strict=True):
+    prefixes: set[Any] = set()
+    for ids, text_ids in zip(self._ids(_PROBES), plain, strict=True):
       leading = len(ids) - len(text_ids) + start
       # None if the text has other ids after the prefix.
       prefixes.add(tuple(ids[:leading]) if ids[leading:] == text_ids[start:] else None)
-    (leading_ids,) = prefixes if len(prefixes) == 1 else {None}
-    if leading_ids is None:
+    if len(prefixes) > 1 or None in prefixes:
       raise errors.InputError(
         f"{self.path}: the tokens of the prefix {self.prefix!r} depend on the text after it; end "
         "it with a space"
       )
-    return leading_ids
+    (leading_ids,) = prefixes
+    return cast(tuple[int, ...], leading_ids)
 
   def with_prefix(self, prefix: str) -> "HuggingFaceVocabulary":
     """Returns this vocabulary with another prefix; the file is not read again."""
@@ -271,7 +269,7 @@ def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
   not empty.
   """
   present = [prompts[name] for name in ROLES[role] if name in prompts]
-  return next(filter(None, present), "" if present else None)
+  return max(present, key=bool, default=None)
 
 
 def method_prompts(prefix: str, prompts: Mapping[str, str]) -> dict[str, str]:
@@ -298,11 +296,6 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
 
 def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
   """Returns the id after all ids of a tokenizer."""
-  count = tokenizer.get_vocab_size(with_added_tokens=True)
-  # Without gaps, there is no need for the vocabulary, which takes longer.
-  is_token = [tokenizer.id_to_token(index) is not None for index in range(count + 1)]
-  if False in is_token and is_token.index(False) == count:
-    return count
   return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -399,28 +392,13 @@ _QWEN_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Options of byte pair encoding, which transformers sets by the class.
-_FALLBACKS = {"fuse_unk", "byte_fallback"}
-_OPTIONS = {*_FALLBACKS, "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"}
-# Normalizer and pre-tokenizer of the classes with byte pair encoding.
-_STEPS: dict[str, tuple[Any, Any]] = {
-  _ROBERTA: (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-  _QWEN: (
-    normalizers.NFC(),
-    pre_tokenizers.Sequence([
-      pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]),
-  ),
-  _GEMMA: (normalizers.Replace(" ", _SPACE), pre_tokenizers.Split(" ", "merged_with_previous")),
-}  # fmt: skip
+_BYTE_PAIRS = (_ROBERTA, _QWEN, _GEMMA)
 # Settings that replace parts of the tokenizer. Files of released encoders have none of them.
 _REPLACEMENTS = (
   "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
   "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
 )  # fmt: skip
-_Tokens = Mapping[str, tokenizers.AddedToken]
 
 
 class Settings(msgspec.Struct):
@@ -431,9 +409,6 @@ class Settings(msgspec.Struct):
     strip_accents: Whether BERT removes accents; None: if it lowercases.
     tokenize_chinese_chars: Whether BERT splits Chinese characters.
     add_prefix_space: Whether XLM-R puts a space before a text.
-    truncation_side: Where long texts are cut.
-    padding_side: Where short texts are padded.
-    split_special_tokens: Whether texts cannot spell special tokens.
     model_input_names: The inputs of the model.
     model_max_length: The most tokens of a text; "no limit" is a huge number.
     max_len: An older name of `model_max_length`.
@@ -444,13 +419,14 @@ class Settings(msgspec.Struct):
   strip_accents: bool | None = None
   tokenize_chinese_chars: bool = True
   add_prefix_space: bool | None = None
-  truncation_side: str | None = None
-  padding_side: str | None = None
-  split_special_tokens: bool = False
   model_input_names: tuple[str, ...] = ("attention_mask",)
   model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
   max_len: Annotated[float, msgspec.Meta(ge=1)] | None = None
   extra_ids: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _NUM_EXTRA
+
+  def __post_init__(self) -> None:
+    if "attention_mask" not in self.model_input_names:
+      raise ValueError("'model_input_names' lacks 'attention_mask'")
 
   @property
   def limit(self) -> int | None:
@@ -477,29 +453,19 @@ def read(
   """
   path, settings_path = folder / TOKENIZER_FILE, folder / SETTINGS_FILE
   given = transformers.read_object(settings_path, if_missing={})
-  settings = transformers.checked(settings_path, given, Settings)
   record: dict[str, Any] = {}
   if path.is_file():
     with _package_errors(path):
       record = _outline(path.read_bytes())
   model_type = config.get("model_type")
-  # What other values of a setting would change, silently.
-  sides = {part: (record.get(part) or {}).get("direction", "right").lower()
-           for part in ("truncation", "padding")}  # fmt: skip
-  allowed: tuple[Any, ...]
-  for key, value, allowed in (
-    ("truncation_side", settings.truncation_side or sides["truncation"], ("right",)),
-    ("padding_side", settings.padding_side or sides["padding"],
-     ("right", "left") if model_type in _RELATIVE else ("right",)),
-    ("split_special_tokens", settings.split_special_tokens, (False,)),
-    ("model_input_names", "attention_mask" in settings.model_input_names, (True,)),
-    *((key, given.get(key), (None, [], {})) for key in _REPLACEMENTS),
-  ):  # fmt: skip
-    if value not in allowed:
-      raise errors.InputError(
-        f"{settings_path}: {key!r} is {given.get(key, value)!r}, which changes token ids in a way "
-        "that cannot be imported; remove it if it has no effect"
-      )
+  fixed: dict[str, Any] = dict.fromkeys(_REPLACEMENTS)
+  fixed |= {"split_special_tokens": False, "truncation_side": "right"}
+  if model_type not in _RELATIVE:
+    fixed["padding_side"] = "right"
+  in_effect = {f"{part}_side": record[part]["direction"].lower()
+               for part in ("truncation", "padding") if record.get(part)}  # fmt: skip
+  in_effect |= {key: value for key, value in given.items() if value not in (None, [], {})}
+  settings = transformers.checked(settings_path, in_effect, Settings, fixed)
   if not record:
     return None, settings
   source, kind = settings_path, given.get("tokenizer_class")
@@ -519,12 +485,30 @@ def read(
     given |= transformers.read_object(folder / _SPECIAL_FILE, if_missing={})
     given |= {"extra_special_tokens": extra} if extra else {}
   added = transformers.read_object(folder / _ADDED_FILE, if_missing={})
-  named = _special_tokens(given, settings, kind, record)
-  tokens = _added_tokens(given, added, record, named)
+  # The special tokens, in the order in which transformers adds them.
+  texts: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
+  if record.get("padding"):
+    texts["pad_token"] = texts["pad_token"] or record["padding"]["pad_token"]
+  texts |= {name: token for name, token in given.items() if name.endswith("_token")}
+  if kind == _T5:
+    texts |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
+  extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
+  texts |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
+  named = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
+  # The tokens that files add, in the order of their ids there.
+  if "added_tokens_decoder" in given:  # It replaces the other files.
+    by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
+  else:
+    listed = given.get("extra_special_tokens")
+    special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
+    special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
+    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
+    by_id |= {token["id"]: _token(token) for token in record.get("added_tokens") or []}
+  tokens = [by_id[index] for index in sorted(by_id)]
   around = [str(named[name]) for name in _ENDS.get(kind, ())]
-  unknown = "" if kind not in _ENDS or kind in _STEPS else str(named["unk_token"])
+  unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named["unk_token"])
   with _package_errors(path):
-    tokenizer = _pipeline(settings_path, kind, settings, record, unknown)
+    tokenizer = _pipeline(kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
     tokenizer.add_tokens([token for token in tokens if repr(token) not in present])
     # A special token may be outside the model's table; then no text may spell it there.
@@ -556,74 +540,43 @@ def read(
   return tokenizer, settings
 
 
-def _special_tokens(
-  given: Mapping[str, Any], settings: Settings, kind: str, record: Mapping[str, Any]
-) -> _Tokens:
-  """Returns the special tokens by name, in the order in which transformers adds them."""
-  tokens: dict[str, Any] = dict(zip(_NAMES, _DEFAULTS.get(kind, [None] * 7), strict=True))
-  if record.get("padding"):
-    tokens["pad_token"] = tokens["pad_token"] or record["padding"]["pad_token"]
-  tokens |= {name: token for name, token in given.items() if name.endswith("_token")}
-  if kind == _T5:
-    tokens |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
-  extra = given.get("extra_special_tokens") or given.get("additional_special_tokens") or {}
-  tokens |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
-  return {name: _token(x) for name, x in tokens.items() if isinstance(x, (str, dict))}
-
-
-def _added_tokens(
-  given: Mapping[str, Any], added: Mapping[str, int], record: Mapping[str, Any], named: _Tokens
-) -> list[tokenizers.AddedToken]:
-  """Returns the tokens that files add, in the order of their ids there."""
-  if "added_tokens_decoder" in given:  # It replaces the other files.
-    by_id = {int(i): _token(token) for i, token in given["added_tokens_decoder"].items()}
-  else:
-    listed = given.get("extra_special_tokens")
-    special = {str(token) for name, token in named.items() if name in _NAMES and name in given}
-    special |= {str(_token(x)) for x in (listed if isinstance(listed, list) else [])}
-    by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
-    for token in record.get("added_tokens") or []:
-      by_id[token["id"]] = _token({key: x for key, x in token.items() if key != "id"})
-  return [by_id[index] for index in sorted(by_id)]
-
-
 def _token(value: Any) -> tokenizers.AddedToken:
   """Returns a token of a file: a text, which is special, or an object with its attributes."""
   if isinstance(value, str):
     return tokenizers.AddedToken(value, special=True)
-  return tokenizers.AddedToken(**{key: x for key, x in value.items() if key != "__type"})
+  return tokenizers.AddedToken(
+    **{key: x for key, x in value.items() if key not in ("__type", "id")}
+  )
 
 
 def _pipeline(
-  path: pathlib.Path, kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
+  kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a class, without added tokens and without special tokens around."""
-  vocabulary: Any = {}
-  if kind not in _ENDS or kind in _STEPS:
-    tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(record).decode())
-    if kind not in _STEPS:
-      return tokenizer
-    # Text without the option that changes no ids.
-    steps, expected = (
-      [repr(step).replace("trim_offsets=False", "trim_offsets=True") for step in pair]
-      for pair in ((tokenizer.normalizer, tokenizer.pre_tokenizer), _STEPS[kind])
+  if kind not in _ENDS or kind in _BYTE_PAIRS:
+    model = record["model"]
+    if kind in _BYTE_PAIRS:
+      fallbacks = dict.fromkeys(("fuse_unk", "byte_fallback"), kind == _GEMMA)
+      affixes = dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"))
+      model = {**model, "ignore_merges": False, **fallbacks, **affixes}
+    content = msgspec.json.encode({**record, "model": model})
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    as_bytes = functools.partial(
+      pre_tokenizers.ByteLevel, add_prefix_space=bool(settings.add_prefix_space)
     )
-    options = {key for key in _OPTIONS if record["model"].get(key)}
-    is_same = steps == expected and options == (_FALLBACKS if kind == _GEMMA else set())
-    is_same = is_same and not settings.add_prefix_space
-  else:
-    vocabulary = msgspec.json.decode(
-      record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
-    )
-    is_same = isinstance(vocabulary, list) == (kind in _UNKNOWN_IDS)
-  if not is_same:
-    raise errors.InputError(
-      f"{path}: the 'tokenizer_class' is {kind}, as it is by default, but {TOKENIZER_FILE} has "
-      f"another vocabulary, 'normalizer', 'pre_tokenizer', {', '.join(sorted(_OPTIONS))}, or "
-      "'add_prefix_space' is true"
-    )
-  if kind in _STEPS:
+    if kind == _ROBERTA:
+      tokenizer.normalizer, tokenizer.pre_tokenizer = None, as_bytes()
+    elif kind == _QWEN:
+      tokenizer.normalizer = normalizers.NFC()
+      words = pre_tokenizers.Split(tokenizers.Regex(_QWEN_WORDS), "isolated")
+      tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes(use_regex=False)])
+    elif kind == _GEMMA:
+      tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+      tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     return tokenizer
+  vocabulary: Any = msgspec.json.decode(
+    record["model"]["vocab"], type=dict[str, int] | list[tuple[str, float]]
+  )
   if kind not in _UNKNOWN_IDS:
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -697,22 +650,35 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     InputError: the file format cannot express the vocabulary.
   """
   if isinstance(vocabulary, HuggingFaceVocabulary):
-    return _of_hugging_face(vocabulary)
+    # The imported file, without its own padding and truncation.
+    record = json.loads(vocabulary.content)
+    record["padding"] = record["truncation"] = None
+    tokens = {token["id"]: token["content"] for token in record["added_tokens"]}
+    # In this library's ids, padding and 0 are swapped.
+    unknown, eos = (
+      tokens.get(vocabulary.padding_id if index == arrays.PAD_ID else index)
+      for index in (vocabulary.unk_id, vocabulary.eos_id)
+    )
+    return ExportedTokenizer(
+      content=json.dumps(record, ensure_ascii=False).encode(),
+      # Without a token of its own, padding may be any token: it has no effect.
+      padding=tokens.get(vocabulary.padding_id) or eos or "",
+      padding_id=vocabulary.padding_id,
+      unknown=unknown,
+      eos=eos,
+      splits_special_tokens=False,
+    )
   if isinstance(vocabulary, vocabularies.ByteVocabulary):
     made, special = _of_bytes(vocabulary)
-  elif type(vocabulary) is vocabularies.SentencePieceVocabulary:
-    if vocabulary.pretokenize and not pretokenized:
-      raise errors.InputError(
-        f"the vocabulary {vocabulary.path} splits text into words by the rules of its language "
-        "(Moses, jieba, Juman++), which a tokenizer.json cannot do; either split texts before they "
-        "are encoded (vmsst.data.word_splitting.split_words) and pass --pretokenized, or use "
-        "`vmsst export safetensors`, which vmsst.load opens"
-      )
+  elif type(vocabulary) is vocabularies.SentencePieceVocabulary and (
+    pretokenized or not vocabulary.pretokenize
+  ):
     made, special = _of_sentencepiece(vocabulary)
   else:
     raise errors.InputError(
-      f"a {type(vocabulary).__name__} cannot be written as tokenizer.json; use `vmsst export "
-      "safetensors`, which vmsst.load opens"
+      f"a {type(vocabulary).__name__} that splits words by rules of languages, or of LASER, cannot "
+      "become a tokenizer.json; use `vmsst export safetensors`, which vmsst.load opens, or split "
+      "texts before (vmsst.data.word_splitting.split_words) and pass --pretokenized"
     )
   eos = None if vocabulary.eos_id is None else special[vocabulary.eos_id]
   if eos is not None:
@@ -732,17 +698,17 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
 
 def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[str, Any]:
   """Returns the content of `tokenizer_config.json` for an exported tokenizer."""
-  names, tokens = ("pad", "unk", "eos"), (tokenizer.padding, tokenizer.unknown, tokenizer.eos)
-  return {
+  settings = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": max_length,
-    "padding_side": "right",
-    "truncation_side": "right",
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
     "split_special_tokens": tokenizer.splits_special_tokens,
-    **{f"{name}_token": x for name, x in zip(names, tokens, strict=True) if x is not None},
+    "pad_token": tokenizer.padding,
+    "unk_token": tokenizer.unknown,
+    "eos_token": tokenizer.eos,
   }
+  return {name: value for name, value in settings.items() if value is not None}
 
 
 def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
@@ -755,27 +721,6 @@ def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
   if vocabulary.eos_id is None:
     lines.append("A batch of only empty texts is an error there: this vocabulary has no EOS token")
   return lines
-
-
-def _of_hugging_face(vocabulary: HuggingFaceVocabulary) -> ExportedTokenizer:
-  """Returns the imported file, without its own padding and truncation."""
-  record = json.loads(vocabulary.content)
-  record["padding"] = record["truncation"] = None
-  token_by_id = {token["id"]: token["content"] for token in record["added_tokens"]}
-
-  def token(value: int | None) -> str | None:
-    # In this library's ids, padding and 0 are swapped.
-    return None if value is None else token_by_id.get({0: vocabulary.padding_id}.get(value, value))
-
-  return ExportedTokenizer(
-    content=json.dumps(record, ensure_ascii=False).encode(),
-    # Without a token of its own, padding may be any token: it has no effect.
-    padding=token_by_id.get(vocabulary.padding_id) or token(vocabulary.eos_id) or "",
-    padding_id=vocabulary.padding_id,
-    unknown=token(vocabulary.unk_id),
-    eos=token(vocabulary.eos_id),
-    splits_special_tokens=False,
-  )
 
 
 def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, str]]:
@@ -805,27 +750,23 @@ def _of_sentencepiece(
   model.ParseFromString(vocabulary.model_bytes)
   normalizer, trainer = model.normalizer_spec, model.trainer_spec
   kinds = proto.ModelProto.SentencePiece
-  for name, value, allowed in (
-    ("escape_whitespaces", normalizer.escape_whitespaces, (True,)),
-    ("treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, (False,)),
-    ("model_type", trainer.model_type, (trainer.UNIGRAM, trainer.BPE)),
-  ):
-    if value not in allowed:
-      raise errors.InputError(
-        f"the SentencePiece model {vocabulary.path} has {name} = {value}, which a tokenizer.json "
-        "cannot express"
-      )
   symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
   overlapping = any(
     len(x) > len(y[i:]) and x.startswith(y[i:])
     for x, y in itertools.product(symbols, repeat=2)
     for i in range(1, len(y))
   )
-  if symbols and (trainer.model_type == trainer.BPE or overlapping):
-    raise errors.InputError(
-      f"the SentencePiece model {vocabulary.path} has user-defined symbols ({symbols[0]}) and is a "
-      "BPE, or they overlap, which a tokenizer.json cannot express"
-    )
+  for problem, is_problem in {
+    "escape_whitespaces is false": not normalizer.escape_whitespaces,
+    "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
+    "it is neither Unigram nor BPE": trainer.model_type not in (trainer.UNIGRAM, trainer.BPE),
+    "it is a BPE with user-defined symbols": symbols and trainer.model_type == trainer.BPE,
+    "user-defined symbols overlap": overlapping,
+  }.items():
+    if is_problem:
+      raise errors.InputError(
+        f"the SentencePiece model {vocabulary.path} cannot become a tokenizer.json: {problem}"
+      )
   spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
   special = {
@@ -843,10 +784,15 @@ def _of_sentencepiece(
     unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
     made = tokenizers.Tokenizer(unigram)
   else:
+    # Pairs of pieces that join into a piece, the best piece's first.
+    pieces = sorted((x for x in model.pieces if x.type == kinds.NORMAL), key=lambda x: -x.score)
+    known = {x.piece for x in pieces}
+    cuts = ((x.piece[:i], x.piece[i:]) for x in pieces for i in range(1, len(x.piece)))
+    merges = [pair for pair in cuts if known.issuperset(pair)]
     made = tokenizers.Tokenizer(
       models.BPE(
         {name: i for i, name in enumerate(names)},
-        _merges({x.piece: x.score for x in model.pieces if x.type == kinds.NORMAL}),
+        merges,
         unk_token=names[unknown],
         fuse_unk=True,
         byte_fallback=trainer.byte_fallback,
@@ -857,7 +803,17 @@ def _of_sentencepiece(
   # character for private use stands for each of them.
   signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
   steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
-  steps += _spm_steps(normalizer, vocabulary)
+  if normalizer.precompiled_charsmap:
+    mapped = normalizers.Precompiled(normalizer.precompiled_charsmap)
+    steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
+    steps.append(mapped)
+  if normalizer.remove_extra_whitespaces:
+    steps += [
+      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+    ]
+  if normalizer.add_dummy_prefix:
+    steps.append(normalizers.Prepend(" "))
   steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
   steps.append(normalizers.Replace(" ", _SPACE))
   made.normalizer = normalizers.Sequence(steps)
@@ -872,23 +828,6 @@ def _of_sentencepiece(
 def _lowercase() -> list[Any]:
   """Returns `vocabularies.lowercase` as normalizers, which lowercase letters one by one but Σ."""
   return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
-
-
-def _spm_steps(spec: Any, vocabulary: vocabularies.SentencePieceVocabulary) -> list[Any]:
-  """Returns SentencePiece's steps before it replaces spaces, as normalizers."""
-  steps: list[Any] = []
-  if spec.precompiled_charsmap:
-    mapped = normalizers.Precompiled(spec.precompiled_charsmap)
-    steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
-    steps.append(mapped)
-  if spec.remove_extra_whitespaces:
-    steps += [
-      normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
-      normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
-    ]
-  if spec.add_dummy_prefix:
-    steps.append(normalizers.Prepend(" "))
-  return steps
 
 
 def _unseen_signs(
@@ -912,13 +851,3 @@ def _unseen_signs(
     if made.endswith(f"x{sign}") and mapped.normalize_str(parts) != sign:
       signs.append((parts, sign))
   return sorted(signs, key=lambda pair: -len(pair[0]))
-
-
-def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-  """Returns pairs of pieces that join into a piece, the best piece's first."""
-  return [
-    (name[:cut], name[cut:])
-    for name in sorted(scores, key=lambda name: -scores[name])
-    for cut in range(1, len(name))
-    if name[:cut] in scores and name[cut:] in scores
-  ]

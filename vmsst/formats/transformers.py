@@ -11,7 +11,6 @@ before the row of the first token: a BERT that counts from 0 computes the same f
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -56,13 +55,9 @@ def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None)
   if if_missing is not None and not path.is_file():
     return dict(if_missing)
   try:
-    record = json.loads(path.read_bytes())
-    json.dumps(record, ensure_ascii=False).encode()  # no halves of surrogate pairs
-    if not isinstance(record, dict):
-      raise ValueError(f"a JSON {type(record).__name__}, not an object")
-  except (OSError, ValueError, RecursionError) as error:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+  except (OSError, msgspec.MsgspecError) as error:
     raise errors.InputError(f"{path}: cannot be read as a JSON object: {error}") from None
-  return record
 
 
 def checked(
@@ -89,6 +84,12 @@ def checked(
     return msgspec.convert(record, options)
   except (msgspec.ValidationError, ValueError) as error:
     raise errors.InputError(f"{path}: {error}; such a model cannot be imported") from None
+
+
+class _Index(msgspec.Struct):
+  """The list of shards; each is a file in the same folder."""
+
+  weight_map: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[^/\\]+\.(safetensors|bin)$")]]
 
 
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
@@ -188,7 +189,6 @@ class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
   num_layers: Layers
   max_positions: Size
   activation: Activation = "gelu"
-  pad_token_id: Id | None = None
 
 
 class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,7 +209,7 @@ class _Ropes(msgspec.Struct, frozen=True):
 class _ModernbertOptions(_Sizes, rename=_ROTARY_NAMES | {"layer_norm_eps": "norm_eps"}):
   activation: Activation = "gelu"
   layer_norm_eps: Epsilon = 1e-5
-  global_rope_theta: Number = 160_000.0
+  theta: Number = msgspec.field(default=160_000.0, name="global_rope_theta")
   local_theta: Number = msgspec.field(default=10_000.0, name="local_rope_theta")
   rope_parameters: _Ropes = _Ropes()
   layer_types: list[_LayerType] | None = None
@@ -234,7 +234,7 @@ class _Gemma3Options(_Sizes, rename=_ROTARY_NAMES | _RMS):
   layer_norm_eps: Epsilon = 1e-6
   query_scalar: Size = 256
   theta: Number = msgspec.field(default=1_000_000.0, name="rope_theta")
-  rope_local_base_freq: Number = 10_000.0
+  local_theta: Number = msgspec.field(default=10_000.0, name="rope_local_base_freq")
   rope_parameters: _Ropes = _Ropes()
   layer_types: list[_LayerType] | None = None
   sliding_window_pattern: Size = 6
@@ -262,7 +262,6 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
   relpos_buckets: Size = 32
   layer_norm_eps: Epsilon = 1e-6
   feed_forward_proj: Literal["relu", "gated-gelu", "gated-silu"] = "relu"
-  pad_token_id: Id | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,7 +288,7 @@ class Architecture:
   required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
-  described: Callable[[transformer.TransformerConfig], dict[str, Any]]
+  described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
   table: Table
   ungated: Table = ()
   prefixes: tuple[str, ...]
@@ -311,12 +310,7 @@ class Architecture:
     }
     if "activation" in sizes:
       sizes["activation"] = ACTIVATIONS[sizes["activation"]]
-    try:
-      sizes |= {**self.attributes(options), **self.fixed}
-      transformer.TransformerConfig(**sizes)
-    except ValueError as error:
-      raise errors.InputError(f"{path}: {error}") from None
-    return sizes
+    return {**sizes, **self.attributes(options), **self.fixed}
 
   def describe(self, config: transformer.TransformerConfig) -> dict[str, Any]:
     """Returns the content of a `config.json`."""
@@ -435,22 +429,11 @@ _TYPES = Rule(
 _BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
 
 
-def _described_dropout(config: transformer.TransformerConfig) -> dict[str, Any]:
-  """Returns what the files of BERT and its relatives have next to their options."""
-  return {
-    "initializer_range": config.initializer_std,
-    "hidden_dropout_prob": config.dropout_rate,
-    "attention_probs_dropout_prob": config.dropout_rate,
-    "position_embedding_type": "absolute",
-  }
-
-
 BERT = Architecture(
   name="BertModel",
   model_type="bert",
   options=_BertOptions,
   required=_BERT_REQUIRED,
-  described=_described_dropout,
   table=(
     *_WORDS,
     _TYPES,
@@ -475,7 +458,6 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   model_type="distilbert",
   options=_DistilbertOptions,
-  described=_described_dropout,
   table=(
     *_WORDS,
     *_EMBEDDING_NORM,
@@ -495,7 +477,6 @@ _MPNET = Architecture(
   model_type="mpnet",
   options=_MpnetOptions,
   required=_BERT_REQUIRED,
-  described=_described_dropout,
   fixed={"position_offset": 2},
   table=(
     *_WORDS,
@@ -525,36 +506,24 @@ _MPNET = Architecture(
 # Rotary positions
 
 
-def _local_layers(options: Any, full_every: int, offset: int) -> tuple[int, ...]:
-  """Returns the local layers; in older files, the others are each `full_every`th from `offset`."""
+def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
+  """Returns rotations and local layers; older files have a full layer at each `full_every`th.
+
+  Args:
+    options: The options.
+    full_every: Distance between full layers, unless the options list the kinds of layers.
+    offset: The first full layer.
+  """
   kinds = options.layer_types
   if kinds is None:
     kinds = [_LOCAL if (i - offset) % full_every else _FULL for i in range(options.num_layers)]
   if len(kinds) != options.num_layers:
     raise ValueError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
-  return tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL)
-
-
-def _modernbert_attributes(options: _ModernbertOptions) -> dict[str, Any]:
   ropes = options.rope_parameters
   return {
-    "rope_theta": ropes.full_attention.rope_theta or options.global_rope_theta,
-    "local_rope_theta": ropes.sliding_attention.rope_theta or options.local_theta,
-    "local_layers": _local_layers(options, options.global_attn_every_n_layers, 0),
-    "window": options.local_attention // 2 + 1,
-  }
-
-
-def _gemma3_attributes(options: _Gemma3Options) -> dict[str, Any]:
-  ropes, pattern = options.rope_parameters, options.sliding_window_pattern
-  both_sides, window = options.use_bidirectional_attention, options.sliding_window
-  return {
     "rope_theta": ropes.full_attention.rope_theta or options.theta,
-    "local_rope_theta": ropes.sliding_attention.rope_theta or options.rope_local_base_freq,
-    "num_kv_heads": options.num_kv_heads or options.num_heads,
-    "local_layers": _local_layers(options, pattern, pattern - 1),
-    "window": window // 2 + 1 if both_sides else window,
-    "causal": not both_sides,
+    "local_rope_theta": ropes.sliding_attention.rope_theta or options.local_theta,
+    "local_layers": tuple(i for i, kind in enumerate(kinds) if kind == _LOCAL),
   }
 
 
@@ -567,29 +536,14 @@ def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
     "rope_parameters": {
       kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
     },
-    "initializer_range": config.initializer_std,
-    "attention_dropout": config.dropout_rate,
   }
 
 
-def _described_qwen3(config: transformer.TransformerConfig) -> dict[str, Any]:
-  record = _described_rotary(config)
-  return {
-    **record,
-    "num_key_value_heads": config.kv_heads,
-    "head_dim": config.head_width,
-    "rope_parameters": record["rope_parameters"][_FULL],
-  }
-
-
-def _described_gemma3(config: transformer.TransformerConfig) -> dict[str, Any]:
-  both_sides = not config.causal
+def _described_decoder(config: transformer.TransformerConfig) -> dict[str, Any]:
   return {
     **_described_rotary(config),
     "num_key_value_heads": config.kv_heads,
     "head_dim": config.head_width,
-    "sliding_window": 2 * (config.window - 1) if both_sides else config.window,
-    "use_bidirectional_attention": both_sides,
   }
 
 
@@ -603,7 +557,10 @@ _MODERNBERT = Architecture(
     "norm_bias": False,
     "rope_scaling": None,
   },
-  attributes=_modernbert_attributes,
+  attributes=lambda x: {
+    **_local_attributes(x, x.global_attn_every_n_layers, 0),
+    "window": x.local_attention // 2 + 1,
+  },
   described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
   table=(
     _token_table("embeddings.tok_embeddings.weight"),
@@ -683,11 +640,11 @@ _QWEN3 = Architecture(
   model_type="qwen3",
   options=_Qwen3Options,
   required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
-  attributes=lambda x: {
-    "rope_theta": x.rope_parameters.rope_theta or x.theta,
-    "num_kv_heads": x.num_kv_heads or x.num_heads,
+  attributes=lambda x: {"rope_theta": x.rope_parameters.rope_theta or x.theta},
+  described=lambda x: {
+    **_described_decoder(x),
+    "rope_parameters": {"rope_type": "default", "rope_theta": x.rope_theta},
   },
-  described=_described_qwen3,
   table=_decoder_table(("post_attention_layernorm", None), 0.0),
   fixed={**_DECODER, "norm_place": "before"},
   prefixes=("", "model."),
@@ -704,8 +661,16 @@ _GEMMA3 = Architecture(
     "attn_logit_softcapping": None,
     "is_causal": True,  # False differs from use_bidirectional_attention
   },
-  attributes=_gemma3_attributes,
-  described=_described_gemma3,
+  attributes=lambda x: {
+    **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
+    "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
+    "causal": not x.use_bidirectional_attention,
+  },
+  described=lambda x: {
+    **_described_decoder(x),
+    "sliding_window": x.window if x.causal else 2 * (x.window - 1),
+    "use_bidirectional_attention": not x.causal,
+  },
   table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
   prefixes=("", "model."),
@@ -716,12 +681,9 @@ _GEMMA3 = Architecture(
 # --------------------------------------------------------------------------------------------
 # T5
 
-# Whether the feed-forward layer has a gate, and its activation.
-_T5_MLPS = {
-  "relu": (False, "relu"),
-  "gated-gelu": (True, "gelu_tanh"),
-  "gated-silu": (True, "swish"),
-}
+# Names of the feed-forward layer, by its activation and whether it has a gate.
+_T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
+            ("swish", True): "gated-silu"}  # fmt: skip
 
 
 def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
@@ -771,26 +733,21 @@ def t5_encoder(*inner: str) -> tuple[Rule, ...]:
   )
 
 
-def _described_t5(config: transformer.TransformerConfig) -> dict[str, Any]:
-  mlp = next((x for x, kind in _T5_MLPS.items() if kind == (config.gated, config.activation)), None)
-  return {
-    "feed_forward_proj": mlp,
-    "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
-    "dropout_rate": config.dropout_rate,
-    "is_encoder_decoder": False,
-    "use_cache": False,
-  }
-
-
 _T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
   required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
-  attributes=lambda x: dict(
-    zip(("gated", "activation"), _T5_MLPS[x.feed_forward_proj], strict=True)
+  attributes=lambda x: next(
+    {"activation": activation, "gated": gated}
+    for (activation, gated), name in _T5_MLPS.items()
+    if name == x.feed_forward_proj
   ),
-  described=_described_t5,
+  described=lambda x: {
+    "feed_forward_proj": _T5_MLPS.get((x.activation, x.gated)),
+    "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+    "is_encoder_decoder": False,
+  },
   table=t5_encoder("wi_0", "wi_1"),
   ungated=t5_encoder("wi"),
   fixed={
@@ -839,9 +796,9 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
     record = architecture.describe(config)
     try:
       sizes = architecture.sizes(pathlib.Path(CONFIG_FILE), record)
+      read = transformer.TransformerConfig(**{**sizes, **numerics})
     except errors.InputError:
       continue
-    read = transformer.TransformerConfig(**{**sizes, **numerics})
     # The heads of keys may be given or follow from the others.
     resolved = dataclasses.replace(config, num_kv_heads=read.num_kv_heads, head_dim=read.head_dim)
     same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
@@ -866,10 +823,8 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
       **_T5.fixed,
     )  # fmt: skip
   if not isinstance(config, transformer.TransformerConfig):
-    kind = type(config).__name__.removesuffix("Config").upper()
     raise errors.InputError(
-      f"transformers has no {kind} encoder (only T5 and BERT-style encoders); use `vmsst export "
-      "safetensors`, which exports any encoder"
+      f"transformers has no encoder of a {type(config).__name__}; use `vmsst export safetensors`"
     )
   if config.positions != "learned" or config.relpos_buckets:
     return config

@@ -18,7 +18,6 @@ import trials
 from huggingface_hub import constants
 
 import vmsst
-from vmsst import errors
 from vmsst.formats import hub as hub_lib
 from vmsst.networks import sentence_encoder
 
@@ -139,8 +138,6 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
     *("gs://bucket/run", "a/b@x/../../../escaped", "a../b@.."),
   ):
     assert not hub_lib.is_name(path), path
-  with pytest.raises(errors.InputError, match="is not the name of a model"):
-    hub_lib.find("a/b@x/../../../escaped")  # would be a path in the cache
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
   run = tiny_encoders.save_run(
     tmp_path / "run", tiny_encoders.model_of(encoder(config, 16), max_length=40)
   )
-  with pytest.raises(errors.InputError, match=r"LSTM encoder.*vmsst export safetensors"):
+  with pytest.raises(errors.InputError, match=r"LstmConfig.*vmsst export safetensors"):
     conversions.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -306,17 +306,10 @@ def test_vectors_of_other_files_equal_those_of_sentence_transformers(
 @pytest.mark.filterwarnings("ignore")  # those of other libraries
 def test_options_that_transformers_reads_otherwise_are_refused(tmp_path, architectures, st):
   folder = shutil.copytree(architectures("qwen3"), tmp_path / "m")
-  model = json.loads((folder / "tokenizer.json").read_text())["model"]
   linear = {"rope_parameters": {"type": "linear", "factor": 4.0}}
-  for name, content, message in (
-    ("config.json", linear, "rope_parameters.type"),
-    ("tokenizer.json", {"model": model | {"ignore_merges": True}}, "ignore_merges"),
-  ):
-    before = (folder / name).read_text()
-    released_folders.change(folder, {name: content})
-    with pytest.raises(errors.InputError, match=message):
-      vmsst.load(folder, backend="jax")
-    (folder / name).write_text(before)
+  released_folders.change(folder, {"config.json": linear})
+  with pytest.raises(errors.InputError, match=r"rope_parameters\.type"):
+    vmsst.load(folder, backend="jax")
 
 
 @pytest.mark.parametrize("case", released_folders.REFUSED, ids=released_folders.name_of)

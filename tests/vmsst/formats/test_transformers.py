@@ -113,7 +113,6 @@ def test_token_states_equal_those_of_a_saved_model(
     (tmp_path / "hf" / "config.json").write_text(json.dumps(saved | changes))
   found = conversions.import_encoder(tmp_path / "hf", tmp_path / "out")
   padding_id = 1 if changes.get("pad_token_id") == 1 or "tokenizer_class" in changes else 0
-  assert any("pads with id 1" in note for note in found.converted.notes) == bool(padding_id)
   sizes = found.converted.sizes
   length = min(sizes["max_positions"] - sizes.get("position_offset", 0), 60)
   mask_BT = np.arange(length) < np.array([[length], [6], [3], [1]])
