@@ -424,10 +424,6 @@ class Settings(msgspec.Struct):
   max_len: Annotated[float, msgspec.Meta(ge=1)] | None = None
   extra_ids: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _NUM_EXTRA
 
-  def __post_init__(self) -> None:
-    if "attention_mask" not in self.model_input_names:
-      raise ValueError("'model_input_names' lacks 'attention_mask'")
-
   @property
   def limit(self) -> int | None:
     """The most tokens of a text, or None."""
@@ -466,6 +462,8 @@ def read(
                for part in ("truncation", "padding") if record.get(part)}  # fmt: skip
   in_effect |= {key: value for key, value in given.items() if value not in (None, [], {})}
   settings = transformers.checked(settings_path, in_effect, Settings, fixed)
+  names, name = settings.model_input_names, f"{settings_path}: 'model_input_names'"
+  errors.check("attention_mask" in names, name, names, "names with 'attention_mask'")
   if not record:
     return None, settings
   source, kind = settings_path, given.get("tokenizer_class")
