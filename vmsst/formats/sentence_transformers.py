@@ -93,7 +93,7 @@ class _Prompts(msgspec.Struct):
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: _Pool | Annotated[list[_Pool], msgspec.Meta(min_length=1)] | None = None
+  pooling_mode: str | list[str] | None = None
   include_prompt: bool = True
 
 

@@ -63,9 +63,12 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
   target = pathlib.Path(os.path.realpath(path))
   with naming(target):
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(work or target.parent, f".vmsst-part-{uuid.uuid4().hex}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.touch(exist_ok=False)
+    # After a kill, the next writer replaces the file of one name, and a job clears its work folder.
+    partial = target.with_name(f".{target.name}.vmsst-part")
+    if work:
+      partial = pathlib.Path(work, f".vmsst-part-{uuid.uuid4().hex}")
+      partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.touch()
     try:
       yield partial
       sync_to_disk(partial)
