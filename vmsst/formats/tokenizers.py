@@ -458,8 +458,11 @@ def read(
   fixed |= {"split_special_tokens": False, "truncation_side": "right"}
   if model_type not in _RELATIVE:
     fixed["padding_side"] = "right"
-  in_effect = {f"{part}_side": record[part]["direction"].lower()
-               for part in ("truncation", "padding") if "direction" in (record.get(part) or {})}  # fmt: skip
+  in_effect = {
+    f"{part}_side": options["direction"].lower()
+    for part in ("truncation", "padding")
+    if "direction" in (options := record.get(part) or {})
+  }
   in_effect |= {key: value for key, value in given.items() if value not in (None, [], {})}
   settings = transformers.checked(settings_path, in_effect, Settings, fixed)
   names, name = settings.model_input_names, f"{settings_path}: 'model_input_names'"
