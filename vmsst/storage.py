@@ -9,6 +9,7 @@ TensorFlow, so that Orbax and this library see the same files.
 """
 
 import atexit
+import bisect
 import contextlib
 import errno
 import functools
@@ -21,7 +22,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
@@ -41,6 +42,7 @@ UNFINISHED = ".vmsst"
 """Work folder in a folder that is not finished; only the job that writes it reads its files."""
 
 _BUFFER = 1 << 18
+_GAP = 1 << 18
 
 os.environ.setdefault("EPATH_USE_TF", "false")
 
@@ -373,6 +375,22 @@ def naming(local: str, given: str) -> Iterator[None]:
 def upload(local: pathlib.Path, url: str) -> None:
   """Copies a file of this machine to an object, which appears as a whole."""
   filesystem(url).put_file(os.fspath(local), url)
+
+
+def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
+  """Returns parts of an object, `size` bytes from each start on.
+
+  Parts that are close to each other are read at once, because a request takes longer than a gap.
+  """
+  from fsspec import utils
+
+  urls, firsts, ends = utils.merge_offset_ranges(
+    [url] * len(starts), list(starts), [start + size for start in starts], max_gap=_GAP
+  )
+  blocks = filesystem(url).cat_ranges(urls, firsts, ends, on_error="raise")
+  numbers = [bisect.bisect_right(firsts, start) - 1 for start in starts]
+  offsets = [start - firsts[n] for n, start in zip(numbers, starts, strict=True)]
+  return [blocks[n][x : x + size] for n, x in zip(numbers, offsets, strict=True)]
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -98,6 +98,24 @@ def test_a_failed_write_leaves_the_former_object(store):
   assert store.find("bucket") == ["/bucket/a"]
 
 
+def test_close_ranges_are_read_in_one_request(store, monkeypatch):
+  content = bytes(range(200))
+  store.pipe_file("gs://bucket/a", content)
+  monkeypatch.setattr(storage, "_GAP", 10)
+  requests = []
+
+  def counted(self, path, start=None, end=None, **options):
+    requests.append((start, end))
+    return content[start:end]
+
+  monkeypatch.setattr(memory_store.MemoryStore, "cat_file", counted)
+  starts = [30, 3, 16, 0, 31, 190, 3]
+  found = storage.read_ranges("gs://bucket/a", starts, 3)
+  assert found == [content[start : start + 3] for start in starts]
+  assert requests == [(0, 19), (30, 34), (190, 193)]
+  assert storage.read_ranges("gs://bucket/a", [], 3) == []
+
+
 def test_a_file_whose_name_is_a_pattern_is_found(store, tmp_path):
   for root in ("gs://bucket", str(tmp_path)):
     for name in ("news [2024].tsv", "news 2.tsv", "a*.tsv", "ab.tsv"):

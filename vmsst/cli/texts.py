@@ -111,8 +111,11 @@ def score(
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
-  if by == "likelihood" and (computing.prompt or computing.prompt_name):
-    raise errors.InputError("--by likelihood uses no prompt; omit it")
+  prompted = computing.prompt is not None or computing.prompt_name is not None
+  if by == "likelihood" and (prompted or computing.compute_dtype or computing.backend != "auto"):
+    raise errors.InputError("prompts, --compute-dtype and --backend are for --by cosine; omit them")
+  if by == "cosine" and per_token:
+    raise errors.InputError("--per-token is for --by likelihood; omit it")
   # Standard input is read once, even if it contains both sides.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]

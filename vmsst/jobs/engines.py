@@ -123,6 +123,12 @@ class Local(Engine):
     if self.in_process or not parts:
       yield from do(parts)
       return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible and self.workers * self.gpus_per_worker > len(visible.split(",")):
+      raise errors.InputError(
+        f"{self.workers} workers with {self.gpus_per_worker} GPUs each need more GPUs than "
+        f"CUDA_VISIBLE_DEVICES={visible}; use fewer workers"
+      )
     waiting = tasks(parts, self.workers)
     others = {*multiprocessing.active_children()}
     # Spawned, because threads of this process do not survive a fork.

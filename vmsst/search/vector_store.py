@@ -92,7 +92,12 @@ class Vectors:
     taken_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
       place_P = np.flatnonzero(shard_N == index)
-      taken_ND[place_P] = self._read(index)[row_N[place_P] - self._first(index)]
+      row_P, path = row_N[place_P] - self._first(index), self._paths[index]
+      if storage.is_url(path):
+        shape = self._ends[index] - self._first(index), self.shape[1]
+        taken_ND[place_P] = npy_files.read_rows(path, shape, self.dtype.name, row_P)
+      else:
+        taken_ND[place_P] = self._read(index)[row_P]
     return taken_ND
 
   def _first(self, index: int) -> int:

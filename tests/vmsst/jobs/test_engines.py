@@ -33,6 +33,12 @@ def test_several_processes_write_the_same_files_as_this_one(tmp_path, monkeypatc
   assert set(gpu_of.values()) <= {"5", "6"}
 
 
+def test_gpus_that_do_not_exist_are_an_error(tmp_path, monkeypatch):
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+  with pytest.raises(errors.InputError, match=r"3 workers .* CUDA_VISIBLE_DEVICES=5,6"):
+    run(tmp_path / "out", engines.Local(3, gpus_per_worker=1))
+
+
 @pytest.mark.parametrize(
   ("function", "problem"),
   [
