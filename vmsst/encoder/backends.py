@@ -36,7 +36,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
 
   That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
   """
-  has_graph = onnx_graph.has_graph(network)
+  has_graph = isinstance(network.config, onnx_graph.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):

@@ -140,9 +140,8 @@ def add_weights(model: Any, name: str, array: np.ndarray, **where: Any) -> None:
     tensor.external_data.add(key=key, value=str(value))
 
 
-def has_graph(network: sentence_encoder.SentenceEncoder) -> bool:
-  """Returns whether `build` supports a network."""
-  return isinstance(network.config, transformer.TransformerConfig | t5.T5Config)
+CONFIGS = transformer.TransformerConfig | t5.T5Config
+"""Configurations of the networks that `build` supports."""
 
 
 def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
@@ -156,7 +155,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     InputError: there is no graph of the encoder, or the package onnx is not installed.
   """
   config: Any = network.config
-  if not has_graph(network):
+  if not isinstance(network.config, CONFIGS):
     raise errors.InputError(
       f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
     )

@@ -124,7 +124,6 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
   return map_file(path).view(np.ndarray)
 
 
-@functools.lru_cache(maxsize=2)
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
   """Returns some vectors of a file in an object store, without the others."""
   stored = np.dtype(dtype).newbyteorder("<")
@@ -134,6 +133,7 @@ def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -
   return np.frombuffer(content, stored).reshape(-1, shape[1])
 
 
+@functools.lru_cache(maxsize=2)
 def _downloaded(url: str, sha256: str) -> bytes:
   content = input_files.read_bytes(url)
   if hashlib.sha256(content).hexdigest() != sha256:
