@@ -366,7 +366,7 @@ REFUSED = [
     (_PR, "prompts", {"query": 3}), (_PR, "truncate_dim", 3),
     ("adapter_config.json", "cannot be imported", 1), (_PO, "pooling_mode", 3),
   )),
-  *(("bert", {_PO: {"pooling_mode": mode}}, (_PO, "pooling_mode")) for mode in ("min", [])),
+  ("bert", {_PO: {"pooling_mode": "min"}}, (_PO, "pooling_mode")),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),
   *(("bert", {_MO: modules(f"{_KIND}Dense"), "Dense/config.json": _DENSE | {key: value}},

@@ -93,7 +93,7 @@ class _Prompts(msgspec.Struct):
 class _Pooling(msgspec.Struct):
   """The content of the pooling's `config.json` in newer files."""
 
-  pooling_mode: str | list[str] | None = None
+  pooling_mode: _Pool | list[_Pool] | None = None
   include_prompt: bool = True
 
 
