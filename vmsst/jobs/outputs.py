@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from vmsst import errors, storage
+from vmsst.io import input_files
 
 STANDARD = "-"
 """Stands for standard input or output."""
@@ -299,6 +300,9 @@ def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None 
     folder: Folder to write to, if any.
   """
   inputs = list(inputs)
+  for path in (*inputs, file or "", folder or ""):
+    if not input_files.is_text(path):
+      raise errors.InputError(f"{path!r}: the name is not UTF-8; rename the file or folder")
   if inputs.count(STANDARD) > 1:
     raise errors.InputError(
       "standard input (-) is given twice, but it can be read only once; give a file for one"
