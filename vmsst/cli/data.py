@@ -237,6 +237,8 @@ def download_opus(
   errors.check(bool(list or output), "--output", output, "the output folder")
   fetcher = fetch.Fetcher()
   chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
+  if not chosen:
+    raise errors.InputError("OPUS has none of these language pairs in these corpora")
   for line in opus.describe(chosen):
     print(line)
   if output is not None and not list:

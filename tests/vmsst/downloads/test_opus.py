@@ -115,6 +115,7 @@ def test_the_command(server, tmp_path, capsys):
   for arguments, message in (
     (chosen, "--output"),
     (("--output", "x"), "--corpus or --recipe"),
+    (("--corpus", "Europarl=v8", "--languages", "ja-ko", "--list"), "none of these language pairs"),
   ):
     with pytest.raises(errors.InputError, match=message):
       commands.download_data("opus", *arguments)
