@@ -89,7 +89,7 @@ def checked(
 class _Index(msgspec.Struct):
   """The list of shards; each is a file in the same folder."""
 
-  weight_map: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[^/\\]+\.(safetensors|bin)$")]]
+  weight_map: dict[str, str]
 
 
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
@@ -106,7 +106,8 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       return tensors.open_file(path)
     index = path.with_name(f"{path.name}.index.json")
     if index.is_file():
-      shards = {str(name) for name in (read_object(index).get("weight_map") or {}).values()}
+      names = checked(index, read_object(index), _Index).weight_map.values()
+      shards = {pathlib.PurePath(name).name for name in names}
       stored: dict[str, tensors.StoredTensor] = {}
       for name in sorted(shards):
         stored |= tensors.open_file(folder / name)
