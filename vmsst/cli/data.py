@@ -75,7 +75,7 @@ class Bitext:
   Attributes:
     languages: Languages of the two sides (default: from file names).
     batch_size: Sentences per batch.
-    refresh: Make all files again, e.g. with another encoder.
+    refresh: Replace files of another encoder or count; files that are up to date stay.
   """
 
   languages: tuple[Language, Language] | None = None

@@ -1,4 +1,4 @@
-"""The job of `vmsst embed`, whose parts are spans of lines."""
+"""The job of `vmsst embed`: each span of lines is a part."""
 
 import contextlib
 import functools

@@ -1,7 +1,7 @@
 """`vmsst eval` as a job: the results of each benchmark are a part of its output folder.
 
-So are, until the job is finished, the vectors that other processes compute, and what each span of a
-knowledge base has for the queries.
+Intermediate parts are the vectors that other processes compute, and the best answers to the queries
+in each span of a knowledge base.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ def evaluate(
       finished=finished,
       save=save,
     )
-    # Not a part, whose checksum would depend on the name of the encoder.
+    # Not a part: its checksum would depend on the name of the encoder.
     content = msgspec.json.format(msgspec.json.encode(results), indent=1)
     outputs.write_bytes(work.path(results_files.NAME), content)
     work.finish()
@@ -157,9 +157,7 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
   """Returns the results that earlier calls have written, by benchmark."""
   finished = {}
   for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
-    with contextlib.suppress(
-      ValueError, KeyError
-    ):  # It was changed by others, and is written again.
+    with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
       content = input_files.read_bytes(path)
       stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
       if work.done(f"benchmarks/{path.name}", _key(stored)) is not None:

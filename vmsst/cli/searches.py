@@ -78,7 +78,7 @@ def _fill(
 
 
 def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Search:
-  """Returns an exact search in blocks, each of which is a part of a job."""
+  """Returns an exact search in blocks; each block is a part of a job."""
 
   def run_blocks(
     find: Callable[[exact_search.Block], exact_search.Both], blocks: Sequence[exact_search.Block]

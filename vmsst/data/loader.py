@@ -1,4 +1,4 @@
-"""Batches of SeqIO tasks and mixtures, of which each host reads its share of the rows."""
+"""Batches of SeqIO tasks and mixtures; each host reads its share of the rows."""
 
 import importlib
 import math

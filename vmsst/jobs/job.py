@@ -114,7 +114,7 @@ class Job:
       stored = self._stored()
       self._is_new = stored is None
       if stored is None:
-        outputs.write_bytes(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
+        self._write(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
       else:
         self._parts, self.facts = dict(stored.parts), stored.facts
         self.finished = stored.finished and all(
@@ -198,7 +198,7 @@ class Job:
       yield path, facts
       size, sha256 = path.stat().st_size, checksums.of_file(path)
     part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
-    outputs.write_bytes(self._record_path(name), msgspec.json.encode(part))
+    self._write(self._record_path(name), msgspec.json.encode(part))
     self._parts[name] = part
 
   def run(
@@ -281,9 +281,7 @@ class Job:
     }
     record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    # A killed process leaves its temporary file in the work folder, which the next one removes.
-    with outputs.atomic_path(os.path.join(self.folder, manifest.NAME), self._work) as path:
-      path.write_bytes(content + b"\n")
+    self._write(self.path(manifest.NAME), content + b"\n")
     outputs.clear(self._work)
     self.finished, self.facts = True, facts
 
@@ -293,6 +291,11 @@ class Job:
     with outputs.atomic_path(self._output, self._work) as path:
       yield path
     outputs.clear(self._work)
+
+  def _write(self, path: str, content: bytes) -> None:
+    """Writes a file; what a killed process leaves of it is in the work folder, which is cleared."""
+    with outputs.atomic_path(path, self._work) as partial:
+      partial.write_bytes(content)
 
 
 def _visible(folder: str) -> set[str]:

@@ -314,10 +314,9 @@ def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None 
     if storage.is_url(output):
       if is_file and (output.endswith("/") or "/" not in output.partition("://")[2]):
         raise errors.InputError(f"{output} is a folder; give a file as output")
-    else:
-      if os.path.lexists(output) and os.path.isdir(output) == is_file:
-        fault = "a folder" if is_file else "not a folder"
-        raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
+    elif os.path.lexists(output) and os.path.isdir(output) == is_file:
+      fault = "a folder" if is_file else "not a folder"
+      raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
     if storage.is_url(output) or not (is_file and is_stream(output)):
       for path in inputs:
         is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
