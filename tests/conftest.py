@@ -101,3 +101,14 @@ def tokenizer_files(tmp_path_factory):
   import tiny_tokenizers
 
   return tiny_tokenizers.save(tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.fixture(params=["local", "store"])
+def folder(request, tmp_path, monkeypatch):
+  """A new folder on disk, or in an object store."""
+  if request.param == "local":
+    return str(tmp_path / "out")
+  import memory_store
+
+  memory_store.installed(monkeypatch)
+  return "gs://bucket/out"

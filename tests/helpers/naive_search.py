@@ -1,10 +1,11 @@
 """Neighbors and mined pairs by plain loops and sorts; folders of computed vectors."""
 
+import line_files
 import numpy as np
 
 from vmsst.io import npy_files
 from vmsst.jobs import job
-from vmsst.search import exact_search, vector_store
+from vmsst.search import embedded_text, exact_search, vector_store
 
 MARGINS = {
   "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
@@ -90,3 +91,21 @@ def write_vectors(folder, vectors_ND, *, dtype="float32", inputs=None, shard_row
         facts["rows"] = len(shard_ND)
     work.finish(dimension=width, dtype=dtype)
   return vector_store.open_vectors(folder)
+
+
+LETTERS = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
+LETTER_QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
+
+
+def letters_vector(text):
+  """Returns vectors with few directions, so that there are ties."""
+  return [text.count("a"), text.count("b"), 1]
+
+
+def write_letters(folder, lines):
+  """Writes lines and their vectors in several shards, and opens them."""
+  folder.mkdir(exist_ok=True)
+  path = line_files.write_lines(folder / "base.txt", lines)
+  vectors_ND = np.array([letters_vector(line) for line in lines])
+  write_vectors(folder / "base", vectors_ND, shard_rows=10)
+  return embedded_text.open_text(str(path), folder / "base")

@@ -1,6 +1,5 @@
 import fake_encoders
 import line_files
-import memory_store
 import naive_search
 import numpy as np
 import pytest
@@ -10,20 +9,7 @@ from vmsst.cli import searches
 from vmsst.io import input_files
 from vmsst.jobs import engines, job
 from vmsst.mining import pair_scoring, text_search
-from vmsst.search import device_search, embedded_text, exact_search, faiss_index
-
-BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
-QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
-
-
-@pytest.fixture(params=["local", "store"])
-def place(request, tmp_path, monkeypatch):
-  """An output folder on disk, or in an object store."""
-  if request.param == "local":
-    return str(tmp_path / "out")
-  memory_store.installed(monkeypatch)
-  return "gs://bucket/out"
-
+from vmsst.search import device_search, exact_search, faiss_index
 
 # --------------------------------------------------------------------------------------------
 # Indexes
@@ -40,7 +26,7 @@ def build(vectors, folder, factory="IVF8,SQ8"):
   return searches.build_index(vectors, folder, factory=factory)
 
 
-def test_an_interrupted_index_resumes_to_the_same_bytes(vectors, place, tmp_path, monkeypatch):
+def test_an_interrupted_index_resumes_to_the_same_bytes(vectors, folder, tmp_path, monkeypatch):
   build(vectors, tmp_path / "whole")
   fill, filled = faiss_index.fill, []
 
@@ -52,15 +38,15 @@ def test_an_interrupted_index_resumes_to_the_same_bytes(vectors, place, tmp_path
 
   monkeypatch.setattr(faiss_index, "fill", filling)
   with pytest.raises(KeyboardInterrupt):
-    build(vectors, place)
+    build(vectors, folder)
   with pytest.raises(errors.InputError, match="is not finished; rerun the same command"):
-    faiss_index.open_index(place, vectors)
+    faiss_index.open_index(folder, vectors)
   for _ in range(2):
-    index = build(vectors, place)
+    index = build(vectors, folder)
   assert filled == [0, 500, 500]
-  content = input_files.read_bytes(f"{place}/index.faiss")
+  content = input_files.read_bytes(f"{folder}/index.faiss")
   assert content == (tmp_path / "whole/index.faiss").read_bytes()
-  assert storage.names(place) == {"index.faiss", "job.json"}
+  assert storage.names(folder) == {"index.faiss", "job.json"}
   query_ND = exact_search.unit_rows(vectors[:9] + 0.1)
   expected = faiss_index.build_index(vectors, "IVF8,SQ8").nearest(query_ND, 4)
   np.testing.assert_array_equal(index.nearest(query_ND, 4).index_NK, expected.index_NK)
@@ -79,19 +65,6 @@ def test_another_index_is_refused(vectors, tmp_path):
 # Searches in blocks
 
 
-def letters_vector(text):
-  """Returns vectors with few directions, so that there are ties."""
-  return [text.count("a"), text.count("b"), 1]
-
-
-def make_base(folder, lines):
-  folder.mkdir(exist_ok=True)
-  path = line_files.write_lines(folder / "base.txt", lines)
-  vectors_ND = np.array([letters_vector(line) for line in lines])
-  naive_search.write_vectors(folder / "base", vectors_ND, shard_rows=10)
-  return embedded_text.open_text(str(path), folder / "base")
-
-
 @pytest.fixture
 def small_blocks(monkeypatch):
   for name, rows in (
@@ -102,21 +75,26 @@ def small_blocks(monkeypatch):
 
 
 def search(base, queries, output, **options):
-  encoder = fake_encoders.FakeEncoder(letters_vector)
+  encoder = fake_encoders.FakeEncoder(naive_search.letters_vector)
   searches.search(encoder, str(queries), base, output, 5, name="letters", **options)
   return encoder
 
 
 def lines_of(base):
-  searcher = text_search.Searcher(fake_encoders.FakeEncoder(letters_vector), base)
-  results = zip(QUERIES, searcher.search(QUERIES, 5), strict=True)
+  searcher = text_search.Searcher(fake_encoders.FakeEncoder(naive_search.letters_vector), base)
+  results = zip(
+    naive_search.LETTER_QUERIES, searcher.search(naive_search.LETTER_QUERIES, 5), strict=True
+  )
   return "".join(f"{text_search.as_line(query, hits)}\n" for query, hits in results)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path, monkeypatch):
-  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", QUERIES)
-  searched, output = [], f"{place}/found"
+def test_a_file_of_queries_resumes_to_the_same_bytes(folder, tmp_path, monkeypatch):
+  base, queries = (
+    naive_search.write_letters(tmp_path, naive_search.LETTERS),
+    line_files.write_lines(tmp_path / "q.txt", naive_search.LETTER_QUERIES),
+  )
+  searched, output = [], f"{folder}/found"
 
   def failing(*sides):
     searched.append(sides)
@@ -128,26 +106,29 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(place, tmp_path, monkeypatc
   message = r"^search of sources 5 to 8 and targets 2 to 11: no memory; .* resume"
   with pytest.raises(errors.InputError, match=message):
     search(base, queries, output)
-  assert storage.names(place) == {".found.vmsst"}
+  assert storage.names(folder) == {".found.vmsst"}
   # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
   assert search(base, queries, output).calls == [[""]]
   assert len(searched) == 4 + 9 - 3
   assert input_files.read_bytes(output).decode() == lines_of(base)
-  assert storage.names(place) == {"found"}
+  assert storage.names(folder) == {"found"}
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path, monkeypatch):
-  base, queries = make_base(tmp_path, BASE), line_files.write_lines(tmp_path / "q.txt", ["a"] * 9)
+  base, queries = (
+    naive_search.write_letters(tmp_path, naive_search.LETTERS),
+    line_files.write_lines(tmp_path / "q.txt", ["a"] * 9),
+  )
   for changed in (queries, base):
     with monkeypatch.context() as patched:
       patched.setattr(device_search, "search", lambda *sides: 1 / 0)
       with pytest.raises(ZeroDivisionError):
         search(base, queries, tmp_path / "out")
     if changed is queries:
-      line_files.write_lines(queries, QUERIES)
+      line_files.write_lines(queries, naive_search.LETTER_QUERIES)
     else:
-      base = make_base(tmp_path / "other", BASE[::-1])
+      base = naive_search.write_letters(tmp_path / "other", naive_search.LETTERS[::-1])
     search(base, queries, tmp_path / "out")
     assert (tmp_path / "out").read_text() == lines_of(base)
 
@@ -200,20 +181,20 @@ def scorer(name, windows, texts, change=lambda: None):
   return pair_scoring.Scorer({"scorer": name}, score)
 
 
-def test_scores_resume_with_the_same_settings(place, tmp_path, monkeypatch):
+def test_scores_resume_with_the_same_settings(folder, tmp_path, monkeypatch):
   monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
   lines = ["x" * n for n in range(10)]
   text = pair_scoring.TextColumn(str(line_files.write_lines(tmp_path / "text", lines)))
   with pytest.raises(KeyboardInterrupt):
-    searches.score(scorer("a", 2, []), text, text, f"{place}/out")
-  assert storage.names(place) == {".out.vmsst"}
+    searches.score(scorer("a", 2, []), text, text, f"{folder}/out")
+  assert storage.names(folder) == {".out.vmsst"}
   for name in "ab":  # the rest, or all if it has other settings
     texts = []
-    assert searches.score(scorer(name, None, texts), text, text, f"{place}/out") == 10
+    assert searches.score(scorer(name, None, texts), text, text, f"{folder}/out") == 10
     assert texts == ([lines[8:]] if name == "a" else [lines[:4], lines[4:8], lines[8:]])
-    found = input_files.read_bytes(f"{place}/out").decode()
+    found = input_files.read_bytes(f"{folder}/out").decode()
     assert found == "".join(f"{n}.000000\t{n}.000000\n" for n in range(10))
-    assert storage.names(place) == {"out"}
+    assert storage.names(folder) == {"out"}
 
 
 def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
@@ -223,7 +204,7 @@ def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
   text, content = pair_scoring.TextColumn(str(path)), path.read_text()
 
   def change():
-    with open(path, "r+") as stream:  # in place, between two windows
+    with open(path, "r+") as stream:  # in folder, between two windows
       stream.write(content.replace("\n", "x\n")[: len(content)])
 
   with pytest.raises(errors.InputError, match="text has changed since the work on it started"):

@@ -3,7 +3,6 @@
 import functools
 import threading
 
-import memory_store
 import pytest
 import toy_jobs
 
@@ -13,15 +12,6 @@ from vmsst.jobs import job, outputs
 
 TEXT = {"name": "/a.txt", "digest": "1" * 64}
 OTHER = {"name": "/b.txt", "digest": "2" * 64}
-
-
-@pytest.fixture(params=["local", "store"])
-def folder(request, tmp_path, monkeypatch):
-  """An output on disk, or in an object store."""
-  if request.param == "local":
-    return str(tmp_path / "out")
-  memory_store.installed(monkeypatch)
-  return "gs://bucket/out"
 
 
 def squares(folder, count=4, function=toy_jobs.square, inputs=TEXT, **options):

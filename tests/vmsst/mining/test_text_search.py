@@ -14,47 +14,39 @@ from vmsst.mining import text_search
 from vmsst.search import embedded_text, exact_search
 
 
-def letters_vector(text):
-  """Returns vectors with few directions, so that there are ties."""
-  return [text.count("a"), text.count("b"), 1]
-
-
 def make_encoder():
-  return fake_encoders.FakeEncoder(letters_vector)
-
-
-BASE = ["a" * (i * 7 % 4) + "b" * (i * 5 % 3) + "!" * (i % 2) for i in range(31)]
-QUERIES = ["ab", "", "aaab", "b", "ab", "aa!", "bbb", "abab", "a"]
-
-
-def make_base(folder, lines):
-  folder.mkdir(exist_ok=True)
-  path = line_files.write_lines(folder / "base.txt", lines)
-  vectors_ND = np.array([letters_vector(line) for line in lines])
-  naive_search.write_vectors(folder / "base", vectors_ND, shard_rows=10)
-  return embedded_text.open_text(str(path), folder / "base")
+  return fake_encoders.FakeEncoder(naive_search.letters_vector)
 
 
 def naive(query, count):
   """Returns (line, text) by a stable sort of exact cosines, squared and scaled by a constant."""
-  x = letters_vector(query)
+  x = naive_search.letters_vector(query)
   scores = []
-  for line in BASE:
-    y = letters_vector(line)
+  for line in naive_search.LETTERS:
+    y = naive_search.letters_vector(line)
     product = sum(a * b for a, b in zip(x, y, strict=True))
     scores.append((-product * product * 1000000 // sum(b * b for b in y), product))
-  order = sorted(filter(BASE.__getitem__, range(len(BASE))), key=lambda row: scores[row][0])
-  return [(row + 1, BASE[row]) for row in order[:count]]
+  order = sorted(
+    filter(naive_search.LETTERS.__getitem__, range(len(naive_search.LETTERS))),
+    key=lambda row: scores[row][0],
+  )
+  return [(row + 1, naive_search.LETTERS[row]) for row in order[:count]]
 
 
 def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path):
-  encoder, base = make_encoder(), make_base(tmp_path, BASE)
-  found = zip(QUERIES, text_search.Searcher(encoder, base).search(QUERIES, 12), strict=True)
+  encoder, base = make_encoder(), naive_search.write_letters(tmp_path, naive_search.LETTERS)
+  found = zip(
+    naive_search.LETTER_QUERIES,
+    text_search.Searcher(encoder, base).search(naive_search.LETTER_QUERIES, 12),
+    strict=True,
+  )
   for query, hits in found:
     assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
-    x = exact_search.unit_rows(np.array([letters_vector(query)], float))[0]
+    x = exact_search.unit_rows(np.array([naive_search.letters_vector(query)], float))[0]
     for hit in hits:
-      y = np.array(letters_vector(hit.text)) / np.linalg.norm(letters_vector(hit.text))
+      y = np.array(naive_search.letters_vector(hit.text)) / np.linalg.norm(
+        naive_search.letters_vector(hit.text)
+      )
       assert hit.score == pytest.approx(x @ y, abs=1e-6)
 
 
@@ -75,20 +67,20 @@ def test_cosines_are_at_most_1(tmp_path):
 
 def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
   """Later calls open no file, and neither hash nor check vectors of the corpus."""
-  base = make_base(tmp_path, BASE)
-  lines = "".join(json.dumps({"t": line}) + "\n" for line in BASE)
+  base = naive_search.write_letters(tmp_path, naive_search.LETTERS)
+  lines = "".join(json.dumps({"t": line}) + "\n" for line in naive_search.LETTERS)
   (tmp_path / "base.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
   base = embedded_text.open_text(str(tmp_path / "base.jsonl.gz"), base.folder)
   base.vectors.settings["field"] = "t"
   encoder = make_encoder()
   searcher = text_search.Searcher(encoder, base)
-  first = searcher.search(QUERIES, 12)
+  first = searcher.search(naive_search.LETTER_QUERIES, 12)
   assert [[(hit.line, hit.text) for hit in hits] for hits in first] == [
-    naive(query, 12) for query in QUERIES
+    naive(query, 12) for query in naive_search.LETTER_QUERIES
   ]
 
   monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
-  again = searcher.search(QUERIES[:4], 12)
+  again = searcher.search(naive_search.LETTER_QUERIES[:4], 12)
   assert [[hit.line for hit in hits] for hits in again] == [
     [hit.line for hit in hits] for hits in first[:4]
   ]
@@ -101,16 +93,18 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
 
 
 def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
-  (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in BASE))
+  (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in naive_search.LETTERS))
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
   embedding.embed(encoder, [path], folder, name="a", dimensions=2)
   searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder))
-  for query, hits in zip(QUERIES, searcher.search(QUERIES, 3), strict=True):
-    x = np.array(letters_vector(query))[:2]
+  for query, hits in zip(
+    naive_search.LETTER_QUERIES, searcher.search(naive_search.LETTER_QUERIES, 3), strict=True
+  ):
+    x = np.array(naive_search.letters_vector(query))[:2]
     cosine = {}
-    for number, line in enumerate(BASE, 1):
-      y = np.array(letters_vector(line))[:2]
+    for number, line in enumerate(naive_search.LETTERS, 1):
+      y = np.array(naive_search.letters_vector(line))[:2]
       if line.strip():
         cosine[number] = x @ y / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-30)
     best = sorted(cosine.values(), reverse=True)[:3]
@@ -120,10 +114,10 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
 
 def test_broken_input_is_an_error(tmp_path):
   (tmp_path / "blank").mkdir()
-  blank = make_base(tmp_path / "blank", ["", "\u200b\t"])
+  blank = naive_search.write_letters(tmp_path / "blank", ["", "\u200b\t"])
   with pytest.raises(errors.InputError, match=r"base\.txt contains no sentence"):
     text_search.Searcher(make_encoder(), blank)
-  base, encoder = make_base(tmp_path, BASE), make_encoder()
+  base, encoder = naive_search.write_letters(tmp_path, naive_search.LETTERS), make_encoder()
   searcher = text_search.Searcher(encoder, base)
   for vector, message in (
     ([1, 1], r"base has vectors of width 3, .* have width 2"),
@@ -132,6 +126,6 @@ def test_broken_input_is_an_error(tmp_path):
     encoder.vector_of = lambda text, vector=vector: vector
     with pytest.raises(errors.InputError, match=message):
       searcher.search(["a"], 1)
-  line_files.write_lines(tmp_path / "base.txt", [*BASE[:-1], "other"])
+  line_files.write_lines(tmp_path / "base.txt", [*naive_search.LETTERS[:-1], "other"])
   with pytest.raises(errors.InputError, match=r"base\.txt has changed"):
     text_search.Searcher(encoder, base)
