@@ -132,3 +132,20 @@ def test_a_killed_command_is_resumed(name, start):
       atomic=name.startswith(("import", "export")),
     )
   )
+
+
+@pytest.mark.slow
+def test_finetune(start):
+  pytest.importorskip("grain", reason="needs vmsst[train] to train")
+  entry_points.write_inputs(start)
+  argv = (
+    "finetune run t/x.de-en.tsv out --steps=6 --eval-every=2 --batch-size=4 --dev t/y.fr-en.tsv"
+  )
+  imports = [*IMPORTS, "vmsst.finetuning", "vmsst.train.train"]
+  whole, killed = killed_commands.run(imports, argv.split(), start.parent, moments=(10, []))
+  expected = tiny_encoders.read_arrays(whole / "out" / "checkpoint_6")
+  for name, folder in killed.items():
+    found = tiny_encoders.read_arrays(folder / "out" / "checkpoint_6")
+    assert found.keys() == expected.keys(), name
+    for key, array in expected.items():
+      np.testing.assert_array_equal(found[key], array, f"{name}: {key}")
