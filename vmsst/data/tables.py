@@ -8,6 +8,7 @@ dataset where they are. Neither needs memory for the texts: both map files.
 import abc
 import array
 import functools
+import hashlib
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,13 +64,22 @@ class TextTable(Table):
     texts: The texts of each row: `inputs`, perhaps `targets`, then any number of `negatives`.
     columns: For each other column, its rows: an array [N, ...], or another object that an array of
       row numbers indexes.
+    prompts: Texts that begin all inputs, and all targets and negatives.
+
+  Attributes:
+    count_N: Number of texts of each row.
   """
 
-  def __init__(self, texts: Iterable[Sequence[str]], columns: Mapping[str, Any]):
-    ends, width = array.array("q", [0]), 1
+  def __init__(
+    self,
+    texts: Iterable[Sequence[str]],
+    columns: Mapping[str, Any],
+    prompts: tuple[str, str] = ("", ""),
+  ):
+    ends, counts = array.array("q", [0]), array.array("q")
     with tempfile.TemporaryFile(prefix="vmsst-") as file:
       for row in texts:
-        width = len(row)
+        counts.append(len(row))
         for text in row:
           ends.append(ends[-1] + file.write(text.encode()))
       file.flush()
@@ -77,25 +87,44 @@ class TextTable(Table):
       if ends[-1]:
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     self._ends = np.frombuffer(ends, np.int64)
-    self._width = width
+    self.count_N = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
+    self._starts = np.cumsum(self.count_N) - self.count_N
     self._columns = columns
+    self._prompts = prompts
 
   def __len__(self) -> int:
     """Number of rows."""
-    return (len(self._ends) - 1) // self._width
+    return len(self.count_N)
 
   def rows(self, number_N: np.ndarray) -> Columns:
-    """Returns the rows of these numbers, in their order."""
-    first_N = number_N * self._width
-    texts = [self._texts(first_N + i) for i in range(self._width)]
+    """Returns the rows of these numbers, in their order; missing negatives are ""."""
+    width = self.count_N.max(initial=1)
+    texts = [self._texts(number_N, column) for column in range(width)]
     columns: dict[str, Any] = dict(zip(SIDES, texts, strict=False))
-    if self._width > len(SIDES):
+    if width > len(SIDES):
       columns["negatives"] = [list(row) for row in zip(*texts[len(SIDES) :], strict=True)]
     return columns | {name: column[number_N] for name, column in self._columns.items()}
 
-  def _texts(self, cell_N: np.ndarray) -> list[str]:
-    bounds = zip(self._ends[cell_N].tolist(), self._ends[cell_N + 1].tolist(), strict=True)
-    return [self._bytes[start:end].decode() for start, end in bounds]
+  def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
+    """Returns the texts in a column of these rows, with their prompt."""
+    prompt = self._prompts[min(column, 1)]
+    exists_N = self.count_N[number_N] > column
+    cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
+    bounds = zip(
+      self._ends[cell_N].tolist(), self._ends[cell_N + 1].tolist(), exists_N, strict=True
+    )
+    return [
+      prompt + self._bytes[start:end].decode() if exists else "" for start, end, exists in bounds
+    ]
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """Hash of the texts and of the columns that are arrays."""
+    content = hashlib.sha256(self._bytes)
+    arrays = {n: x for n, x in self._columns.items() if isinstance(x, np.ndarray)}
+    for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
+      content.update(np.ascontiguousarray(array_N))
+    return content.hexdigest()
 
 
 def open_files(

@@ -119,22 +119,22 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
 
 def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   row_by_text: dict[str, int] = {}
-  rows_by_query: dict[str, set[int]] = {}
+  gold: dict[str, dict[int, float]] = {}
   path = storage.path(pairs.paths[0])
   for row in readers.parsed_rows(pairs):
     query, text = row.texts
     index = row_by_text.setdefault(text, len(row_by_text))
     if row.grade is None or files.number(row.grade, path, row.number) > 0:
-      rows_by_query.setdefault(query, set()).add(index)
-  if not rows_by_query:
+      gold.setdefault(query, {})[index] = 1.0
+  if not gold:
     raise errors.InputError(f"{pairs}: no text has a label above 0; label the relevant texts 1")
   codes = _languages(pairs.paths[0])
 
   def score(query_QD: np.ndarray, text_ND: np.ndarray) -> list[suite.Result]:
     near = exact_search.top_k(query_QD, text_ND, 10)
-    shares = retrieval.rank_metrics(near, [*rows_by_query.values()], 10)
+    shares = retrieval.rank_metrics(near, [*gold.values()], 10)
     return [suite.Result(str(pairs), codes, {key: 100 * x for key, x in shares.items()})]
 
-  queries = suite.Side(codes[0], [*rows_by_query], "encode_query")
+  queries = suite.Side(codes[0], [*gold], "encode_query")
   texts = suite.Side(codes[1], [*row_by_text], "encode_document")
   return suite.Task("all", (queries, texts), score, large=True)

@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,34 +65,42 @@ def pair_accuracy(
 
 
 def rank_metrics(
-  near: exact_search.Neighbors, gold: Sequence[Collection[int]], k: int
+  near: exact_search.Neighbors, gold: Sequence[Mapping[int, float]], k: int
 ) -> dict[str, float]:
   """Returns `accuracy`, `MRR@k`, `R@k` and `nDCG@k`, means over queries with several gold rows.
 
   `accuracy` is the share of queries whose nearest row is gold. MRR@k is the mean of 1 / rank of the
-  first gold row, R@k the share of a query's gold rows among the k nearest, nDCG@k their gain,
-  discounted by log2(1 + rank), over that of the best order.
+  first gold row, R@k the share of a query's gold rows among the k nearest, nDCG@k the sum of their
+  grades, discounted by log2(1 + rank), over that of the best order.
 
   Args:
     near: At least k neighbors of each query, or all.
-    gold: Distinct gold rows of each query.
+    gold: Grade of each query's gold rows; rows with a grade of 0 are not gold.
     k: Number of neighbors to consider.
 
   Examples:
     >>> near = exact_search.Neighbors(np.array([[2, 0, 1]]), np.zeros([1, 3]))
-    >>> rank_metrics(near, [{0}], 2)
+    >>> rank_metrics(near, [{0: 1}], 2)
     {'accuracy': 0.0, 'MRR@2': 0.5, 'R@2': 1.0, 'nDCG@2': 0.6309297535714575}
   """
-  pairs = zip(near.index_NK[:, :k], gold, strict=True)
-  hit_QK = np.array([np.isin(index_K, [*rows]) for index_K, rows in pairs], float)
-  count_Q = np.array([len(rows) for rows in gold])
-  rank_K = np.arange(1, hit_QK.shape[1] + 1)
-  best_Q = np.cumsum(1 / np.log2(1 + rank_K))[np.minimum(count_Q, len(rank_K)) - 1]
+  index_QK = near.index_NK[:, :k]
+  gain_QK = np.array(
+    [
+      [grades.get(index, 0) for index in index_K]
+      for index_K, grades in zip(index_QK.tolist(), gold, strict=True)
+    ]
+  )
+  hit_QK = gain_QK > 0
+  count_Q = np.array([sum(grade > 0 for grade in grades.values()) for grades in gold])
+  rank_K = np.arange(1, gain_QK.shape[1] + 1)
+  discount_K = 1 / np.log2(1 + rank_K)
+  size = len(rank_K)
+  best_Q = [np.dot(sorted(x.values())[::-1][:size], discount_K[: len(x)]) for x in gold]
   values_Q = {
     "accuracy": hit_QK[:, 0],
     f"MRR@{k}": (hit_QK / rank_K).max(axis=1),
     f"R@{k}": hit_QK.sum(axis=1) / count_Q,
-    f"nDCG@{k}": (hit_QK / np.log2(1 + rank_K)).sum(axis=1) / best_Q,
+    f"nDCG@{k}": gain_QK @ discount_K / best_Q,
   }
   return {name: float(value_Q.mean()) for name, value_Q in values_Q.items()}
 

@@ -1,0 +1,70 @@
+"""Queries, documents and relevance judgments, in the layout of BEIR."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from vmsst import errors, storage
+from vmsst.io import input_files, text_files
+
+_SPLITS = ("dev", "validation", "test")
+
+
+class RetrievalSet(NamedTuple):
+  """Queries to answer with documents.
+
+  Attributes:
+    queries: Text of each query by its id.
+    documents: Text of each document by its id.
+    relevance: Grade of each relevant document of a query, by the ids of both; 0 is not relevant.
+  """
+
+  queries: Mapping[str, str]
+  documents: Mapping[str, str]
+  relevance: Mapping[str, Mapping[str, float]]
+
+
+def read(folder: str | os.PathLike[str]) -> RetrievalSet:
+  """Reads a set that BEIR has published, or one with the same files.
+
+  Args:
+    folder: Folder with `corpus.jsonl` (`_id`, `title` and `text` of each document), `queries.jsonl`
+      (`_id` and `text`), and `qrels/dev.tsv` or, without it, `qrels/validation.tsv` or
+      `qrels/test.tsv` (a header, then query id TAB document id TAB grade). Only queries with
+      judgments are kept.
+
+  Raises:
+    InputError: a file is missing or malformed, or judges an unknown query or document.
+  """
+  paths = [os.path.join(folder, "qrels", f"{split}.tsv") for split in _SPLITS]
+  path = next(filter(storage.is_file, paths), paths[0])
+  documents = {
+    record["_id"]: f"{record.get('title') or ''} {record['text']}".strip()
+    for record in _records(os.path.join(folder, "corpus.jsonl"))
+  }
+  queries = {
+    record["_id"]: record["text"] for record in _records(os.path.join(folder, "queries.jsonl"))
+  }
+  relevance: dict[str, dict[str, float]] = {}
+  for number, line in enumerate(text_files.read_lines(path), 1):
+    columns = line.split("\t")
+    if number == 1 and columns[0] == "query-id":
+      continue
+    query, document, grade = columns if len(columns) == 3 else ("", "", "")
+    if query not in queries or document not in documents or not grade.isdecimal():
+      raise errors.InputError(
+        f"{path}:{number}: {input_files.shown(line)}; write the id of a query, the id of a "
+        "document and a grade, with TABs between"
+      )
+    relevance.setdefault(query, {})[document] = float(grade)
+  return RetrievalSet({query: queries[query] for query in relevance}, documents, relevance)
+
+
+def _records(path: str) -> Iterator[dict[str, Any]]:
+  for number, line in enumerate(text_files.read_lines(path), 1):
+    record = input_files.parse_json(line, f"{path}:{number}")
+    if not isinstance(record, dict) or not all(
+      input_files.is_text(record.get(name)) for name in ("_id", "text")
+    ):
+      raise errors.InputError(f"{path}:{number}: not a JSON object with the texts _id and text")
+    yield record
