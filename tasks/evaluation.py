@@ -155,16 +155,16 @@ def opus_validation(
   The metrics are those of `retrieval`. Its only split is `validation`.
 
   Args:
-    config: As of `mixtures.opus`.
+    config: As of `bitext.opus`.
     vocabulary: Tokenizes the texts.
-    data_dir: As of `mixtures.opus`.
-    languages: As of `mixtures.opus`.
-    pivots: As of `mixtures.opus`.
+    data_dir: As of `bitext.opus`.
+    languages: As of `bitext.opus`.
+    pivots: As of `bitext.opus`.
     corpus: Name of the corpus in OPUS.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
 
   Raises:
-    InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
+    InputError: as `bitext.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
   _, folder = datasets.find(config, data_dir)
