@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vmsst.data import dataset_shards, formats
-from vmsst.opus import buckets, cleaning, decontamination, releases
+from vmsst.opus import buckets, cleaning, releases
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -82,9 +82,9 @@ def clean(
 
 
 @functools.lru_cache(maxsize=1)  # A process loads them once.
-def _evaluation_sentences(path: str, digest: str) -> decontamination.EvaluationSentences:
+def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentences:
   del digest
-  return decontamination.EvaluationSentences.load(path)
+  return cleaning.EvaluationSentences.load(path)
 
 
 def merge(

@@ -3,7 +3,7 @@ import opus_tree
 import pytest
 
 from vmsst.data import dataset_shards
-from vmsst.opus import cleaning, decontamination, releases, stages
+from vmsst.opus import cleaning, releases, stages
 
 HELD_OUT = [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
 
@@ -28,7 +28,7 @@ EUROPARL = [
 @pytest.fixture
 def clean(tmp_path):
   """Cleans rows of a corpus into two buckets; returns the file and the facts."""
-  held_out = decontamination.EvaluationSentences.of(HELD_OUT)
+  held_out = cleaning.EvaluationSentences.of(HELD_OUT)
   held_out.save(tmp_path / "held_out")
 
   def run(corpus, rows, cut=0):
