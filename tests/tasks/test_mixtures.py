@@ -5,7 +5,7 @@ import opus_tree
 import pytest
 import seqio
 
-from vmsst import languages
+from vmsst import errors, languages
 from vmsst.data import readers, seqio_tasks, teacher_vectors, vocabularies
 from vmsst.tasks import mixtures
 
@@ -106,3 +106,40 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
       seen.append(pair)
     assert len(seen) == 15 * (index + 1)
   assert len(set(seen)) == 30
+
+
+TAGGED_PAIRS = {
+  ("de", "en"): [("a", "b", "Europarl"), ("c", "d", "Tatoeba"), ("e", "f", "Europarl")],
+  ("zh_TW", "es"): [("g", "h", "Tatoeba"), ("i", "j", "Tatoeba")],
+}
+GERMAN, TAIWAN = (
+  (languages.language("de"), languages.language("en")),
+  (languages.language("zh_TW"), languages.language("es")),
+)
+
+
+def test_a_dataset_is_found_with_its_language_pairs(tmp_path, monkeypatch):
+  folder = opus_tree.write_dataset(tmp_path, "mine", TAGGED_PAIRS)
+  name, path = mixtures.find("mine", str(tmp_path))
+  assert (name, str(path)) == ("opus_mine", str(folder))
+  # What `t5x --tfds_data_dir` does.
+  monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
+  assert mixtures.find("mine", None) == (name, path)
+  splits = mixtures.language_pairs(path, None, None)
+  assert {pair: {x: [*y.counts] for x, y in z.items()} for pair, z in splits.items()} == {
+    GERMAN: {"train": [2], "validation": [1]},
+    TAIWAN: {"train": [1], "validation": [1]},
+  }
+  assert [*mixtures.language_pairs(path, ["de", "en", "fr"], None)] == [GERMAN]
+  assert [*mixtures.language_pairs(path, None, ["es"])] == [TAIWAN]
+  with pytest.raises(errors.InputError, match="no language pair of these languages; choose among"):
+    mixtures.language_pairs(path, None, ["tr"])
+  pairs = mixtures.validation_pairs(path, splits, "Europarl")
+  assert pairs == {GERMAN: [("a", "b")]}
+  with pytest.raises(errors.InputError, match="corpus 'X'; choose among Europarl, Tatoeba"):
+    mixtures.validation_pairs(path, splits, "X")
+
+
+def test_a_missing_dataset_is_named(tmp_path):
+  with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
+    mixtures.find("mine", str(tmp_path))
