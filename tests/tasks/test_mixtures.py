@@ -6,7 +6,7 @@ import pytest
 import seqio
 
 from vmsst import errors, languages
-from vmsst.data import readers, seqio_tasks, teacher_vectors, vocabularies
+from vmsst.data import readers, seqio_tasks, tables, vocabularies
 from vmsst.tasks import mixtures
 
 BYTES = vocabularies.ByteVocabulary()
@@ -88,7 +88,7 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
     pairs = list(readers.read_pairs(file))
     array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
-    path = tmp_path / teacher_vectors.vectors_path("vectors", file)
+    path = tmp_path / tables.vectors_path("vectors", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, array_N2S.astype(np.float32))
     vectors |= dict(zip(pairs, array_N2S.tolist(), strict=True))
