@@ -483,7 +483,7 @@ def _source(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  from vmsst.checkpoints import t5x
+  from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)
