@@ -179,10 +179,10 @@ def _run(options: argparse.Namespace) -> None:
         for command, (name, module, _) in COMMANDS.items()
       }
       if options.dry_run:
-        from vmsst.train import dry_run, partitioning, topologies
+        from vmsst.train import dry_run, partitioning
 
         if options.topology:
-          devices = topologies.devices(options.topology)
+          devices = dry_run.devices(options.topology)
           partitioning.all_devices = lambda: devices
         functions["train"] = dry_run.train_function(options.dry_run == "memory")
       import jax  # noqa: F401  (sets environment variables if there are TPUs)
