@@ -171,9 +171,8 @@ def _run(options: argparse.Namespace) -> None:
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
-      from vmsst.train import aliases, gin_utils
+      from vmsst.train import gin_utils
 
-      aliases.install()
       functions = {
         command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
         for command, (name, module, _) in COMMANDS.items()

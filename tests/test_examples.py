@@ -28,8 +28,7 @@ _RUN = """
 import doctest, importlib, json, pathlib, sys, tempfile
 import gin
 place = pathlib.Path(sys.argv[1])
-from vmsst.train import aliases, quiet
-aliases.install()
+from vmsst.train import quiet
 import vmsst
 for folder in sorted({path.parent for path in place.glob("vmsst/**/*.py")}):
   name = ".".join(folder.relative_to(place).parts)

@@ -92,8 +92,7 @@ OF_ONE_FILE = {
 _TRAIN = """
 import json, pathlib, sys
 import gin
-from vmsst.train import aliases, quiet
-aliases.install()
+from vmsst.train import quiet
 import vmsst
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib

@@ -26,8 +26,7 @@ STEPS = 20
 _TRAIN = """
 import json, sys
 import gin, jax
-from vmsst.train import aliases, quiet
-aliases.install()
+from vmsst.train import quiet
 import vmsst
 from vmsst.train import gin_utils
 from vmsst.train.train import train

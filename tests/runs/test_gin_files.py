@@ -220,8 +220,6 @@ STARTS_FROM = tiny_encoders.encoder(
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 from vmsst.data import loader
@@ -542,8 +540,6 @@ partitioning.PjitPartitioner:
 _SHARDS = """
 import json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from flax.linen.partitioning import logical_to_mesh_axes
 from vmsst.train import gin_utils, partitioning
 
