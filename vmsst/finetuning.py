@@ -111,12 +111,10 @@ def finetune(
       input_pipeline,
       optimizers,
       partitioning,
-      quiet,
       trainer,
     )
     from vmsst.train import train as train_lib
 
-  quiet.drop_untrue_warnings()
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])

@@ -387,7 +387,7 @@ class CheckpointManager:
     self._model_dir = epath.Path(storage.path(model_dir))
     self._cfg = cfg
     self._failed = False
-    t5x.ignore_abandoned_io()
+    t5x.silence_orbax()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
