@@ -223,7 +223,6 @@ TESTED_IN = {
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
   "vmsst.search.embedded_text": "vmsst/cli/test_searches.py",
-  "vmsst.train.run_summary": "runs/test_from_imports.py",
   "vmsst.train.utils": "vmsst/train/test_inference.py",
 }
 
