@@ -42,6 +42,7 @@ from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabularies
 from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
+from vmsst.formats import t5x as t5x_checkpoints
 from vmsst.io import checksums
 from vmsst.jobs import outputs
 

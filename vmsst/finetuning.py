@@ -111,12 +111,10 @@ def finetune(
       input_pipeline,
       optimizers,
       partitioning,
-      quiet,
       trainer,
     )
     from vmsst.train import train as train_lib
 
-  quiet.drop_untrue_warnings()
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
@@ -483,7 +481,7 @@ def _source(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  from vmsst.checkpoints import t5x
+  from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)
