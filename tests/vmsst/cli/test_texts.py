@@ -20,6 +20,7 @@ from vmsst import cli, storage
 from vmsst.cli import embedding
 from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
+from vmsst.mining import bitext_mining
 from vmsst.networks import sentence_encoder
 from vmsst.search import vector_store
 
