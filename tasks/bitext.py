@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import features, readers, seqio_tasks, tables, teacher_vectors, vocabularies
+from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.languages import Language
 from vmsst.opus import datasets
@@ -72,7 +72,7 @@ def files(
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
-    paths += [teacher_vectors.vectors_path(teacher, bitext) for bitext in bitexts]
+    paths += [tables.vectors_path(teacher, bitext) for bitext in bitexts]
   name = seqio_tasks.unique_name(
     "bitext",
     by_split,
