@@ -6,20 +6,20 @@ command line reads the signature and the docstring of `finetune` for `--help`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import pathlib
 import signal
-import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vmsst import errors, storage
+from vmsst import languages as languages_lib
 
 if TYPE_CHECKING:
-  from vmsst.data.readers import BitextFile
   from vmsst.encoder.encoder import Encoder
 
 Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
@@ -31,14 +31,18 @@ _TASK = "retrieval"
 
 def finetune(
   encoder: "str | os.PathLike[str] | Encoder",
-  pairs: Pairs,
+  pairs: Any,
   output: str | os.PathLike[str],
   *,
-  dev: Pairs | None = None,
+  dev: Any = None,
   objective: Objective = "contrastive",
-  negatives: int = 0,
+  negatives: int | None = None,
   teacher: str | os.PathLike[str] | None = None,
   languages: tuple[str, str] = ("und", "und"),
+  roles: "tuple[Role, Role] | None" = None,
+  prompts: tuple[str, str] | None = None,
+  sampling_power: float = 1.0,
+  mixed: bool = False,
   steps: int = 500,
   batch_size: int = 64,
   learning_rate: float = 2e-5,
@@ -50,7 +54,7 @@ def finetune(
   freeze_tokens: bool = False,
   seed: int = 0,
 ) -> "Encoder":
-  """Fine-tune an encoder on pairs of texts, such as translations.
+  """Fine-tune an encoder on pairs of texts, such as translations or questions and answers.
 
   Trains with AdamW and a learning rate that rises for a tenth of the steps and falls to 0. Repeat
   an interrupted call to resume it; steps, patience and slices may then differ. `t5x train
@@ -59,23 +63,31 @@ def finetune(
   Args:
     encoder: Run, export, folder of sentence-transformers or name on the Hugging Face Hub; in
       Python, also an encoder that `vmsst.load` or `Encoder.trim` returned.
-    pairs: TSV file of pairs, with hard negatives in further columns; or JSONL with such fields, of
-      any name, as in datasets of sentence-transformers; or the output of `vmsst mine`. In Python,
-      also a list of files, or pairs of texts, such as a Hugging Face dataset. The first JSON object
-      or dictionary sets the order of the fields, unless `languages` names them.
+    pairs: File of pairs: TSV or JSONL with named columns (anchor, positive, negative_1, score ...,
+      as in datasets of sentence-transformers and FlagEmbedding), TSV of a pair and its hard
+      negatives, or the output of `vmsst mine`. In Python, also rows, such as a Hugging Face
+      dataset; or a list or dictionary of files, rows and `vmsst.TrainingSet`s. Each batch is of one
+      set.
     output: Folder of the run, for vmsst.load, vmsst export and vmsst eval; report.md has the
       results.
-    dev: Held-out pairs, to evaluate retrieval in both directions, first before training, and to
-      keep the best checkpoint; if omitted, the last checkpoint is the result.
+    dev: Held-out pairs, to evaluate retrieval in both directions, or the rank correlation with
+      their scores, first before training, and to keep the best checkpoint; or a folder in BEIR's
+      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`; the mean over
+      the sets decides. If omitted, the last checkpoint is the result.
     objective: Loss: contrastive compares a text with the other texts of the batch; distillation
       and soft_contrastive match the vectors or the similarities of a teacher (Reimers and Gurevych
       2020, Park et al. 2024); ems also predicts the tokens of the translation (Mao et al. 2024),
       for encoders with mean pooling.
-    negatives: Hard negatives of each pair, for contrastive only.
+    negatives: Most hard negatives of a pair (default: all).
     teacher: Encoder to learn from, whose vectors of the pairs are written to OUTPUT/teacher; or a
       folder of vectors that `vmsst data embed` has written.
-    languages: Codes of the two sides, which name the metrics. If omitted, a file name such as
-      dev.de-en.tsv names them.
+    languages: Codes of the two sides.
+    roles: What the two texts of a pair are, query or document, to choose the encoder's prompts
+      (default: by the names of the columns, or else the prompt of `encode`).
+    prompts: Texts before the first and the second text of a pair, instead of the encoder's; the
+      tuned encoder has them.
+    sampling_power: Sets are sampled in proportion to this power of their size.
+    mixed: Mix the rows of all sets in each batch.
     steps: Training steps.
     batch_size: Pairs in a batch.
     learning_rate: Highest learning rate.
@@ -97,10 +109,7 @@ def finetune(
   """
   options = dict(locals())
   with errors.requires("train", "fine-tuning"):
-    import jax
-
-    from ems_jax import teachers
-    from vmsst.data import batches, readers, rows, tables
+    from vmsst.data import readers
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
@@ -108,6 +117,7 @@ def finetune(
     from vmsst.train import (
       actions,
       checkpoints,
+      dev_sets,
       input_pipeline,
       optimizers,
       partitioning,
@@ -120,14 +130,6 @@ def finetune(
       errors.as_integer(name, options[name])
   errors.check_positive("learning_rate", learning_rate)
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
-  errors.check_choice("objective", objective, get_args(Objective))
-  if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
-    raise errors.InputError(
-      f"the objective {objective!r} {'requires a' if teacher is None else 'has no'} teacher; give "
-      "one for distillation and soft_contrastive, and only for them"
-    )
-  if negatives and objective != "contrastive":
-    raise errors.InputError(f"the objective {objective!r} has no hard negatives; omit negatives")
   if patience is not None and dev is None:
     raise errors.InputError("patience needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
@@ -142,81 +144,67 @@ def finetune(
     changed = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
+  vocabulary = encoder.vocabulary
   del encoder  # frees the memory of its parameters
-  bitexts: dict[str, list[BitextFile]] = {}
-  contents: dict[str, str] = {}  # of files to write, by path
-  for role in ("pairs", "dev"):
-    if options[role] is not None:
-      source = _source(role, options[role], folder, languages, negatives)
-      inputs[role], bitexts[role], content = source
-      if content is not None:
-        contents[bitexts[role][0].paths[0]] = content
+
+  how: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
+  sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **how)
+  objectives = tuple(dict.fromkeys(each.settings.objective for each in sets))
+  taught = [each for each in sets if each.settings.objective in _TAUGHT]
+  if (teacher is not None) != bool(taught):
+    raise errors.InputError(
+      f"the objectives {objectives} {'require a' if taught else 'have no'} teacher; give one for "
+      "distillation and soft_contrastive, and only for them"
+    )
+  inputs["pairs"] = {each.name: {"name": each.name, "digest": each.digest} for each in sets}
+  held_out: dict[str, Any] = {}
+  if dev is not None:
+    held_out = open_dev_sets(dev, vocabulary, objective=objective, **how)
+    inputs["dev"] = {name: {"name": name, "digest": each.digest} for name, each in held_out.items()}
   vectors = None  # folder of the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
-  free = ("output", "steps", "patience", "slices")
-  fixed = {k: v for k, v in options.items() if k not in {*inputs, *free}}
+  free = ("output", "steps", "patience", "slices", *inputs, *how, "objective", "negatives")
+  fixed = {name: value for name, value in options.items() if name not in free}
   with job.Job(folder, inputs=inputs, options=fixed) as run:
     if changed is not None and not os.path.exists(start):
       changed.save(start)
-    vocabulary = starting_encoders.vocabulary(start)
+    if taught:
+      _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     trained = model(
-      objective,
+      objectives,
       starting_encoders.network(start, dropout_rate=0.1, dtype="float32", scan_layers=True),
-      vocabulary,
+      with_prompts(vocabulary, sets),
       optimizer(schedule, ("token_embedder/.*",) if freeze_tokens else ()),
-      negatives=negatives,
       matryoshka_dims=tuple(matryoshka_dims),
       max_length=max_length,
       embedding_slices=slices,
     )
-    for file, content in contents.items():
-      outputs.write_text(file, content)
-    if teacher is not None and vectors is None:
-      vectors = str(folder / "teacher")
-      _write_vectors(teacher, bitexts["pairs"], vectors, inputs["teacher"])
-    width = None
-    if vectors is not None:
-      width = tables.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
-    lengths = teachers.feature_lengths(max_length=max_length, dimension=width, negatives=negatives)
-    known = (x for bitext in bitexts["pairs"] for x in (bitext.source, bitext.target))
-    codes = readers.language_codes(known) or None
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
     evaluation, of_evaluation = None, []
-    if dev is not None:
-      evaluation = Retrieval(bitexts["dev"], trained, partitioner, folder)
-      watched: dict[str, Any] = {"metric": (_TASK, "accuracy/average"), "mode": "max"}
+    losses: dict[str, Any] = {}
+    if held_out:
+      evaluation = dev_sets.DevSets(held_out, trained, tokens["vocabulary"], partitioner, folder)
+      watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       of_evaluation = [
         actions.KeepBestAction(str(folder), **watched),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
-
-    def get_batches(cfg: Any, shard_id: int, num_shards: int, _: Any) -> batches.BatchIterator:
-      tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
-      by_pair = readers.by_pair(bitexts["pairs"])
-      texts = []
-      for name, files in sorted((readers.pair_name(*pair), by_pair[pair]) for pair in by_pair):
-        table = tables.open_files(name, files, negatives=negatives, teacher=vectors)
-        texts.append(rows.Texts(name, table, tokenizer))
-      rows.check_texts(texts, lengths)
-      rates = [len(part.table) for part in texts]
-      shard, size, spec = (shard_id, num_shards), batch_size // num_shards, texts[0].spec(lengths)
-      chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=seed, shard=shard)
-      return batches.BatchIterator(
-        batches.length_batches(chunks, size, lengths, seed=seed % 2**63),
-        {x: jax.ShapeDtypeStruct((size, *spec[x].shape), spec[x].dtype) for x in lengths},
-        shard,
-      )
+    known = {code for each in sets for code in each.settings.languages} - {"und"}
+    codes = readers.language_codes(map(languages_lib.language, known)) or None
 
     train_lib.train(
       model=trained,
       train_dataset_cfg=input_pipeline.DatasetConfig(
-        _TASK, lengths, "train", batch_size, True, seed
+        "pairs", {"inputs": max_length}, "train", batch_size, True, seed
       ),
       train_eval_dataset_cfg=None,
       infer_eval_dataset_cfg=None,
-      get_dataset_fn=get_batches,
+      get_dataset_fn=functools.partial(
+        get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
+      ),
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
         save=checkpoints.SaveCheckpointConfig(
@@ -244,6 +232,128 @@ def finetune(
     outputs.write_text(folder / "report.md", _report(folder))
     run.finish()
   return loading.load(folder)
+
+
+def open_sets(
+  data: Any, vocabulary: Any, *, objective: Objective = "contrastive", **options: Any
+) -> "list[OpenSet]":
+  """Reads training sets, with an encoder's prompts.
+
+  Args:
+    data: See `finetune`.
+    vocabulary: Vocabulary of the encoder.
+    objective: Loss of sets that have none.
+    **options: Fields of the sets that are not `TrainingSet`s.
+
+  Raises:
+    InputError: see `finetune`.
+  """
+  from vmsst.data import training_sets
+
+  sets = []
+  for name, settings in training_sets.by_name(data, **options).items():
+    chosen = settings.objective or objective
+    errors.check_choice("objective", chosen, get_args(Objective))
+    if chosen != "contrastive" and settings.negatives:
+      raise errors.InputError(f"the objective {chosen!r} has no hard negatives; omit negatives")
+    settings = dataclasses.replace(
+      settings, objective=chosen, negatives=settings.negatives if chosen == "contrastive" else 0
+    )
+    sets.append(training_sets.open_set(name, settings, role_prompts(vocabulary)))
+  return sets
+
+
+def open_dev_sets(data: Any, vocabulary: Any, **options: Any) -> dict[str, Any]:
+  """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`."""
+  from vmsst.data import retrieval_sets, training_sets
+
+  opened: dict[str, Any] = {}
+  for name, settings in training_sets.by_name(data, **options).items():
+    texts = settings.data
+    if isinstance(texts, str | os.PathLike) and os.path.isdir(texts):
+      texts = retrieval_sets.read(texts)
+    if isinstance(texts, retrieval_sets.RetrievalSet):
+      prompts = role_prompts(vocabulary)
+      opened[name] = texts.with_prompts(
+        *(settings.prompts or (prompts["query"], prompts["document"]))
+      )
+    else:
+      (opened[name],) = open_sets({name: settings}, vocabulary, **options)
+  return opened
+
+
+def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
+  """Returns an encoder's prompts of queries, of documents and of other texts (None)."""
+  from vmsst.formats import tokenizers
+
+  prefix = getattr(vocabulary, "prefix", "")
+  by_role = tokenizers.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
+  return {"query": by_role["query"], "document": by_role["document"], None: prefix}
+
+
+def without_prompt(vocabulary: Any) -> Any:
+  """Returns a vocabulary that puts no prompt before texts."""
+  return vocabulary.with_prefix("") if getattr(vocabulary, "prefix", "") else vocabulary
+
+
+def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
+  """Returns a vocabulary with the prompts that training sets have in place of the encoder's.
+
+  Raises:
+    InputError: the vocabulary does not support prompts.
+  """
+  for each in sets:
+    if each.settings.prompts is None:
+      continue
+    if not hasattr(vocabulary, "with_prefix"):
+      raise errors.InputError("the encoder does not support prompts; omit prompts")
+    if each.prompts[0] == each.prompts[1] and not any(each.roles):
+      vocabulary = vocabulary.with_prefix(each.prompts[0])
+    else:
+      roles = (each.roles[0] or "query", each.roles[1] or "document")
+      prompts = {**vocabulary.prompts, **dict(zip(roles, each.prompts, strict=True))}
+      vocabulary = dataclasses.replace(vocabulary, prompts=prompts)
+  return vocabulary
+
+
+def get_batches(
+  cfg: Any,
+  shard_id: int,
+  num_shards: int,
+  converter: Any = None,
+  *,
+  sets: "Sequence[OpenSet]",
+  vocabulary: Any,
+  max_length: int,
+  sampling_power: float = 1.0,
+  mixed: bool = False,
+) -> "BatchIterator":
+  """Returns the batches of training sets, as the `get_dataset_fn` of `train`.
+
+  Args:
+    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    shard_id: Number of this host's share.
+    num_shards: Number of shares.
+    converter: Not used.
+    sets: The sets.
+    vocabulary: Tokenizes the texts; it adds no prompt.
+    max_length: Tokens of a text.
+    sampling_power: See `finetune`.
+    mixed: See `finetune`.
+  """
+  from vmsst.data import training_sets
+
+  del converter
+  return training_sets.training_batches(
+    sets,
+    vocabulary,
+    batch_size=cfg.batch_size,
+    max_length=max_length,
+    seed=cfg.seed,
+    shard=(shard_id, num_shards),
+    power=sampling_power,
+    mixed=mixed,
+  )
 
 
 def model(
@@ -321,73 +431,6 @@ def assignment_map() -> list[tuple[str, str | None]]:
   ]
 
 
-class Retrieval:
-  """Evaluates retrieval among held-out pairs in both directions, as the `evaluator` of `train`.
-
-  Metrics are percentages, by language pair and averaged: `to_target`, `from_target` and their mean,
-  `accuracy`. They are also appended to `inference_eval/retrieval-metrics.jsonl` of the run.
-
-  Args:
-    bitexts: The pairs.
-    model: The model.
-    partitioner: The mesh.
-    folder: Folder of the run.
-  """
-
-  def __init__(
-    self, bitexts: "Sequence[BitextFile]", model: Any, partitioner: Any, folder: pathlib.Path
-  ):
-    import numpy as np
-
-    from vmsst.data import readers, rows
-
-    self._model, self._partitioner = model, partitioner
-    self._path = folder / "inference_eval" / f"{_TASK}-metrics.jsonl"
-    self._embed: Any = None
-    groups: dict[str, list[BitextFile]] = {}
-    for bitext in bitexts:
-      groups.setdefault(readers.shown_pair(bitext), []).append(bitext)
-    self._sides: dict[str, tuple[Sequence[str], ...]] = {}
-    texts: list[str] = []
-    language_ids: list[int] = []
-    for name, files in groups.items():
-      pairs = (pair for file in files for pair in readers.read_pairs(file))
-      self._sides[name] = tuple(zip(*pairs, strict=True))
-      for side, language in zip(self._sides[name], (files[0].source, files[0].target), strict=True):
-        texts += side
-        language_ids += [language.index] * len(side)
-    tokenizer = rows.Tokenizer(model.vocabulary, max_length=None, keep_all=True)
-    columns = {"inputs": texts, "input_language": np.array(language_ids)[:, None]}
-    self._tokens = tokenizer(columns, {"inputs": model.max_length})
-
-  def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the model, by the name of the task."""
-    import numpy as np
-
-    from vmsst.evaluation.metrics import retrieval
-    from vmsst.train import inference
-
-    if self._embed is None:
-      self._embed = inference.get_array_fn(
-        self._model.score_batch, 512, train_state_axes, self._partitioner
-      )
-    vectors_ND = self._embed(self._tokens, train_state)
-    by_pair: dict[str, dict[str, float]] = {}
-    for name, sides in self._sides.items():
-      source_ND, target_ND, vectors_ND = np.split(vectors_ND, np.cumsum([*map(len, sides)]))
-      shares = retrieval.translation_accuracy(source_ND, target_ND, texts=sides)
-      to_target, from_target = 100 * shares["forward"], 100 * shares["backward"]
-      accuracy = (to_target + from_target) / 2
-      by_pair[name] = {"to_target": to_target, "from_target": from_target, "accuracy": accuracy}
-    keys = ("to_target", "from_target", "accuracy")
-    by_pair["average"] = {key: statistics.fmean(x[key] for x in by_pair.values()) for key in keys}
-    metrics = {f"{key}/{name}": by_pair[name][key] for key in keys for name in by_pair}
-    self._path.parent.mkdir(exist_ok=True)
-    with self._path.open("a", encoding="utf-8") as stream:
-      stream.write(json.dumps({"step": int(train_state.step), **metrics}) + "\n")
-    return {_TASK: metrics}
-
-
 def _teacher(teacher: str) -> tuple[Any, str | None]:
   """Returns what identifies a teacher, and the folder of its vectors if `teacher` is one."""
   from vmsst.encoder import encoding, loading
@@ -402,81 +445,49 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   return encoding.identity(loading.load(teacher), teacher), None
 
 
-def _write_vectors(
-  teacher: str | os.PathLike[str], bitexts: "Sequence[BitextFile]", folder: str, identity: Any
+def _add_teacher_vectors(
+  sets: "Sequence[OpenSet]", teacher: str, vectors: str | None, folder: pathlib.Path, identity: Any
 ) -> None:
-  """Writes a teacher's vectors of pairs to a folder, as `vmsst data embed` does."""
-  from vmsst.data import readers, tables
-  from vmsst.encoder import encoding, loading
-  from vmsst.jobs import job
-
-  encoder = loading.load(teacher)
-  with job.Job(folder, inputs={"encoder": identity}) as work:
-    for bitext in bitexts:
-      name, digest = tables.vectors_name(bitext), readers.digest(bitext)
-      if work.done(name, digest) is None:
-        with work.part(name, digest) as (path, facts):
-          facts.update(encoding.write_bitext_vectors(encoder, bitext, path), bitext=digest)
-    work.finish()
-
-
-def _source(
-  role: str, pairs: Pairs, folder: pathlib.Path, languages: tuple[str, str], negatives: int
-) -> "tuple[dict[str, Any], list[BitextFile], str | None]":
-  """Returns what identifies pairs, their files, and the content of the file if it must be written.
+  """Adds a teacher's vectors to sets, and computes them if there is no folder with them.
 
   Raises:
-    InputError: a pair is not one of texts, or has other texts than the pair and its hard negatives,
-      such as scores; those of `dev` may have hard negatives too, which do not count.
+    InputError: the vectors do not belong to the files of the sets.
   """
-  from absl import logging
+  from vmsst.data import tables, training_sets
+  from vmsst.encoder import encoding, loading
+  from vmsst.io import npy_files
+  from vmsst.jobs import job
 
-  from vmsst import languages as languages_lib
-  from vmsst.data import formats, readers
-  from vmsst.io import manifest
-
-  counts = {2 + negatives, 2} if role == "dev" else {2 + negatives}
-
-  def check_count(where: str, count: int) -> None:
-    if count not in counts:
+  if vectors is None:
+    encoder = loading.load(teacher)
+    with job.Job(folder / "teacher", inputs={"encoder": identity}) as work:
+      for each in sets:
+        name = f"{each.name}.npy"
+        if work.done(name, each.digest) is None:
+          with work.part(name, each.digest) as (path, facts):
+            facts |= encoding.write_pair_vectors(
+              encoder,
+              each.table.pairs(),
+              path,
+              count=len(each.table),
+              languages=each.settings.languages,
+              title=each.name,
+            )
+      work.finish()
+    for each in sets:
+      mapped = npy_files.open_mapped(folder / "teacher" / f"{each.name}.npy", ("N", 2, "width"))
+      training_sets.add_vectors(each, [mapped])
+    return
+  for each in sets:
+    arrays = [tables.open_vectors(vectors, file) for file in each.files]
+    if not arrays or sum(map(len, arrays)) != len(each.table) + each.table.dropped:
       raise errors.InputError(
-        f"{where} has {count} texts, not {2 + negatives}; give the number of hard negatives after "
-        "the pair (negatives), and remove scores, labels and ids"
+        f"{vectors} does not have the vectors of {each.name}; compute them with `vmsst data embed`"
       )
-
-  paths = [pairs] if isinstance(pairs, str | os.PathLike) else pairs
-  if isinstance(paths, list | tuple) and paths and isinstance(paths[0], str | os.PathLike):
-    for path in paths:
-      storage.check_local(path, "a file of pairs")
-    names = [os.path.abspath(os.path.expanduser(path)) for path in paths]
-    bitexts = readers.find_bitext(names, languages)
-    for bitext in bitexts:
-      row = next(readers.parsed_rows(bitext))
-      check_count(f"{bitext}:1", 2 + row.further)
-      if row.grade is not None and not row.further:
-        logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)
-    digest = manifest.digest(*map(readers.digest, bitexts))
-    return {"name": names, "digest": digest}, bitexts, None
-  source, target = map(languages_lib.language, languages)
-  rows: list[Any] = [*cast(Any, pairs)]
-  if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL
-    records = ((f"pair {number} of {role}", record) for number, record in enumerate(rows))
-    count = 0 if role == "dev" else negatives
-    parsed = list(formats.record_rows(records, source, target, negatives=count))
-    check_count(f"pair 0 of {role}", len(parsed[0].texts) + parsed[0].further)
-    rows = [row.texts for row in parsed]
-  lines = []
-  for number, texts in enumerate(rows):
-    where = f"pair {number} of {role}"
-    if isinstance(texts, str | Set) or not all(isinstance(text, str) for text in texts):
-      raise errors.InputError(f"{where} is {texts!r}; give two texts, or more")
-    check_count(where, len(texts))
-    lines.append("\t".join(" ".join(text.split()) for text in texts) + "\n")
-  if not lines:
-    raise errors.InputError(f"{role} is empty; give pairs of texts")
-  content, file = "".join(lines), str(folder / f"{role}.tsv")
-  identity = {"name": [file], "digest": manifest.digest(content)}
-  return identity, [readers.BitextFile((file,), "tsv", source, target)], content
+    tables.check_vectors(
+      vectors, {file: len(array) for file, array in zip(each.files, arrays, strict=True)}
+    )
+    training_sets.add_vectors(each, arrays, each.line_N)
 
 
 def _report(folder: pathlib.Path) -> str:

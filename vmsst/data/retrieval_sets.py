@@ -1,16 +1,18 @@
 """Queries, documents and relevance judgments, in the layout of BEIR."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmsst import errors, storage
-from vmsst.io import input_files, text_files
+from vmsst.io import input_files, manifest, text_files
 
 _SPLITS = ("dev", "validation", "test")
 
 
-class RetrievalSet(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RetrievalSet:
   """Queries to answer with documents.
 
   Attributes:
@@ -22,6 +24,19 @@ class RetrievalSet(NamedTuple):
   queries: Mapping[str, str]
   documents: Mapping[str, str]
   relevance: Mapping[str, Mapping[str, float]]
+
+  def with_prompts(self, query: str, document: str) -> "RetrievalSet":
+    """Returns the set with a text before each query, and one before each document."""
+    return dataclasses.replace(
+      self,
+      queries={key: query + text for key, text in self.queries.items()},
+      documents={key: document + text for key, text in self.documents.items()},
+    )
+
+  @property
+  def digest(self) -> str:
+    """Hash of the content."""
+    return manifest.digest(*map(dict, (self.queries, self.documents, self.relevance)))
 
 
 def read(folder: str | os.PathLike[str]) -> RetrievalSet:

@@ -73,13 +73,14 @@ class TextTable(Table):
     prompts: Texts that begin all inputs, and all targets and negatives.
 
   Attributes:
+    columns: The other columns; more may be added.
     count_N: Number of texts of each row.
   """
 
   def __init__(
     self,
     texts: Iterable[Sequence[str]],
-    columns: Mapping[str, Any],
+    columns: dict[str, Any],
     prompts: tuple[str, str] = ("", ""),
   ):
     ends, counts = array.array("q", [0]), array.array("q")
@@ -95,7 +96,7 @@ class TextTable(Table):
     self._ends = np.frombuffer(ends, np.int64)
     self.count_N = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
     self._starts = np.cumsum(self.count_N) - self.count_N
-    self._columns = columns
+    self.columns = columns
     self._prompts = prompts
 
   def __len__(self) -> int:
@@ -109,7 +110,7 @@ class TextTable(Table):
     columns: dict[str, Any] = dict(zip(SIDES, texts, strict=False))
     if width > len(SIDES):
       columns["negatives"] = [list(row) for row in zip(*texts[len(SIDES) :], strict=True)]
-    return columns | {name: column[number_N] for name, column in self._columns.items()}
+    return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
     """Returns the texts in a column of these rows, with their prompt."""
@@ -123,11 +124,17 @@ class TextTable(Table):
       prompt + self._bytes[start:end].decode() if exists else "" for start, end, exists in bounds
     ]
 
+  def pairs(self) -> Iterator[tuple[str, str]]:
+    """Yields the first two texts of each row, without prompts."""
+    for start in self._starts.tolist():
+      first, second, end = self._ends[start : start + 3].tolist()
+      yield self._bytes[first:second].decode(), self._bytes[second:end].decode()
+
   @functools.cached_property
   def digest(self) -> str:
     """Hash of the texts and of the columns that are arrays."""
     content = hashlib.sha256(self._bytes)
-    arrays = {n: x for n, x in self._columns.items() if isinstance(x, np.ndarray)}
+    arrays = {n: x for n, x in self.columns.items() if isinstance(x, np.ndarray)}
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
       content.update(np.ascontiguousarray(array_N))
     return content.hexdigest()

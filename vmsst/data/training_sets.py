@@ -5,6 +5,7 @@ columns choose the prompts: a query gets the encoder's prompt of queries, a pass
 documents. Nothing here imports TensorFlow or seqio.
 """
 
+import array
 import dataclasses
 import functools
 import itertools
@@ -91,6 +92,7 @@ class OpenSet:
     prompts: The prompts of the two texts of a pair.
     roles: The roles of the two texts.
     files: The files, if it was read from files.
+    line_N: Number of each pair in the files, from 0.
   """
 
   name: str
@@ -99,11 +101,14 @@ class OpenSet:
   prompts: tuple[str, str]
   roles: tuple[Role | None, Role | None]
   files: Sequence[readers.BitextFile]
+  line_N: np.ndarray
 
   @functools.cached_property
   def digest(self) -> str:
-    """Hash of the texts, with their prompts, and of the scores."""
-    return manifest.digest(self.table.digest, self.prompts, self.settings.languages)
+    """Hash of the texts and scores, and of the settings."""
+    settings = self.settings
+    used = (settings.languages, settings.negatives, settings.objective, settings.weight)
+    return manifest.digest(self.table.digest, self.prompts, used)
 
 
 def by_name(data: Any, **options: Any) -> dict[str, TrainingSet]:
@@ -146,15 +151,14 @@ def _paths(data: Any) -> list[str]:
 
 
 def open_set(
-  name: str, settings: TrainingSet, prompts: Mapping[str, str] | None = None, default: str = ""
+  name: str, settings: TrainingSet, prompts: Mapping[Role | None, str] | None = None
 ) -> OpenSet:
   """Reads and checks a set; leaves out pairs without one of the texts.
 
   Args:
     name: Name for messages.
     settings: The set.
-    prompts: The encoder's prompts by role.
-    default: The encoder's prompt of texts without a role.
+    prompts: The encoder's prompts by role; None is the role of texts without one.
 
   Raises:
     InputError: a file or a row cannot be read, or there is no pair.
@@ -169,27 +173,25 @@ def open_set(
     named, examples = _of_records(records, settings)
   roles = settings.roles or (_ROLES.get(named[0].lower()), _ROLES.get(named[1].lower()))
   by_role = prompts or {}
-  before = settings.prompts or (
-    by_role.get(roles[0] or "", default),
-    by_role.get(roles[1] or "", default),
-  )
+  before = settings.prompts or (by_role.get(roles[0], ""), by_role.get(roles[1], ""))
   scores: list[Sequence[float]] = []
-  dropped = 0
+  lines = array.array("q")
+  total = 0
 
   def texts() -> Iterator[Sequence[str]]:
-    nonlocal dropped
+    nonlocal total
     count = settings.negatives
-    for example in examples:
+    for total, example in enumerate(examples, 1):
       if text_fields.is_blank(example.texts[0]) or text_fields.is_blank(example.texts[1]):
-        dropped += 1
         continue
+      lines.append(total - 1)
       scores.append(example.scores if count is None else example.scores[: 1 + count])
       yield example.texts if count is None else example.texts[: 2 + count]
 
   languages = map(languages_lib.language, settings.languages)
-  columns: dict[str, Any] = {}
-  table = tables.TextTable(texts(), columns, before)
-  table.dropped = dropped
+  table = tables.TextTable(texts(), {}, before)
+  columns = table.columns
+  table.dropped = total - len(table)
   if not len(table):
     raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
   for column, language in zip(tables.SIDES.values(), languages, strict=True):
@@ -204,7 +206,9 @@ def open_set(
         f"{name}: pair {wrong_N[0] + 1} has {width_N[wrong_N[0]]} scores; give each pair one, or "
         "one for the positive and for each of its hard negatives"
       )
-  return OpenSet(name, settings, table, before, roles, files)
+  if settings.objective is not None:
+    columns[f"objective/{settings.objective}"] = np.zeros((len(table), 0), np.float32)
+  return OpenSet(name, settings, table, before, roles, files, np.frombuffer(lines, np.int64))
 
 
 def _of_file(
@@ -312,6 +316,20 @@ def _texts(place: str, texts: Any) -> Sequence[str]:
   if not isinstance(texts, list | tuple) or not all(map(input_files.is_text, texts)):
     raise errors.InputError(f"{place}: {input_files.shown(texts)}; give texts in UTF-8")
   return texts
+
+
+def add_vectors(
+  opened: OpenSet, vectors: Sequence[np.ndarray], line_N: np.ndarray | None = None
+) -> None:
+  """Adds a teacher's vectors to a set, as the columns `teacher_inputs` and `teacher_targets`.
+
+  Args:
+    opened: The set.
+    vectors: Arrays [lines, 2, S].
+    line_N: The line of each pair, counted through all arrays (default: each pair has a line).
+  """
+  for side, name in enumerate(tables.TEACHER_SIDES):
+    opened.table.columns[name] = tables.VectorColumn(vectors, side, line_N)
 
 
 def training_batches(

@@ -125,37 +125,60 @@ def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
     yield window
 
 
-def write_bitext_vectors(
-  encoder: Any, bitext: "BitextFile", path: str | os.PathLike[str], *, batch_size: int = 128
+def write_pair_vectors(
+  encoder: Any,
+  pairs: Iterable[tuple[str, str]],
+  path: str | os.PathLike[str],
+  *,
+  count: int,
+  languages: Sequence[str],
+  title: str,
+  batch_size: int = 128,
 ) -> dict[str, int]:
-  """Writes the vectors of a bitext as .npy, float32 [lines, 2, dimension], to distill an encoder.
+  """Writes the vectors of pairs as .npy, float32 [N, 2, dimension], to distill an encoder.
 
   Args:
     encoder: An encoder, as from `vmsst.load`.
-    bitext: The bitext.
+    pairs: The pairs.
     path: The file to write.
+    count: Number of pairs.
+    languages: Codes of the two sides.
+    title: Title of the progress bar.
     batch_size: Sentences per batch.
 
   Returns:
     The numbers of lines and dimensions.
 
   Raises:
-    InputError: the bitext cannot be read, or a vector is not finite.
+    InputError: a pair cannot be read, or a vector is not finite.
   """
-  from vmsst.data import readers
-
-  lines = sum(1 for _ in readers.read_pairs(bitext))
-  codes = [readers.language_code(side) for side in (bitext.source, bitext.target)]
   embed = embedder(encoder, batch_size=batch_size, on_cut=None)
   windows = encode_windows(
-    lambda texts: embed(texts, language=codes * (len(texts) // 2)),
-    (side for pair in readers.read_pairs(bitext) for side in pair),
+    lambda texts: embed(texts, language=[*languages] * (len(texts) // 2)),
+    itertools.chain.from_iterable(pairs),
     _WINDOW,
-    total=2 * lines,
-    title=str(bitext),
+    total=2 * count,
+    title=title,
   )
-  npy_files.write(path, (lines, 2, encoder.dimension), windows)
-  return {"lines": lines, "dimension": encoder.dimension}
+  npy_files.write(path, (count, 2, encoder.dimension), windows)
+  return {"lines": count, "dimension": encoder.dimension}
+
+
+def write_bitext_vectors(
+  encoder: Any, bitext: "BitextFile", path: str | os.PathLike[str], *, batch_size: int = 128
+) -> dict[str, int]:
+  """Writes the vectors of a bitext; see `write_pair_vectors`."""
+  from vmsst.data import readers
+
+  return write_pair_vectors(
+    encoder,
+    readers.read_pairs(bitext),
+    path,
+    count=sum(1 for _ in readers.read_pairs(bitext)),
+    languages=[readers.language_code(side) for side in (bitext.source, bitext.target)],
+    title=str(bitext),
+    batch_size=batch_size,
+  )
 
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,6 @@ TASK = "dev"
 """Name of the evaluation in metrics and files."""
 _BATCH = 64
 
-RetrievalSet = tuple[retrieval_sets.RetrievalSet, tuple[str, str]]
-"""A retrieval set, and the prompts of its queries and its documents."""
-
 
 class _Texts(NamedTuple):
   """Two lists of texts to embed: sources and targets, or queries and documents.
@@ -48,7 +45,7 @@ class DevSets:
   appended to `inference_eval/dev-metrics.jsonl` of the run.
 
   Args:
-    sets: Training sets or retrieval sets by name.
+    sets: Training sets or retrieval sets by name, with their prompts.
     model: The model.
     vocabulary: Tokenizes the texts; it adds no prompt.
     partitioner: The mesh.
@@ -57,7 +54,7 @@ class DevSets:
 
   def __init__(
     self,
-    sets: Mapping[str, training_sets.OpenSet | RetrievalSet],
+    sets: Mapping[str, training_sets.OpenSet | retrieval_sets.RetrievalSet],
     model: Any,
     vocabulary: vocabularies.Vocabulary,
     partitioner: partitioning.PjitPartitioner,
@@ -67,7 +64,7 @@ class DevSets:
     self._path = folder / "inference_eval" / f"{TASK}-metrics.jsonl"
     self._embed: Any = None
     self._sets = {
-      name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(*each)
+      name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(each)
       for name, each in sets.items()
     }
     texts = [text for each in self._sets.values() for part in each.texts for text in part]
@@ -116,17 +113,14 @@ def _pairs(table: tables.TextTable) -> _Texts:
   return _Texts(texts, ids, correlation if "scores" in columns else accuracy)
 
 
-def _retrieval(texts: retrieval_sets.RetrievalSet, prompts: tuple[str, str]) -> _Texts:
+def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
   """Returns queries and documents to score by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
   gold = [
     {number[document]: grade for document, grade in grades.items()}
     for grades in texts.relevance.values()
   ]
-  lists = [
-    [prompts[0] + text for text in texts.queries.values()],
-    [prompts[1] + text for text in texts.documents.values()],
-  ]
+  lists = [[texts.queries[query] for query in texts.relevance], [*texts.documents.values()]]
   unknown = [np.full([len(x), 1], languages.UNDETERMINED.index, np.int32) for x in lists]
 
   def score(query_QD: np.ndarray, document_ND: np.ndarray) -> dict[str, float]:

@@ -37,8 +37,8 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Returns the merged metrics."""
-  return {name: metric.merge(second[name]) for name, metric in first.items()}
+  """Returns the metrics of both, merged where both have them."""
+  return {**second, **{n: x.merge(second[n]) if n in second else x for n, x in first.items()}}
 
 
 # --------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Trainer:
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
     self.first_not_finite: int | None = None
-    self._make_sums: Callable[[], Any] | None = None
+    self._make_sums: dict[frozenset[str], Callable[[], Any]] = {}  # by the features of a batch
     self._start_time = time.time()
 
   def _get_step_rng(self, step: jax.Array) -> jax.Array:
@@ -275,13 +275,14 @@ class Trainer:
   def empty_sums(self, batch: Batch) -> Any:
     """Returns sums of no steps; `batch` is any one (arrays or shapes)."""
     with self._partitioner.context():
-      if self._make_sums is None:
+      kind = frozenset(batch)
+      if kind not in self._make_sums:
         _, shapes = jax.eval_shape(self._traced_train_step, self.train_state, batch)
-        self._make_sums = jax.jit(
+        self._make_sums[kind] = jax.jit(
           lambda: (jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, shapes)),
           out_shardings=self._partitioner.shardings(None),
         )
-      return self._make_sums()
+      return self._make_sums[kind]()
 
   def train(
     self,
@@ -304,7 +305,8 @@ class Trainer:
       The number of steps trained, and their metrics, which are on disk.
     """
     began = time.monotonic()
-    step, sums = start_step, None
+    step = start_step
+    sums: dict[frozenset[str], Any] = {}  # by the features of a batch, which decide the metrics
     in_flight: collections.deque[tuple[int, Metrics, jax.Array]] = collections.deque()
 
     def finish_oldest() -> None:
@@ -319,19 +321,21 @@ class Trainer:
       step += 1
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
         batch = next(batches)
-        if sums is None:
-          sums = self.empty_sums(batch)
-        self.train_state, sums, (metrics, finite) = self.summing_train_step(
-          self.train_state, sums, batch
+        kind = frozenset(batch)
+        if kind not in sums:
+          sums[kind] = self.empty_sums(batch)
+        self.train_state, sums[kind], (metrics, finite) = self.summing_train_step(
+          self.train_state, sums[kind], batch
         )
         in_flight.append((step, metrics, finite))
         if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
           finish_oldest()
     while in_flight:
       finish_oldest()
-    if sums is None:
+    if not sums:
       return 0, {}
-    values = summaries.numbers(sums[1], step - start_step, time.monotonic() - began)
+    total = functools.reduce(merge_metrics, (metrics for _, metrics in sums.values()))
+    values = summaries.numbers(total, step - start_step, time.monotonic() - began)
     uptime = time.time() - self._start_time
     self.train_writer.write_scalars(step, {**values, "timing/uptime": uptime})
     return step - start_step, values
