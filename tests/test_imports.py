@@ -201,7 +201,6 @@ for line in sys.stdin:
 TESTED_IN = {
   "ems_jax.losses.distillation": "ems_jax/losses/test_ranking.py",
   "ems_jax.models.distillation": "ems_jax/test_teachers.py",
-  "ems_jax.models.hard_negatives": "vmsst/models/test_contrastive.py",
   "ems_jax.models.soft_contrastive": "ems_jax/test_teachers.py",
   "ems_jax.networks.ems": "ems_jax/models/test_ems.py",
   "ems_jax.networks.laser": "ems_jax/models/test_laser.py",

@@ -18,7 +18,7 @@ from flax import traverse_util
 from tiny_models import jit
 
 from ems_jax import teachers
-from ems_jax.models import distillation, ems, hard_negatives, laser, soft_contrastive
+from ems_jax.models import distillation, ems, laser, soft_contrastive
 from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
@@ -59,7 +59,7 @@ MODELS = {
     {"kl_anneal_steps": 0, "vmsst_weight": 1.0, "mask_duplicates": True},
   ),
   "hard_negatives": (
-    hard_negatives.HardNegativesModel, encoder_of, T5, {"mask_duplicates": True},
+    contrastive.ContrastiveModel, encoder_of, T5, {"mask_duplicates": True, "symmetric": False},
   ),
   "ems": (ems.EmsModel, ems_of, BERT, {}),
   "ems_t5": (ems.EmsModel, ems_of, T5, {}),

@@ -56,7 +56,7 @@ SOFT_FILES = {
     for labels in ("priority", "average", "hard")
   },
   "soft/mse": ("DistillationModel", {}),
-  "soft/muse": ("HardNegativesModel", {"scale": 10}),
+  "soft/muse": ("ContrastiveModel", {"scale": 10, "share_negatives": False}),
 }
 # Tables 2, 4 and 5: a file, and the binding that selects its pairs.
 SOFT_ROWS = [("soft/me5", binding) for binding in TABLE_11] + [
@@ -324,7 +324,7 @@ def report(file):
           "elbo_weight", "kl_anneal_steps", "vmsst_weight", "similarity", "kl_weight",
           "elbo_sample", "language_mean", "scale", "margin", "masking", "mask_id",
           "count_repeats", "negative_groups", "labels", "monolingual", "cross_weight",
-          "row_normalized",
+          "row_normalized", "share_negatives",
         )
       },
       **{
