@@ -1,10 +1,15 @@
-"""Registers your own bitext, or the sample corpus, as a seqio mixture; to be called from gin.
+"""Registers your own bitext, built datasets or the sample corpus as SeqIO mixtures.
 
-A gin file trains on your own files with
+Gin files call these functions. One trains on your own files with
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
     bitext.files.vocabulary = %VOCABULARY
+
+If your own module must register a name, as for T5X's `DatasetConfig.module`, that is one call:
+
+    # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
+    bitext.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
 """
 
 import functools
@@ -13,9 +18,10 @@ from collections.abc import Callable, Sequence
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import features, readers, seqio_tasks, tables, teacher_vectors, vocabularies
+from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.languages import Language
+from vmsst.opus import datasets
 
 
 def files(
@@ -66,7 +72,7 @@ def files(
   of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
-    paths += [teacher_vectors.vectors_path(teacher, bitext) for bitext in bitexts]
+    paths += [tables.vectors_path(teacher, bitext) for bitext in bitexts]
   name = seqio_tasks.unique_name(
     "bitext",
     by_split,
@@ -93,6 +99,59 @@ def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
   """Returns `patterns`, the relative ones below `root`."""
   listed = [patterns] if isinstance(patterns, str) else patterns
   return [x if storage.is_url(x) else os.path.join(root, x) for x in listed]
+
+
+def opus(
+  config: str,
+  vocabulary: vocabularies.Vocabulary,
+  data_dir: str | None = None,
+  *,
+  languages: Sequence[str] | None = None,
+  pivots: Sequence[str] | None = None,
+  weighting: str = "proportional",
+  temperature: float | None = None,
+  max_length: int | None = 512,
+  teacher: str | None = None,
+) -> str:
+  """Returns the name of a mixture of a built dataset, with one task per language pair.
+
+  The name is "opus_" and the name of the config. The same arguments give the same mixture; others
+  get a number after the name. The splits are `train` and, if the dataset has it, `validation`.
+
+  Args:
+    config: Name of the recipe of the dataset.
+    vocabulary: Tokenizes both sides.
+    data_dir: The output folder of `vmsst data build`. None: the default of TFDS, $TFDS_DATA_DIR or
+      ~/tensorflow_datasets; `t5x --tfds_data_dir` has precedence over both.
+    languages: Codes of the languages to use; None: all of the dataset.
+    pivots: Codes of languages; pairs without one of them are not used. None: all pairs.
+    weighting: How often each language pair is sampled, as in `files`.
+    temperature: As in `files`.
+    max_length: Pairs with a side of more tokens are dropped; None: no limit.
+    teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
+      features `teacher_inputs` and `teacher_targets`, float32 [S].
+
+  Raises:
+    InputError: the dataset does not exist, or it has no pair of these languages.
+  """
+  power = seqio_tasks.weight_power(weighting, temperature)
+  name, folder = datasets.find(config, data_dir)
+  splits = datasets.language_pairs(folder, languages, pivots)
+  mixture = seqio_tasks.unique_name(
+    name, str(folder), vocabulary, list(splits), power, max_length, teacher
+  )
+  output_features = features.pair_features(vocabulary, teacher=bool(teacher))
+
+  sources = {
+    pair: seqio_tasks.TableSource(
+      {
+        name: functools.partial(tables.open_records, split.files, split.counts, teacher)
+        for name, split in by_split.items()
+      }
+    )
+    for pair, by_split in splits.items()
+  }
+  return seqio_tasks.add(mixture, sources, output_features, vocabulary, max_length, power)
 
 
 def sample(

@@ -23,11 +23,10 @@ RUN_FILES = sorted(
 # checkpoint and name of the folder of results.
 FOLLOWING = {
   "runs/eval.gin": ("evaluate", [], "/run", "eval"),
-  "eval/suite.gin": ("evaluate", ["DATA_ROOT"], "/run", "eval"),
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
-# Run files and settings that divide the batch, as docs/scaling.md lists them for meshes/24l.gin: its
+# Run files with settings for meshes/24l.gin that divide the batch, as in docs/scaling.md: its
 # parts as microbatches and as slices.
 ON_MESH = {
   ("vmsst_24l.gin", "NUM_MICROBATCHES = 8"): (8, 1),
@@ -217,8 +216,6 @@ STARTS_FROM = tiny_encoders.encoder(
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 from vmsst.data import loader
@@ -539,8 +536,6 @@ partitioning.PjitPartitioner:
 _SHARDS = """
 import json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from flax.linen.partitioning import logical_to_mesh_axes
 from vmsst.train import gin_utils, partitioning
 

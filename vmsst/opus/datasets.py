@@ -33,7 +33,7 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
 
   Args:
     config: Name of the recipe of the dataset.
-    data_dir: See `vmsst.tasks.mixtures.opus`.
+    data_dir: See `vmsst.tasks.bitext.opus`.
 
   Raises:
     InputError: there is no such dataset.
