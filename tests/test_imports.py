@@ -210,6 +210,7 @@ TESTED_IN = {
   "vmsst.encoder.compatibility": "vmsst/encoder/test_encoder.py",
   "vmsst.encoder.decoding": "vmsst/encoder/test_translation.py",
   "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
+  "vmsst.evaluation.benchmarks.files": "vmsst/evaluation/test_benchmarks.py",
   "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
   "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
   "vmsst.formats.onnx_graph": "vmsst/formats/test_onnx.py",
