@@ -139,7 +139,7 @@ def opus(
     InputError: the dataset does not exist, or it has no pair of these languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
-  name, folder = find_dataset(config, data_dir)
+  name, folder = find(config, data_dir)
   splits = language_pairs(folder, languages, pivots)
   mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
@@ -171,7 +171,7 @@ class Split:
   counts: Sequence[int]
 
 
-def find_dataset(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
+def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
   """Returns the mixture's name, and the folder of the dataset's last version.
 
   Args:

@@ -167,7 +167,7 @@ def opus_validation(
     InputError: as `bitext.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
-  _, folder = bitext.find_dataset(config, data_dir)
+  _, folder = bitext.find(config, data_dir)
   splits = bitext.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:

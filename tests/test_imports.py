@@ -207,14 +207,10 @@ TESTED_IN = {
   "vmsst.formats.t5x": "vmsst/train/test_checkpoints.py",
   "vmsst.cli.__main__": "vmsst/cli/test_command.py",
   "vmsst.cli.models": "vmsst/formats/test_hub.py",
-  "vmsst.encoder.compatibility": "vmsst/encoder/test_encoder.py",
-  "vmsst.encoder.decoding": "vmsst/encoder/test_translation.py",
   "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
   "vmsst.evaluation.benchmarks.files": "vmsst/evaluation/test_benchmarks.py",
   "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
   "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
-  "vmsst.formats.onnx_graph": "vmsst/formats/test_onnx.py",
-  "vmsst.formats.vmsst_release": "vmsst/formats/test_mt5.py",
   "vmsst.io.checksums": "vmsst/test_storage.py",
   "vmsst.io.input_files": "vmsst/test_storage.py",
   "vmsst.jobs.signals": "vmsst/jobs/test_command_process.py",
@@ -223,7 +219,6 @@ TESTED_IN = {
   "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
-  "vmsst.search.embedded_text": "vmsst/cli/test_searches.py",
   "vmsst.train.utils": "vmsst/train/test_inference.py",
 }
 

@@ -226,11 +226,11 @@ GERMAN, TAIWAN = (
 
 def test_a_dataset_is_found_with_its_language_pairs(tmp_path, monkeypatch):
   folder = opus_tree.write_dataset(tmp_path, "mine", TAGGED_PAIRS)
-  name, path = bitext.find_dataset("mine", str(tmp_path))
+  name, path = bitext.find("mine", str(tmp_path))
   assert (name, str(path)) == ("opus_mine", str(folder))
   # What `t5x --tfds_data_dir` does.
   monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
-  assert bitext.find_dataset("mine", None) == (name, path)
+  assert bitext.find("mine", None) == (name, path)
   splits = bitext.language_pairs(path, None, None)
   assert {pair: {x: [*y.counts] for x, y in z.items()} for pair, z in splits.items()} == {
     GERMAN: {"train": [2], "validation": [1]},
@@ -248,4 +248,4 @@ def test_a_dataset_is_found_with_its_language_pairs(tmp_path, monkeypatch):
 
 def test_a_missing_dataset_is_named(tmp_path):
   with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
-    bitext.find_dataset("mine", str(tmp_path))
+    bitext.find("mine", str(tmp_path))

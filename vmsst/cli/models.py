@@ -175,7 +175,7 @@ def push(
   """
   from vmsst.encoder import loading
   from vmsst.evaluation import results_files
-  from vmsst.formats import hub, model_card, sentence_transformers, tokenizers
+  from vmsst.formats import hub, sentence_transformers, tokenizers
 
   hub.check_upload(repository)
   name = f"{repository}@{revision}" if revision else repository
@@ -190,11 +190,11 @@ def push(
       )
     summary = results_files.markdown(record)
   saved = loading.read(encoder)
-  card = model_card.text(saved, name, license_id=license, results=summary)
+  card = hub.card(saved, name, license_id=license, results=summary)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:
     folder = pathlib.Path(temporary)
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
-    (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    (folder / hub.CARD_FILE).write_text(card, encoding="utf-8")
     print(hub.upload(folder, repository, public=public, revision=revision))
   print(
     f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
