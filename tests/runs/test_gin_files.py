@@ -137,7 +137,7 @@ STATED = [
   ("EMS, section V: margin, and temperature of 0.1", _LABSE, {
     "options/margin": 0.3, "options/scale": 1 / 0.1}),
   ("EMS, release: cosine schedule of 15 epochs, negatives of one of 4 GPUs", ["ems/release.gin"], {
-    "numbers/vmsst.train.optimizers.multiple.factor": 15 / 3, "steps": 733_176,
+    "numbers/vmsst.train.schedules.multiple.factor": 15 / 3, "steps": 733_176,
     "options/negative_groups": 4}),
   ("EMS, Table III: languages of SBERT-distill", ["soft/mse_50_languages.gin"], {
     "opus/OPUS_LANGUAGES": 50}),
