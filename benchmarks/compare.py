@@ -38,7 +38,7 @@ from gin import config_parser
 
 import vmsst
 from vmsst import errors
-from vmsst.data import readers, vocabularies, vocabulary_training
+from vmsst.data import readers, vocabularies
 from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
 from vmsst.formats import t5x as t5x_checkpoints
@@ -419,7 +419,7 @@ def run_command(what: str, *command: str) -> None:
 
 def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  vocabulary_training.train_vocabulary(
+  vocabularies.train_vocabulary(
     [name for file in training_files(bindings, data_root) for name in file.paths],
     str(path),
     size=bindings["VOCAB_SIZE"],

@@ -18,7 +18,7 @@ with signals.default_interrupt():
   from collections.abc import Iterator, Sequence
   from typing import Any
 
-  from vmsst.arrays import compilation_cache
+  from vmsst.arrays import devices
   from vmsst.errors import InputError, requires
   from vmsst.io import watchdog
   from vmsst.jobs import command_process
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
-    compilation_cache.enable()
+    devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library

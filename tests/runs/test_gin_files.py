@@ -23,7 +23,6 @@ RUN_FILES = sorted(
 # checkpoint and name of the folder of results.
 FOLLOWING = {
   "runs/eval.gin": ("evaluate", [], "/run", "eval"),
-  "eval/suite.gin": ("evaluate", ["DATA_ROOT"], "/run", "eval"),
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
