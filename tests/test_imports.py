@@ -219,7 +219,10 @@ TESTED_IN = {
   "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
-  "vmsst.train.utils": "vmsst/train/test_inference.py",
+  "vmsst.train.eval": "vmsst/train/test_infer.py",
+  "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 
 
