@@ -385,7 +385,7 @@ def model(
   Raises:
     InputError: the objective does not suit the encoder.
   """
-  from ems_jax.models import distillation, ems, hard_negatives, soft_contrastive
+  from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
   from vmsst.models import contrastive
 
@@ -404,8 +404,8 @@ def model(
       )
     options["network"] = ems_network.EmsNetwork(config=network.config, share_embedding=True)
     return ems.EmsModel(normalize=network.normalize, **options)
-  kind = hard_negatives.HardNegativesModel if negatives else contrastive.ContrastiveModel
-  return kind(similarity="cosine", mask_duplicates=True, **options)
+  options = {"symmetric": not negatives, **options}
+  return contrastive.ContrastiveModel(similarity="cosine", mask_duplicates=True, **options)
 
 
 def optimizer(schedule: Any, frozen: Sequence[str] = ()) -> Any:

@@ -1,21 +1,16 @@
-"""Translation ranking: additive margin softmax (AMS), and hard negatives next to in-batch ones.
+"""Translation ranking: additive margin softmax (AMS).
 
 With AMS, translations must outscore other sentences by a margin. Without a margin it is the
 contrastive loss of EMS (EMS paper, section III-C, equation 8), on the cosines of the outputs of the
 projection head. The denominators include sentences of the other side only: those of the same side
 are not negatives.
 
-Axes: `K` hard negatives of a sentence.
-
-References: Guo et al. 2018; Chidambaram et al. 2019; Yang et al. 2019 (AMS, mUSE); Feng et al. 2022
+References: Chidambaram et al. 2019; Yang et al. 2019 (AMS); Feng et al. 2022
 (LaBSE, margin 0.3, scale 100); the EMS paper, section V (LaBSE-EMS, margin 0.3, scale 10).
 """
 
-import functools
-
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from vmsst.losses import contrastive
 
@@ -41,47 +36,3 @@ def additive_margin_softmax(
   """
   score_BB = scale * (cosine_BB - margin * jnp.eye(len(cosine_BB), dtype=cosine_BB.dtype))
   return 2.0 * contrastive.contrastive_loss(score_BB)
-
-
-def negative_scores(
-  source_BS: Float[Array, "B S"],
-  negative_BKS: Float[Array, "B K S"],
-  *,
-  cosine: bool = False,
-  scale: float = 1.0,
-) -> Float[Array, "B K"]:
-  """Returns the score of every source with its own hard negatives, float32.
-
-  Args:
-    source_BS: Vectors of the sources.
-    negative_BKS: Vectors of the hard negatives of each source.
-    cosine: As for `vmsst.losses.contrastive.similarity`, which scores the batch.
-    scale: As for `vmsst.losses.contrastive.similarity`.
-  """
-  score = functools.partial(contrastive.similarity, cosine=cosine, scale=scale)
-  return jax.vmap(score)(source_BS[:, None], negative_BKS)[:, 0]
-
-
-def ranking_loss(
-  score_BB: Float[Array, "B B"],
-  negative_BK: Float[Array, "B K"],
-  *,
-  same_BB: Bool[Array, "B B"] | None = None,
-) -> Float[Array, "B"]:
-  """Returns the loss of each source against all targets and its own hard negatives, in nats.
-
-  loss_i = -log(exp(score_ii) / (sum_j exp(score_ij) + sum_k exp(negative_ik)))
-
-  One direction, as in Guo et al.; for the other, pass the transposed scores and negative sources.
-  The hard negatives of other sources are not used.
-
-  Args:
-    score_BB: Score of every source (rows) with every target (columns), translations on the
-      diagonal.
-    negative_BK: Score of every source with its hard negatives (see `negative_scores`); -inf where
-      there is none.
-    same_BB: Pairs that are not negatives of each other (see `vmsst.losses.contrastive`).
-  """
-  score_BB = contrastive.without_duplicates(score_BB, same_BB)
-  rivals_BM = jnp.concatenate([score_BB, negative_BK], axis=1)
-  return jax.nn.logsumexp(rivals_BM, axis=1) - contrastive.positives(score_BB)

@@ -18,14 +18,14 @@ from flax import traverse_util
 from tiny_models import jit
 
 from ems_jax import teachers
-from ems_jax.models import distillation, ems, hard_negatives, laser, soft_contrastive
+from ems_jax.models import distillation, ems, laser, soft_contrastive
 from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json
 from vmsst.losses import gaussian
-from vmsst.models import base, bitranslation, contrastive, vmsst
+from vmsst.models import base, bitranslation, contrastive, scores, vmsst
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -59,7 +59,7 @@ MODELS = {
     {"kl_anneal_steps": 0, "vmsst_weight": 1.0, "mask_duplicates": True},
   ),
   "hard_negatives": (
-    hard_negatives.HardNegativesModel, encoder_of, T5, {"mask_duplicates": True},
+    contrastive.ContrastiveModel, encoder_of, T5, {"mask_duplicates": True, "symmetric": False},
   ),
   "ems": (ems.EmsModel, ems_of, BERT, {}),
   "ems_t5": (ems.EmsModel, ems_of, T5, {}),
@@ -69,6 +69,10 @@ MODELS = {
     laser.LaserModel, functools.partial(laser_of, transformer_decoder=DECODER), BERT, {},
   ),
   "soft": (soft_contrastive.SoftContrastiveModel, encoder_of, T5, {"labels": "average"}),
+  "similarity": (scores.SimilarityModel, encoder_of, BERT, {}),
+  "score_distillation": (
+    scores.ScoreDistillationModel, encoder_of, BERT, {"similarity": "cosine", "scale": 5.0},
+  ),
   "distillation": (distillation.DistillationModel, encoder_of, T5, {}),
 }  # fmt: skip
 TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
@@ -77,8 +81,14 @@ RELATED = ("contrastive", "bitranslation", "vmsst_contrastive", "laser")
 TRAINED_CASES = [
   pytest.param(name, marks=pytest.mark.slow) if name in RELATED else name for name in TRAINED
 ]
-SLICED = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "distillation")
-COMPARING = SLICED[:-1]  # the pairs of a batch with each other
+COMPARING = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "similarity")
+SLICED = (*COMPARING, "score_distillation", "distillation")
+# The models that read a feature of a batch that not all data has.
+READERS = {
+  "negatives": ("hard_negatives", "score_distillation"),
+  "score": ("similarity",), "teacher_scores": ("score_distillation",),
+  **dict.fromkeys(teachers.FEATURES, ("soft", "distillation")),
+}  # fmt: skip
 
 
 def make_model(name, *, dropout_rate=0.0, network=(), **options):
@@ -97,14 +107,14 @@ def make_batch():
   batch["negatives"][6, 0] = batch["targets"][6]
   for name in teachers.FEATURES:
     batch[name] = rng.normal(size=(B, S)).astype(np.float32)
+  batch["negatives"][3, 1] = batch["negatives"][5] = 0  # do not exist
+  batch["score"] = rng.integers(0, 4, B).astype(np.float32) / 4
+  batch["teacher_scores"] = rng.normal(size=(B, 3)).astype(np.float32)
   return batch
 
 
 def batch_of(name):
-  batch = make_batch()
-  unread = [] if name == "hard_negatives" else ["negatives"]
-  unread += [] if name in ("soft", "distillation") else teachers.FEATURES
-  return {feature: x for feature, x in batch.items() if feature not in unread}
+  return {x: rows for x, rows in make_batch().items() if name in READERS.get(x, (name,))}
 
 
 @pytest.mark.parametrize("name", TRAINED_CASES)

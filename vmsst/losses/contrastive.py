@@ -57,16 +57,23 @@ def similarity(
 
 
 def contrastive_loss(
-  score_BB: Float[Array, "B B"], *, same_BB: Bool[Array, "B B"] | None = None
+  score_BB: Float[Array, "B B"],
+  *,
+  same_BB: Bool[Array, "B B"] | None = None,
+  negative_BN: Float[Array, "B N"] | None = None,
+  symmetric: bool = True,
 ) -> Float[Array, "B"]:
-  """Returns the loss of each pair, averaged over both directions, in nats.
+  """Returns the loss of each pair, by default averaged over both directions, in nats.
 
-  loss_i = -1/2 [log softmax_j(score_ij)_i + log softmax_j(score_ji)_i]
+  forward_i = -log(exp(score_ii) / (sum_j exp(score_ij) + sum_n exp(negative_in)))
+  backward_i = -log(exp(score_ii) / sum_j exp(score_ji))
 
   Args:
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
     same_BB: Symmetric mask of pairs that are not negatives of each other (see
       `pairs_with_a_common_text`); its diagonal is ignored. None: all other pairs are negatives.
+    negative_BN: Similarities of each source with hard negatives; -inf where there is none.
+    symmetric: Whether to average the loss with the backward direction, from targets to sources.
 
   Examples:
     >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))
@@ -74,10 +81,36 @@ def contrastive_loss(
     [0.00012, 0.00012]
   """
   score_BB = without_duplicates(score_BB, same_BB)
+  rivals_BM = score_BB if negative_BN is None else jnp.concatenate([score_BB, negative_BN], axis=1)
   # logsumexp subtracts the maximum first, so scores of any size are safe.
-  forward_B = jax.nn.logsumexp(score_BB, axis=1)
-  backward_B = jax.nn.logsumexp(score_BB, axis=0)
-  return 0.5 * (forward_B + backward_B) - positives(score_BB)
+  log_sum_B = jax.nn.logsumexp(rivals_BM, axis=1)
+  if symmetric:
+    log_sum_B = 0.5 * (log_sum_B + jax.nn.logsumexp(score_BB, axis=0))
+  return log_sum_B - positives(score_BB)
+
+
+def usable_negatives(
+  negatives_BKU: Int[Array, "B K U"],
+  inputs_BT: Int[Array, "B T"],
+  targets_BT: Int[Array, "B T"],
+  same_BB: Bool[Array, "B B"] | None = None,
+) -> Bool[Array, "B B K"]:
+  """Returns whether the source of pair i is compared with hard negative k of pair j.
+
+  Args:
+    negatives_BKU: Tokens of the hard negatives of each pair; rows of only padding do not exist.
+    inputs_BT: Tokens of the sources.
+    targets_BT: Tokens of the targets.
+    same_BB: See `pairs_with_a_common_text`. A source is then not compared with texts of its own
+      pair, and of pairs that share a text with it.
+  """
+  size = len(negatives_BKU)
+  exists_BK = jnp.any(negatives_BKU != arrays.PAD_ID, axis=-1)
+  if same_BB is None:
+    return jnp.broadcast_to(exists_BK, (size, *exists_BK.shape))
+  is_text_BKB = identical_rows(negatives_BKU, inputs_BT) | identical_rows(negatives_BKU, targets_BT)
+  counts_BBK = jnp.einsum("ip,jkp->ijk", same_BB.astype(float), is_text_BKB.astype(float))
+  return exists_BK & (counts_BBK == 0)
 
 
 def in_batch_accuracy(
@@ -106,9 +139,10 @@ def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
 
 
-def positives(score_BB: Float[Array, "B B"]) -> Float[Array, "B"]:
+def positives(score_BB: Float[Array, "B B *K"]) -> Float[Array, "B *K"]:
   """Returns the diagonal as a masked sum, which needs no communication if rows are sharded."""
-  return jnp.sum(jnp.where(_diagonal(score_BB), score_BB, 0.0), axis=1)
+  is_own = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
+  return jnp.sum(jnp.where(is_own, score_BB, 0.0), axis=1)
 
 
 def without_duplicates(

@@ -1,8 +1,13 @@
-"""CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3)."""
+"""CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3).
+
+Axes: `K` hard negatives of a pair, `U` tokens of any length.
+
+References for hard negatives: Guo et al. 2018, Yang et al. 2019 (mUSE), Wang et al. 2022 (E5).
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching, matryoshka
+from vmsst.models import base, generation, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
 
 SIMILARITIES = ("dot", "cosine")
@@ -41,8 +46,12 @@ class InBatchNegativesModel(base.BitextModel):
       one slice, which the backward pass computes again.
     matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
       vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
+    symmetric: Whether to average the losses of both directions; False: sources to targets only.
+    share_negatives: Whether to compare a source with the hard negatives of all pairs, as E5 and
+      sentence-transformers do, or with its own only, as mUSE does.
     pair_loss: Computes the loss of each pair, [B], from the scores of all pairs and the mask of
-      those that are no negatives, as `vmsst.losses.contrastive.contrastive_loss` does.
+      those that are no negatives, as `vmsst.losses.contrastive.contrastive_loss` does. It gets
+      `symmetric` and the scores of hard negatives too, if the options and the batch have them.
 
   The other options are those of `base.BitextModel`.
   """
@@ -52,6 +61,8 @@ class InBatchNegativesModel(base.BitextModel):
   mask_duplicates: bool = False
   embedding_slices: int = 1
   matryoshka_dims: Sequence[int] = ()
+  symmetric: bool = True
+  share_negatives: bool = True
   pair_loss: PairLoss = contrastive.contrastive_loss
 
   def __post_init__(self) -> None:
@@ -73,30 +84,86 @@ class InBatchNegativesModel(base.BitextModel):
       return None
     return contrastive.pairs_with_a_common_text(batch["inputs"], batch["targets"])
 
+  def score(
+    self, source_BS: Float[Array, "B S"], target_NS: Float[Array, "N S"]
+  ) -> Float[Array, "B N"]:
+    """Returns the score of every source with every target."""
+    cosine = self.similarity == "cosine"
+    return contrastive.similarity(source_BS, target_NS, cosine=cosine, scale=self.scale)
+
   def in_batch_loss(
-    self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
+    self,
+    vector_B2S: Float[Array, "B 2 S"],
+    batch: base.Batch,
+    negative_BKS: Float[Array, "B K S"] | None = None,
   ) -> tuple[Float[Array, "B"], base.Metrics]:
-    """Returns the loss of each pair, and `accuracy_metrics`.
+    """Returns the loss of each pair, and metrics.
+
+    Metrics: `accuracy_metrics`; with hard negatives, accuracy/negatives (0 to 1, hard negatives of
+    a pair that score below its target) and negatives_per_example.
 
     Args:
       vector_B2S: Vectors of both sides of the batch's pairs.
       batch: The batch; its `inputs` and `targets` show duplicates.
+      negative_BKS: Vectors of the hard negatives, whose tokens are `negatives` of the batch.
     """
     same_BB = self._duplicates(batch)
+    vectors, usable_BBK = (vector_B2S,), None
+    if negative_BKS is not None:
+      vectors = (vector_B2S, negative_BKS)
+      usable_BBK = contrastive.usable_negatives(
+        batch["negatives"], batch["inputs"], batch["targets"], same_BB
+      )
 
-    def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
-      source_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
-      cosine = self.similarity == "cosine"
-      score_BB = contrastive.similarity(source_BS, target_BS, cosine=cosine, scale=self.scale)
-      loss_B = self.pair_loss(score_BB, same_BB=same_BB)
-      return loss_B, accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+    def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
+      source_BS, target_BS = vectors[0][:, 0], vectors[0][:, 1]
+      score_BB = self.score(source_BS, target_BS)
+      negative_BBK = None
+      if usable_BBK is not None:
+        negative_BN = self.score(source_BS, vectors[1].reshape(-1, source_BS.shape[1]))
+        negative_BBK = jnp.where(usable_BBK, negative_BN.reshape(usable_BBK.shape), -jnp.inf)
+      return self.loss_of_scores(score_BB, negative_BBK, same_BB, batch)
 
-    return matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
+    return matryoshka.mean_loss(loss, vectors, self.matryoshka_dims)
+
+  def loss_of_scores(
+    self,
+    score_BB: Float[Array, "B B"],
+    negative_BBK: Float[Array, "B B K"] | None,
+    same_BB: Bool[Array, "B B"] | None,
+    batch: base.Batch,
+  ) -> tuple[Float[Array, "B"], base.Metrics]:
+    """Returns the loss of each pair, and the metrics of `in_batch_loss`.
+
+    Args:
+      score_BB: Score of every source (rows) with every target (columns).
+      negative_BBK: Score of every source with the hard negatives of every pair; -inf where a source
+        is not compared with one.
+      same_BB: Pairs that are not negatives of each other.
+      batch: The batch.
+    """
+    metrics = accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
+    options: dict[str, Any] = {} if self.symmetric else {"symmetric": False}
+    if negative_BBK is not None:
+      own_BK = contrastive.positives(negative_BBK)
+      shared_BN = negative_BBK.reshape(len(score_BB), -1)
+      options["negative_BN"] = shared_BN if self.share_negatives else own_BK
+      below_BK = own_BK < contrastive.positives(score_BB)[:, None]
+      count_B = jnp.sum(own_BK > -jnp.inf, axis=1)
+      below = jnp.sum(below_BK & (own_BK > -jnp.inf))
+      metrics["accuracy/negatives"] = base.ratio(below, jnp.sum(count_B))
+      metrics["negatives_per_example"] = base.average(count_B)
+    return self.pair_loss(score_BB, same_BB=same_BB, **options), metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastiveModel(InBatchNegativesModel):
   """One encoder for both sides, trained to score translations above other sentences of the batch.
+
+  Batches may contain hard negatives: wrong targets of each source, the feature `negatives`, int32
+  [B, K, U]. Rows with only padding do not count. With `mask_duplicates`, neither do hard negatives
+  that equal a text of a source's pair, or of a pair that shares a text with it. A pair has K more
+  sentences to encode.
 
   Attributes:
     network: Encoder of both sides.
@@ -118,15 +185,40 @@ class ContrastiveModel(InBatchNegativesModel):
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
     batch), embedding_norm, tokens_per_example (real tokens of both sides), and those of
-    `matryoshka.mean_loss`.
+    `in_batch_loss` and `matryoshka.mean_loss`.
     """
-    vector_B2S = gradient_caching.embed_pairs(
-      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
-    )
-    loss_B, metrics = self.in_batch_loss(vector_B2S, batch)
+    vector_B2S, negative_BKS = self._embed(params, batch, dropout_rng)
+    loss_B, metrics = self.in_batch_loss(vector_B2S, batch, negative_BKS)
     metrics = {
       "loss": base.average(loss_B),
       **metrics,
       **base.vector_metrics(vector_B2S, batch),
     }
     return jnp.mean(loss_B), metrics
+
+  def _embed(
+    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  ) -> tuple[Float[Array, "B 2 S"], Float[Array, "B K S"] | None]:
+    """Returns vectors of both sides and of hard negatives, computed with gradient caching.
+
+    Sides and hard negatives have separate encoder calls, because they may differ in length.
+    """
+    if "negatives" not in batch:
+      slices = self.embedding_slices
+      return gradient_caching.embed_pairs(
+        self.network, params, batch, slices=slices, rng=dropout_rng
+      ), None
+
+    def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
+      return tuple(
+        gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
+        for tokens_BRU, part_rng in zip(tokens, generation.split_rng(rng, 2), strict=True)
+      )
+
+    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
+    return cast(
+      tuple[jax.Array, jax.Array],
+      gradient_caching.map_slices(
+        encode, (tokens_B2T, batch["negatives"]), slices=self.embedding_slices, rng=dropout_rng
+      ),
+    )

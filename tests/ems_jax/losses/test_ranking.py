@@ -38,9 +38,9 @@ def margin_loss(source_BS, target_BS):
 
 def hard_negatives_loss(source_BS, target_BS, negative_BKS):
   score_BB = contrastive.similarity(source_BS, target_BS)
-  negative_BK = ranking.negative_scores(source_BS, negative_BKS)
-  negative_BK = jnp.where(GIVEN_BK, negative_BK, -jnp.inf)
-  return ranking.ranking_loss(score_BB, negative_BK, same_BB=SAME_BB)
+  negative_BN = contrastive.similarity(source_BS, negative_BKS.reshape(-1, S))
+  negative_BN = jnp.where(GIVEN_BK.ravel(), negative_BN, -jnp.inf)
+  return contrastive.contrastive_loss(score_BB, same_BB=SAME_BB, negative_BN=negative_BN)
 
 
 def soft_loss(source_BS, target_BS, teacher_source_BS, teacher_target_BS):
@@ -94,7 +94,10 @@ def test_huge_scores_have_the_exact_loss_and_finite_gradients():
       lambda x: ranking.additive_margin_softmax(x, margin=0.3, scale=100.0),
       exact_ranking(with_margin_BB) + exact_ranking(with_margin_BB.T),
     ),
-    (lambda x: ranking.ranking_loss(x, negative_BK), exact_ranking(score_BB, negative_BK)),
+    (
+      lambda x: contrastive.contrastive_loss(x, negative_BN=negative_BK, symmetric=False),
+      exact_ranking(score_BB, negative_BK),
+    ),
   ):
     value, gradient_BB = jax.value_and_grad(lambda x, loss=loss: loss(x).mean())(score_BB)
     assert value == pytest.approx(expected_B.mean(), rel=1e-5)

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import tiny_models
 
-from ems_jax.models import hard_negatives
-from vmsst.models import contrastive
-
 B, K, S = 8, 3, 16
 
 
@@ -20,7 +17,10 @@ def params():
   return jax.tree.map(lambda x: 0.6 * x, tiny_models.random_params(network))
 
 
-def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplicates=False):
+def by_loops(
+  vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplicates=False,
+  share_negatives=True, symmetric=True,
+):  # fmt: skip
   """Loss and accuracies of vectors of sources, targets and hard negatives, pair by pair."""
   source, target, wrong = vectors
 
@@ -36,10 +36,15 @@ def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplic
   def is_rival(i, j):
     return i != j and not (mask_duplicates and texts[i] & texts[j])
 
-  def is_wrong(i, k):
-    answers = set().union(*(texts[j] for j in range(B) if not is_rival(i, j)))
-    wrong = text(batch["negatives"][i, k])
-    return wrong and not (mask_duplicates and wrong in answers)
+  def mined_of(i, j):
+    """Scores of a source with the hard negatives of a pair."""
+    answers = set().union(*(texts[x] for x in range(B) if not is_rival(i, x)))
+    found = []
+    for k in range(K):
+      tokens = text(batch["negatives"][j, k])
+      if tokens and not (mask_duplicates and tokens in answers):
+        found.append(score(source[i], wrong[j, k]))
+    return found
 
   losses, forward_right, backward_right, mined_right = [], [], [], []
   for i in range(B):
@@ -47,9 +52,12 @@ def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplic
     others = [j for j in range(B) if is_rival(i, j)]
     forward = [score(source[i], target[j]) for j in others]
     backward = [score(source[j], target[i]) for j in others]
-    mined = [score(source[i], wrong[i, k]) for k in range(K) if is_wrong(i, k)]
-    sums = (sum(map(math.exp, [right, *x])) for x in (forward + mined, backward))
-    losses.append(sum(map(math.log, sums)) / 2 - right)
+    mined = mined_of(i, i)
+    owners = range(B) if share_negatives else [i]
+    rivals = [x for owner in owners for x in mined_of(i, owner)]
+    directions = (forward + rivals, backward) if symmetric else (forward + rivals,)
+    sums = (sum(map(math.exp, [right, *x])) for x in directions)
+    losses.append(sum(map(math.log, sums)) / len(directions) - right)
     forward_right.append(right > max(forward))
     backward_right.append(right > max(backward))
     mined_right += [x < right for x in mined]
@@ -62,25 +70,27 @@ def by_loops(vectors, batch, *, similarity="dot_product", scale=1.0, mask_duplic
   return np.mean(losses), accuracies
 
 
-CONTRASTIVE, HARD = contrastive.ContrastiveModel, hard_negatives.HardNegativesModel
+MUSE = {"share_negatives": False}
 
 
 @pytest.mark.parametrize(
-  ("model_cls", "options"),
+  ("is_mined", "options"),
   [
-    (CONTRASTIVE, {}),
-    (CONTRASTIVE, {"similarity": "cosine", "scale": 5.0, "matryoshka_dims": (4, 9)}),
-    (CONTRASTIVE, {"similarity": "cosine", "scale": 7.0, "mask_duplicates": True}),
-    (CONTRASTIVE, {"mask_duplicates": True, "embedding_slices": 4}),
-    (HARD, {"similarity": "cosine", "scale": 10.0, "matryoshka_dims": (3,)}),
-    (HARD, {"scale": 0.5, "mask_duplicates": True}),
-    (HARD, {"scale": 0.5, "mask_duplicates": True, "embedding_slices": 2}),
+    (False, {}),
+    (False, {"similarity": "cosine", "scale": 5.0, "matryoshka_dims": (4, 9)}),
+    (False, {"similarity": "cosine", "scale": 7.0, "mask_duplicates": True}),
+    (False, {"mask_duplicates": True, "embedding_slices": 4, "symmetric": False}),
+    (True, {"similarity": "cosine", "scale": 10.0, "matryoshka_dims": (3,)}),
+    (True, {"scale": 0.5, "mask_duplicates": True, "symmetric": False}),
+    (True, {"scale": 0.5, "mask_duplicates": True, "embedding_slices": 2}),
+    (True, {"similarity": "cosine", "scale": 10.0, "matryoshka_dims": (3,), **MUSE}),
+    (True, {"scale": 0.5, "mask_duplicates": True, "embedding_slices": 2, **MUSE}),
   ],
 )
-def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
+def test_loss_and_metrics_are_those_of_loops(params, is_mined, options):
   options = dict(options)
   model, batch = (
-    tiny_models.pair_model(model_cls, **options),
+    tiny_models.pair_model(**options),
     tiny_models.random_batch(B, B, (6, 9), (2, 60)),
   )
   batch["inputs"][5] = batch["inputs"][6]
@@ -95,9 +105,10 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   batch["targets"][1, :3], batch["targets"][1, 3:] = batch["targets"][4, :3], 0  # a prefix
   batch["negatives"][6, 0] = batch["negatives"][5, 2] = batch["targets"][6, :7]
   batch["negatives"][4, 1] = np.pad(batch["inputs"][4], (0, 1))
-  if model_cls is CONTRASTIVE:
+  if not is_mined:
     batch["negatives"][:] = 0
-  loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
+  read = batch if is_mined else {side: batch[side] for side in ("inputs", "targets")}
+  loss, found = tiny_models.evaluate(model.eval_fn, params, read)
   score_batch = tiny_models.jit(tiny_models.pair_model().score_batch)
   sides = (batch["inputs"], batch["targets"], batch["negatives"].reshape(-1, 7))
   source_BS, target_BS, wrong_NS = (np.float64(score_batch(params, {"inputs": x})) for x in sides)
@@ -117,6 +128,6 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   assert found["tokens_per_example"] == pytest.approx(real / B)
   norms = np.linalg.norm(np.concatenate([source_BS, target_BS]), axis=1)
   assert found["embedding_norm"] == pytest.approx(norms.mean(), rel=1e-4)
-  if model_cls is HARD:
+  if is_mined:
     masked = 3 if options.get("mask_duplicates") else 0
     assert found["negatives_per_example"] == (B * K - 1 - K - masked) / B

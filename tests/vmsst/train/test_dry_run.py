@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 import toy_runs
 
-from ems_jax.models import hard_negatives
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
 from vmsst.models import contrastive
@@ -114,12 +113,6 @@ def test_a_row_may_have_several_texts():
   model, cfg, *rest = tiny_step()
   before = dry_run.describe(dry_run.Step(model, cfg, *rest))["bytes_per_device"]
   lengths = {**cfg.task_feature_lengths, "negatives": (3, T)}
-  model = hard_negatives.HardNegativesModel(
-    network=model.network,
-    vocabulary=model.input_vocabulary,
-    optimizer_def=model.optimizer_def,
-    max_length=T,
-  )
   cfg = dataclasses.replace(cfg, task_feature_lengths=lengths)
   report = dry_run.describe(dry_run.Step(model, cfg, *rest))
   assert report["bytes_per_device"] == before + 4 * B * 3 * T

@@ -1,0 +1,150 @@
+"""Models that learn scores: graded pairs, and a teacher's scores of a query's candidates.
+
+Axes: `K` hard negatives of a pair, `C` = 1 + K candidates of a query, its target first.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from vmsst import errors
+from vmsst.losses import contrastive, scores
+from vmsst.models import base, gradient_caching, matryoshka
+from vmsst.models import contrastive as contrastive_model
+from vmsst.networks import sentence_encoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SimilarityModel(base.BitextModel):
+  """Trains the cosines of graded pairs, such as sentences and their semantic similarity.
+
+  The grade of a pair is the feature `score`, float32 [B].
+
+  Attributes:
+    network: Encoder of both sides.
+    loss: "cosent" ranks the pairs of a batch, and grades may have any range; "mse" is the squared
+      error of the cosine of each pair, and grades are from -1 to 1.
+    scale: Factor on every cosine for "cosent", the inverse of a temperature.
+    embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
+    matryoshka_dims: Likewise.
+
+  The other options are those of `base.BitextModel`.
+  """
+
+  network: sentence_encoder.SentenceEncoder
+  loss: str = "cosent"
+  scale: float = 20.0
+  embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
+
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_choice("loss", self.loss, ("cosent", "mse"))
+    errors.check_positive("scale", self.scale)
+    errors.as_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
+
+  @property
+  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
+    """The network itself."""
+    return self.network
+
+  @property
+  def compares_pairs(self) -> bool:
+    """Whether the loss ranks the pairs of a batch."""
+    return self.loss == "cosent"
+
+  def loss_fn(
+    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the loss of the batch, and metrics.
+
+    Metrics: loss, error (mean absolute difference of cosine and grade), embedding_norm,
+    tokens_per_example (real tokens of both sides), and those of `matryoshka.mean_loss`.
+    """
+    vector_B2S = gradient_caching.embed_pairs(
+      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    )
+    grade_B = batch["score"].reshape(-1)
+
+    def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
+      unit_B2S = contrastive.unit_rows(vector_B2S)
+      cosine_B = jnp.sum(unit_B2S[:, 0] * unit_B2S[:, 1], axis=-1)
+      loss_B = jnp.square(cosine_B - grade_B)
+      if self.loss == "cosent":
+        loss_B = jnp.full_like(cosine_B, scores.cosent(cosine_B, grade_B, scale=self.scale))
+      return loss_B, {"error": base.average(jnp.abs(cosine_B - grade_B))}
+
+    loss_B, metrics = matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
+    return jnp.mean(loss_B), {
+      "loss": base.average(loss_B),
+      **metrics,
+      **base.vector_metrics(vector_B2S, batch),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreDistillationModel(contrastive_model.ContrastiveModel):
+  """Trains the scores of a query's target and hard negatives to match a teacher's.
+
+  The teacher is usually a cross-encoder. Its scores are the feature `teacher_scores`, float32
+  [B, 1 + K]. Scores of hard negatives that do not count for CONTRASTIVE do not count here either.
+
+  Attributes:
+    distillation: "kl_divergence" compares distributions over the candidates, "margin_mse" the
+      differences of the target's score and the others.
+    temperature: Divisor of the teacher's scores, for "kl_divergence"; the student's temperature is
+      1 / `scale`.
+    contrastive_weight: Weight of the contrastive loss, which is added; E5 uses 0.2.
+
+  The other options are those of `ContrastiveModel`.
+  """
+
+  distillation: str = "kl_divergence"
+  temperature: float = 1.0
+  contrastive_weight: float = 0.0
+
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    errors.check_choice("distillation", self.distillation, ("kl_divergence", "margin_mse"))
+    errors.check_positive("temperature", self.temperature)
+    errors.check_not_negative("contrastive_weight", self.contrastive_weight)
+
+  @property
+  def compares_pairs(self) -> bool:
+    """Whether the loss has in-batch negatives."""
+    return self.contrastive_weight > 0
+
+  def loss_of_scores(
+    self,
+    score_BB: Float[Array, "B B"],
+    negative_BBK: Float[Array, "B B K"] | None,
+    same_BB: Bool[Array, "B B"] | None,
+    batch: base.Batch,
+  ) -> tuple[Float[Array, "B"], base.Metrics]:
+    """Returns the loss of each pair and its two terms, loss/distillation and loss/contrastive.
+
+    The other metrics and the arguments are those of `ContrastiveModel`.
+    """
+    contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
+    if negative_BBK is None or "teacher_scores" not in batch:
+      raise errors.InputError(
+        "the batch has no hard negatives with a teacher's scores; add the features negatives and "
+        "teacher_scores to the data"
+      )
+    own_BK = contrastive.positives(negative_BBK)
+    score_BC = jnp.concatenate([contrastive.positives(score_BB)[:, None], own_BK], axis=1)
+    arrays = (score_BC, batch["teacher_scores"], score_BC > -jnp.inf)
+    if self.distillation == "margin_mse":
+      loss_B = scores.margin_mse(*arrays)
+    else:
+      loss_B = scores.kl_divergence(*arrays, temperature=self.temperature)
+    metrics["loss/distillation"] = base.average(loss_B)
+    metrics["loss/contrastive"] = base.average(contrastive_B)
+    return loss_B + self.contrastive_weight * contrastive_B, metrics
