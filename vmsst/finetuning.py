@@ -13,20 +13,30 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 
 if TYPE_CHECKING:
+  from vmsst.data.batches import BatchIterator
+  from vmsst.data.training_sets import OpenSet, Role
   from vmsst.encoder.encoder import Encoder
 
-Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
-File = str | os.PathLike[str]
-Pairs = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, str]]
-
-_TASK = "retrieval"
+Objective = Literal[
+  "contrastive",
+  "similarity",
+  "cosine_mse",
+  "kl_divergence",
+  "margin_mse",
+  "distillation",
+  "soft_contrastive",
+  "ems",
+]
+_WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
+_WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
+_TAUGHT = ("distillation", "soft_contrastive")
 
 
 def finetune(
@@ -74,10 +84,12 @@ def finetune(
       their scores, first before training, and to keep the best checkpoint; or a folder in BEIR's
       layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`; the mean over
       the sets decides. If omitted, the last checkpoint is the result.
-    objective: Loss: contrastive compares a text with the other texts of the batch; distillation
-      and soft_contrastive match the vectors or the similarities of a teacher (Reimers and Gurevych
-      2020, Park et al. 2024); ems also predicts the tokens of the translation (Mao et al. 2024),
-      for encoders with mean pooling.
+    objective: Loss: contrastive compares a text with the other texts of the batch and all their
+      hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT), cosine_mse
+      fits them; kl_divergence and margin_mse match a cross-encoder's scores of each pair and its
+      hard negatives; distillation and soft_contrastive match the vectors or the similarities of a
+      teacher (Reimers and Gurevych 2020, Park et al. 2024); ems also predicts the tokens of the
+      translation (Mao et al. 2024), for encoders with mean pooling.
     negatives: Most hard negatives of a pair (default: all).
     teacher: Encoder to learn from, whose vectors of the pairs are written to OUTPUT/teacher; or a
       folder of vectors that `vmsst data embed` has written.
@@ -149,7 +161,7 @@ def finetune(
 
   how: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
   sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **how)
-  objectives = tuple(dict.fromkeys(each.settings.objective for each in sets))
+  objectives = tuple({each.settings.objective or objective: None for each in sets})
   taught = [each for each in sets if each.settings.objective in _TAUGHT]
   if (teacher is not None) != bool(taught):
     raise errors.InputError(
@@ -177,6 +189,7 @@ def finetune(
       starting_encoders.network(start, dropout_rate=0.1, dtype="float32", scan_layers=True),
       with_prompts(vocabulary, sets),
       optimizer(schedule, ("token_embedder/.*",) if freeze_tokens else ()),
+      negatives=any("negatives" in each.features for each in sets),
       matryoshka_dims=tuple(matryoshka_dims),
       max_length=max_length,
       embedding_slices=slices,
@@ -254,12 +267,19 @@ def open_sets(
   for name, settings in training_sets.by_name(data, **options).items():
     chosen = settings.objective or objective
     errors.check_choice("objective", chosen, get_args(Objective))
-    if chosen != "contrastive" and settings.negatives:
+    if chosen not in _WITH_NEGATIVES and settings.negatives:
       raise errors.InputError(f"the objective {chosen!r} has no hard negatives; omit negatives")
-    settings = dataclasses.replace(
-      settings, objective=chosen, negatives=settings.negatives if chosen == "contrastive" else 0
-    )
-    sets.append(training_sets.open_set(name, settings, role_prompts(vocabulary)))
+    negatives = settings.negatives if chosen in _WITH_NEGATIVES else 0
+    settings = dataclasses.replace(settings, objective=chosen, negatives=negatives)
+    opened = training_sets.open_set(name, settings, role_prompts(vocabulary))
+    if chosen in _WITH_SCORES and "scores" not in opened.features:
+      raise errors.InputError(f"{name}: the objective {chosen!r} needs a column of scores; add one")
+    if chosen not in _WITH_SCORES and "scores" in opened.features:
+      raise errors.InputError(
+        f"{name}: the objective {chosen!r} ignores scores and labels; use 'similarity', or remove "
+        "pairs that do not belong together, and then the column"
+      )
+    sets.append(opened)
   return sets
 
 
@@ -269,7 +289,7 @@ def open_dev_sets(data: Any, vocabulary: Any, **options: Any) -> dict[str, Any]:
 
   opened: dict[str, Any] = {}
   for name, settings in training_sets.by_name(data, **options).items():
-    texts = settings.data
+    texts: Any = settings.data
     if isinstance(texts, str | os.PathLike) and os.path.isdir(texts):
       texts = retrieval_sets.read(texts)
     if isinstance(texts, retrieval_sets.RetrievalSet):
@@ -357,12 +377,12 @@ def get_batches(
 
 
 def model(
-  objective: Objective,
+  objectives: str | Sequence[str],
   network: Any,
   vocabulary: Any,
   optimizer: Any,
   *,
-  negatives: int = 0,
+  negatives: bool | int = False,
   scale: float = 20.0,
   matryoshka_dims: Sequence[int] = (),
   teacher: Any = None,
@@ -371,11 +391,12 @@ def model(
   """Returns the model that fine-tunes an encoder.
 
   Args:
-    objective: See `finetune`.
+    objectives: See `finetune`; several if sets have different ones.
     network: The encoder, a `SentenceEncoder`.
     vocabulary: Vocabulary of the encoder.
     optimizer: An optimizer of `vmsst.train`.
-    negatives: Number of hard negatives of each pair, for "contrastive".
+    negatives: Whether pairs have hard negatives: sources are then compared with targets and
+      negatives, but not targets with sources.
     scale: Factor on every cosine; "distillation" has none.
     matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
     teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
@@ -387,25 +408,42 @@ def model(
   """
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
-  from vmsst.models import contrastive
+  from vmsst.models import contrastive, scores
+  from vmsst.models import objectives as objectives_model
 
   options |= {"network": network, "vocabulary": vocabulary, "optimizer_def": optimizer}
-  if objective == "distillation":
-    return distillation.DistillationModel(teacher=teacher, **options)
-  options |= {"scale": scale, "matryoshka_dims": matryoshka_dims}
-  if objective == "soft_contrastive":
-    return soft_contrastive.SoftContrastiveModel(teacher=teacher, **options)
-  if objective == "ems":
-    if network.pooling != "mean" or network.head or network.pooler_dim is not None:
-      raise errors.InputError(
-        f"EMS trains the mean of token states; this encoder has the pooling {network.pooling!r}, "
-        f"head {network.head} and pooler_dim {network.pooler_dim}: choose another encoder or "
-        "objective"
-      )
-    options["network"] = ems_network.EmsNetwork(config=network.config, share_embedding=True)
-    return ems.EmsModel(normalize=network.normalize, **options)
-  options = {"symmetric": not negatives, **options}
-  return contrastive.ContrastiveModel(similarity="cosine", mask_duplicates=True, **options)
+  of_cosines = {**options, "scale": scale, "matryoshka_dims": matryoshka_dims}
+  in_batch = {**of_cosines, "similarity": "cosine", "mask_duplicates": True}
+
+  def one(objective: str) -> Any:
+    match objective:
+      case "distillation":
+        return distillation.DistillationModel(teacher=teacher, **options)
+      case "soft_contrastive":
+        return soft_contrastive.SoftContrastiveModel(teacher=teacher, **of_cosines)
+      case "similarity":
+        return scores.SimilarityModel(**of_cosines)
+      case "cosine_mse":
+        return scores.SimilarityModel(loss="mse", **of_cosines)
+      case "kl_divergence" | "margin_mse":
+        return scores.ScoreDistillationModel(distillation=objective, **in_batch)
+      case "ems":
+        if network.pooling != "mean" or network.head or network.pooler_dim is not None:
+          raise errors.InputError(
+            f"EMS trains the mean of token states; this encoder has the pooling "
+            f"{network.pooling!r}, head {network.head} and pooler_dim {network.pooler_dim}: choose "
+            "another encoder or objective"
+          )
+        of_ems = ems_network.EmsNetwork(config=network.config, share_embedding=True)
+        return ems.EmsModel(**{**of_cosines, "network": of_ems}, normalize=network.normalize)
+      case _:
+        return contrastive.ContrastiveModel(symmetric=not negatives, **in_batch)
+
+  names = (objectives,) if isinstance(objectives, str) else objectives
+  if len(names) == 1:
+    return one(names[0])
+  shared = {name: options[name] for name in options if name != "embedding_slices"}
+  return objectives_model.ObjectivesModel(models={name: one(name) for name in names}, **shared)
 
 
 def optimizer(schedule: Any, frozen: Sequence[str] = ()) -> Any:

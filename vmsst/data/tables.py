@@ -136,7 +136,7 @@ class TextTable(Table):
     content = hashlib.sha256(self._bytes)
     arrays = {n: x for n, x in self.columns.items() if isinstance(x, np.ndarray)}
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
-      content.update(np.ascontiguousarray(array_N))
+      content.update(array_N.tobytes())
     return content.hexdigest()
 
 

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import grain
 import jax
@@ -103,6 +103,11 @@ class OpenSet:
   files: Sequence[readers.BitextFile]
   line_N: np.ndarray
 
+  @property
+  def features(self) -> frozenset[str]:
+    """Names of the features of its batches."""
+    return frozenset(self.table.rows(np.zeros(1, np.int64)))
+
   @functools.cached_property
   def digest(self) -> str:
     """Hash of the texts and scores, and of the settings."""
@@ -167,9 +172,10 @@ def open_set(
   files = readers.find_bitext(paths, settings.languages) if paths else []
   if files:
     parts = [_of_file(file, settings) for file in files]
-    named, examples = parts[0][0], itertools.chain.from_iterable(part for _, part in parts)
+    named = parts[0][0]
+    examples: Iterator[Example] = itertools.chain.from_iterable(part for _, part in parts)
   else:
-    records = ((f"row {n} of {name}", row) for n, row in enumerate(settings.data, 1))
+    records = ((f"row {n} of {name}", row) for n, row in enumerate(cast(Any, settings.data), 1))
     named, examples = _of_records(records, settings)
   roles = settings.roles or (_ROLES.get(named[0].lower()), _ROLES.get(named[1].lower()))
   by_role = prompts or {}
@@ -297,8 +303,8 @@ def _of_record(place: str, record: Any, names: Sequence[str]) -> Iterator[Exampl
   anchor, positives, *negatives = (record.get(name) or "" for name in names)
   _texts(place, [anchor])
   positives = _texts(place, [positives] if isinstance(positives, str) else positives)
-  rivals = [text for x in negatives for text in ([x] if isinstance(x, str) else x)]
-  rivals = _texts(place, [text for text in rivals if text])
+  of_columns = ([x] if isinstance(x, str) else x for x in negatives)
+  rivals = _texts(place, [text for texts in of_columns for text in texts if text])
   scores = next((record[name] for name in _SCORES if record.get(name) is not None), ())
   scores = [*scores] if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]
   of_positives, of_negatives = record.get("pos_scores") or (), record.get("neg_scores") or ()

@@ -54,7 +54,7 @@ class ObjectivesModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss and the metrics of the batch's objective, and `loss/NAME`, its loss."""
+    """Returns the loss and the metrics of the batch's objective, and `NAME/loss`, its loss."""
     (name,) = (feature.removeprefix(MARK) for feature in batch if feature.startswith(MARK))
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)
-    return loss, {**metrics, f"loss/{name}": metrics["loss"]}
+    return loss, {**metrics, f"{name}/loss": metrics["loss"]}

@@ -22,7 +22,7 @@ from vmsst.networks import sentence_encoder
 class SimilarityModel(base.BitextModel):
   """Trains the cosines of graded pairs, such as sentences and their semantic similarity.
 
-  The grade of a pair is the feature `score`, float32 [B].
+  The grade of a pair is the feature `scores`, float32 [B, 1].
 
   Attributes:
     network: Encoder of both sides.
@@ -70,7 +70,7 @@ class SimilarityModel(base.BitextModel):
     vector_B2S = gradient_caching.embed_pairs(
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
     )
-    grade_B = batch["score"].reshape(-1)
+    grade_B = batch["scores"][:, 0]
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
       unit_B2S = contrastive.unit_rows(vector_B2S)
@@ -92,8 +92,8 @@ class SimilarityModel(base.BitextModel):
 class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   """Trains the scores of a query's target and hard negatives to match a teacher's.
 
-  The teacher is usually a cross-encoder. Its scores are the feature `teacher_scores`, float32
-  [B, 1 + K]. Scores of hard negatives that do not count for CONTRASTIVE do not count here either.
+  The teacher is usually a cross-encoder. Its scores are the feature `scores`, float32 [B, 1 + K].
+  Scores of hard negatives that do not count for CONTRASTIVE do not count here either.
 
   Attributes:
     distillation: "kl_divergence" compares distributions over the candidates, "margin_mse" the
@@ -133,14 +133,14 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
     The other metrics and the arguments are those of `ContrastiveModel`.
     """
     contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
-    if negative_BBK is None or "teacher_scores" not in batch:
+    if negative_BBK is None or "scores" not in batch:
       raise errors.InputError(
         "the batch has no hard negatives with a teacher's scores; add the features negatives and "
-        "teacher_scores to the data"
+        "scores to the data"
       )
     own_BK = contrastive.positives(negative_BBK)
     score_BC = jnp.concatenate([contrastive.positives(score_BB)[:, None], own_BK], axis=1)
-    arrays = (score_BC, batch["teacher_scores"], score_BC > -jnp.inf)
+    arrays = (score_BC, batch["scores"], score_BC > -jnp.inf)
     if self.distillation == "margin_mse":
       loss_B = scores.margin_mse(*arrays)
     else:
