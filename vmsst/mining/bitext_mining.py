@@ -123,7 +123,7 @@ def mine(
       )
     threshold = best.threshold
   if threshold is not None:
-    pairs = pairs[: np.count_nonzero(pairs.score_P >= threshold)]
+    pairs = pairs[: np.count_nonzero(pairs.score_P >= threshold)].view(np.recarray)
   return Mined(pairs, len(rows[0]), len(rows[1]), candidates, best)
 
 

@@ -127,7 +127,7 @@ def best_neighbors(
   """
   means = [_means(near) for near in (forward, backward)]
   best = []
-  for near, mean_N, mean_M in ((forward, *means), (backward, *means[::-1])):
+  for near, mean_N, mean_M in zip((forward, backward), means, means[::-1], strict=True):
     index_N = large_arrays.full(len(mean_N), 0, np.int64)
     score_N = large_arrays.full(len(mean_N), 0, np.float64)
     for rows in exact_search.blocks(len(mean_N)):
@@ -246,7 +246,7 @@ def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pair
       if not used_N[source] and not used_M[target]:
         used_N[source] = used_M[target] = 1
         kept.append(row)
-    yield pairs[kept]
+    yield pairs[kept].view(np.recarray)
 
 
 _SIDES: Mapping[str, tuple[int, ...]] = {
