@@ -208,6 +208,7 @@ TESTED_IN = {
   "vmsst.cli.__main__": "vmsst/cli/test_command.py",
   "vmsst.cli.models": "vmsst/formats/test_hub.py",
   "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
+  "vmsst.evaluation.benchmarks.files": "vmsst/evaluation/test_benchmarks.py",
   "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
   "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
   "vmsst.io.checksums": "vmsst/test_storage.py",
@@ -218,7 +219,10 @@ TESTED_IN = {
   "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
-  "vmsst.train.utils": "vmsst/train/test_inference.py",
+  "vmsst.train.eval": "vmsst/train/test_infer.py",
+  "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 
 

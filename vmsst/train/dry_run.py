@@ -19,7 +19,7 @@ from jax.extend import core
 
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, gin_utils, partitioning, progress, train_state
+from vmsst.train import checkpoints, gin_utils, partitioning, summaries, train_state
 from vmsst.train import train as train_lib
 
 _LARGE_BYTES = 1 << 20
@@ -197,7 +197,7 @@ def describe(
     f"batch: {step.batch_size} examples, "
     + ", ".join(f"{n} {list(v.shape)}" for n, v in step.batch.items()),
     "",
-    progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
+    summaries.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
     f"total {sum(modules.values()):,}",
     "",
     f"arrays of at least {_LARGE_BYTES >> 20} MiB: shape, sharding, MiB per device",
