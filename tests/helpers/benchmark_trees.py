@@ -48,7 +48,7 @@ def _pairs():
     + [(*(f"{code} {n}" for code in _TED), "talk") for n in range(4)],
     "tatoeba/.hidden": ["not part of the data"],
   }
-  for path in ("mining/de-en", "bucc2018/de-en.training", "bucc2018/de-en/de-en.test"):
+  for path in ("mining/de-en", "bucc2018/de-en.training"):
     for code in ("de", "en"):
       found[f"{path}.{code}"] = [(f"{code}{n}", f"s {n}") for n in range(4)]
     found[f"{path}.gold"] = [("de1", "en1"), ("de2", "en2")]
