@@ -192,7 +192,7 @@ def train(
       )
     )
     del train_state  # the trainer donates it
-    trainer.check(layout.batch_size, total_steps)
+    trainer.check(layout.batch_size)
     if infer_eval_dataset_cfg is not None:
       from vmsst.train import eval as eval_lib
 

@@ -357,27 +357,16 @@ class Trainer:
       self.eval_writers[name].flush()
     return results
 
-  def check(self, batch_size: int, total_steps: int) -> None:
-    """Raises InputError if microbatches and slices do not divide the batch, or the schedule ends.
-
-    A schedule ends if its learning rate is zero in the last tenth of the steps.
-    """
-    slices = getattr(self._model, "embedding_slices", 1)
+  def check(self, batch_size: int) -> None:
+    """Raises InputError if microbatches and slices do not divide the batch."""
     for name, parts in (
       ("num_microbatches", self._num_microbatches or 1),
-      ("embedding_slices", slices),
+      ("embedding_slices", getattr(self._model, "embedding_slices", 1)),
     ):
-      wanted = f"a divisor of the batch size, {batch_size}"
-      errors.check(batch_size % parts == 0, name, parts, wanted)
-      batch_size //= parts
-    rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
-    last = rates[total_steps * 9 // 10 :].max()
-    if last < rates.max() and last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
-      end = np.flatnonzero(rates > last)[-1] + 1
-      raise InputError(
-        f"TRAIN_STEPS is {total_steps}, but the learning rate falls to {last:.0e} at step {end}; "
-        "let the schedule end at TRAIN_STEPS, as gin/runs/linear_decay.gin does"
+      errors.check(
+        batch_size % parts == 0, name, parts, f"a divisor of the batch size, {batch_size}"
       )
+      batch_size //= parts
 
   def close(self) -> None:
     """Finishes writing the metrics."""
