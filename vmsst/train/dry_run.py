@@ -93,7 +93,8 @@ def report(
   """
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
-  batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
+  batch_size = cfg.batch_size
+  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   batch = {  # of several texts per row, the length is (texts, tokens)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from absl import logging
 from jax.sharding import PartitionSpec
 
 from vmsst import errors
@@ -176,9 +177,6 @@ class Trainer:
     rng: Random key of the run; each step folds its number into it.
     learning_rate_fn: Returns the learning rate of a step.
     num_microbatches: Number of microbatches per batch; None for 1.
-
-  Attributes:
-    first_not_finite: The first step with a NaN or infinite loss, or None.
   """
 
   def __init__(
@@ -207,7 +205,7 @@ class Trainer:
     self.eval_writers = {
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
-    self.first_not_finite: int | None = None
+    self._all_finite = True
     self._make_sums: Callable[[], Any] | None = None
     self._start_time = time.time()
 
@@ -309,8 +307,9 @@ class Trainer:
 
     def finish_oldest() -> None:
       number, metrics, finite = in_flight.popleft()
-      if self.first_not_finite is None and not np.asarray(finite):  # waits for the devices
-        self.first_not_finite = number
+      if not np.asarray(finite) and self._all_finite:  # waits for the devices
+        logging.warning("The loss of step %d is the first that is not finite.", number)
+        self._all_finite = False
       watchdog.alive()
       if bar is not None:
         bar.show(number, metrics)

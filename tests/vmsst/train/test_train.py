@@ -9,7 +9,8 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, input_pipeline, trainer
+from vmsst.formats import t5x
+from vmsst.train import input_pipeline, trainer
 
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
@@ -19,7 +20,7 @@ def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_
   step, parts = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
   assert step == 12
   toy_runs.assert_same(whole.state_dict(), parts.state_dict())
-  steps = [checkpoints.checkpoint_step(p) for p in checkpoints.all_checkpoints(tmp_path / "parts")]
+  steps = [t5x.step_of(p) for p in t5x.all_checkpoints(tmp_path / "parts")]
   assert steps == [10, 12]
 
 
