@@ -17,7 +17,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
+  from vmsst.data.retrieval_sets import RetrievalSet
   from vmsst.data.sample import load_sample
+  from vmsst.data.training_sets import TrainingSet
   from vmsst.encoder.compatibility import quantize
   from vmsst.encoder.encoder import Encoder
   from vmsst.encoder.loading import load, load_translator
@@ -40,7 +42,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
   "Encoder": "vmsst.encoder.encoder",
   "InputError": "vmsst.errors",
+  "RetrievalSet": "vmsst.data.retrieval_sets",
   "Searcher": "vmsst.mining.text_search",
+  "TrainingSet": "vmsst.data.training_sets",
   "Translator": "vmsst.encoder.translation",
   "build_index": "vmsst.search.faiss_index",
   "evaluate": "vmsst.evaluation.suite",

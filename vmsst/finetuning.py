@@ -166,7 +166,7 @@ def finetune(
   if (teacher is not None) != bool(taught):
     raise errors.InputError(
       f"the objectives {objectives} {'require a' if taught else 'have no'} teacher; give one for "
-      "distillation and soft_contrastive, and only for them"
+      f"{' and '.join(_TAUGHT)}, and only for them"
     )
   inputs["pairs"] = {each.name: {"name": each.name, "digest": each.digest} for each in sets}
   held_out: dict[str, Any] = {}
@@ -248,7 +248,12 @@ def finetune(
 
 
 def open_sets(
-  data: Any, vocabulary: Any, *, objective: Objective = "contrastive", **options: Any
+  data: Any,
+  vocabulary: Any,
+  *,
+  objective: Objective = "contrastive",
+  default: str = "pairs",
+  **options: Any,
 ) -> "list[OpenSet]":
   """Reads training sets, with an encoder's prompts.
 
@@ -256,6 +261,7 @@ def open_sets(
     data: See `finetune`.
     vocabulary: Vocabulary of the encoder.
     objective: Loss of sets that have none.
+    default: Name of a set of rows.
     **options: Fields of the sets that are not `TrainingSet`s.
 
   Raises:
@@ -264,7 +270,7 @@ def open_sets(
   from vmsst.data import training_sets
 
   sets = []
-  for name, settings in training_sets.by_name(data, **options).items():
+  for name, settings in training_sets.by_name(data, default, **options).items():
     chosen = settings.objective or objective
     errors.check_choice("objective", chosen, get_args(Objective))
     if chosen not in _WITH_NEGATIVES and settings.negatives:
@@ -288,7 +294,7 @@ def open_dev_sets(data: Any, vocabulary: Any, **options: Any) -> dict[str, Any]:
   from vmsst.data import retrieval_sets, training_sets
 
   opened: dict[str, Any] = {}
-  for name, settings in training_sets.by_name(data, **options).items():
+  for name, settings in training_sets.by_name(data, "dev", **options).items():
     texts: Any = settings.data
     if isinstance(texts, str | os.PathLike) and os.path.isdir(texts):
       texts = retrieval_sets.read(texts)

@@ -121,7 +121,7 @@ class EmsModel(base.BitextModel):
     """
     pairs = bitranslation.pairs_in_batch(batch)
     count = len(pairs.tokens_B2T)
-    mask_rng, encoder_rng = bitranslation.split_rng(dropout_rng, 2)
+    mask_rng, encoder_rng = base.split_rng(dropout_rng, 2)
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
     if self.masking != "none" and mask_rng is not None:
       words_B2U, masked_B2 = mask_one_token(

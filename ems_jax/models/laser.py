@@ -103,7 +103,7 @@ class LaserModel(base.BitextModel):
     first, second = translations(pairs, is_target_B2)
     tokens = (first.tokens + second.tokens).astype(jnp.float32)
     weight = 1 / jnp.maximum(tokens, 1)
-    first_rng, second_rng = bitranslation.split_rng(dropout_rng, 2)
+    first_rng, second_rng = base.split_rng(dropout_rng, 2)
     loss, correct = self._score(params, first, weight, first_rng)
     # Skip the second direction if no pair has two target languages.
     second_loss, second_correct = jax.lax.cond(

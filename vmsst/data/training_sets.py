@@ -116,12 +116,13 @@ class OpenSet:
     return manifest.digest(self.table.digest, self.prompts, used)
 
 
-def by_name(data: Any, **options: Any) -> dict[str, TrainingSet]:
+def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
   """Returns training sets by name.
 
   Args:
     data: A set or its data, or a list or a dictionary of sets, files or rows. Each file of a list
       is a set, with the name of the file up to the first dot.
+    default: Name of a set of rows.
     **options: Fields of the sets that are not `TrainingSet`s.
 
   Raises:
@@ -131,7 +132,8 @@ def by_name(data: Any, **options: Any) -> dict[str, TrainingSet]:
     named = [*data.items()]
   else:
     is_list = isinstance(data, list | tuple) and data and isinstance(data[0], _FILE | TrainingSet)
-    named = [(_name(part, number), part) for number, part in enumerate(data if is_list else [data])]
+    parts = enumerate(data, 1) if is_list else [("", data)]
+    named = [(_name(part, f"{default}{number}"), part) for number, part in parts]
   if len(dict(named)) < len(named):
     raise errors.InputError(
       f"the sets have the names {[name for name, _ in named]}; give a dictionary with other names"
@@ -142,9 +144,9 @@ def by_name(data: Any, **options: Any) -> dict[str, TrainingSet]:
   }
 
 
-def _name(data: Any, number: int) -> str:
+def _name(data: Any, default: str) -> str:
   paths = _paths(data.data if isinstance(data, TrainingSet) else data)
-  return os.path.basename(paths[0]).partition(".")[0] if paths else f"set_{number}"
+  return os.path.basename(paths[0]).partition(".")[0] if paths else default
 
 
 def _paths(data: Any) -> list[str]:

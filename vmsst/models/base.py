@@ -170,6 +170,11 @@ def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
   return inputs_B + targets_B
 
 
+def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
+  """Returns `count` keys split from one, or `count` times None without a key."""
+  return [None] * count if rng is None else list(jax.random.split(rng, count))
+
+
 def interleave_sides(
   inputs_BT: Int[Array, "B T"], targets_BT: Int[Array, "B U"]
 ) -> Int[Array, "B 2 W"]:

@@ -48,11 +48,6 @@ def other_side(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 2 ..."]:
   return jnp.flip(x, axis=1)
 
 
-def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
-  """Returns `count` keys split from one, or `count` times None without a key."""
-  return [None] * count if rng is None else list(jax.random.split(rng, count))
-
-
 class Scores(NamedTuple):
   """The decoder's scores of sentences.
 
@@ -156,7 +151,7 @@ class BitranslationModel(base.BitextModel):
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
     tokens_per_example (real tokens of both sides).
     """
-    encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
+    encoder_rng, decoder_rng = base.split_rng(dropout_rng, 2)
     pairs = pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
     embedded_B2TD = embed(self.network, params, pairs)

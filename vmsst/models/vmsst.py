@@ -157,7 +157,7 @@ class VmsstModel(base.BitextModel):
     *,
     dropout: bool,
   ) -> _Terms:
-    encoder_rng, decoder_rng, *latent_rngs = bitranslation.split_rng(rng, 2 + len(LATENTS))
+    encoder_rng, decoder_rng, *latent_rngs = base.split_rng(rng, 2 + len(LATENTS))
     if not dropout:
       encoder_rng = decoder_rng = None
     pairs = bitranslation.pairs_in_batch(batch)
@@ -254,7 +254,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
     rng: Key of the samples for the mutual information; None: a fixed key.
   """
   metrics = {}
-  keys = bitranslation.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
+  keys = base.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
   for (name, latent), key in zip(latents.items(), keys, strict=True):
     mean_BK, log_variance_BK = map(jax.lax.stop_gradient, latent)
     kl_B = gaussian.kl_from_standard(mean_BK, log_variance_BK)

@@ -1,0 +1,221 @@
+"""Training sets from files and rows: columns, prompts, hard negatives, scores and batches."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+from vmsst import errors
+from vmsst.data import training_sets, vocabularies
+
+BYTES = vocabularies.ByteVocabulary()
+PROMPTS = {"query": "q: ", "document": "d: ", None: "t: "}
+
+
+def read(data, **options):
+  """The roles and the columns of a set, without language ids."""
+  ((name, settings),) = training_sets.by_name(data, "pairs", **options).items()
+  opened = training_sets.open_set(name, settings, PROMPTS)
+  columns = opened.table.rows(np.arange(len(opened.table)))
+  found = {key: x for key, x in columns.items() if not key.endswith("language")}
+  return opened.roles, {
+    key: x.tolist() if isinstance(x, np.ndarray) else x for key, x in found.items()
+  }
+
+
+@pytest.mark.parametrize(("content", "roles", "expected"), [
+  (  # plain pairs, with hard negatives of which some are missing
+    "a\tb\tn\tm\nc\td\t\to\n",
+    (None, None),
+    {
+      "inputs": ["t: a", "t: c"],
+      "targets": ["t: b", "t: d"],
+      "negatives": [["t: n", "t: m"], ["t: o", ""]],
+    },
+  ),
+  (  # the output of `vmsst mine`
+    "1.2\ta\tb\n1.1\tc\td\n",
+    (None, None),
+    {"inputs": ["t: a", "t: c"], "targets": ["t: b", "t: d"]},
+  ),
+  (
+    "question\tanswer\nwho\tme\n",
+    ("query", "document"),
+    {"inputs": ["q: who"], "targets": ["d: me"]},
+  ),
+  (
+    "sentence1\tsentence2\tscore\na\tb\t4.5\n \tc\t1\n",
+    (None, None),
+    {"inputs": ["t: a"], "targets": ["t: b"], "scores": [[4.5]]},
+  ),
+])  # fmt: skip
+def test_tables_with_and_without_a_header(tmp_path, content, roles, expected):
+  path = tmp_path / "x.tsv"
+  path.write_text(content)
+  assert read(path) == (roles, expected)
+
+
+RECORDS = [
+  (
+    [{"id": 7, "anchor": "a", "positive": "b", "negative_1": "n", "negative_2": "m"}],
+    {},
+    {"inputs": ["t: a"], "targets": ["t: b"], "negatives": [["t: n", "t: m"]]},
+  ),
+  (  # FlagEmbedding's: each positive is a pair
+    [{"query": "a", "pos": ["b", "c"], "neg": ["n"], "pos_scores": [3, 2], "neg_scores": [1]}],
+    {},
+    {
+      "inputs": ["q: a", "q: a"],
+      "targets": ["d: b", "d: c"],
+      "negatives": [["d: n"], ["d: n"]],
+      "scores": [[3, 1], [2, 1]],
+    },
+  ),
+  (
+    [{"query": "a", "pos": "b", "neg": ["n", "m"]}, {"query": "c", "pos": "d", "neg": []}],
+    {"negatives": 1, "prompts": ("", "p: ")},
+    {"inputs": ["a", "c"], "targets": ["p: b", "p: d"], "negatives": [["p: n"], [""]]},
+  ),
+  (
+    [{"translation": {"en": "b", "de": "a"}, "id": 1}],
+    {"languages": ("de", "en")},
+    {"inputs": ["t: a"], "targets": ["t: b"]},
+  ),
+  (
+    [{"text": "a", "other": "b"}],
+    {"roles": ("query", "document")},
+    {"inputs": ["q: a"], "targets": ["d: b"]},
+  ),
+]
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.parametrize(("records", "options", "expected"), RECORDS)
+def test_named_columns(tmp_path, records, options, expected, in_file):
+  data = records
+  if in_file:
+    data = tmp_path / "x.jsonl"
+    data.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+  assert read(data, **options)[1] == expected
+
+
+@pytest.mark.parametrize(("data", "message"), [
+  ([], "pairs has no pair of two texts"),
+  ([("a", "b"), "c"], "row 2 of pairs: 'c'; give texts"),
+  ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair has two"),
+  ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: 3; give texts"),
+  ([{"x": "a", "y": "b", "label": "good"}], "'good'. are not numbers"),
+  ([{"x": "a", "y": "b", "z": "c", "label": [1]}, {"x": "a", "y": "b", "label": [1, 2, 3]}],
+   "pairs: pair 1 has 1 scores"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_named(data, message):
+  with pytest.raises(errors.InputError, match=message):
+    read(data)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+  ("a\tb\t0\n", "x.tsv:1: a number after the pair; write a header"),
+  ("question\tanswer\na\tb\tc\n", "x.tsv:2: 3 columns, not the 2 of the header"),
+  ("a;b\n", "x.tsv:1: no TAB"),
+])  # fmt: skip
+def test_a_damaged_line_is_named(tmp_path, content, message):
+  path = tmp_path / "x.tsv"
+  path.write_text(content)
+  with pytest.raises(errors.InputError, match=message):
+    read(path)
+
+
+def test_names_of_sets(tmp_path):
+  rows = [("a", "b")]
+  assert [*training_sets.by_name(["x/a.de-en.tsv", "b.tsv"], "pairs")] == ["a", "b"]
+  assert [*training_sets.by_name({"nli": rows, "sts": rows}, "pairs")] == ["nli", "sts"]
+  sets = [training_sets.TrainingSet(rows), training_sets.TrainingSet(rows)]
+  assert [*training_sets.by_name(sets, "dev")] == ["dev1", "dev2"]
+  with pytest.raises(errors.InputError, match="give a dictionary with other names"):
+    training_sets.by_name(["x/a.tsv", "y/a.tsv"], "pairs")
+
+
+def open_sets(**sizes):
+  return [
+    training_sets.open_set(
+      name,
+      training_sets.TrainingSet(
+        [(f"{name} {i}", f"{name}{i}") for i in range(size)], weight=weight
+      ),
+    )
+    for name, (size, weight) in sizes.items()
+  ]
+
+
+def names_in(batch):
+  return {BYTES.decode(row.tolist()).split()[0] for row in batch["inputs"]}
+
+
+@pytest.mark.parametrize(
+  ("power", "weight", "share"), [(1.0, None, 0.9), (0.0, None, 0.5), (1.0, 30, 0.75)]
+)
+def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
+  sets = open_sets(a=(90, weight and 3 * weight), b=(10, weight))
+  batches = training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, power=power)
+  counts = collections.Counter()
+  for _ in range(40):
+    (name,) = names_in(next(batches))
+    counts[name] += 1
+  assert counts["a"] == pytest.approx(40 * share, abs=1)
+
+
+def test_mixed_batches_have_rows_of_all_sets():
+  sets = open_sets(a=(50, None), b=(50, None))
+  batches = training_sets.training_batches(sets, BYTES, batch_size=32, max_length=12, mixed=True)
+  assert names_in(next(batches)) == {"a", "b"}
+  graded = training_sets.TrainingSet([{"x": "a", "y": "b", "score": 1}])
+  sets.append(training_sets.open_set("graded", graded))
+  with pytest.raises(errors.InputError, match=r"'graded'.* have other columns"):
+    training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, mixed=True)
+
+
+def test_batches_resume_and_have_the_features_of_their_set():
+  graded = [{"x": "a", "y": "b", "score": i} for i in range(9)]
+  mined = [("a", "b", "n")] * 8 + [("a", "b", "n", "m")]
+
+  def batches():
+    sets = [
+      training_sets.open_set("graded", training_sets.TrainingSet(graded, objective="similarity")),
+      training_sets.open_set("mined", training_sets.TrainingSet(mined)),
+    ]
+    return training_sets.training_batches(sets, BYTES, batch_size=4, max_length=6, seed=3)
+
+  whole, resumed = batches(), batches()
+  first = [next(whole) for _ in range(5)]
+  resumed.set_state(json.loads(json.dumps(whole.state())))
+  for _ in range(5):
+    batch, again = next(whole), next(resumed)
+    assert batch.keys() == again.keys()
+    for name in batch:
+      np.testing.assert_array_equal(batch[name], again[name])
+  for batch in first:
+    if "scores" in batch:
+      assert batch["scores"].shape == (4, 1)
+      assert batch["objective/similarity"].shape == (4, 0)
+    else:
+      assert batch["negatives"].shape == (4, 2, 6)
+      missing_B = ~batch["negatives"][:, 1].any(axis=1)
+      assert batch["negatives"][:, 0].any()
+      assert missing_B.sum() >= 3
+
+
+def test_the_digest_is_of_texts_scores_and_use():
+  def digest(data, **options):
+    return training_sets.open_set("x", training_sets.TrainingSet(data, **options)).digest
+
+  same = digest([("a", "b")])
+  assert same == digest([{"x": "a", "y": "b"}])
+  others = [
+    digest([("a", "c")]),
+    digest([("ab", " "), ("a", "b")], prompts=("", "p")),
+    digest([("a", "b")], weight=2),
+    digest([{"x": "a", "y": "b", "score": 1}]),
+    digest([{"x": "a", "y": "b", "score": 2}]),
+  ]
+  assert len({same, *others}) == 1 + len(others)
