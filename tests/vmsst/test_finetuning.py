@@ -194,21 +194,6 @@ def test_several_sets_have_their_own_objectives_and_prompts(chained, tmp_path):
   assert {"contrastive/loss", "similarity/loss", "kl_divergence/loss"} <= losses.keys()
   path = tmp_path / "out" / "inference_eval" / "dev-metrics.jsonl"
   metrics = json.loads(path.read_text().splitlines()[-1])
-  last = vmsst.load(tmp_path / "out" / f"checkpoint_{steps}")
-  queries, documents = (
-    last.encode([text for text in texts], prompt=prompt)
-    for texts, prompt in zip(zip(*pairs, strict=True), prompts["prompts"], strict=True)
-  )
-  rank_N = 1 + np.array(
-    [
-      np.sum(
-        last.similarity(q[None], documents)[0] > last.similarity(q[None], d[None])[0, 0] + 1e-6
-      )
-      for q, d in zip(queries, documents, strict=True)
-    ]
-  )
-  expected = 100 * np.mean(np.where(rank_N <= 10, 1 / np.log2(1 + rank_N), 0))
-  assert metrics["ndcg@10/answers"] == pytest.approx(expected, abs=1e-3)
   assert metrics["score"] == pytest.approx(
     (metrics["ndcg@10/answers"] + metrics["spearman/graded"]) / 2
   )

@@ -44,14 +44,14 @@ def test_accuracy_of_a_matrix_checked_by_hand():
 
 def test_rank_metrics_by_hand():
   index = np.array([[3, 1, 0, 2], [0, 2, 1, 3], [2, 0, 1, 3], [1, 3, 2, 0]])
-  gold = [{1}, {0, 3}, {1, 2, 3}, {0}]  # at ranks 2; 1, 4; 1, 3, 4; 4
+  gold = [dict.fromkeys(rows, 1) for rows in ({1}, {0, 3}, {1, 2, 3}, {0})]  # at ranks 2; 1, 4; 1, 3, 4; 4
   metrics = retrieval.rank_metrics(exact_search.Neighbors(index, index), gold, 3)
   gain = 1 / np.log2(3)  # at rank 2; at ranks 1 and 3, 1 and 0.5
   gains = gain + 1 / (1 + gain) + 1.5 / (1.5 + gain)
   expected = {"accuracy": 2, "MRR@3": 2.5, "R@3": 1 + 1 / 2 + 2 / 3, "nDCG@3": gains}
   assert metrics == pytest.approx({name: x / 4 for name, x in expected.items()})
   # More texts are right than are asked for.
-  metrics = retrieval.rank_metrics(exact_search.Neighbors(index[:1, 2:], index), [{0, 1, 3}], 2)
+  metrics = retrieval.rank_metrics(exact_search.Neighbors(index[:1, 2:], index), [dict.fromkeys((0, 1, 3), 1)], 2)
   assert (metrics["R@2"], metrics["nDCG@2"]) == pytest.approx((1 / 3, 1 / (1 + gain)))
 
 

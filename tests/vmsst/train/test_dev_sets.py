@@ -1,0 +1,82 @@
+"""Held-out sets during training: pairs, graded pairs and retrieval."""
+
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from vmsst.data import retrieval_sets, training_sets, vocabularies
+from vmsst.train import dev_sets, partitioning
+
+BYTES = vocabularies.ByteVocabulary()
+TABLE_VS = np.random.default_rng(0).normal(size=(BYTES.size, 8)).astype(np.float32)
+
+
+class Sums:
+  """Embeds a text as the sum of its tokens' vectors."""
+
+  max_length = 16
+
+  def score_batch(self, params, batch):
+    mask_BT1 = (batch["inputs"] != 0)[:, :, None]
+    return jnp.sum(jnp.where(mask_BT1, params[batch["inputs"]], 0.0), axis=1)
+
+
+def embed(texts):
+  return np.stack(
+    [TABLE_VS[[*BYTES.tokenize([text])[0], BYTES.eos_id]].sum(axis=0) for text in texts]
+  )
+
+
+def cosines(first, second):
+  first_ND, second_MD = (
+    x / np.linalg.norm(x, axis=1, keepdims=True) for x in (embed(first), embed(second))
+  )
+  return first_ND @ second_MD.T
+
+
+def open_pairs(data, **options):
+  return training_sets.open_set("x", training_sets.TrainingSet(data, **options))
+
+
+def test_metrics_of_three_kinds_of_sets(tmp_path):
+  words = [f"{a}{b}" for a in "abcdefg" for b in "hijklmn"]
+  pairs = list(zip(words[:20], words[3:23], strict=True))
+  graded = [{"x": x, "y": y, "score": i % 7} for i, (x, y) in enumerate(pairs)]
+  gold = {query: {words[i]: 2, words[-i - 1]: 1, words[9]: 0} for i, query in enumerate("pqrst")}
+  questions = retrieval_sets.RetrievalSet(
+    {query: f"{query}?" for query in gold}, {word: word for word in words}, gold
+  )
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  sets = {
+    "pairs": open_pairs(pairs, prompts=("> ", "")),
+    "graded": open_pairs(graded),
+    "questions": questions.with_prompts("q ", ""),
+  }
+  evaluator = dev_sets.DevSets(sets, Sums(), BYTES, partitioner, tmp_path)
+  state = types.SimpleNamespace(params=jnp.array(TABLE_VS), flax_mutables={}, step=3)
+  axes = types.SimpleNamespace(params=jax.sharding.PartitionSpec(), flax_mutables={})
+  metrics = evaluator.evaluate(state, axes)[dev_sets.TASK]
+
+  score_NN = cosines([f"> {x}" for x, _ in pairs], [y for _, y in pairs])
+  own_N = np.arange(len(pairs))
+  assert metrics["to_target/pairs"] == pytest.approx(100 * np.mean(score_NN.argmax(1) == own_N))
+  assert metrics["from_target/pairs"] == pytest.approx(100 * np.mean(score_NN.argmax(0) == own_N))
+  cosine_N = np.diag(cosines(*zip(*pairs, strict=True)))
+  expected = 100 * stats.spearmanr(cosine_N, [x["score"] for x in graded]).statistic
+  assert metrics["spearman/graded"] == pytest.approx(expected, abs=1e-3)
+  order = np.argsort(-cosines([f"q {query}?" for query in gold], words), axis=1)
+  gains = [
+    [gold[query].get(words[i], 0) for i in row[:10]] for query, row in zip(gold, order, strict=True)
+  ]
+  best = 2 + 1 / np.log2(3)
+  discount = 1 / np.log2(np.arange(2, 12))
+  assert metrics["ndcg@10/questions"] == pytest.approx(100 * np.mean(gains @ discount) / best)
+  mean = (metrics["accuracy/pairs"] + metrics["spearman/graded"] + metrics["ndcg@10/questions"]) / 3
+  assert metrics["score"] == pytest.approx(mean)
+  (line,) = (tmp_path / "inference_eval" / "dev-metrics.jsonl").read_text().splitlines()
+  assert json.loads(line) == {"step": 3, **metrics}
