@@ -21,7 +21,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 import tokenizers
@@ -176,8 +176,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     return _parse(self.path, self.content)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loaded:
+class _Loaded(NamedTuple):
   """A tokenizer and its properties; ids are this library's, except `padding_id`.
 
   Attributes:
@@ -209,7 +208,8 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
     raise errors.InputError(f"{path}: 'dropout' makes ids random; set it to null")
   tokenizer.no_padding()
   tokenizer.no_truncation()
-  pad_id, size = padding_id(tokenizer), _free_id(tokenizer)
+  pad_id = padding_id(tokenizer)
+  size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
   sample = tokenizer.encode("a \uffff")
   in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
   start, end = sample.ids[: max(in_text[0], 0)], sample.ids[in_text[-1] + 1 :]
@@ -291,12 +291,8 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   own = [int(added[content]) for content in _PADDING if content in added]
-  return own[0] if own else _free_id(tokenizer)
-
-
-def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
-  """Returns the id after all ids of a tokenizer."""
-  return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+  ids = tokenizer.get_vocab(with_added_tokens=True).values()
+  return own[0] if own else 1 + max(ids, default=-1)
 
 
 def trim(
@@ -612,8 +608,7 @@ def _pipeline(
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportedTokenizer:
+class ExportedTokenizer(NamedTuple):
   """A tokenizer, and settings that its file does not have.
 
   Attributes:

@@ -42,7 +42,7 @@ class Network(nn.Module):
 def weights(prefix="", norm=("weight", "bias")):
   """Returns random weights by their names in transformers, with other names of norms."""
   rng, found = np.random.default_rng(0), {}
-  for row in transformers.BERT.rows(networks.TransformerConfig(**SIZES)):
+  for row in transformers.BERT.table.rows(networks.TransformerConfig(**SIZES)):
     name = row.source.replace("LayerNorm.weight", f"LayerNorm.{norm[0]}")
     name = name.replace("LayerNorm.bias", f"LayerNorm.{norm[1]}")
     found[prefix + name] = rng.normal(size=row.shape)
