@@ -18,7 +18,7 @@ with signals.default_interrupt():
   from collections.abc import Iterator, Sequence
   from typing import Any
 
-  from vmsst.arrays import compilation_cache
+  from vmsst.arrays import devices
   from vmsst.errors import InputError, requires
   from vmsst.io import watchdog
   from vmsst.jobs import command_process
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
-    compilation_cache.enable()
+    devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
@@ -217,12 +217,11 @@ def _run(options: argparse.Namespace) -> None:
       gc.freeze()
       gc.enable()
       gin.get_configurable(functions[options.command])()
-  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+  except (InputError, TypeError, RuntimeError) as error:
     # Gin adds hints to messages, and calls functions without required arguments.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
-    is_fault = isinstance(error, TypeError | RuntimeError | BrokenPipeError) and not unset
-    if options.verbose or is_fault:
+    if options.verbose or not (unset or isinstance(error, InputError)):
       raise
     fix = "; add a gin file or binding that sets it" if unset else ""
     raise InputError(message + fix) from None

@@ -407,7 +407,7 @@ def _write_vectors(
 ) -> None:
   """Writes a teacher's vectors of pairs to a folder, as `vmsst data embed` does."""
   from vmsst.data import readers, tables
-  from vmsst.encoder import bitext_embedding, loading
+  from vmsst.encoder import encoding, loading
   from vmsst.jobs import job
 
   encoder = loading.load(teacher)
@@ -416,7 +416,7 @@ def _write_vectors(
       name, digest = tables.vectors_name(bitext), readers.digest(bitext)
       if work.done(name, digest) is None:
         with work.part(name, digest) as (path, facts):
-          facts.update(bitext_embedding.write_vectors(encoder, bitext, path), bitext=digest)
+          facts.update(encoding.write_bitext_vectors(encoder, bitext, path), bitext=digest)
     work.finish()
 
 

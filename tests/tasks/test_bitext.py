@@ -8,7 +8,7 @@ import seqio
 import tiny_tokenizers
 
 from vmsst import errors, languages
-from vmsst.data import readers, sample, seqio_tasks, teacher_vectors, vocabularies
+from vmsst.data import readers, sample, seqio_tasks, tables, vocabularies
 from vmsst.tasks import bitext
 
 BYTES = vocabularies.ByteVocabulary()
@@ -194,7 +194,7 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   for file in readers.find_bitext(f"{folder}/*.tfrecord*"):
     pairs = list(readers.read_pairs(file))
     array_N2S = np.array([[[len(x), hash(x) % 997, i] for i, x in enumerate(y)] for y in pairs])
-    path = tmp_path / teacher_vectors.vectors_path("vectors", file)
+    path = tmp_path / tables.vectors_path("vectors", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, array_N2S.astype(np.float32))
     vectors |= dict(zip(pairs, array_N2S.tolist(), strict=True))
@@ -212,3 +212,40 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
       seen.append(pair)
     assert len(seen) == 15 * (index + 1)
   assert len(set(seen)) == 30
+
+
+TAGGED_PAIRS = {
+  ("de", "en"): [("a", "b", "Europarl"), ("c", "d", "Tatoeba"), ("e", "f", "Europarl")],
+  ("zh_TW", "es"): [("g", "h", "Tatoeba"), ("i", "j", "Tatoeba")],
+}
+GERMAN, TAIWAN = (
+  (languages.language("de"), languages.language("en")),
+  (languages.language("zh_TW"), languages.language("es")),
+)
+
+
+def test_a_dataset_is_found_with_its_language_pairs(tmp_path, monkeypatch):
+  folder = opus_tree.write_dataset(tmp_path, "mine", TAGGED_PAIRS)
+  name, path = bitext.find("mine", str(tmp_path))
+  assert (name, str(path)) == ("opus_mine", str(folder))
+  # What `t5x --tfds_data_dir` does.
+  monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
+  assert bitext.find("mine", None) == (name, path)
+  splits = bitext.language_pairs(path, None, None)
+  assert {pair: {x: [*y.counts] for x, y in z.items()} for pair, z in splits.items()} == {
+    GERMAN: {"train": [2], "validation": [1]},
+    TAIWAN: {"train": [1], "validation": [1]},
+  }
+  assert [*bitext.language_pairs(path, ["de", "en", "fr"], None)] == [GERMAN]
+  assert [*bitext.language_pairs(path, None, ["es"])] == [TAIWAN]
+  with pytest.raises(errors.InputError, match="no language pair of these languages; choose among"):
+    bitext.language_pairs(path, None, ["tr"])
+  pairs = bitext.validation_pairs(path, splits, "Europarl")
+  assert pairs == {GERMAN: [("a", "b")]}
+  with pytest.raises(errors.InputError, match="corpus 'X'; choose among Europarl, Tatoeba"):
+    bitext.validation_pairs(path, splits, "X")
+
+
+def test_a_missing_dataset_is_named(tmp_path):
+  with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
+    bitext.find("mine", str(tmp_path))

@@ -175,7 +175,6 @@ def push(
   """
   from vmsst.encoder import loading
   from vmsst.evaluation import results_files
-  from vmsst.evaluation.report import markdown
   from vmsst.formats import hub, sentence_transformers, tokenizers
 
   hub.check_upload(repository)
@@ -189,7 +188,7 @@ def push(
         f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
         f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
       )
-    summary = markdown.averages(results)
+    summary = results_files.markdown(record)
   saved = loading.read(encoder)
   card = hub.card(saved, name, license_id=license, results=summary)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:

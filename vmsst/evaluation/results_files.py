@@ -1,5 +1,6 @@
 """The content of results.json, the results of one encoder, as types that msgspec checks."""
 
+import re
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
@@ -45,7 +46,6 @@ class BenchmarkResults(TypedDict):
     summary: Averages by name.
     missing: Names of the results and languages that are missing.
     results: All results.
-    options: Choices in its protocol.
     digest: Digest of its files; `vmsst eval` adds it.
     dimensions: Averages for each number of dimensions, if several were requested.
   """
@@ -54,7 +54,6 @@ class BenchmarkResults(TypedDict):
   summary: Numbers
   missing: list[str]
   results: list[ResultRecord]
-  options: dict[str, str]
   digest: NotRequired[str]
   dimensions: NotRequired[list[Cut]]
 
@@ -85,3 +84,17 @@ def read_results(path: storage.Path) -> Results:
     return msgspec.json.decode(input_files.read_bytes(path), type=Results)
   except (ValueError, RecursionError) as error:
     raise errors.InputError(f"{path}: {error}; give a file of `vmsst eval`") from None
+
+
+def markdown(results: Results) -> str:
+  """Returns all averages as a Markdown list, for model cards."""
+  return "\n".join(
+    f"- {_escaped(scored['title'])}, {_escaped(name)}: {value:.2f}"
+    for scored in results["benchmarks"].values()
+    for name, value in scored["summary"].items()
+  )
+
+
+def _escaped(text: str) -> str:
+  """Escapes Markdown and HTML, on one line."""
+  return re.sub(r"([\\`*_\[\]|#~$!<>&])", r"\\\1", " ".join(text.split()))
