@@ -746,35 +746,24 @@ def _of_sentencepiece(
   model.ParseFromString(vocabulary.model_bytes)
   normalizer, trainer = model.normalizer_spec, model.trainer_spec
   kinds = proto.ModelProto.SentencePiece
-  symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
-  overlapping = any(
-    len(x) > len(y[i:]) and x.startswith(y[i:])
-    for x, y in itertools.product(symbols, repeat=2)
-    for i in range(1, len(y))
-  )
   for problem, is_problem in {
     "escape_whitespaces is false": not normalizer.escape_whitespaces,
     "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
     "it is neither Unigram nor BPE": trainer.model_type not in (trainer.UNIGRAM, trainer.BPE),
-    "it is a BPE with user-defined symbols": symbols and trainer.model_type == trainer.BPE,
-    "user-defined symbols overlap": overlapping,
+    "it has user-defined symbols": any(x.type == kinds.USER_DEFINED for x in model.pieces),
   }.items():
     if is_problem:
       raise errors.InputError(
         f"the SentencePiece model {vocabulary.path} cannot become a tokenizer.json: {problem}"
       )
-  spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
+  spelled = (kinds.NORMAL, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
   special = {
     i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
   }
   # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
-  # SentencePiece prefers user-defined symbols to all other pieces.
-  scores = [
-    x.score if x.type == kinds.NORMAL else -0.1 if x.type == kinds.USER_DEFINED else lowest
-    for x in model.pieces
-  ]
+  scores = [x.score if x.type == kinds.NORMAL else lowest for x in model.pieces]
   unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)
   if trainer.model_type == trainer.UNIGRAM:
     unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
@@ -795,10 +784,6 @@ def _of_sentencepiece(
       )
     )
   steps = _lowercase() if vocabulary.lowercase else []
-  # SentencePiece finds user-defined symbols before it normalizes, the longest first. Meanwhile, a
-  # character for private use stands for each of them.
-  signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
-  steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
   if normalizer.precompiled_charsmap:
     mapped = normalizers.Precompiled(normalizer.precompiled_charsmap)
     steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
@@ -810,7 +795,6 @@ def _of_sentencepiece(
     ]
   if normalizer.add_dummy_prefix:
     steps.append(normalizers.Prepend(" "))
-  steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
   steps.append(normalizers.Replace(" ", _SPACE))
   made.normalizer = normalizers.Sequence(steps)
   if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):

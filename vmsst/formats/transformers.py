@@ -25,10 +25,24 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
-_PRETRAINING = "pre-training head"
-# The start of the names of BERT's pooler. sentence-transformers does not use it.
-_POOLER = "pooler."
-_NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
+# What may precede the names of weights, in models with a pre-training head.
+_PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
+# By the start of a tensor's name, the reason that it is not imported.
+_LEFT_OUT = {
+  **dict.fromkeys(
+    ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
+  ),
+  "embeddings.position_ids": "not a parameter: 0, 1, 2 and so on",
+  "encoder.embed_tokens.": "copy of the token table",
+}
+# The only value that a key of `config.json` may have.
+_REQUIRED = {
+  **dict.fromkeys(("rope_scaling", "final_logit_softcapping", "attn_logit_softcapping")),
+  **dict.fromkeys(("is_decoder", "use_sliding_window"), False),
+  **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
+  "position_embedding_type": "absolute",
+  "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+}
 # Norms in checkpoints that came from TensorFlow.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
@@ -336,13 +350,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     name: Its class.
     model_type: The `model_type` that exports have.
     options: The type of its options, by the names of a TransformerConfig where it has them.
-    required: The only value that a key of `config.json` may have.
+    required: The only value that a further key of `config.json` may have.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
     attributes: Returns further attributes, given the options.
     described: Returns further keys of `config.json`, given a TransformerConfig.
     table: Names of its weights.
-    prefixes: What may precede the names of weights, for models with a pre-training head.
-    left_out: By the start of a tensor's name, the reason that it is not imported.
   """
 
   name: str
@@ -353,8 +365,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
   described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
   table: Table
-  prefixes: tuple[str, ...]
-  left_out: Mapping[str, str]
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes of the TransformerConfig in the `config.json` at a path.
@@ -364,7 +374,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
-    options = checked(path, record, self.options, self.required)
+    options = checked(path, record, self.options, {**_REQUIRED, **self.required})
     sizes = {
       name: value
       for name, value in msgspec.structs.asdict(options).items()
@@ -396,7 +406,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       stored: All tensors.
     """
     words = f"{next(iter(self.table.names))}.weight"
-    prefix = next((prefix for prefix in self.prefixes if prefix + words in stored), None)
+    prefix = next((prefix for prefix in _PREFIXES if prefix + words in stored), None)
     if prefix is None:
       raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
     named: dict[str, tensors.StoredTensor] = {}
@@ -405,9 +415,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       name = source.removeprefix(prefix)
       for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
-      reasons = [note for start, note in self.left_out.items() if name.startswith(start)]
-      if reasons:
-        left_out[source] = reasons[0]
+      if start := next(filter(name.startswith, _LEFT_OUT), None):
+        left_out[source] = _LEFT_OUT[start]
       else:
         named[name] = tensor
     return named, left_out
@@ -431,26 +440,15 @@ _EMBEDDINGS = {
   "embeddings.position_embeddings": _POSITION_TABLE,
   "embeddings.LayerNorm": "encoder/embedding_layer_norm",
 }
-_BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
-
-
 BERT = Architecture(
   name="BertModel",
   model_type="bert",
   options=_BertOptions,
-  required=_BERT_REQUIRED,
   table=Table(
     names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
     layers="encoder.layer",
     layer_names=BERT_LAYER,
   ),
-  prefixes=("", "bert.", "roberta."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "cls.": _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
 )
 _ROBERTA = msgspec.structs.replace(
   BERT,
@@ -476,14 +474,11 @@ _DISTILBERT = Architecture(
       "output_layer_norm": "post_mlp_layer_norm",
     },
   ),
-  prefixes=("", "distilbert."),
-  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
 )
 _MPNET = Architecture(
   name="MPNetModel",
   model_type="mpnet",
   options=_MpnetOptions,
-  required=_BERT_REQUIRED,
   fixed={"position_offset": 2},
   table=Table(
     names={
@@ -502,12 +497,6 @@ _MPNET = Architecture(
       "output.LayerNorm": "post_mlp_layer_norm",
     },
   ),
-  prefixes=("", "mpnet."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
 )
 
 
@@ -560,12 +549,6 @@ _MODERNBERT = Architecture(
   name="ModernBertModel",
   model_type="modernbert",
   options=_ModernbertOptions,
-  required={
-    "attention_bias": False,
-    "mlp_bias": False,
-    "norm_bias": False,
-    "rope_scaling": None,
-  },
   attributes=lambda x: {
     **_local_attributes(x, x.global_attn_every_n_layers, 0),
     "window": x.local_attention // 2 + 1,
@@ -595,8 +578,6 @@ _MODERNBERT = Architecture(
     "norm_bias": False,
     "gated": True,
   },
-  prefixes=("", "model."),
-  left_out={"head.": _PRETRAINING, "decoder.": _PRETRAINING},
 )
 
 
@@ -621,7 +602,6 @@ _QWEN3 = Architecture(
   name="Qwen3Model",
   model_type="qwen3",
   options=_Qwen3Options,
-  required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
   attributes=lambda x: {"rope_theta": x.rope_parameters.rope_theta or x.theta},
   described=lambda x: {
     **_described_decoder(x),
@@ -633,20 +613,12 @@ _QWEN3 = Architecture(
     layer_names={**_DECODER_LAYER, "post_attention_layernorm": "pre_mlp_layer_norm"},
   ),
   fixed={**_DECODER, "norm_place": "before"},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={
-    "attention_bias": False,
-    "rope_scaling": None,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "is_causal": True,  # False differs from use_bidirectional_attention
-  },
+  required={"is_causal": True},  # False differs from use_bidirectional_attention
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -669,8 +641,6 @@ _GEMMA3 = Architecture(
     plus=1.0,
   ),
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 
 
@@ -686,7 +656,6 @@ T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
-  required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
   attributes=lambda x: next(
     {"activation": activation, "gated": gated}
     for (activation, gated), name in _T5_MLPS.items()
@@ -727,12 +696,6 @@ T5 = Architecture(
     "norm_place": "before",
     "embedding_norm": False,
     "use_bias": False,
-  },
-  prefixes=("",),
-  left_out={
-    "decoder.": "the encoder does not use it",
-    "lm_head.": _PRETRAINING,
-    "encoder.embed_tokens.": "copy of the token table",
   },
 )
 
@@ -846,10 +809,10 @@ def to_tensors(
   width, unused = config.emb_dim, {}
   if exported.num_token_types:
     arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
-  if _POOLER in architecture.left_out:
+  if architecture in (BERT, _MPNET):
     # transformers would initialize it at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
-    unused = {f"{_POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
+    unused = {f"pooler.dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
   return {**tensors.to_tensors(architecture.table.rows(exported), arrays), **unused}
 
 
