@@ -26,7 +26,7 @@ from vmsst.data import readers as bitext_readers
 from vmsst.evaluation import benchmarks, results_files
 from vmsst.evaluation.benchmarks import files, knowledge_search
 from vmsst.formats import tensors
-from vmsst.io import archives, line_spans, text_fields, text_files
+from vmsst.io import archives, text_files
 from vmsst.opus import releases
 
 PAIRS = [("Hallo Welt", "hello world"), ("Wie geht’s?", "how are you?"), ("ja <3", "yes & no")]
@@ -68,14 +68,14 @@ def all_benchmarks(folder):
 
 
 def questions(folder):
-  for span in line_spans.cut([str(folder / "a.jsonl")], 2).spans:
+  for span in text_files.cut([str(folder / "a.jsonl")], 2).spans:
     list(files.parsed(span.read(), knowledge_search.Question, span.name, span.first))
 
 
 def texts(folder):
   input_texts.as_list(folder / "x.txt")
   for kind, key in (("tsv", "2"), ("jsonl", "text")):
-    list(text_fields.read_texts(str(folder / f"x.{kind}"), key))
+    list(text_files.read_texts(str(folder / f"x.{kind}"), key))
 
 
 def unpack(folder):

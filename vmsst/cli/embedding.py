@@ -9,7 +9,7 @@ from typing import Any
 
 from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
-from vmsst.io import line_spans, npy_files, text_fields
+from vmsst.io import npy_files, text_files
 from vmsst.jobs import engines, job
 from vmsst.search import vector_store
 
@@ -38,7 +38,7 @@ def embed(
     paths: UTF-8 texts, plain or gzipped, whose lines follow each other.
     folder: Output folder; see `vector_store`.
     name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
-    field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
+    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
     dtype: float32, or float16 for half the space.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
@@ -63,7 +63,7 @@ def embed(
     raise errors.InputError(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
-  cut = line_spans.cut(paths, _SPAN_LINES)
+  cut = text_files.cut(paths, _SPAN_LINES)
   inputs = {"encoder": encoding.identity(encoder, name), "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   source = encoding.source_of(encoder, name, load)
@@ -80,7 +80,7 @@ def embed(
         size=span.lines,
         title=str(span),
       )
-      for number, span in enumerate(line_spans.unpack(cut.spans, work.path(storage.UNFINISHED)))
+      for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, method, field, language)
@@ -95,10 +95,10 @@ def _prepare_span(
   method: str,
   field: str | None,
   language: str | None,
-  span: line_spans.Span,
+  span: text_files.Span,
 ) -> Any:
   """Returns the texts of a span, tokenized if the encoder supports it for the method."""
-  texts = list(text_fields.texts(span.read(), span.name, field, span.first))
+  texts = list(text_files.texts(span.read(), span.name, field, span.first))
   return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
 
 

@@ -27,7 +27,7 @@ from vmsst.cli.shared_options import (
   local_file,
   write_lines,
 )
-from vmsst.io import text_fields, text_files
+from vmsst.io import text_files
 from vmsst.jobs import outputs
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
@@ -61,7 +61,7 @@ def embed(
   from vmsst.cli import embedding
 
   chosen = engine.chosen()
-  fields = {field or text_fields.default_field(path) for path in file}
+  fields = {field or text_files.default_field(path) for path in file}
   if len(fields) > 1:
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
@@ -122,9 +122,9 @@ def score(
     if fields:
       chosen: list[str | None] = [*fields]
     elif target:
-      chosen = [text_fields.default_field(path) for path in paths]
+      chosen = [text_files.default_field(path) for path in paths]
     else:
-      chosen = [text_fields.default_field(paths[0], side) for side in (1, 2)]
+      chosen = [text_files.default_field(paths[0], side) for side in (1, 2)]
     if by == "cosine":
       name, model, _ = computing.open(encoder)
       scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
@@ -233,7 +233,7 @@ def mine(
         [path],
         folder,
         name=name,
-        field=text_fields.default_field(path),
+        field=text_files.default_field(path),
         language=language,
         batch_size=computing.batch_size,
         engine=chosen,

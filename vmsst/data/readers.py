@@ -7,7 +7,7 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 |---|---|---|
 | Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
 | TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for; or, as |
-| | | `vmsst mine` writes it, score TAB source TAB target: see `text_fields.begin_with_scores` |
+| | | `vmsst mine` writes it, score TAB source TAB target: see `text_files.begin_with_scores` |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
 | | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |

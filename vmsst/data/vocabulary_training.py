@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from vmsst import arrays, errors
 from vmsst.data import vocabularies, word_splitting
-from vmsst.io import text_fields, text_files
+from vmsst.io import text_files
 from vmsst.languages import Language
 
 MODEL_TYPES = ("unigram", "bpe")
@@ -69,7 +69,7 @@ def train_vocabulary(
     """Yields the sentences that are not blank."""
     for name, texts in files.items():
       for sentence in texts:
-        if not text_fields.is_blank(sentence[0]):
+        if not text_files.is_blank(sentence[0]):
           counts[name] += 1
           yield sentence
 

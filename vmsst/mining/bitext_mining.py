@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import large_arrays, manifest, text_fields, text_files
+from vmsst.io import large_arrays, manifest, text_files
 from vmsst.search import exact_search, margins
 from vmsst.search.embedded_text import EmbeddedText
 
@@ -112,7 +112,7 @@ def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> I
     columns = (x[block].tolist() for x in (pairs.score_P, pairs.source_P, pairs.target_P))
     for score, *rows in zip(*columns, strict=True):
       fields = (text(row) for text, row in zip(readers, rows, strict=True))
-      fields = (field.translate(text_fields.SEPARATORS) for field in fields)
+      fields = (field.translate(text_files.SEPARATORS) for field in fields)
       yield "\t".join((f"{score:.6f}", *fields))
 
 
@@ -146,7 +146,7 @@ class _Sentences:
     visible_N = large_arrays.full(len(text), False, bool)
     for row, line in enumerate(text.texts()):
       key_N[row] = hash(" ".join(line.split()))
-      visible_N[row] = not text_fields.is_blank(line)
+      visible_N[row] = not text_files.is_blank(line)
     if not visible_N.any():
       raise errors.InputError(f"{text.path} contains no sentence")
     self.first_N = _first_rows(key_N, visible_N)

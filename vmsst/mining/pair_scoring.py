@@ -8,7 +8,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import batching, encoding, translation
-from vmsst.io import progress_bar, text_fields
+from vmsst.io import progress_bar, text_files
 from vmsst.search import embedded_text, exact_search
 
 # Pairs in memory at once; an interruption costs at most these.
@@ -21,7 +21,7 @@ class TextColumn:
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
-    field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
+    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
     language: Code of the texts' language, for scorers that need it.
   """
 
@@ -131,7 +131,7 @@ def pair_scores(
       "aligned line by line"
     )
   sides = (
-    encoding.windows(text_fields.read_texts(side.path, side.field, text["digest"]), _WINDOW)
+    encoding.windows(text_files.read_texts(side.path, side.field, text["digest"]), _WINDOW)
     for side, text in zip((source, target), texts, strict=True)
   )
   cut: list[tuple[int, int, int]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import large_arrays, line_spans, text_fields
+from vmsst.io import large_arrays, text_files
 from vmsst.search import vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
@@ -47,7 +47,7 @@ class EmbeddedText:
 
   def texts(self) -> Iterator[str]:
     """Yields all texts; reads the file once."""
-    return text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
+    return text_files.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
 
   def visible_rows(self) -> np.ndarray:
     """Returns the rows of texts with a visible character, int64 [M]; reads the file.
@@ -55,7 +55,7 @@ class EmbeddedText:
     Raises:
       InputError: no text has one.
     """
-    rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
+    rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
     row_M = large_arrays.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
@@ -111,4 +111,4 @@ def fingerprint(path: str) -> Mapping[str, Any]:
   Raises:
     InputError: the file cannot be read.
   """
-  return line_spans.cut([path], _LINES).identity
+  return text_files.cut([path], _LINES).identity
