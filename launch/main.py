@@ -3,9 +3,9 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst.jobs import signals
+from vmsst.jobs import command_process
 
-with signals.default_interrupt():
+with command_process.default_interrupt():
   import argparse
   import contextlib
   import gc
@@ -19,8 +19,6 @@ with signals.default_interrupt():
 
   from vmsst.arrays import compilation_cache
   from vmsst.errors import InputError, requires
-  from vmsst.io import watchdog
-  from vmsst.jobs import command_process
   from vmsst.paths import gin_dir
   from vmsst.train import distributed, quiet
 
@@ -129,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
-    with watchdog.watching(_PATIENCE):
+    from vmsst.io import progress_bar  # slow, and `--help` is instant
+
+    with progress_bar.watchdog(_PATIENCE):
       _run(options)
   if process.status:
     sys.exit(process.status)
@@ -144,7 +144,7 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Until `signals.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    # Until `default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,

@@ -10,7 +10,7 @@ from etils import epath
 
 from vmsst import errors, storage
 from vmsst.data import readers
-from vmsst.io import checksums, input_files, text_files
+from vmsst.io import input_files, text_files
 from vmsst.jobs import outputs
 
 
@@ -44,7 +44,7 @@ def test_paths_of_stores_and_of_this_machine_do_the_same(store, tmp_path):
     assert (folder / "inner").is_dir()
     assert (folder / "b.json").is_file()
     assert input_files.read_json(f"{root}/b.json") == {"x": 1}
-    assert checksums.of_file(f"{root}/b.json") == checksums.of_file(folder / "b.json")
+    assert input_files.sha256(f"{root}/b.json") == input_files.sha256(folder / "b.json")
     with storage.local_copy(folder / "inner") as local:
       assert (local / "a.txt").read_bytes() == b"one\n"
     with storage.local_copy(root if root.startswith("/") else "gs://bucket") as local:
@@ -146,7 +146,7 @@ def test_only_credentials_in_a_url_are_refused():
     lambda url: storage.write(url, b""),
     lambda url: storage.download(url, pathlib.Path("nowhere")),
     lambda url: storage.open_binary(url).read(),
-    lambda url: list(text_files.read_lines(url)), checksums.of_file, input_files.read_json,
+    lambda url: list(text_files.read_lines(url)), input_files.sha256, input_files.read_json,
   ],
 )  # fmt: skip
 def test_any_error_of_a_store_is_one_line(use, store, monkeypatch):

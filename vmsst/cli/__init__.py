@@ -4,9 +4,9 @@
 instant.
 """
 
-from vmsst.jobs import signals
+from vmsst.jobs import command_process
 
-with signals.default_interrupt():
+with command_process.default_interrupt():
   import argparse
   import logging
   from collections.abc import Sequence
@@ -15,8 +15,6 @@ with signals.default_interrupt():
   from vmsst.arrays import compilation_cache
   from vmsst.cli import data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
-  from vmsst.io import watchdog
-  from vmsst.jobs import command_process
 
 
 def gin_dir() -> None:
@@ -79,6 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       logging.basicConfig(format="vmsst: note: %(message)s")
     compilation_cache.enable()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
-    with progress, watchdog.watching(_PATIENCE):
+    with progress, progress_bar.watchdog(_PATIENCE):
       args.command(args)
   return process.status

@@ -9,7 +9,7 @@ from typing import Any
 
 from vmsst import errors, storage
 from vmsst.encoder import batching, encoding
-from vmsst.io import npy_files, text_files
+from vmsst.io import array_files, text_files
 from vmsst.jobs import engines, job
 from vmsst.search import vector_store
 
@@ -114,5 +114,5 @@ def _embed_span(
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
   vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
-  npy_files.write(path, (len(vectors_ND), width), [vectors_ND[:, :width]], dtype)
+  array_files.write(path, (len(vectors_ND), width), [vectors_ND[:, :width]], dtype)
   return {"rows": len(vectors_ND), "cut": cut}

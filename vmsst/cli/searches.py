@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vmsst import storage
-from vmsst.io import manifest, npy_files
+from vmsst.io import array_files, manifest
 from vmsst.jobs import engines, job
 from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
 from vmsst.search.embedded_text import EmbeddedText
@@ -92,7 +92,7 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
       parts.append(job.Part(f"block-{number:05d}.npz", (block,), key=spans, title=title))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
-      arrays = npy_files.read(work.path(part.name))
+      arrays = array_files.read(work.path(part.name))
       forward, backward = (
         exact_search.Neighbors(arrays[f"{name}_index"].astype(np.int64), arrays[f"{name}_score"])
         for name in ("forward", "backward")
@@ -230,7 +230,7 @@ def score(
         if work.done(part, key) is None:
           with work.part(part, key) as (path, _), path.open("wb") as stream:
             np.save(stream, scores(*window))
-        yield npy_files.read(work.path(part))
+        yield array_files.read(work.path(part))
 
     blocks = pair_scoring.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:

@@ -48,9 +48,9 @@ class Workers:
     if name == "local" and self.ray_address:
       raise errors.InputError("--ray-address does not apply to --engine local; omit it")
     if name == "ray":
-      from vmsst.jobs import ray_cluster
+      from vmsst.jobs import engines
 
-      return ray_cluster.Ray(self.ray_address, self.workers, gpus_per_worker)
+      return engines.Ray(self.ray_address, self.workers, gpus_per_worker)
     workers = self.workers or local_workers or os.cpu_count() or 1
     return engines.Local(workers, gpus_per_worker)
 

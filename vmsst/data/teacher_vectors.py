@@ -12,7 +12,7 @@ import numpy as np
 from vmsst import errors, storage
 from vmsst.data import readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import manifest, npy_files
+from vmsst.io import array_files, manifest
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
@@ -26,7 +26,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
   path = vectors_path(folder, bitext)
   local = storage.cached_copy(path)
   with storage.naming(local, path):
-    return npy_files.open_mapped(local, ("lines", 2, "width"))
+    return array_files.open_mapped(local, ("lines", 2, "width"))
 
 
 def vectors_path(folder: str, bitext: BitextFile) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from vmsst.data import readers
 from vmsst.encoder import encoding
-from vmsst.io import npy_files
+from vmsst.io import array_files
 
 # Texts whose vectors are in memory at once; even, so that windows contain whole pairs.
 _WINDOW = 1 << 14
@@ -38,5 +38,5 @@ def write_vectors(
     total=2 * lines,
     title=str(bitext),
   )
-  npy_files.write(path, (lines, 2, encoder.dimension), windows)
+  array_files.write(path, (lines, 2, encoder.dimension), windows)
   return {"lines": lines, "dimension": encoder.dimension}

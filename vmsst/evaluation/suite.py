@@ -22,7 +22,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
-from vmsst.io import checksums
+from vmsst.io import input_files
 
 _NAMED = 5  # Missing sets that are named.
 
@@ -140,7 +140,7 @@ class Files:
     )
 
   def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = checksums.of_file
+    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
   ) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()

@@ -1,15 +1,57 @@
 """The process of a command, `vmsst` or `t5x`: its signals, its messages and its exit status."""
 
+import contextlib
 import os
 import signal
 import sys
 import traceback
 import types
+from collections.abc import Iterator
+from typing import Any
 
 from vmsst import errors
-from vmsst.jobs import signals
 
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+@contextlib.contextmanager
+def default_interrupt() -> Iterator[None]:
+  """Makes Ctrl-C end the process inside, unless the process has a handler of its own.
+
+  Python would raise an exception, which libraries do not expect while they are imported.
+  """
+  former = replace(signal.SIG_DFL, signal.SIGINT)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.main`
+  try:
+    yield
+  finally:
+    restore(former)
+
+
+def replace(handler: Any, *numbers: int) -> dict[int, Any]:
+  """Sets the handler of signals that have the one Python starts with; returns the former ones."""
+  usual = (signal.SIG_DFL, signal.default_int_handler)
+  try:
+    return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) in usual}
+  except ValueError:  # not in the main thread, which handles signals
+    return {}
+
+
+def restore(handlers: dict[int, Any]) -> None:
+  """Sets handlers that `replace` has returned."""
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def preserve_handlers() -> Iterator[None]:
+  """Restores the handlers of Ctrl-C and SIGTERM that a library inside replaces, also in C."""
+  handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield
+  finally:
+    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
+      restore(handlers)
 
 
 class CommandProcess:
@@ -41,16 +83,16 @@ class CommandProcess:
   def __enter__(self) -> "CommandProcess":
     """Prepares the process."""
     if self._owns_process:
-      signals.replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
+      replace(signal.SIG_DFL, signal.SIGINT)  # also while the process exits
       for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # Names of files may not be UTF-8.
           stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    self._handlers = signals.replace(self._stop, *_ENDS)
+    self._handlers = replace(self._stop, *_ENDS)
     return self
 
   def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
     """Sets `status` and shows the message of an error; others than users can fix are raised."""
-    signals.restore(self._handlers)
+    restore(self._handlers)
     try:
       print(end="", flush=True)
     except OSError as unwritten:

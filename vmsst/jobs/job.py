@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from vmsst import errors, storage
-from vmsst.io import checksums, manifest, progress_bar
+from vmsst.io import input_files, manifest, progress_bar
 from vmsst.jobs import engines, outputs
 
 # Network file systems may hide a new file for up to a minute from those who looked for it before.
@@ -182,7 +182,7 @@ class Job:
       if storage.size(self.path(name)) != part.bytes:
         return False
       if self._verified.get(name) != part.sha256:
-        self._verified[name] = checksums.of_file(self.path(name))
+        self._verified[name] = input_files.sha256(self.path(name))
     except FileNotFoundError:
       return False
     return self._verified[name] == part.sha256
@@ -196,7 +196,7 @@ class Job:
     facts: dict[str, Any] = {}
     with outputs.atomic_path(self.path(name), self._work) as path:
       yield path, facts
-      size, sha256 = path.stat().st_size, checksums.of_file(path)
+      size, sha256 = path.stat().st_size, input_files.sha256(path)
     part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
     self._write(self._record_path(name), msgspec.json.encode(part))
     self._parts[name] = part

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import large_arrays, manifest, text_files
+from vmsst.io import array_files, manifest, text_files
 from vmsst.search import exact_search, margins
 from vmsst.search.embedded_text import EmbeddedText
 
@@ -142,15 +142,15 @@ class _Sentences:
   def __init__(self, text: EmbeddedText):
     """Reads the text once, without keeping it in memory."""
     self.text = text
-    key_N = large_arrays.full(len(text), 0, np.int64)
-    visible_N = large_arrays.full(len(text), False, bool)
+    key_N = array_files.full(len(text), 0, np.int64)
+    visible_N = array_files.full(len(text), False, bool)
     for row, line in enumerate(text.texts()):
       key_N[row] = hash(" ".join(line.split()))
       visible_N[row] = not text_files.is_blank(line)
     if not visible_N.any():
       raise errors.InputError(f"{text.path} contains no sentence")
     self.first_N = _first_rows(key_N, visible_N)
-    self.row_M = large_arrays.concatenate(
+    self.row_M = array_files.concatenate(
       (
         rows.start + np.flatnonzero(self.first_N[rows] == np.arange(rows.start, rows.stop))
         for rows in exact_search.blocks(len(text))
@@ -174,8 +174,8 @@ def _first_rows(key_N: np.ndarray, wanted_N: np.ndarray) -> np.ndarray:
 
   Rows that are not wanted get -1.
   """
-  first_N = large_arrays.full(len(key_N), -1, np.int64)
-  with large_arrays.Records(2) as records:
+  first_N = array_files.full(len(key_N), -1, np.int64)
+  with array_files.Records(2) as records:
     for block in exact_search.blocks(len(key_N)):
       row_B = np.arange(block.start, block.stop, dtype=np.uint64)
       record_B2 = np.stack([key_N[block].view(np.uint64), row_B], axis=1)

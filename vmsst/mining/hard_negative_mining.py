@@ -17,7 +17,7 @@ from vmsst.data import readers
 from vmsst.data.readers import BitextFile
 from vmsst.encoder import encoding
 from vmsst.encoder.encoder import Encoder
-from vmsst.io import large_arrays, text_files
+from vmsst.io import array_files, text_files
 from vmsst.search import device_search, exact_search
 
 # Texts whose vectors are in memory at once.
@@ -124,7 +124,7 @@ def hard_negatives(
       total=len(texts),
       title=title,
     )
-    flat = large_arrays.concatenate(map(np.ravel, windows), np.float32)
+    flat = array_files.concatenate(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts), encoder.dimension))
   index_NK = nearest_negatives(sides[0], sides[1], translations, count)
   negatives: list[list[str]] = [[] for _ in pairs]

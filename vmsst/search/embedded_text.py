@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import large_arrays, text_files
+from vmsst.io import array_files, text_files
 from vmsst.search import vector_store
 
 _LINES = 1 << 14  # Of a span; its size does not matter here.
@@ -56,7 +56,7 @@ class EmbeddedText:
       InputError: no text has one.
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
-    row_M = large_arrays.concatenate(map(np.array, rows), np.int64)
+    row_M = array_files.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
     return row_M
@@ -66,7 +66,7 @@ class EmbeddedText:
 
     Reads the file once; the texts are copied to a temporary file if they are large.
     """
-    end_N = large_arrays.full(len(self) + 1, 0, np.int64)
+    end_N = array_files.full(len(self) + 1, 0, np.int64)
 
     def contents() -> Iterator[np.ndarray]:
       for row, text in enumerate(self.texts()):
@@ -74,7 +74,7 @@ class EmbeddedText:
         end_N[row + 1] = end_N[row] + len(content_B)
         yield content_B
 
-    content_B = large_arrays.concatenate(contents(), np.uint8)
+    content_B = array_files.concatenate(contents(), np.uint8)
     return lambda row: content_B[end_N[row] : end_N[row + 1]].tobytes().decode()
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
@@ -130,7 +130,7 @@ def margin_pairs(
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
   pairs = _RETRIEVALS[retrieval](best_neighbors(*near, margin))
   records = (np.rec.fromarrays([x.source_P, x.target_P, x.score_P], dtype=_PAIR) for x in pairs)
-  pair_P = large_arrays.concatenate(records, _PAIR)
+  pair_P = array_files.concatenate(records, _PAIR)
   return Pairs(pair_P["source"], pair_P["target"], pair_P["score"])
 
 
@@ -220,7 +220,7 @@ _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:
-  mean_N = large_arrays.full(len(near), 0, np.float64)
+  mean_N = array_files.full(len(near), 0, np.float64)
   for rows in exact_search.blocks(len(near)):
     near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
   return mean_N
@@ -233,8 +233,8 @@ def _best_neighbor(
   mean_M: np.ndarray,
 ) -> Best:
   """Returns the best-scoring of K neighbors of each of N, and its score."""
-  index_N = large_arrays.full(len(near), 0, np.int64)
-  score_N = large_arrays.full(len(near), 0, np.float64)
+  index_N = array_files.full(len(near), 0, np.int64)
+  score_N = array_files.full(len(near), 0, np.float64)
   for rows in exact_search.blocks(len(near)):
     cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
     score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
@@ -256,14 +256,14 @@ def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
 
 def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
   """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
-  with large_arrays.Records(3) as records:
+  with array_files.Records(3) as records:
     for pairs in blocks:
-      columns = large_arrays.descending_keys(pairs.score_P), pairs.source_P, pairs.target_P
+      columns = array_files.descending_keys(pairs.score_P), pairs.source_P, pairs.target_P
       records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
     for record_B3 in records.sorted():
       number_B, source_B, target_B = record_B3.T
       yield Pairs(
-        source_B.astype(np.int64), target_B.astype(np.int64), large_arrays.scores(number_B)
+        source_B.astype(np.int64), target_B.astype(np.int64), array_files.scores(number_B)
       )
 
 
@@ -275,7 +275,7 @@ def _intersection(best: Sequence[Best]) -> Iterator[Pairs]:
 
 def _one_to_one(best: Sequence[Best]) -> Iterator[Pairs]:
   """Yields pairs whose sentences are in no better pair that is kept."""
-  used_N, used_M = (large_arrays.full(len(index_N), 0, np.uint8).data for index_N, _ in best)
+  used_N, used_M = (array_files.full(len(index_N), 0, np.uint8).data for index_N, _ in best)
   for pairs in _sorted(itertools.chain(_of_side(best, 0), _of_side(best, 1))):
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)

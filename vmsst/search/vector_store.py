@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import checksums, manifest, npy_files
+from vmsst.io import array_files, input_files, manifest
 
 DTYPES = ("float32", "float16")
 _CHECKED = 1 << 14  # Rows of an array that are checked together.
 _AGAIN = "delete the folder and embed again"
-_kept_shard = functools.lru_cache(128)(npy_files.read_shard)  # Each has a descriptor.
+_kept_shard = functools.lru_cache(128)(array_files.read_shard)  # Each has a descriptor.
 
 
 class Vectors:
@@ -54,7 +54,7 @@ class Vectors:
     self.shape: tuple[int, int] = (sum(rows), width)
     if not storage.is_url(folder):
       with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        check = functools.partial(checksums.check, fix=_AGAIN)
+        check = functools.partial(input_files.check_sha256, fix=_AGAIN)
         list(pool.map(check, self._paths, self._sha256))
 
   def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Vectors:
       row_P, path = row_N[place_P] - self._first(index), self._paths[index]
       if storage.is_url(path):
         shape = self._ends[index] - self._first(index), self.shape[1]
-        taken_ND[place_P] = npy_files.read_rows(path, shape, self.dtype.name, row_P)
+        taken_ND[place_P] = array_files.read_rows(path, shape, self.dtype.name, row_P)
       else:
         taken_ND[place_P] = self._read(index)[row_P]
     return taken_ND
@@ -107,7 +107,7 @@ class Vectors:
   def _read(self, index: int) -> np.ndarray:
     """Returns the rows of a shard."""
     path, sha256 = self._paths[index], self._sha256[index]
-    read = npy_files.read_shard if storage.is_url(path) else _kept_shard
+    read = array_files.read_shard if storage.is_url(path) else _kept_shard
     return read(path, sha256)
 
 
@@ -125,11 +125,13 @@ class ArrayVectors(Vectors):
         "float32 or float16 (`astype`)"
       )
     self.shape, self.dtype, self._ends = array_ND.shape, array_ND.dtype, [len(array_ND)]
-    digest = hashlib.sha256(npy_files.header(self.shape, self.dtype.name))
+    digest = hashlib.sha256(array_files.header(self.shape, self.dtype.name))
     for start in range(0, len(array_ND), _CHECKED):
       block_BD = array_ND[start : start + _CHECKED]
       try:
-        digest.update(npy_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data)
+        digest.update(
+          array_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data
+        )
       except ValueError as error:
         raise errors.InputError(f"{name}: {error}; remove it, or compute it again") from None
     self.digest = digest.hexdigest()
@@ -141,7 +143,7 @@ class ArrayVectors(Vectors):
   @functools.cached_property
   def _array(self) -> np.ndarray:
     source = self._source
-    return npy_files.map_file(source) if isinstance(source, str) else np.asarray(source)
+    return array_files.map_file(source) if isinstance(source, str) else np.asarray(source)
 
   def _read(self, index: int) -> np.ndarray:
     return self._array

@@ -26,7 +26,6 @@ from vmsst.checkpoints import t5x
 from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import layer_stacks, tensors
-from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
@@ -118,7 +117,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
     for path in reversed(_folders(model_dir)):
       problem: str | None = "it has no folder state"
       if t5x.is_complete(path):
-        problem = checksums.damage(path)
+        problem = t5x.damage(path)
       else:
         t5x.refuse_legacy(path)
         if storage.is_url(path):
@@ -166,7 +165,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
       f"no checkpoint_<step> in {cfg.path}; set another RestoreCheckpointConfig.path"
     )
   for path in checkpoints if jax.process_index() == 0 else ():
-    problem = checksums.damage(path) if (path / "state").is_dir() else None
+    problem = t5x.damage(path) if (path / "state").is_dir() else None
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return checkpoints
@@ -350,7 +349,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax did not finish {state} before {directory}")
-      checksums.write(checkpoint, {"state": state, "dataset": directory})
+      t5x.write_checksums(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
     raise NotImplementedError("read with DataState.read_from")

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.io import watchdog
+from vmsst.io import progress_bar
 from vmsst.train import input_pipeline, partitioning, progress, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
   BaseAction,
@@ -311,7 +311,7 @@ class Trainer:
       number, metrics, finite = in_flight.popleft()
       if self.first_not_finite is None and not np.asarray(finite):  # waits for the devices
         self.first_not_finite = number
-      watchdog.alive()
+      progress_bar.alive()
       if bar is not None:
         bar.show(number, metrics)
 
@@ -348,7 +348,7 @@ class Trainer:
           batch = input_pipeline.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
-        watchdog.alive()
+        progress_bar.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
       jax.block_until_ready(total)

@@ -2,7 +2,7 @@ import pytest
 
 from vmsst import cli
 from vmsst.cli import shared_options
-from vmsst.jobs import engines, ray_cluster
+from vmsst.jobs import engines
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,12 @@ from vmsst.jobs import engines, ray_cluster
   [
     ("", engines.Local(1)),
     ("--engine local --gpus-per-worker 2 --workers 4", engines.Local(4, 2)),
-    ("--engine ray", ray_cluster.Ray()),
+    ("--engine ray", engines.Ray()),
     (
       "--engine ray --workers 64 --gpus-per-worker 1 --ray-address ray://head:10001",
-      ray_cluster.Ray("ray://head:10001", 64, 1),
+      engines.Ray("ray://head:10001", 64, 1),
     ),
-    ("--ray-address head:6379", ray_cluster.Ray("head:6379")),
+    ("--ray-address head:6379", engines.Ray("head:6379")),
   ],
 )
 def test_arguments_name_an_engine(argv, engine, monkeypatch):
