@@ -34,7 +34,7 @@ import measure
 import numpy as np
 import scipy.sparse
 
-from vmsst.cli import searches
+from vmsst.cli import vector_jobs
 from vmsst.io import array_files
 from vmsst.jobs import job
 from vmsst.search import exact_search, faiss_index, vector_store
@@ -178,7 +178,9 @@ def search_lines(
         continue
       place = pathlib.Path(folder, name)
       built = measure.timed(
-        lambda place=place, factory=factory: searches.build_index(vectors, place, factory=factory),
+        lambda place=place, factory=factory: vector_jobs.build_index(
+          vectors, place, factory=factory
+        ),
         1,
         warm_up=0,
       )

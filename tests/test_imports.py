@@ -221,7 +221,7 @@ TESTED_IN = {
   "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
-  "vmsst.search.embedded_text": "vmsst/cli/test_searches.py",
+  "vmsst.search.embedded_text": "vmsst/cli/test_vector_jobs.py",
   "vmsst.train.quiet": "launch/test_main.py",
   "vmsst.train.run_summary": "runs/test_from_imports.py",
   "vmsst.train.utils": "vmsst/train/test_inference.py",

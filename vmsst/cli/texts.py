@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Batches,
   Command,
+  Computing,
   Encoder,
+  GpuWorkers,
   InputFolder,
   Language,
   OutputFile,
@@ -17,11 +20,6 @@ from vmsst.cli.command import (
   Positive,
   Text,
   Vectors,
-)
-from vmsst.cli.shared_options import (
-  Batches,
-  Computing,
-  GpuWorkers,
   file_to_write,
   is_streamed,
   local_file,
@@ -58,7 +56,7 @@ def embed(
     dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
-  from vmsst.cli import embedding
+  from vmsst.cli import vector_jobs
 
   chosen = engine.chosen()
   fields = {field or text_files.default_field(path) for path in file}
@@ -76,7 +74,7 @@ def embed(
   }
   with contextlib.ExitStack() as stack:
     paths = [stack.enter_context(local_file(path)) for path in file]
-    count, width = embedding.embed(
+    count, width = vector_jobs.embed(
       model, paths, out, name=name, engine=chosen, load=load, **options
     )
   print(f"{out}: {count:,} vectors of width {width}")
@@ -107,7 +105,7 @@ def score(
       source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.encoder import loading
   from vmsst.mining import pair_scoring
 
@@ -133,7 +131,7 @@ def score(
       scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
     left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
     with file_to_write(output) as place:
-      count = searches.score(scorer, left, right, place)
+      count = vector_jobs.score(scorer, left, right, place)
   if output != outputs.STANDARD:
     print(f"{output}: scores of {count:,} pairs by {by}")
 
@@ -155,9 +153,9 @@ def index(
       OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
       vectors).
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
 
-  built = searches.build_index(vectors, index, factory=factory, engine=engine.chosen())
+  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.chosen())
   print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
 
 
@@ -209,7 +207,7 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
   from vmsst.search import embedded_text, faiss_index
@@ -224,11 +222,11 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
-    from vmsst.cli import embedding
+    from vmsst.cli import vector_jobs
 
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
-      embedding.embed(
+      vector_jobs.embed(
         model,
         [path],
         folder,
@@ -248,11 +246,11 @@ def mine(
     faiss_index.open_index(folder, text.vectors)
     for folder, text in zip(index or (), texts, strict=False)
   ]
-  inputs = dict(zip(("source", "target"), map(searches.describe, texts), strict=True))
+  inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
   # Finished blocks do not depend on other options.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
-    search = searches.resumable_search(work, chosen)
+    search = vector_jobs.resumable_search(work, chosen)
     if not all(index.exact for index in opened):
       search = faiss_index.index_search(opened[0], opened[1])
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
@@ -293,7 +291,7 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.mining import text_search
   from vmsst.search import embedded_text, faiss_index
 
@@ -313,7 +311,7 @@ def search(
       )
     logging.getLogger(__name__).warning("%s: %s", searched.folder, differences)
   with local_file(queries) as path, file_to_write(output) as place:
-    searches.search(
+    vector_jobs.search(
       model,
       path,
       searched,

@@ -17,7 +17,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, storage
-from vmsst.cli import embedding
+from vmsst.cli import vector_jobs
 from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
 from vmsst.mining import pair_scoring
@@ -43,7 +43,7 @@ def encoder(monkeypatch):
   monkeypatch.setattr(
     loading, "open_encoder", lambda path, dtype=None, backend="jax": (f"/runs/{path[-1]}", encoder)
   )
-  monkeypatch.setattr(embedding, "_SPAN_LINES", 5)
+  monkeypatch.setattr(vector_jobs, "_SPAN_LINES", 5)
   monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
   return encoder
 
