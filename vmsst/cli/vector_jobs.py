@@ -81,7 +81,7 @@ def embed(
   write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
-      return cut.lines, width
+      return cut.identity["lines"], width
     parts = [
       job.Part(
         vector_store.shard_name(number),
@@ -95,9 +95,9 @@ def embed(
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, method, field, language)
       facts = work.run("embed", write, parts, engine, prepare)
-    batching.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
+    batching.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
     work.finish(dimension=width, dtype=dtype)
-  return cut.lines, width
+  return cut.identity["lines"], width
 
 
 def _prepare_span(

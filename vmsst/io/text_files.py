@@ -6,7 +6,7 @@ own.
 """
 
 import contextlib
-import dataclasses
+import functools
 import gzip
 import hashlib
 import io
@@ -17,7 +17,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, cast
+from typing import Any, NamedTuple, cast
 
 from vmsst import errors, storage
 from vmsst.io import archives, input_files
@@ -25,6 +25,8 @@ from vmsst.io import archives, input_files
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
 _CHUNK_BYTES = 1 << 16
+new_digest = functools.partial(hashlib.blake2b, digest_size=16)
+"""A hash that identifies the content of a text, uncompressed."""
 
 
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
@@ -41,8 +43,8 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
     InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
       `LINE_BYTES`; or, after the last line, the content has another digest.
   """
-  with _open(path) as stream:
-    yield from decoded(_raw_lines(stream, path, digest), path)
+  for number, raw in enumerate(read_chunks(path, lines=True, digest=digest), 1):
+    yield _decode(raw, path, number)
 
 
 def check_not_empty(path: str) -> None:
@@ -52,49 +54,52 @@ def check_not_empty(path: str) -> None:
     raise errors.InputError(f"{path}: empty; give a text with at least one line")
 
 
-def new_digest() -> Any:
-  """Returns a hash that identifies the content of a text, uncompressed."""
-  return hashlib.blake2b(digest_size=16)
-
-
-def read_raw_lines(path: str, offset: int = 0) -> Iterator[bytes]:
-  """Yields the lines of a file as bytes, with line ends.
+def read_chunks(
+  path: str, *, lines: bool = False, offset: int = 0, digest: str | None = None
+) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does.
 
   Args:
     path: The file.
+    lines: Whether each chunk is a line, with its end.
     offset: Place of the first byte to read.
-
-  Raises:
-    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
+    digest: As in `read_lines`.
   """
-  with _open(path) as stream:
+  number, current = 0, new_digest()
+  with contextlib.ExitStack() as stack:
+    try:
+      stream = stack.enter_context(storage.open_binary(path))
+    except OSError as error:
+      raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+    if path.endswith(".gz"):
+      # Its readline is C code, that of GzipFile is Python.
+      unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=stream))
+      stream = stack.enter_context(io.BufferedReader(unpacked))
     if offset:  # Pipes cannot seek.
       stream.seek(offset)
-    yield from _raw_lines(stream, path)
-
-
-def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
-  """Yields the texts of lines, as `read_lines` does.
-
-  Args:
-    raw_lines: The lines, with line ends.
-    name: Name of the file, for messages.
-    first: Number of the first line.
-
-  Raises:
-    InputError: a line is not UTF-8.
-  """
-  for number, raw in enumerate(raw_lines, first):
-    yield _decode(raw, name, number)
-
-
-def read_chunks(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does."""
-  with _open(path) as stream:
-    yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
+    while True:
+      try:
+        chunk = stream.readline(LINE_BYTES + 1) if lines else stream.read(_CHUNK_BYTES)
+      except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
+        raise errors.InputError(
+          f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
+        ) from None
+      if not chunk:
+        break
+      if len(chunk) > LINE_BYTES:
+        raise errors.InputError(
+          f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+        )
+      number += chunk.count(b"\n")
+      if digest:
+        current.update(chunk)
+      yield chunk
+  if digest and current.hexdigest() != digest:
+    raise errors.InputError(f"{path} has changed since the work on it started; start over")
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
+  """Returns a line without its end; raises InputError if it is not UTF-8."""
   try:
     text = raw.decode("utf-8")
   except UnicodeDecodeError as error:
@@ -105,53 +110,6 @@ def _decode(raw: bytes, path: str, number: int) -> str:
   if number == 1:
     text = text.removeprefix("\ufeff")
   return text.removesuffix("\n").replace("\r", "")
-
-
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[IO[bytes]]:
-  try:
-    stream = storage.open_binary(path)
-  except OSError as error:
-    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
-  with stream:
-    if path.endswith(".gz"):
-      # Its readline is C code, that of GzipFile is Python.
-      with io.BufferedReader(cast(io.RawIOBase, gzip.open(stream, "rb"))) as unpacked:
-        yield unpacked
-    else:
-      yield stream
-
-
-def _raw_lines(stream: IO[bytes], path: str, digest: str | None = None) -> Iterator[bytes]:
-  """Yields the lines of an open file; errors are those of `read_lines`."""
-  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""), digest)
-
-
-def _stream(path: str, chunks: Iterator[bytes], digest: str | None = None) -> Iterator[bytes]:
-  """Yields the same chunks or lines; errors of decompression and of the disk name the file.
-
-  Raises InputError for a line that is too long, and at the end if the content has another digest.
-  """
-  number, current = 0, new_digest()
-  while True:
-    try:
-      chunk = next(chunks, b"")
-    except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
-      raise errors.InputError(
-        f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
-      ) from None
-    if not chunk:
-      break
-    if len(chunk) > LINE_BYTES:
-      raise errors.InputError(
-        f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
-      )
-    number += chunk.count(b"\n")
-    if digest:
-      current.update(chunk)
-    yield chunk
-  if digest and current.hexdigest() != digest:
-    raise errors.InputError(f"{path} has changed since the work on it started; start over")
 
 
 # --------------------------------------------------------------------------------------------
@@ -269,8 +227,7 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
 # Spans of lines
 
 
-@dataclasses.dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
   """Consecutive lines of a text file.
 
   Attributes:
@@ -298,35 +255,24 @@ class Span:
     Raises:
       InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
     """
-    raw = list(itertools.islice(read_raw_lines(self.path, self.offset), self.lines))
-    digest = new_digest()
-    for line in raw:
-      digest.update(line)
-    if digest.hexdigest() != self.digest:
+    lines = itertools.islice(read_chunks(self.path, lines=True, offset=self.offset), self.lines)
+    raw = list(lines)
+    if new_digest(b"".join(raw)).hexdigest() != self.digest:
       raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
-    return list(decoded(raw, self.name, self.first))
+    return [_decode(line, self.name, number) for number, line in enumerate(raw, self.first)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
   """Texts and their spans, in order.
 
   Attributes:
     spans: The spans; none covers two files.
-    lines: Number of lines.
-    digest: Hash of the content: for several files, of their concatenation.
+    identity: What identifies the texts, for JSON: their `name`, number of `lines` and `digest`,
+      which is the hash of their concatenation. A text and its gzipped copy are the same.
   """
 
   spans: list[Span]
-  lines: int
-  digest: str
-
-  @property
-  def identity(self) -> dict[str, Any]:
-    """What identifies the texts, for JSON. A text and its gzipped copy are the same."""
-    names = list(dict.fromkeys(span.name for span in self.spans))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return {"name": f"{names[0]}{more}", "lines": self.lines, "digest": self.digest}
+  identity: dict[str, Any]
 
 
 def cut(paths: Sequence[str], lines: int) -> Cut:
@@ -345,7 +291,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
     input_files.check(path)  # A pipe can be read only once.
     if not raw.endswith(b"\n"):
       whole.update(b"\n")
-    raw_lines = read_raw_lines(path)
+    raw_lines = read_chunks(path, lines=True)
     first, offset = 1, 0
     while True:
       digest, start, count = new_digest(), offset, 0
@@ -360,7 +306,10 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
       first += count
   if not spans:
     raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
-  return Cut(spans, sum(span.lines for span in spans), whole.hexdigest())
+  names = list(dict.fromkeys(span.name for span in spans))
+  name = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+  lines = sum(span.lines for span in spans)
+  return Cut(spans, {"name": name, "lines": lines, "digest": whole.hexdigest()})
 
 
 def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
@@ -380,4 +329,4 @@ def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
       opened = open(copy, "wb")  # noqa: SIM115  # closed below
     with opened as stream:
       stream.writelines(read_chunks(path))
-  return [dataclasses.replace(x, path=copies.get(x.name, x.path)) for x in spans]
+  return [x._replace(path=copies.get(x.name, x.path)) for x in spans]

@@ -339,7 +339,7 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
   for name in "xy":
     assert cli.main(["embed", "a", f"{name}.txt", name]) == 0
   kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-  opens, inner = [], text_files._open
+  opens, inner = [], storage.open_binary
 
   def opening(path):
     if os.path.basename(path) == "x.txt":
@@ -349,7 +349,7 @@ def test_a_replaced_text_is_refused_or_read_as_it_was(sides, tmp_path, monkeypat
         os.replace(tmp_path / "new", "x.txt")
     return inner(path)
 
-  monkeypatch.setattr(text_files, "_open", opening)
+  monkeypatch.setattr(storage, "open_binary", opening)
   monkeypatch.setattr(text_files, "check_not_empty", lambda path: None)  # before all reading
   replaced, expected, refused = 1, None, 0
   while expected is None or replaced <= len(opens):

@@ -81,11 +81,11 @@ def test_spans_have_the_lines_of_their_files(tmp_path, lines, zipped):
   spans = text_files.unpack(cut.spans, str(tmp_path / "copies"))
   assert [span.read() for span in spans] == expected
   assert (tmp_path / "copies").exists() == zipped
-  assert cut.lines == sum(map(len, expected))
+  assert cut.identity["lines"] == sum(map(len, expected))
   firsts = {span.name: span.first for span in reversed(cut.spans)}
   assert set(firsts.values()) == {1}
   joined = b"\n".join(content.removesuffix(b"\n") for content in TEXTS if content) + b""
-  assert cut.digest == hashlib.blake2b(joined, digest_size=16).hexdigest()
+  assert cut.identity["digest"] == hashlib.blake2b(joined, digest_size=16).hexdigest()
 
 
 def test_changed_broken_and_equal_lines(tmp_path, monkeypatch):

@@ -7,9 +7,8 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.cli import vector_jobs
-from vmsst.io import text_files
 from vmsst.mining import text_search
 from vmsst.search import embedded_text, exact_search
 
@@ -79,7 +78,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
     naive(query, 12) for query in naive_search.LETTER_QUERIES
   ]
 
-  monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
+  monkeypatch.setattr(storage, "open_binary", lambda path: 1 / 0)
   again = searcher.search(naive_search.LETTER_QUERIES[:4], 12)
   assert [[hit.line for hit in hits] for hits in again] == [
     [hit.line for hit in hits] for hits in first[:4]
