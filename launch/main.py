@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with command_process.CommandProcess("t5x", owns_process=owns_process) as process:
+  with command_process.process("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")

@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
-  with command_process.CommandProcess("vmsst", owns_process=argv is None) as process:
+  with command_process.process("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
