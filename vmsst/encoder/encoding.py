@@ -106,7 +106,7 @@ def encode_windows(
     for window in windows(texts, size):
       yield embed(window)
       done += len(window)
-      bar.reach(done)
+      bar.update(max(0, done - bar.n))
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -58,7 +58,7 @@ class Bar(tqdm.tqdm):
       disable: Whether to show nothing; None: see `shown`.
       lines: Whether to print lines even if `disable` is False, except on a terminal.
       **options: As of tqdm; and `outer`: whether other bars, such as an encoder's, advance it until
-        it is closed; see `reach`.
+        it is closed.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     self._lines = not is_terminal and (lines or disable is None)
@@ -81,10 +81,6 @@ class Bar(tqdm.tqdm):
     if _outer and _outer[0] is not self:
       _outer[0].update(n)
     return super().update(n)
-
-  def reach(self, n: int) -> None:
-    """Advances to `n`, unless other bars have done so."""
-    self.update(max(0, n - self.n))
 
   def close(self) -> None:
     """Ends the bar; where it prints lines, without a last one."""

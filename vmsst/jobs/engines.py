@@ -4,10 +4,8 @@ An engine decides where parts are written, never what they contain: all engines 
 bytes.
 """
 
-import abc
 import collections
 import concurrent.futures
-import dataclasses
 import itertools
 import logging
 import multiprocessing
@@ -19,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, process
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from vmsst import errors
 from vmsst.jobs import command_process
@@ -34,18 +34,17 @@ Do = Callable[[Parts], Iterable[Any]]
 """Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
 
 
-class Engine(abc.ABC):
-  """Writes parts somewhere.
+class Engine(Protocol):
+  """Writes parts somewhere."""
 
-  Attributes:
-    in_process: Whether parts are written in this process.
-    this_machine: Whether parts are written on this machine only.
-  """
+  @property
+  def in_process(self) -> bool:
+    """Whether parts are written in this process."""
 
-  in_process: bool
-  this_machine: bool
+  @property
+  def this_machine(self) -> bool:
+    """Whether parts are written on this machine only."""
 
-  @abc.abstractmethod
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """Writes parts; yields what `do` yields.
 
@@ -101,8 +100,7 @@ def keep_busy(
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclasses.dataclass(frozen=True)
-class Local(Engine):
+class Local(msgspec.Struct, frozen=True):
   """Processes on this machine.
 
   Attributes:
@@ -114,10 +112,10 @@ class Local(Engine):
   workers: int = 1
   gpus_per_worker: int = 0
 
-  this_machine = True
+  this_machine: ClassVar[bool] = True
 
   @property
-  def in_process(self) -> bool:  # type: ignore[override]
+  def in_process(self) -> bool:
     """Whether parts are written in this process."""
     return self.workers == 1 and not self.gpus_per_worker
 
@@ -193,8 +191,7 @@ ATTEMPTS = 4
 """How often a task is tried if its worker or its node dies."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ray(Engine):
+class Ray(msgspec.Struct, frozen=True):
   """A Ray cluster, whose nodes have this package and see the same files as this process.
 
   Parts that are lost with a worker or node are written elsewhere. If this process is in a cluster
@@ -212,8 +209,8 @@ class Ray(Engine):
   workers: int | None = None
   gpus_per_worker: int = 0
 
-  in_process = False
-  this_machine = False
+  in_process: ClassVar[bool] = False
+  this_machine: ClassVar[bool] = False
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """See `Engine`."""

@@ -151,7 +151,7 @@ def pair_scores(
         )
       yield score_BC
       start += len(score_BC)
-      bar.reach(2 * start)
+      bar.update(max(0, 2 * start - bar.n))
   batching.log_all_cut(cut, 2 * count)
 
 

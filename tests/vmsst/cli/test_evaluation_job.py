@@ -18,7 +18,7 @@ from vmsst.jobs import engines
 LARGE = ("bucc", "paracrawl", "questions")
 
 
-class Pickling(engines.Engine):
+class Pickling:
   """Writes parts as another process would, but in this one.
 
   Attributes:
