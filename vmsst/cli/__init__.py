@@ -14,7 +14,7 @@ with command_process.default_interrupt():
   import vmsst
   from vmsst.arrays import compilation_cache
   from vmsst.cli import data, evaluation, models, texts
-  from vmsst.cli.command import Command, Parser
+  from vmsst.cli.command import Command, summary
 
 
 def gin_dir() -> None:
@@ -43,7 +43,7 @@ _GROUPS = {
 
 def build_parser() -> argparse.ArgumentParser:
   """Returns the parser of all `COMMANDS`."""
-  parser = Parser(
+  parser = argparse.ArgumentParser(
     prog="vmsst",
     description="Train, evaluate and use multilingual sentence encoders.",
     epilog="Files and folders can be local, or in an object store (gs:// or s3://).",
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
   levels[()] = parser.add_subparsers(required=True, metavar="COMMAND")
   for words, help in {
     **_GROUPS,
-    **{words: command.help for words, command in COMMANDS.items()},
+    **{words: summary(command.function) for words, command in COMMANDS.items()},
   }.items():
     child = levels[words[:-1]].add_parser(words[-1], help=help, description=f"{help}.")
     if words in _GROUPS:

@@ -8,7 +8,6 @@ dataclass stands for its fields, the options that several commands share.
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -21,7 +20,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from vmsst import errors, storage
 from vmsst.io import text_files
@@ -114,17 +113,12 @@ class Command:
     parameters = inspect.signature(self.function).parameters.items()
     return [x.replace(annotation=self.types.get(name, x.annotation)) for name, x in parameters]
 
-  @property
-  def help(self) -> str:
-    """What the command does, in one line."""
-    return _summary(self.function)
-
   def declare(self, parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     options: list[tuple[Any, Any, inspect.Parameter]] = []
     for parameter in self.parameters:
       if dataclasses.is_dataclass(shared := parameter.annotation):
-        group = parser.add_argument_group(_summary(shared))
+        group = parser.add_argument_group(summary(shared))
         fields = inspect.signature(cast(Any, shared)).parameters.values()
         options += [(group, shared, field) for field in fields]
       else:
@@ -154,7 +148,7 @@ class Command:
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for parameter in self.parameters:
-      role = _argument(parameter.annotation).role
+      role = _parsed(parameter.annotation)[1].role
       if role and (value := values[parameter.name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
@@ -172,31 +166,7 @@ class Command:
       print(self.message.format(**values))
 
 
-class Parser(argparse.ArgumentParser):
-  """A parser that accepts every negative number as a value, and suggests what was meant."""
-
-  def __init__(self, *args: Any, **options: Any):
-    super().__init__(*args, **options)
-    self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
-
-  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-    """Parses arguments; unknown ones are an error of the subcommand, which knows its options."""
-    parsed, unknown = super().parse_known_args(args, namespace)
-    if unknown:
-      self.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return parsed, unknown
-
-  def error(self, message: str) -> NoReturn:
-    """Exits with a message."""
-    near: list[str] = []
-    if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-      near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
-    elif wrong := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-      near = difflib.get_close_matches(wrong[1], self._option_string_actions, 1)
-    super().error(f"{message}; did you mean {near[0]}?" if near else message)
-
-
-def _summary(documented: Any) -> str:
+def summary(documented: Any) -> str:
   """Returns the first line of a docstring."""
   return (inspect.getdoc(documented) or "").partition("\n")[0].rstrip(".")
 
@@ -213,26 +183,20 @@ def _descriptions(documented: Any) -> dict[str, str]:
   return descriptions
 
 
-def _without_none(hint: Any) -> Any:
-  """Returns X for X | None."""
+def _parsed(hint: Any) -> tuple[Any, Argument]:
+  """Returns a type without `None`, and how it is parsed: it, or the items of a list or tuple."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
-  return hint
-
-
-def _argument(hint: Any) -> Argument:
-  """Returns how a type is parsed: a plain or annotated one, or a list or tuple of it."""
-  hint = _without_none(hint)
-  if typing.get_origin(hint) in (list, tuple, Sequence):
-    return _argument(typing.get_args(hint)[0])
-  if typing.get_origin(hint) is Annotated:
-    return hint.__metadata__[0]
-  return _PLAIN.get(hint, _PLAIN[str])
+  is_several = typing.get_origin(hint) in (list, tuple, Sequence)
+  item = typing.get_args(hint)[0] if is_several else hint
+  if typing.get_origin(item) is Annotated:
+    return hint, item.__metadata__[0]
+  return hint, _PLAIN.get(item, _PLAIN[str])
 
 
 def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str, Any]:
   """Returns the settings of `add_argument` for a parameter."""
-  hint, argument = _without_none(parameter.annotation), _argument(parameter.annotation)
+  hint, argument = _parsed(parameter.annotation)
   default = None if parameter.default is parameter.empty else parameter.default
   text = description or argument.help
   if default not in (None, ()) and default is not False and "(default" not in text:
@@ -274,24 +238,30 @@ class Workers:
   engine: Literal["local", "ray"] | None = None
   workers: Positive | None = None
   ray_address: Annotated[str, Argument("ADDRESS")] | None = None
+  gpus_per_worker: ClassVar[int | None] = None
+  default_workers: ClassVar[int] = os.cpu_count() or 1
+  has_model: ClassVar[bool] = False
 
-  def chosen(self, local_workers: int | None = None, gpus_per_worker: int = 0) -> "Engine":
-    """Returns the engine that the options name; `local_workers` is the default number.
+  def chosen(self) -> "Engine":
+    """Returns the engine that the options name.
 
     Raises:
       InputError: an option does not apply to the engine.
     """
     from vmsst.jobs import engines
 
-    name = self.engine or ("ray" if self.ray_address else "local")
-    if name == "local" and self.ray_address:
+    if self.engine == "local" and self.ray_address:
       raise errors.InputError("--ray-address does not apply to --engine local; omit it")
-    if name == "ray":
-      from vmsst.jobs import engines
+    gpus = self.gpus_per_worker or 0
+    if self.engine == "ray" or self.ray_address:
+      engine: Engine = engines.Ray(self.ray_address, self.workers, gpus)
+    else:
+      engine = engines.Local(self.workers or self.default_workers, gpus)
+    if self.has_model and not engine.in_process:  # This process needs no accelerator.
+      import jax
 
-      return engines.Ray(self.ray_address, self.workers, gpus_per_worker)
-    workers = self.workers or local_workers or os.cpu_count() or 1
-    return engines.Local(workers, gpus_per_worker)
+      jax.config.update("jax_platforms", "cpu")
+    return engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,16 +275,9 @@ class GpuWorkers(Workers):
       none).
   """
 
-  gpus_per_worker: Positive | None = None
-
-  def chosen(self, local_workers: int | None = 1, gpus_per_worker: int = 0) -> "Engine":
-    """Returns the engine; keeps this process off accelerators if others do the work."""
-    engine = super().chosen(local_workers, self.gpus_per_worker or gpus_per_worker)
-    if not engine.in_process:
-      import jax
-
-      jax.config.update("jax_platforms", "cpu")
-    return engine
+  gpus_per_worker: Positive | None = None  # type: ignore[misc]
+  default_workers: ClassVar[int] = 1
+  has_model: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,11 +290,13 @@ class Backend:
     prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
       of documents in embed, that of queries in search, else the encoder's default).
     prompt: Text before every text.
+    compute_dtype: Compute dtype (default: as in training).
   """
 
   backend: Literal["auto", "jax", "onnx"] = "auto"
   prompt_name: Annotated[str, Argument("NAME")] | None = None
   prompt: Annotated[str, Argument("TEXT")] | None = None
+  compute_dtype: Literal["float32", "bfloat16"] | None = None
 
   def open(
     self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
@@ -348,7 +313,8 @@ class Backend:
 
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
-    how["backend"], prompt = self.backend, self.prompt
+    how |= {"backend": self.backend, "dtype": self.compute_dtype}
+    prompt = self.prompt
     name, encoder = loading.open_encoder(path, **how)
     prompts = getattr(encoder, "prompts", {})
     if self.prompt_name is not None:
@@ -373,21 +339,6 @@ class Batches(Backend):
   """
 
   batch_size: Positive = 128
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Computing(Batches):
-  """Encoding.
-
-  Attributes:
-    compute_dtype: Compute dtype (default: as in training).
-  """
-
-  compute_dtype: Literal["float32", "bfloat16"] | None = None
-
-  def open(self, path: str, **how: Any) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
-    """Returns an encoder's name, the encoder, and what opens it in another process."""
-    return super().open(path, dtype=self.compute_dtype, **how)
 
 
 @contextlib.contextmanager

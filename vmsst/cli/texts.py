@@ -10,7 +10,6 @@ from vmsst.cli.command import (
   Argument,
   Batches,
   Command,
-  Computing,
   Encoder,
   GpuWorkers,
   InputFolder,
@@ -41,7 +40,7 @@ def embed(
   language: Language | None = None,
   dtype: Literal["float32", "float16"] = "float32",
   dimensions: Positive | None = None,
-  computing: Computing,
+  computing: Batches,
   engine: GpuWorkers,
 ) -> None:
   """Write an encoder's vectors of a text file, one per line.
@@ -90,7 +89,7 @@ def score(
   per_token: bool = False,
   fields: tuple[Field, Field] | None = None,
   languages: tuple[Language, Language] | None = None,
-  computing: Computing,
+  computing: Batches,
 ) -> None:
   """Score each pair of two aligned texts by cosine or likelihood.
 
