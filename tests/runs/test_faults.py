@@ -60,10 +60,6 @@ def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
   assert {f.parent.name for f in files} >= {"state", "d", "dataset", "checkpoint_6"}
   for file in files:
     before = file.read_bytes()
-    for damaged in (before[: len(before) // 2], before + b"x"):
-      file.write_bytes(damaged)
-      assert t5x.damage(path), file
-    file.write_bytes(before)
     flip(file)
     found = t5x.damage(path)
     assert found.startswith(str(file.relative_to(checkpoint))) or file.name == t5x.CHECKSUMS

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
@@ -64,17 +64,19 @@ def embed(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
   name, model, load = computing.open(encoder, role="document")
-  options: dict[str, Any] = {
-    "field": fields.pop(),
-    "language": language,
-    "dtype": dtype,
-    "dimensions": dimensions,
-    "batch_size": computing.batch_size,
-  }
   with contextlib.ExitStack() as stack:
-    paths = [stack.enter_context(local_file(path)) for path in file]
     count, width = vector_jobs.embed(
-      model, paths, out, name=name, engine=chosen, load=load, **options
+      model,
+      [stack.enter_context(local_file(path)) for path in file],
+      out,
+      name=name,
+      field=fields.pop(),
+      language=language,
+      dtype=dtype,
+      dimensions=dimensions,
+      batch_size=computing.batch_size,
+      engine=chosen,
+      load=load,
     )
   print(f"{out}: {count:,} vectors of width {width}")
 

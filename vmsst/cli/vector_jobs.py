@@ -124,7 +124,8 @@ def _embed_span(
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
   vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
-  array_files.write(path, (len(vectors_ND), width), [vectors_ND[:, :width]], dtype)
+  with path.open("wb") as stream:
+    np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
   return {"rows": len(vectors_ND), "cut": cut}
 
 

@@ -188,8 +188,7 @@ def _opened(
     url = os.fspath(path).rstrip("/")
     # The vocabulary's file is read as long as the process lives.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
-    with storage.explained(url, "read"):
-      name, around = _copy(url, target)
+    name, around = _copy(url, target)
     try:
       with storage.naming(str(target), around):
         yield name, target, None

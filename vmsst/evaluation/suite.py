@@ -259,8 +259,7 @@ def evaluate(
   for key, benchmark in chosen.items():
     if key not in finished:
       own_root = benchmark.files.root or root
-      with storage.explained(own_root, "read"):
-        reason = benchmark.files.absence(own_root)
+      reason = benchmark.files.absence(own_root)
       tasks[key] = [] if reason else benchmark.read(own_root)
       if not tasks[key]:
         absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"

@@ -55,7 +55,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
       cannot be read.
   """
   check(path)
-  with storage.explained(path, "read"), storage.open_binary(path) as file:
+  with storage.open_binary(path) as file:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 

@@ -230,8 +230,18 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
     if storage.is_url(target):
       check_new(target)
       with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-        yield pathlib.Path(folder)
-        upload(pathlib.Path(folder), os.fspath(target))
+        local = pathlib.Path(folder)
+        yield local
+        names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+        # JSON files at the top are last: they mark a complete folder.
+        names.sort(key=lambda name: (-name.count("/"), name.endswith(".json"), name))
+        try:
+          for name in names:
+            storage.upload(local / name, f"{target}/{name}")
+        except BaseException:
+          with contextlib.suppress(Exception):  # The first error is the reason.
+            storage.remove(target)
+          raise
       return
     with owned(target):
       check_new(target)  # Another command may have written it since it was checked.
@@ -248,20 +258,6 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(partial, ignore_errors=True)
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
-
-
-def upload(folder: pathlib.Path, url: str) -> None:
-  """Writes the files below a local folder to an object store, the JSON files at the top last."""
-  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
-  try:
-    for path in inside:
-      storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
-  except BaseException:
-    for path in inside:
-      with contextlib.suppress(Exception):  # The first error is the reason.
-        storage.remove(f"{url.rstrip('/')}/{path.as_posix()}")
-    raise
 
 
 def check_new(target: storage.Path) -> None:

@@ -23,7 +23,7 @@ def test_unusable_arguments_are_named(line, end, capsys):
 
 
 def test_a_threshold_can_be_negative():
-  args = cli.build_parser().parse_args("mine a b c --threshold -.5".split())
+  args = cli.build_parser().parse_args(["mine", "a", "b", "c", "--threshold", "-.5"])
   assert args.threshold == -0.5
 
 

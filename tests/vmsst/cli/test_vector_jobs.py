@@ -235,25 +235,6 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(folder, tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_interrupted_searches_of_other_queries_and_lines_are_not_resumed(tmp_path, monkeypatch):
-  base, queries = (
-    naive_search.write_letters(tmp_path, naive_search.LETTERS),
-    line_files.write_lines(tmp_path / "q.txt", ["a"] * 9),
-  )
-  for changed in (queries, base):
-    with monkeypatch.context() as patched:
-      patched.setattr(device_search, "search", lambda *sides: 1 / 0)
-      with pytest.raises(ZeroDivisionError):
-        search(base, queries, tmp_path / "out")
-    if changed is queries:
-      line_files.write_lines(queries, naive_search.LETTER_QUERIES)
-    else:
-      base = naive_search.write_letters(tmp_path / "other", naive_search.LETTERS[::-1])
-    search(base, queries, tmp_path / "out")
-    assert (tmp_path / "out").read_text() == lines_of(base)
-
-
-@pytest.mark.usefixtures("small_blocks")
 def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is_repeated(
   tmp_path, monkeypatch
 ):
