@@ -12,11 +12,10 @@ from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import (
   bitext_mining,
+  bitext_retrieval,
   documents,
-  parallel,
   questions,
   sts,
-  tatoeba,
 )
 from vmsst.search import exact_search
 
@@ -104,13 +103,14 @@ def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[s
   made = {
     "sts": sts.STS,
     "xlsts": _cut(sts.XLSTS, seen),
-    "tatoeba": _cut(tatoeba.BENCHMARK, seen),
-    "tatoeba_all": dataclasses.replace(tatoeba.BENCHMARK, name="tatoeba_all"),
+    "tatoeba": _cut(bitext_retrieval.TATOEBA, seen),
+    "tatoeba_all": dataclasses.replace(bitext_retrieval.TATOEBA, name="tatoeba_all"),
     "mining": _cut(bitext_mining.MINING, seen),
     "mkqa_small": questions.MKQA_SMALL,
     "stsb": _cut(sts.STSB, seen),
     "ntrex": dataclasses.replace(
-      parallel.NTREX, read=functools.partial(parallel.read_ntrex, keep=lambda code: seen([code]))
+      bitext_retrieval.NTREX,
+      read=functools.partial(bitext_retrieval.read_ntrex, keep=lambda code: seen([code])),
     ),
     "sib200": dataclasses.replace(documents.SIB200, read=functools.partial(_read_topics, seen)),
   }

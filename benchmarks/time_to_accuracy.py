@@ -129,12 +129,12 @@ def read_pairs(data: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 def tatoeba_accuracy(model: Any, data: pathlib.Path) -> float:
   """Returns the mean over languages and directions, in percent."""
-  from vmsst.evaluation.benchmarks import tatoeba
+  from vmsst.evaluation.benchmarks import bitext_retrieval
 
   found = []
-  paths = tatoeba.paths_in(data / "tatoeba")
+  paths = bitext_retrieval.tatoeba_files(data / "tatoeba")
   for code in LANGUAGES:
-    task = tatoeba.task(code, *paths[code])
+    task = bitext_retrieval.tatoeba_task(code, *paths[code])
     sides = [model.encode(list(side.texts), batch_size=_BATCH) for side in task.sides]
     found += [result.metrics["average"] for result in task.score(*sides)]
   return float(np.mean(found))

@@ -20,12 +20,12 @@ from vmsst import errors, storage
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
+from vmsst.evaluation.benchmarks import bitext_retrieval
 from vmsst.evaluation.benchmarks import questions as questions_lib
-from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.formats import encoder_json
 from vmsst.io import input_files
 from vmsst.languages import Language, language
-from vmsst.opus import datasets
+from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
@@ -57,7 +57,7 @@ def tatoeba(
     InputError: the folder or a language does not exist.
   """
   folder = storage.path(storage.absolute(root))
-  paths = tatoeba_lib.paths_in(folder)
+  paths = bitext_retrieval.tatoeba_files(folder)
   codes = {language(code): code for code in sorted(paths)}
   wanted = [*codes] if languages is None else [*map(language, languages)]
   if missing := [x.name for x in wanted if x not in codes]:
@@ -67,7 +67,7 @@ def tatoeba(
   chosen = [codes[x] for x in wanted]
 
   def load() -> list[suite_lib.Task]:
-    return [tatoeba_lib.task(code, *paths[code]) for code in chosen]
+    return [bitext_retrieval.tatoeba_task(code, *paths[code]) for code in chosen]
 
   key = (str(folder), chosen, [storage.version(x) for code in chosen for x in paths[code]])
   return _register("tatoeba", key, "test", load, vocabulary, max_length)
@@ -105,7 +105,7 @@ def sample_retrieval(
 
     english = texts("en")
     return [
-      tatoeba_lib.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
+      bitext_retrieval.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
     ]
 
   key = (chosen, num_meanings)
@@ -155,23 +155,23 @@ def opus_validation(
   The metrics are those of `retrieval`. Its only split is `validation`.
 
   Args:
-    config: As of `mixtures.opus`.
+    config: As of `bitext.opus`.
     vocabulary: Tokenizes the texts.
-    data_dir: As of `mixtures.opus`.
-    languages: As of `mixtures.opus`.
-    pivots: As of `mixtures.opus`.
+    data_dir: As of `bitext.opus`.
+    languages: As of `bitext.opus`.
+    pivots: As of `bitext.opus`.
     corpus: Name of the corpus in OPUS.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
 
   Raises:
-    InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
+    InputError: as `bitext.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
-  _, folder = datasets.find(config, data_dir)
-  splits = datasets.language_pairs(folder, languages, pivots)
+  _, folder = bitext.find(config, data_dir)
+  splits = bitext.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:
-    pairs = datasets.validation_pairs(folder, splits, corpus)
+    pairs = bitext.validation_pairs(folder, splits, corpus)
     return [_pair_task(readers.pair_name(*pair), pair, rows) for pair, rows in pairs.items()]
 
   key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)
@@ -316,7 +316,7 @@ def _pair_task(
   """Returns the task of retrieving translations among the texts of a language pair."""
   source, target = map(readers.language_code, pair)
   texts = [*zip(*rows, strict=True)]
-  return tatoeba_lib.retrieval_task(name, (source, target), texts, "target", several=True)
+  return bitext_retrieval.retrieval_task(name, (source, target), texts, "target", several=True)
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:

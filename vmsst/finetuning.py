@@ -100,7 +100,7 @@ def finetune(
     import jax
 
     from ems_jax import teachers
-    from vmsst.data import batches, readers, rows, tables, teacher_vectors
+    from vmsst.data import batches, readers, rows, tables
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
@@ -111,12 +111,10 @@ def finetune(
       input_pipeline,
       optimizers,
       partitioning,
-      quiet,
       trainer,
     )
     from vmsst.train import train as train_lib
 
-  quiet.drop_untrue_warnings()
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
@@ -180,7 +178,7 @@ def finetune(
       _write_vectors(teacher, bitexts["pairs"], vectors, inputs["teacher"])
     width = None
     if vectors is not None:
-      width = teacher_vectors.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
+      width = tables.open_vectors(vectors, bitexts["pairs"][0]).shape[2]
     lengths = teachers.feature_lengths(max_length=max_length, dimension=width, negatives=negatives)
     known = (x for bitext in bitexts["pairs"] for x in (bitext.source, bitext.target))
     codes = readers.language_codes(known) or None
@@ -408,17 +406,17 @@ def _write_vectors(
   teacher: str | os.PathLike[str], bitexts: "Sequence[BitextFile]", folder: str, identity: Any
 ) -> None:
   """Writes a teacher's vectors of pairs to a folder, as `vmsst data embed` does."""
-  from vmsst.data import readers, teacher_vectors
-  from vmsst.encoder import bitext_embedding, loading
+  from vmsst.data import readers, tables
+  from vmsst.encoder import encoding, loading
   from vmsst.jobs import job
 
   encoder = loading.load(teacher)
   with job.Job(folder, inputs={"encoder": identity}) as work:
     for bitext in bitexts:
-      name, digest = teacher_vectors.file_name(bitext), readers.digest(bitext)
+      name, digest = tables.vectors_name(bitext), readers.digest(bitext)
       if work.done(name, digest) is None:
         with work.part(name, digest) as (path, facts):
-          facts.update(bitext_embedding.write_vectors(encoder, bitext, path), bitext=digest)
+          facts.update(encoding.write_bitext_vectors(encoder, bitext, path), bitext=digest)
     work.finish()
 
 
@@ -483,7 +481,7 @@ def _source(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  from vmsst.checkpoints import t5x
+  from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)

@@ -12,7 +12,7 @@ with command_process.default_interrupt():
   from collections.abc import Sequence
 
   import vmsst
-  from vmsst.arrays import compilation_cache
+  from vmsst.arrays import devices
   from vmsst.cli import data, evaluation, models, texts
   from vmsst.cli.command import Command, summary
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is None:
       logging.basicConfig(format="vmsst: note: %(message)s")
-    compilation_cache.enable()
+    devices.enable_compilation_cache()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
     with progress, progress_bar.watchdog(_PATIENCE):
       args.command(args)

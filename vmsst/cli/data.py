@@ -55,11 +55,11 @@ def train_vocabulary(
     languages: Languages of the two sides (default: from file names).
   """
   options = {name: x for name, x in locals().items() if name not in ("input", "output")}
-  from vmsst.data import vocabulary_training
+  from vmsst.data import vocabularies
   from vmsst.jobs import outputs
 
   with outputs.atomic_path(output) as path:
-    counts = vocabulary_training.train_vocabulary(input, path, **options)
+    counts = vocabularies.train_vocabulary(input, path, **options)
   for name, count in counts.items():
     print(f"{count:>10,} sentences  {name}")
   print(f"{output}: {size:,} {model_type} pieces (0 padding, 1 EOS, 2 unknown)")
@@ -92,11 +92,11 @@ def embed_bitext(
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
   """
-  from vmsst.data import teacher_vectors
-  from vmsst.encoder import bitext_embedding
+  from vmsst.data import tables
+  from vmsst.encoder import encoding
 
-  write = functools.partial(bitext_embedding.write_vectors, batch_size=bitext.batch_size)
-  files = _write_files(encoder, output, patterns, bitext, {}, teacher_vectors.file_name, write)
+  write = functools.partial(encoding.write_bitext_vectors, batch_size=bitext.batch_size)
+  files = _write_files(encoder, output, patterns, bitext, {}, tables.vectors_name, write)
   for path, facts in files.items():
     print(f"{path}: {facts['lines']:,} pairs of vectors of dimension {facts['dimension']}")
 

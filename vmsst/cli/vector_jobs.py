@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.encoder import batching, encoding
+from vmsst.encoder import encoding
 from vmsst.io import array_files, manifest, text_files
 from vmsst.jobs import engines, job
-from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
-from vmsst.search.embedded_text import EmbeddedText
+from vmsst.search import device_search, exact_search, faiss_index, vector_store
+from vmsst.search.vector_store import EmbeddedText
 
 if TYPE_CHECKING:
-  from vmsst.mining import pair_scoring
+  from vmsst.mining import bitext_mining
 
 _SPAN_LINES = 1 << 14  # An interruption costs at most one span of each process.
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
@@ -95,7 +95,7 @@ def embed(
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, method, field, language)
       facts = work.run("embed", write, parts, engine, prepare)
-    batching.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
+    encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
     work.finish(dimension=width, dtype=dtype)
   return cut.identity["lines"], width
 
@@ -267,7 +267,7 @@ def search(
   row_M = corpus.visible_rows()
   inputs = {
     "encoder": encoding.identity(encoder, name),
-    "queries": embedded_text.fingerprint(queries),
+    "queries": vector_store.fingerprint(queries),
     "corpus": describe(corpus),
   }
   options = {"count": count, "language": language}
@@ -285,7 +285,7 @@ def search(
       load=load,
       method="encode_query",
     )
-    embedded = embedded_text.open_text(queries, folder)
+    embedded = vector_store.open_text(queries, folder)
     text_search.check_width(corpus, embedded.vectors.shape[1])
     find = resumable_search(work, engine)
     if index is not None and not index.exact:
@@ -302,9 +302,9 @@ def search(
 
 
 def score(
-  scorer: "pair_scoring.Scorer",
-  source: "pair_scoring.TextColumn",
-  target: "pair_scoring.TextColumn",
+  scorer: "bitext_mining.Scorer",
+  source: "bitext_mining.TextColumn",
+  target: "bitext_mining.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
   """Writes the scores of each pair of texts to a line of its own; returns the number of pairs.
@@ -316,11 +316,11 @@ def score(
     output: Output file.
 
   Raises:
-    InputError: as in `pair_scoring.pair_scores`, or another process writes the output.
+    InputError: as in `bitext_mining.pair_scores`, or another process writes the output.
   """
-  from vmsst.mining import pair_scoring
+  from vmsst.mining import bitext_mining
 
-  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
+  texts = [vector_store.fingerprint(side.path) for side in (source, target)]
   sides = [
     {**text, "field": side.field, "language": side.language}
     for text, side in zip(texts, (source, target), strict=True)
@@ -339,8 +339,8 @@ def score(
             np.save(stream, scores(*window))
         yield array_files.read(work.path(part))
 
-    blocks = pair_scoring.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
+    blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for score_BC in blocks:
-        stream.writelines(f"{pair_scoring.as_line(scores)}\n" for scores in score_BC)
+        stream.writelines(f"{bitext_mining.score_line(scores)}\n" for scores in score_BC)
   return int(texts[0]["lines"])

@@ -1,22 +1,35 @@
-"""Vocabularies: text to token ids and back, the same for training and inference.
+"""Vocabularies: text to token ids and back, the same for training and inference; their training.
 
 Nothing here needs TensorFlow. Padding is id 0 in every vocabulary.
 """
 
 import dataclasses
 import functools
+import io
+import itertools
+import os
+import random
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from vmsst import arrays, errors
-from vmsst.data import word_splitting
+from vmsst.data import formats, readers, word_splitting
 from vmsst.data.word_splitting import Languages
-from vmsst.io import input_files
+from vmsst.io import input_files, text_files
+from vmsst.languages import Language
 
+MODEL_TYPES = ("unigram", "bpe")
+_PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
+# SentencePiece skips sentences of more than 4,192 bytes; a character has up to 4.
+_PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
+_RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sentences with it
+
+# A sentence and its language, or None if it is not needed.
+_Sentence = tuple[str, Language | None]
 # Capital letters of Unicode 14 to 17. Python versions disagree on their small letters, so
-# `lowercase` keeps them.
+# `small_letters` keeps them.
 _NEW_CAPITALS = re.compile(
   "([\u1c89\u2c2f\ua7c0\ua7cb\ua7cc\ua7ce\ua7d0\ua7d2\ua7d4\ua7d6\ua7d8\ua7da\ua7dc"
   "\U00010570-\U00010595\U00010d50-\U00010d65\U00016ea0-\U00016eb8]+)"
@@ -92,7 +105,7 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
   return kept
 
 
-def lowercase(text: str) -> str:
+def small_letters(text: str) -> str:
   """Returns `text` in small letters, the same in every Python version."""
   if _NEW_CAPITALS.search(text):
     parts = _NEW_CAPITALS.split(text)
@@ -143,7 +156,9 @@ class SentencePieceVocabulary(Vocabulary):
     """
     if self.pretokenize:
       texts = word_splitting.split_words(texts, language)
-    return self._processor.encode([lowercase(t) for t in texts] if self.lowercase else list(texts))
+    return self._processor.encode(
+      [small_letters(t) for t in texts] if self.lowercase else list(texts)
+    )
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids up to the first EOS token, ignoring padding."""
@@ -197,7 +212,7 @@ class LaserVocabulary(SentencePieceVocabulary):
     """Returns at most `max_length` ids of every text, including special tokens."""
     del language
     processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
-    small = [lowercase(text) for text in word_splitting.normalize_punctuation(texts)]
+    small = [small_letters(text) for text in word_splitting.normalize_punctuation(texts)]
     # Pieces of unknown text may contain spaces, at which the original splits them.
     split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
     ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
@@ -231,7 +246,7 @@ class ByteVocabulary(Vocabulary):
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids of every text, without EOS token, regardless of its language."""
-    small = (lowercase(t) for t in texts) if self.lowercase else texts
+    small = (small_letters(t) for t in texts) if self.lowercase else texts
     return [[byte + 3 for byte in text.encode("utf-8")] for text in small]
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -267,3 +282,125 @@ def _parse(path: str, content: bytes) -> Any:
       "vocab train`, or with spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"
     )
   return processor
+
+
+def train_vocabulary(
+  patterns: str | Sequence[str],
+  output: str | os.PathLike[str],
+  *,
+  size: int,
+  model_type: str = "unigram",
+  character_coverage: float = 0.9995,
+  byte_fallback: bool = False,
+  lowercase: bool = False,
+  pretokenize: bool = False,
+  max_sentences: int | None = None,
+  languages: tuple[str, str] | None = None,
+) -> dict[str, int]:
+  """Trains a vocabulary with ids pad 0, eos 1, unk 2 and no bos, and writes its `.model` file.
+
+  The same files and options give the same model. Returns the number of sentences of each input.
+
+  Args:
+    patterns: Files or shell patterns of bitext (as in training; both sides are used) or of plain
+      text, one sentence per line (`.txt`, `.txt.gz`).
+    output: Path of the model file.
+    size: Number of pieces.
+    model_type: "unigram" or "bpe".
+    character_coverage: Share of characters that the pieces cover.
+    byte_fallback: Whether other characters become bytes instead of unknown.
+    lowercase: Whether to lowercase the text first; use the vocabulary with the same option.
+    pretokenize: Whether to split the text into words first, by the rules of its language
+      (`vmsst.data.word_splitting`); use the vocabulary with the same option. Names of plain text
+      files must then include the language: `news.de.txt`.
+    max_sentences: Maximum number of sentences, sampled at random from all files; None: all.
+    languages: Codes of the two sides of every bitext, if file names do not contain them.
+
+  Raises:
+    InputError: a pattern, a file or an option is invalid, or there is too little text for `size`.
+  """
+  import sentencepiece
+
+  errors.check_choice("model_type", model_type, MODEL_TYPES)
+  share = character_coverage
+  errors.check(0 < share <= 1, "character_coverage", share, "a number above 0, at most 1")
+  files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
+  counts = dict.fromkeys(files, 0)
+
+  def counted() -> Iterator[_Sentence]:
+    """Yields the sentences that are not blank."""
+    for name, texts in files.items():
+      for sentence in texts:
+        if not text_files.is_blank(sentence[0]):
+          counts[name] += 1
+          yield sentence
+
+  sample = _sample(counted(), max_sentences)
+  sentences = [sentence for sentence, _ in sample]
+  if pretokenize:
+    detected = [language for _, language in sample if language is not None]
+    sentences = word_splitting.split_words(sentences, detected)
+  if lowercase:
+    sentences = [small_letters(sentence) for sentence in sentences]
+  parts = (part for text in sentences for part in _PART.findall(text.replace(_RESERVED, " ")))
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=parts,
+      model_writer=model,
+      vocab_size=size,
+      model_type=model_type,
+      character_coverage=character_coverage,
+      byte_fallback=byte_fallback,
+      pad_id=arrays.PAD_ID,
+      eos_id=1,
+      unk_id=2,
+      bos_id=-1,
+      num_threads=8,  # fixed: the order of summation, and so the model, depends on it
+      minloglevel=2,
+    )
+  except (RuntimeError, ValueError, OSError) as error:
+    # Without the location in the trainer's source.
+    reason = str(error).split("] ")[-1].strip() or type(error).__name__
+    raise errors.InputError(
+      f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
+    ) from None
+  with open(output, "wb") as stream:
+    stream.write(model.getvalue())
+  return counts
+
+
+def _texts_by_file(
+  patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
+) -> dict[str, Iterator[_Sentence]]:
+  """Returns the sentences of every input; a file is opened when its first sentence is read."""
+  texts: dict[str, Iterator[_Sentence]] = {}
+  for path in readers.find_files(patterns):
+    if _PLAIN_TEXT.fullmatch(path):
+      language = None
+      if plain_text_has_language:
+        code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
+        language = formats.language_or_none(code)
+        named = language is not None
+        errors.check(named, "an input", path, "a name with its language, as in news.de.txt")
+      texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
+    else:
+      for bitext in readers.find_bitext(path, languages):
+        sides = itertools.cycle((bitext.source, bitext.target))
+        pairs = readers.read_pairs(bitext)
+        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), sides, strict=False)
+  return texts
+
+
+def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:
+  """Returns up to `limit` equally likely sentences.
+
+  SentencePiece can sample too, but takes other sentences in each process, whatever the seed.
+  """
+  chooser = random.Random(0)
+  kept = list(itertools.islice(sentences, limit))
+  for count, sentence in enumerate(sentences, len(kept) + 1):
+    index = chooser.randrange(count)
+    if index < len(kept):
+      kept[index] = sentence
+  return kept

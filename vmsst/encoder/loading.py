@@ -44,13 +44,11 @@ from vmsst.formats import (
   encoder_json,
   hub,
   laser,
-  layer_stacks,
   mt5,
   sentence_transformers,
   tensors,
   tokenizers,
   transformers,
-  vmsst_release,
 )
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
 from vmsst.io import input_files
@@ -143,7 +141,7 @@ def convert(
 
   Args:
     folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
-      (`mt5.convert`, `vmsst_release.convert`, `laser.convert`).
+      (`mt5.convert`, `laser.convert`).
     prefix: As in `sentence_transformers.read`.
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
     whole: Whether to return the decoder of mT5, too.
@@ -162,9 +160,6 @@ def convert(
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
-    names = transformers.open_tensors(folder)
-    if any(name.startswith(vmsst_release.ENCODER) for name in names):
-      return vmsst_release.convert(folder, vocabulary=vocabulary)
     return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
@@ -219,7 +214,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
     layers = {name for name in names if name[:1].isdigit()}
     copy(url, names & (_EXPORT | _ASSETS | _RELEASED) | layers, target)
     return url, url
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = os.fspath(t5x.find_checkpoint(url))
   around, _, name = checkpoint.rpartition("/")
@@ -246,7 +241,7 @@ def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = t5x.find_checkpoint(epath.Path(folder))
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
@@ -273,7 +268,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   is_export = parameters.name.endswith(".safetensors")
   stored: Any
   if not is_export:
-    from vmsst.checkpoints import t5x  # imports Orbax
+    from vmsst.formats import t5x  # imports Orbax
 
     stored = t5x.open_params(parameters)
   elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
@@ -285,7 +280,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   sources = {}
   for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
-    source = layer_stacks.find(name, leaf.shape, stored)
+    source = tensors.find(name, leaf.shape, stored)
     if source is None or source.shape(stored) != leaf.shape:
       shape = "is missing" if source is None else f"has shape {source.shape(stored)}"
       raise errors.InputError(
@@ -321,7 +316,7 @@ def write(
   Returns:
     The name of the vocabulary's file, if there is one.
   """
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = epath.Path(folder / CHECKPOINT)
   t5x.write_params(checkpoint, params)

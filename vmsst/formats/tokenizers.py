@@ -827,7 +827,7 @@ def _of_sentencepiece(
 
 
 def _lowercase() -> list[Any]:
-  """Returns `vocabularies.lowercase` as normalizers, which lowercase letters one by one but Σ."""
+  """Normalizers for `vocabularies.small_letters`. They lowercase each letter apart but Σ."""
   return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
 
 

@@ -20,10 +20,10 @@ from tensorflow_datasets.core import naming
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards
-from vmsst.evaluation import benchmarks, evaluation_texts
+from vmsst.evaluation import benchmarks
 from vmsst.io import manifest
 from vmsst.jobs import engines, job
-from vmsst.opus import card, decontamination, recipes, stages
+from vmsst.opus import card, cleaning, recipes, stages
 from vmsst.opus import releases as releases_lib
 
 VERSION = "1.0.0"
@@ -74,8 +74,8 @@ def build(
       f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
-  texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
-  held_out = decontamination.EvaluationSentences.of(texts)
+  texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
+  held_out = cleaning.EvaluationSentences.of(texts)
   identities = [(release.name, release.identity) for release in chosen]
   settings: dict[str, Any] = {
     "inputs": {
@@ -113,7 +113,7 @@ def _build(
   root: str,
   releases: Sequence[releases_lib.Release],
   left_out: Sequence[Any],
-  held_out: decontamination.EvaluationSentences,
+  held_out: cleaning.EvaluationSentences,
   engine: engines.Engine,
 ) -> None:
   """Writes the shards in three stages (see `stages`), and describes them for TFDS and people."""

@@ -1,6 +1,10 @@
 """The stages of a build: clean a release, merge a bucket of a language pair, write a shard.
 
 Each function writes one file to a path, and returns facts about it for the data card.
+
+Files between the stages are in Parquet, with checksums that are verified when they are read. The
+stage `clean` distributes its rows over buckets by their keys: row group i belongs to bucket i
+modulo the number of buckets.
 """
 
 import collections
@@ -14,9 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import parquet
 
 from vmsst.data import dataset_shards, formats
-from vmsst.opus import buckets, cleaning, decontamination, releases
+from vmsst.opus import cleaning, releases
 
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -26,11 +31,105 @@ FAULTS_KEPT = 20
 """Maximum number of faults of a release with their places; all faults are counted."""
 FORMAT = 2
 """Version of the stages; increase it if a stage writes other output from the same input."""
+MEMORY_BYTES = 32 << 20
+"""Memory of the rows that a writer holds before it writes them."""
+_TEXTS = {"source": pa.large_binary(), "target": pa.large_binary()}
+CLEANED = pa.schema({"key": pa.uint64(), **_TEXTS})
+"""Columns of cleaned rows: the key, and two texts in UTF-8."""
+MERGED = pa.schema({"rank": pa.uint64(), "tag": pa.uint16(), **_TEXTS})
+"""Columns of merged rows: the rank, the number of the corpus, and the texts."""
+_ROW_BYTES = 160  # Memory of a row's Python objects.
+_GROUP_ROWS = 4000
+_COUNT = b"buckets"
+_OPTIONS: dict[str, Any] = {
+  "compression": "zstd",
+  "compression_level": 1,
+  "use_dictionary": False,
+  "write_statistics": False,
+  "write_page_checksum": True,
+}
 
 CleanFile = tuple[str, str]
 """Path of a cleaned release, and its corpus."""
 Bounds = Mapping[str, tuple[int, int]]
 """For each corpus, the first rank to take and the rank after the last."""
+
+
+class BucketWriter:
+  """Writes a file of cleaned rows in buckets, in a `with` statement.
+
+  Args:
+    path: The file.
+    count: Number of buckets.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], count: int):
+    self._count = count
+    schema = CLEANED.with_metadata({_COUNT: str(count)})
+    self._file = parquet.ParquetWriter(path, schema, **_OPTIONS)
+    self._clear()
+
+  def __enter__(self) -> "BucketWriter":
+    return self
+
+  def __exit__(self, kind: object, error: object, trace: object) -> None:
+    """Writes the remaining rows and closes the file."""
+    with self._file:
+      if error is None:
+        self._flush()
+
+  def add(self, key: int, source: bytes, target: bytes) -> None:
+    """Adds a row to the bucket of its key: `key % count`."""
+    self._keys.append(key)
+    self._sources.append(source)
+    self._targets.append(target)
+    self._bytes += len(source) + len(target) + _ROW_BYTES
+    if self._bytes >= MEMORY_BYTES:
+      self._flush()
+
+  def _flush(self) -> None:
+    """Writes the rows so far: one row group for each bucket."""
+    if not self._keys:
+      return
+    keys_N = np.array(self._keys, np.uint64)
+    buckets_N = keys_N % np.uint64(self._count)
+    order_N = np.argsort(buckets_N, kind="stable")
+    rows = pa.table([keys_N, self._sources, self._targets], CLEANED).take(order_N)
+    ends_B = np.searchsorted(buckets_N[order_N], np.arange(self._count), side="right")
+    start = 0
+    for end in ends_B.tolist():
+      self._file.write_table(rows.slice(start, end - start))
+      start = end
+    self._clear()
+
+  def _clear(self) -> None:
+    self._keys: list[int] = []
+    self._sources: list[bytes] = []
+    self._targets: list[bytes] = []
+    self._bytes = 0
+
+
+def write_bucket(path: str | os.PathLike[str], rows: pa.Table) -> None:
+  """Writes a file of one bucket."""
+  schema = rows.schema.with_metadata({_COUNT: "1"})
+  with parquet.ParquetWriter(path, schema, **_OPTIONS) as file:
+    file.write_table(rows, row_group_size=_GROUP_ROWS)
+
+
+def read_bucket(
+  path: str, bucket: int = 0, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+  """Yields the rows of a bucket in the order in which they were written, one row group at a time.
+
+  Args:
+    path: The file.
+    bucket: Number of the bucket.
+    columns: Names of the columns to read; default: all.
+  """
+  with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    count = int(file.schema_arrow.metadata[_COUNT])
+    for group in range(bucket, file.num_row_groups, count):
+      yield file.read_row_group(group, columns, use_threads=False)
 
 
 def clean(
@@ -43,7 +142,7 @@ def clean(
   """Reads, normalizes and filters one release.
 
   Args:
-    path: Output file, of `buckets`.
+    path: Output file.
     release: The release.
     rules: Rules for normalizing and filtering.
     held_out: File of the sentences to exclude, and their digest; see `EvaluationSentences`.
@@ -59,7 +158,7 @@ def clean(
   faults: list[formats.Fault] = []
   cleaner = cleaning.Cleaner(rules, *release.pair)
   matching_sets = _evaluation_sentences(*held_out).sets
-  with buckets.Writer(path, count) as writer:
+  with BucketWriter(path, count) as writer:
     for row in releases.read(release):
       if isinstance(row, formats.Fault):
         kinds[row.what] += 1
@@ -82,9 +181,9 @@ def clean(
 
 
 @functools.lru_cache(maxsize=1)  # A process loads them once.
-def _evaluation_sentences(path: str, digest: str) -> decontamination.EvaluationSentences:
+def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentences:
   del digest
-  return decontamination.EvaluationSentences.load(path)
+  return cleaning.EvaluationSentences.load(path)
 
 
 def merge(
@@ -96,7 +195,7 @@ def merge(
   earlier row.
 
   Args:
-    path: Output file, of `buckets`. The tag of a row is the index of its corpus in `corpora`.
+    path: Output file. The tag of a row is the index of its corpus in `corpora`.
     files: The cleaned releases of the language pair, in order of precedence.
     bucket: Number of the bucket.
     seed: Seed of the random order.
@@ -105,9 +204,9 @@ def merge(
     For each corpus, the numbers of rows, duplicates, and kept rows.
   """
   names = corpora(files)
-  tables, tags = [buckets.CLEANED.empty_table()], [0]
+  tables, tags = [CLEANED.empty_table()], [0]
   for file, corpus in files:
-    for table in buckets.read(file, bucket):
+    for table in read_bucket(file, bucket):
       tables.append(table)
       tags.append(names.index(corpus))
   tags_N = np.repeat(tags, [len(table) for table in tables])
@@ -129,7 +228,7 @@ def merge(
   ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
   tags_K = tags_N[kept_K]
   merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
-  buckets.write_table(path, pa.table(merged, buckets.MERGED))
+  write_bucket(path, pa.table(merged, MERGED))
   tags_by_fact = {
     READ: tags_N,
     DUPLICATE: tags_N[repeated_R[same_R]],
@@ -163,7 +262,7 @@ def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: 
 def load_ranks(path: str) -> np.ndarray:
   """Returns the ranks of a merged bucket, uint64 [N], by corpus and ascending in each corpus."""
   rows = pa.concat_tables(
-    [buckets.MERGED.empty_table().select(["rank", "tag"]), *buckets.read(path, 0, ["rank", "tag"])]
+    [MERGED.empty_table().select(["rank", "tag"]), *read_bucket(path, 0, ["rank", "tag"])]
   )
   return rows["rank"].to_numpy()[np.argsort(rows["tag"].to_numpy(), kind="stable")]
 
@@ -193,7 +292,7 @@ def write(
   low_C, last_C = np.array(ranges, np.uint64).T
 
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
-    for table in buckets.read(file):
+    for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
       if not len(table) or rank_N[0] > last_C.max():
         return

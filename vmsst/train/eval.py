@@ -18,7 +18,6 @@ from vmsst.train import (
   inference,
   input_pipeline,
   partitioning,
-  progress,
   summaries,
 )
 from vmsst.train import model_dir as model_dir_lib
@@ -173,7 +172,7 @@ def evaluate(
         )
       step = int(state.step)
       results[step] = evaluator.evaluate(state, initializer.train_state_axes)
-      log = progress.EvaluationLog()
+      log = summaries.EvaluationLog()
       log.add(step, results[step])
       log.print_tables()
     evaluator.close()

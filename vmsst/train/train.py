@@ -14,12 +14,11 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
 from vmsst.errors import InputError, check_choice
-from vmsst.formats import encoder_json
+from vmsst.formats import encoder_json, t5x
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
-from vmsst.train import checkpoints, input_pipeline, partitioning, progress
+from vmsst.train import checkpoints, input_pipeline, partitioning, summaries
 from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
@@ -121,7 +120,7 @@ def train(
   began = time.time()
   layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
   shard = (layout.shard_id, layout.num_shards)
-  log = progress.EvaluationLog()
+  log = summaries.EvaluationLog()
 
   def converter(**options: Any) -> Any:  # imports seqio
     return model.FEATURE_CONVERTER_CLS(**options)
@@ -211,7 +210,7 @@ def train(
     )
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
-    bar = progress.Progress(first_step, total_steps, layout.batch_size)
+    bar = summaries.Progress(first_step, total_steps, layout.batch_size)
 
     def is_due(period: int) -> bool:
       return period > 0 and (step == total_steps or step % period == 0)
@@ -274,7 +273,7 @@ def train(
         plan = f"training to step {total_steps}"
         if step == total_steps:
           plan = f"already at the last step, {total_steps}: nothing to train"
-        progress.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
+        summaries.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
 
         periods = [period for period in (eval_period, save_period) if period]
         periods.append(stats_period or min([*periods, total_steps]))
@@ -300,7 +299,7 @@ def train(
     finally:
       log.print_tables(t5x.read_best(model_dir))
     if stop.signal:
-      progress.print_once(
+      summaries.print_once(
         f"Stopped by {stop.signal} at step {step}; rerun the same command to resume."
       )
     if stop.signal == "SIGINT":

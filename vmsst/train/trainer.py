@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.io import progress_bar
-from vmsst.train import input_pipeline, partitioning, progress, summaries
+from vmsst.train import input_pipeline, partitioning, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
   BaseAction,
   EarlyStoppingAction,
@@ -288,7 +288,7 @@ class Trainer:
     batches: Iterator[Batch],
     num_steps: int,
     start_step: int,
-    bar: "progress.Progress | None" = None,
+    bar: summaries.Progress | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, Scalars]:
     """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.

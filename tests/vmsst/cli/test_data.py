@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vmsst import cli, errors, storage
-from vmsst.data import readers, tables, teacher_vectors, vocabularies
+from vmsst.data import readers, tables, vocabularies
 from vmsst.encoder import loading
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three")]
@@ -126,7 +126,7 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   storage.cached_copy.cache_clear()
   tables.open_files("train", files[:1], teacher=vectors)
   if storage.is_url(out):  # A file is copied once.
-    names = [teacher_vectors.open_vectors(vectors, files[0]).filename for _ in range(2)]
+    names = [tables.open_vectors(vectors, files[0]).filename for _ in range(2)]
     assert names[0] == names[1]
 
 

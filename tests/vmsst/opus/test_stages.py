@@ -1,9 +1,10 @@
 import numpy as np
 import opus_tree
+import pyarrow as pa
 import pytest
 
 from vmsst.data import dataset_shards
-from vmsst.opus import cleaning, decontamination, releases, stages
+from vmsst.opus import cleaning, releases, stages
 
 HELD_OUT = [("tatoeba", "Wer bist du?"), ("ntrex", "Who are you?")]
 
@@ -28,7 +29,7 @@ EUROPARL = [
 @pytest.fixture
 def clean(tmp_path):
   """Cleans rows of a corpus into two buckets; returns the file and the facts."""
-  held_out = decontamination.EvaluationSentences.of(HELD_OUT)
+  held_out = cleaning.EvaluationSentences.of(HELD_OUT)
   held_out.save(tmp_path / "held_out")
 
   def run(corpus, rows, cut=0):
@@ -99,3 +100,48 @@ def test_ranks_are_random_and_depend_on_key_corpus_and_seed_alone():
   np.testing.assert_array_equal(last_N, ranks_N[-5:])
   assert not np.any(stages.ranks(keys_N, tags_N, ["a", "b"], 1) == ranks_N)
   assert not np.any(stages.ranks(keys_N, tags_N ^ 1, ["a", "b"], 0) == ranks_N)
+
+
+def _numbered(count):
+  """Rows of key and texts: keys of all 64 bits, empty and long texts."""
+  for i in range(count):
+    key = (i * 0x9E3779B97F4A7C15) % 2**64
+    yield key, ("ä" * (i % 5)).encode(), ("文" * (i % 11) + str(i)).encode()
+
+
+def _write(path, count):
+  with stages.BucketWriter(path, 4) as writer:
+    for row in _numbered(count):
+      writer.add(*row)
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 2000, stages.MEMORY_BYTES])
+def test_rows_come_back_by_bucket_in_their_order(tmp_path, monkeypatch, memory_bytes):
+  monkeypatch.setattr(stages, "MEMORY_BYTES", memory_bytes)
+  _write(tmp_path / "x", 500)
+  for bucket in range(4):
+    rows = [
+      tuple(row.values())
+      for table in stages.read_bucket(tmp_path / "x", bucket)
+      for row in table.to_pylist()
+    ]
+    assert rows == [row for row in _numbered(500) if row[0] % 4 == bucket]
+
+
+def test_merged_tables_and_empty_files_come_back(tmp_path, monkeypatch):
+  monkeypatch.setattr(stages, "_GROUP_ROWS", 7)
+  texts = [str(i).encode() for i in range(50)]
+  rows = pa.table([np.arange(50), np.arange(50) % 3, texts, texts[::-1]], stages.MERGED)
+  stages.write_bucket(tmp_path / "x", rows)
+  assert pa.concat_tables(stages.read_bucket(tmp_path / "x")).to_pydict() == rows.to_pydict()
+  _write(tmp_path / "y", 0)
+  assert list(stages.read_bucket(tmp_path / "y", 2)) == []
+
+
+def test_a_damaged_page_is_found(tmp_path):
+  _write(tmp_path / "x", 500)
+  content = bytearray((tmp_path / "x").read_bytes())
+  content[100] ^= 1
+  (tmp_path / "x").write_bytes(content)
+  with pytest.raises(OSError, match="CRC checksum"):
+    [list(stages.read_bucket(tmp_path / "x", bucket)) for bucket in range(4)]

@@ -12,8 +12,8 @@ import pytest
 import toy_runs
 
 from vmsst.errors import InputError
-from vmsst.train import train_state, trainer
-from vmsst.train.schedules import create_learning_rate_scheduler
+from vmsst.train import gin_utils, train_state, trainer
+from vmsst.train.optimizers import create_learning_rate_scheduler
 
 STEPS = 7
 
@@ -169,3 +169,18 @@ def test_a_run_must_not_last_much_longer_than_its_schedule(schedule, lasts, ends
     with pytest.raises(InputError, match=f"TRAIN_STEPS is {steps}, but .* at step (99|1)\\d+;"):
       trainer.check(8, steps)
   trainer.close()
+
+
+def test_the_trainer_for_upstream_changes_nothing_here(tmp_path, monkeypatch):
+  gin_utils.install_t5x()
+  from vmsst.train import step_trainer
+
+  assert issubclass(step_trainer.StepTrainer, trainer.Trainer)
+  options = {"total_steps": 7, "period": 3, "stats_period": 1}
+  options["train_eval_dataset_cfg"] = toy_runs.config("validation", shuffle=False)
+  _, expected = toy_runs.run(tmp_path / "plain", model=toy_runs.Growing(), **options)
+  monkeypatch.setattr(trainer, "Trainer", step_trainer.StepTrainer)
+  _, state = toy_runs.run(tmp_path / "own", model=toy_runs.Growing(), **options)
+  jax.tree.map(np.testing.assert_array_equal, state.state_dict(), expected.state_dict())
+  updates = toy_runs.metrics(tmp_path / "own" / "training_eval" / "toy", "updates")
+  assert updates == {4: 4, 7: 7}

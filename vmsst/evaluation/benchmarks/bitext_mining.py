@@ -21,7 +21,7 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.benchmarks import files
 from vmsst.io import text_files
 from vmsst.search import margins
 
@@ -122,7 +122,7 @@ def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
       f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
     ),
     read=functools.partial(_read_bucc, split),
-    averages=averages.of_metrics(*METRICS),
+    averages=suite.metric_means(*METRICS),
     sets=PAIRS,
   )
 
@@ -136,5 +136,5 @@ MINING = suite.Benchmark(
     ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
   ),
   read=read_mining,
-  averages=averages.of_metrics(*METRICS),
+  averages=suite.metric_means(*METRICS),
 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from vmsst import storage
 from vmsst.evaluation import embedder, suite
-from vmsst.evaluation.benchmarks import averages, files, knowledge_search
+from vmsst.evaluation.benchmarks import files, knowledge_search
 from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
 
@@ -156,10 +156,10 @@ def _averages(
     note: End of the names.
   """
   groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
-  means = averages.of_groups(results, "accuracy", groups)
+  means = suite.group_means(results, "accuracy", groups)
   mkqa_results = [result for result in results if result.name in _MKQA_SETS]
   whole = len(mkqa_results) == len(_MKQA_SETS)
-  return means | averages.by_seen(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=whole)
+  return means | suite.seen_means(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=whole)
 
 
 def question_sets(root: storage.Path, counted: MkqaQuestions = "answered") -> list[Questions]:
@@ -274,6 +274,6 @@ MKQA_SMALL = suite.Benchmark(
     "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
   ),
   read=_read_small,
-  averages=averages.of_metrics("accuracy", "R@10"),
+  averages=suite.metric_means("accuracy", "R@10"),
   sets=_SMALL_LANGUAGES,
 )

@@ -25,7 +25,7 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.benchmarks import files
 from vmsst.io import text_files
 from vmsst.search import exact_search
 
@@ -201,7 +201,7 @@ def _score_year(name: str, sets: Sequence[ScoredPairs], *vectors: np.ndarray) ->
     score_N = np.array([row[0] for pairs, _ in kept for row in pairs.rows])
     together = correlations(np.concatenate([cosine_N for _, cosine_N in kept]), score_N)
     lacking = {*_NAMES[f"20{name[3:]}"]} - {pairs.name for pairs in sets} - {_NOT_IN_SPEARMAN}
-    metrics = averages.mean("spearman", [together["spearman"]], complete=not lacking)
+    metrics = suite.mean("spearman", [together["spearman"]], complete=not lacking)
     results.append(suite.Result(name, ("en",), metrics))
   return results
 
@@ -212,7 +212,7 @@ def _summarize_sts(
   """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
   names = {f"pearson {year}": name for year, name in _NAMES.items()}
   years = {
-    "pearson": averages.of_groups(results, "pearson", names),
+    "pearson": suite.group_means(results, "pearson", names),
     "spearman": {
       key.replace("spearman", f"spearman 20{result.name[3:]}"): value
       for result in results
@@ -222,8 +222,8 @@ def _summarize_sts(
   }
   summary: suite.Numbers = {}
   for metric, by_year in years.items():
-    whole = [key for key in by_year if not key.endswith(averages.INCOMPLETE)]
-    summary |= averages.mean(metric, by_year.values(), complete=len(whole) == len(SETS))
+    whole = [key for key in by_year if not key.endswith(suite.INCOMPLETE)]
+    summary |= suite.mean(metric, by_year.values(), complete=len(whole) == len(SETS))
   return summary | years["pearson"] | years["spearman"]
 
 
@@ -249,7 +249,7 @@ def _summarize_xlsts(
   summary: suite.Numbers = {}
   for metric in METRICS:
     groups = {metric + part: names for part, names in parts.items()}
-    summary |= averages.of_groups(results, metric, groups)
+    summary |= suite.group_means(results, metric, groups)
   return summary
 
 
@@ -297,9 +297,9 @@ def _summarize_stsb(
       (" other languages", LANGUAGES[1:]),
     ):
       values = [by_language[code].metrics[metric] for code in codes if code in by_language]
-      summary |= averages.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
+      summary |= suite.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
     there = list(by_language.values())
-    summary |= averages.by_seen(
+    summary |= suite.seen_means(
       f"{metric} {split}", there, metric, seen, complete=whole >= {*LANGUAGES}
     )
   return summary

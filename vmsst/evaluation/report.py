@@ -1,0 +1,295 @@
+"""`vmsst report`: tables and figures of evaluations and training, and published numbers."""
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import re
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from vmsst import errors, languages, storage
+from vmsst.evaluation import papers, plots, results_files, suite
+from vmsst.evaluation.benchmarks import agnosticism, own_files
+from vmsst.io import input_files, text_files
+
+ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
+"""Results of one benchmark by encoder."""
+
+Curve = dict[int, float]
+"""Values by training step, in order."""
+
+_MOST_PANELS = 6
+# Training metrics to plot, by prefix, as long as there are panels.
+_TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
+
+
+_MOST_ROWS = 400  # Of the longest readable table.
+
+Cells = dict[tuple[str, str], str]
+"""Texts by row and column."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table.
+
+  Attributes:
+    title: Its title.
+    header: What the rows are, then the columns.
+    rows: The texts of each row, by its name.
+  """
+
+  title: str
+  header: list[str]
+  rows: dict[str, list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """A section; `notes` say what its numbers are not comparable with."""
+
+  title: str
+  notes: list[str] = dataclasses.field(default_factory=list)
+  tables: list[Table] = dataclasses.field(default_factory=list)
+  figures: list[plots.Image] = dataclasses.field(default_factory=list)
+
+
+def html(folders: Iterable[str | os.PathLike[str]]) -> str:
+  """Returns a report as an HTML page that needs no other file.
+
+  A published number is shown next to a measured value of the same metric and the same sets. Numbers
+  of ablations are shown if the last part of an encoder's name has the key of their paper as a word,
+  as in /runs/vmsst_24l/checkpoint_100000 or "EMS, no XTR".
+
+  Args:
+    folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one;
+      local or in object stores. A folder that is given twice is read once.
+
+  Raises:
+    InputError: a folder has neither results nor training metrics, a file is invalid, or the extra
+      `report` is not installed.
+  """
+  with errors.requires("report", "a report"):
+    import jinja2
+
+    importlib.import_module("matplotlib")
+  evaluated: dict[str, results_files.Results] = {}
+  training: dict[str, dict[str, Curve]] = {}
+  runs = []
+  for folder in dict.fromkeys(map(storage.path, folders)):
+    path = folder / results_files.NAME
+    results = results_files.read_results(path) if storage.is_file(path) else None
+    curves = _curves(folder)
+    if results is None and not curves:
+      raise errors.InputError(
+        f"{folder}: neither {path.name} nor train/metrics.jsonl; give output folders of "
+        "`vmsst eval`, or MODEL_DIRs of training runs"
+      )
+    name = results["encoder"]["name"] if results else os.path.basename(storage.absolute(folder))
+    runs.append((name, folder, results, curves))
+  names = [name for name, *_ in runs]
+  for name, folder, results, curves in runs:
+    unique = name if names.count(name) == 1 else f"{name} ({folder})"
+    training[unique] = curves
+    if results is not None:
+      evaluated[unique] = results
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  template = environment.get_template("report.html.j2")
+  return template.render(encoders=evaluated, sections=sections(evaluated, training))
+
+
+def _curves(folder: storage.Path) -> dict[str, Curve]:
+  """Reads the curves of training, and of evaluations with their prefix, by metric."""
+  paths = {"": folder / "train" / "metrics.jsonl"}
+  for path in storage.find(folder / "inference_eval", "*-metrics.jsonl"):
+    paths[f"{path.name.removesuffix('-metrics.jsonl')}: "] = path
+  curves: dict[str, Curve] = {}
+  for prefix, path in paths.items():
+    lines = text_files.read_lines(str(path)) if storage.is_file(path) else ()
+    for number, line in enumerate(lines, 1):
+      row = input_files.parse_json(line, f"{path}:{number}")
+      step = int(row.pop("step"))
+      for name, value in row.items():
+        # A resumed run repeats steps; the last value counts.
+        curves.setdefault(prefix + name, {})[step] = float(value)
+  return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
+
+
+def sections(
+  evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
+) -> list[Section]:
+  """Returns all sections, with tables of measured numbers before published ones."""
+  by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
+  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": [], "options": {}}
+  for encoder, results in evaluated.items():
+    if summary := papers.overall_score(results):
+      by_benchmark.setdefault("score", {})[encoder] = {**score, "summary": summary}  # type: ignore
+  for encoder, results in evaluated.items():
+    for name, scored in results["benchmarks"].items():
+      by_benchmark.setdefault(name, {})[encoder] = scored
+  own = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
+  own_tables = [_table(next(iter(x.values()))["title"], "System", _averages(x)) for x in own]
+  main: Cells = {}  # The averages that papers compare, or the first one, of each benchmark.
+  for name, of_encoder in by_benchmark.items():
+    compared = [average for benchmark, average in papers.content()["main"] if benchmark == name]
+    for encoder, scored in of_encoder.items():
+      summary = scored["summary"]
+      chosen = [x for x in summary if x.removesuffix(suite.INCOMPLETE) in compared]
+      for average in chosen or [*summary][:1]:
+        main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
+  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
+  keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
+  listed = [
+    Section("Your files", tables=own_tables),
+    Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
+    *(_benchmark(name, x, keys) for name, x in by_benchmark.items()),
+    Section("Training", figures=_training(training)),
+  ]
+  titles, text = papers.content()["papers"], str([section.tables for section in listed])
+  cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
+  listed += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
+  return [
+    section
+    for section in listed
+    if section.notes or section.figures or any(x.rows for x in section.tables)
+  ]
+
+
+def _averages(of_encoder: ResultsByEncoder) -> Cells:
+  """Returns the averages of a benchmark by encoder, also those of cut vectors."""
+  cells: Cells = {}
+  for encoder, scored in of_encoder.items():
+    summaries = {encoder: scored["summary"]}
+    for cut in scored.get("dimensions", [])[:-1]:  # The last has whole vectors.
+      summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
+    for row, summary in summaries.items():
+      cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
+  return cells
+
+
+def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -> Section:
+  """Returns the section of a benchmark, with ablations of the papers with these keys."""
+  section = Section(next(iter(of_encoder.values()))["title"])
+  remarks = papers.content()["remarks"]
+  section.notes.extend([remarks[name]] if name in remarks else [])
+  results: dict[str, list[suite.Result]] = {}
+  for encoder, scored in of_encoder.items():
+    for option, choice in scored["options"].items():
+      if remark := remarks.get(f"{option} {choice}"):
+        section.notes.append(f"{encoder}: {remark}")
+    results[encoder] = suite.collect_results(scored)
+    for text in results[encoder]:
+      if text.arrays:
+        where = f"{encoder}, {section.title if text.name == agnosticism.ALL else text.name}"
+        section.figures.extend(plots.error_figures(where, text))
+    results[encoder] = [*_error_rows(results[encoder])]
+  if len({frozenset(x.name for x in of_one) for of_one in results.values()}) > 1:
+    note = "The encoders were evaluated on different sets: their averages are not comparable."
+    section.notes.append(note)
+  cells = _averages(of_encoder)
+  numbers = {key: papers.find(name, key, papers=keys) for _, key in cells}
+  compared = {place: text for place, text in cells.items() if numbers[place[1]]}
+  section.notes.extend(
+    dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)
+  )
+  title = "Averages, next to published ones"
+  section.tables.append(_table("Averages", "System", cells))
+  section.tables.append(_table(title, "System", compared | _paper_cells(numbers)))
+  # All results, followed by the published numbers of the same languages.
+  cells, others = {}, {}
+  for metric in dict.fromkeys(x for of_one in results.values() for y in of_one for x in y.metrics):
+    numbers = {}
+    for encoder, of_one in results.items():
+      for x in of_one:
+        if metric in x.metrics:
+          cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
+          numbers[x.name] = papers.for_result(name, x.name, x.languages, metric, keys)
+    for (system, row), number in _paper_cells(numbers).items():
+      others[row, f"{system}: {metric}"] = number
+  section.tables.append(_table("Results", "Set", cells | others))
+  return section
+
+
+def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
+  """Yields the cells of error matrices, and the averages of rows ("de->*") and columns ("*->de").
+
+  With several texts, also the errors of each language on each text, as in the paper's Table 5: the
+  mean error over all ordered pairs with a text in this language, on either side; each of several
+  versions in this language has the same weight.
+  """
+  texts = [result for result in results if result.arrays]
+  errors_by_code: dict[str, dict[str, list[float]]] = {}
+  codes: dict[languages.Language, str] = {}  # The first code of each language.
+  for text in texts:
+    error_LL = np.array(text.arrays["error"])
+    source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
+    for row, (label, code) in enumerate(zip(text.arrays["labels"], text.languages, strict=True)):
+      for pair, both, error_L in (
+        (f"{label}->*", (code, "*"), source_L),
+        (f"*->{label}", ("*", code), target_L),
+      ):
+        name = agnosticism.named(text.name, pair)
+        yield suite.Result(name, both, {"error": float(error_L[row])})
+      first = codes.setdefault(languages.language(code), code)
+      of_text = errors_by_code.setdefault(first, {})
+      of_text.setdefault(text.name, []).append(float(source_L[row] + target_L[row]) / 2)
+  for code, of_text in errors_by_code.items() if len(texts) > 1 else ():
+    means = {name: statistics.fmean(values) for name, values in of_text.items()}
+    yield suite.Result(code, (code,), means | {"mean of texts": statistics.fmean(means.values())})
+  for result in results:
+    yield from agnosticism.pair_errors(result) if result.arrays else [result]
+
+
+def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Image]:
+  """Returns the curves of training and of evaluations during training."""
+  names = list(dict.fromkeys(name for curves in curves_by_run.values() for name in curves))
+  trained = [name for name in names if name.startswith(_TRAINING)]
+  evaluated = [name for name in names if ": " in name and "timing/" not in name]
+  averages = [name for name in evaluated if name.endswith("average")] or evaluated
+  panels = {
+    name: {run: curves[name] for run, curves in curves_by_run.items() if name in curves}
+    for name in trained[:_MOST_PANELS] + averages[:_MOST_PANELS]
+  }
+  return [plots.training_curves("Metrics over training steps", panels)] if panels else []
+
+
+def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:
+  """Yields what each evaluation lacks: benchmarks, sets, training languages."""
+  for encoder, results in evaluated.items():
+    for what, of in (("failed", results["failed"]), ("was not run", results["absent"])):
+      yield from (f"{encoder}: {name} {what}: {reason}" for name, reason in of.items())
+    for scored in results["benchmarks"].values():
+      if scored["missing"]:
+        yield f"{encoder}: {scored['title']} lacks {suite.shortened(scored['missing'])}"
+    if results["seen"] is None and not all(map(own_files.is_own, results["benchmarks"])):
+      yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
+
+
+def _table(title: str, corner: str, cells: Cells) -> Table:
+  """Returns a table of the rows and columns of `cells`, in the order of their first cell."""
+  columns = list(dict.fromkeys(column for _, column in cells))
+  rows = list(dict.fromkeys(row for row, _ in cells))
+  if len(rows) > _MOST_ROWS:
+    title += f" (the first {_MOST_ROWS} of {len(rows):,}; results.json has all)"
+  texts = {row: [cells.get((row, x), "–") for x in columns] for row in rows[:_MOST_ROWS]}
+  return Table(title, [corner, *columns], texts)
+
+
+def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
+  """Returns published numbers, given by key, by system and key; systems are named with table."""
+  return {
+    (f"{number.system} ({number.source})", key): (
+      # As many decimals as in the paper.
+      f"{number.value:.{1 if round(number.value, 1) == number.value else 2}f}"
+    )
+    for key, values in numbers.items()
+    for number in values
+  }

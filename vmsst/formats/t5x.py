@@ -1,0 +1,327 @@
+"""T5X checkpoints: `checkpoint_<step>/state`, written by Orbax, with parameters under `target`.
+
+Both runtimes write and read this layout.
+"""
+
+import functools
+import logging as standard_logging
+import os
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from flax import traverse_util
+from orbax.checkpoint._src.path import atomicity
+
+from vmsst import errors, storage
+from vmsst.formats import tensors
+from vmsst.io import input_files
+
+PARAMETERS = "target"
+COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
+"""Orbax writes this file last: the marker of complete checkpoints in object stores."""
+
+TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
+"""Orbax's class for folders that COMMIT_FILE completes."""
+
+CHECKSUMS = "SHA256SUMS"
+"""File with SHA-256 checksums of all files, in the format of `sha256sum`.
+
+Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
+"""
+
+BEST_FILE = "best.json"
+"""Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
+
+_ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
+
+
+def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
+  """Returns `path` if it is a `checkpoint_<step>` folder, else the best or latest in it.
+
+  Raises:
+    InputError: there is no checkpoint; the message lists what is there.
+  """
+  folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
+  if not folder.is_dir():
+    nearby = storage.names(folder.parent)
+    there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
+    if os.path.basename(path) == os.fspath(path):
+      there += "; models of the Hugging Face Hub are named OWNER/NAME"
+    raise errors.InputError(f"no folder {folder}{there}")
+  is_one = is_checkpoint(folder)
+  if is_one:
+    return folder
+  steps = {
+    int(child.name.split("_")[1]): child
+    for child in folder.iterdir()
+    if is_checkpoint(child) and is_complete(child)
+  }
+  if not steps:
+    refuse_legacy(folder)
+    inside = input_files.listed(storage.names(folder))
+    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
+  latest = steps[max(steps)]
+  if (best := read_best(folder)) is None:
+    return latest
+  if (chosen := folder / best["checkpoint"]) in steps.values():
+    return chosen
+  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
+  return latest
+
+
+def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
+  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None.
+
+  Raises:
+    InputError: the file that names it is damaged.
+  """
+  path = storage.path(run) / BEST_FILE
+  if not path.is_file():
+    return None
+  record = input_files.read_json(path)
+  if not isinstance(record, dict) or not (
+    _CHECKPOINT.fullmatch(str(record.get("checkpoint")))
+    and isinstance(record.get("value"), int | float)
+  ):
+    raise errors.InputError(f"{path} does not name a checkpoint; delete it to use the latest")
+  return record
+
+
+def is_checkpoint(folder: epath.Path) -> bool:
+  """Whether `folder` is a checkpoint, by its name and its `state` folder."""
+  return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
+
+
+def refuse_legacy(folder: epath.Path) -> None:
+  """Raises InputError for a checkpoint in T5X's format before Orbax, or a folder of a run with one.
+
+  Such a checkpoint has a msgpack file `checkpoint` and one folder for each large array.
+  """
+  inside = (folder / name for name in storage.names(folder) if _CHECKPOINT.fullmatch(name))
+  for path in (folder, *inside):
+    if not is_checkpoint(path) and (path / "checkpoint").is_file():
+      raise errors.InputError(
+        f"{path} is in T5X's format before Orbax, which is not read here: restore it with upstream "
+        "T5X, which saves it in the new one"
+      )
+
+
+def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
+  """Returns metadata of each array of a checkpoint (`shape`, `dtype`), by name: `target/...`.
+
+  Raises:
+    InputError: the checkpoint cannot be read.
+  """
+  state = checkpoint / "state"
+  if os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
+    raise errors.InputError(f"{checkpoint}: Orbax cannot read s3://; copy to a local disk or gs://")
+  try:
+    with _orbax() as checkpointer:
+      tree = checkpointer.metadata(state).item_metadata
+    if tree is None:
+      raise ValueError("its metadata is missing")
+    metadata = traverse_util.flatten_dict(dict(tree), sep="/")
+  except Exception as error:  # Orbax raises many types for damaged data
+    raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
+  return metadata
+
+
+def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
+  """Returns the parameters of a checkpoint by name, without `target/`, to be read on request.
+
+  Raises:
+    InputError: the checkpoint cannot be read, or does not match its checksums.
+  """
+  problem = damage(checkpoint, "state")
+  if problem:
+    raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
+  params = {}
+  for name, stored in read_metadata(checkpoint).items():
+    if name.startswith(f"{PARAMETERS}/"):
+      where = f"{name} in {checkpoint}"
+      if getattr(stored, "shape", None) is None:
+        raise errors.InputError(f"{where} is not an array")
+      params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
+        tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
+      )
+  return params
+
+
+def read_params(
+  checkpoint: epath.Path, stored: Mapping[str, tensors.StoredTensor]
+) -> dict[str, jax.Array]:
+  """Reads only some parameters by name, in float32, onto the default device.
+
+  Args:
+    checkpoint: A `checkpoint_<step>` folder.
+    stored: Those of `open_params` to read.
+  """
+  device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
+  args = {
+    f"{PARAMETERS}/{name}": ocp.ArrayRestoreArgs(
+      sharding=device, global_shape=tensor.shape, dtype=jnp.float32
+    )
+    for name, tensor in stored.items()
+  }
+  restored = restore(checkpoint, args)
+  return {name: restored[f"{PARAMETERS}/{name}"] for name in stored}
+
+
+def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
+  """Writes a checkpoint of step 0 with parameters alone, for a training run to start from.
+
+  Args:
+    checkpoint: The `checkpoint_0` folder to make.
+    params: Arrays by name; `/` joins the parts of a name.
+
+  Raises:
+    OSError: the checkpoint cannot be written.
+  """
+  target = traverse_util.unflatten_dict(dict(params), sep="/")
+  tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
+  try:
+    with _orbax() as checkpointer:
+      checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
+  except Exception as error:  # Orbax raises a ValueError for a full disk
+    raise OSError(f"{checkpoint.name}: {str(error).partition(chr(10))[0]}") from None
+
+
+@functools.cache
+def silence_orbax() -> None:
+  """Hides what Orbax logs, and its reads and writes that fail after the first failure.
+
+  The first failure still raises; Orbax also logs it, and Python would print a stack trace for each
+  of the others. Orbax warns of a missing metadata file that T5X's layout does not have.
+  """
+  former = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    code = getattr(unraisable.object, "cr_code", None)
+    of_orbax = code is not None and "orbax" in code.co_filename
+    if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
+      former(unraisable)
+
+  sys.unraisablehook = hook
+  asyncio_log, absl_log = map(standard_logging.getLogger, ("asyncio", "absl"))
+  asyncio_log.addFilter(lambda record: "orbax" not in record.getMessage())
+  absl_log.addFilter(lambda record: "orbax" not in record.pathname)
+
+
+def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
+  return restore(checkpoint, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
+
+
+def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
+  """Returns the arrays of a checkpoint that have a key in `flat`.
+
+  Raises:
+    InputError: the checkpoint is damaged.
+  """
+  state = checkpoint / "state"
+  args = traverse_util.unflatten_dict(dict(flat), sep="/")
+  item = jax.tree.map(lambda _: 0, args)
+  try:
+    with _orbax() as checkpointer:
+      restored = checkpointer.restore(
+        state, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
+      )
+  except Exception as error:  # Orbax raises many types for damaged data
+    reason = str(error).partition("\n")[0]
+    raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from None
+  return dict(traverse_util.flatten_dict(restored, sep="/"))
+
+
+def _orbax() -> ocp.Checkpointer:
+  silence_orbax()
+  return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def is_complete(checkpoint: epath.Path) -> bool:
+  """Returns whether the checkpoint in a folder of a run is complete.
+
+  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
+  written after all files, say so; a copy of a local checkpoint has only the checksums.
+  """
+  if not storage.is_url(checkpoint):
+    return (checkpoint / "state").is_dir()
+  return is_complete_among(storage.names(checkpoint))
+
+
+def is_complete_among(names: Collection[str]) -> bool:
+  """Returns what `is_complete` does, given the names in the folder of a checkpoint in a store."""
+  return "state" in names and (COMMIT_FILE in names or CHECKSUMS in names)
+
+
+def prepare(checkpoints: Iterable[epath.Path]) -> None:
+  """Prepares the checkpoints of a run in a store for Orbax.
+
+  Marks complete ones that were copied there, which Orbax would take for partial, and removes those
+  whose writer was killed. Orbax's own clean-up would remove every other folder of the run too.
+  """
+  for checkpoint in checkpoints:
+    names = storage.names(checkpoint)
+    if is_complete_among(names):
+      if COMMIT_FILE not in names:
+        (checkpoint / COMMIT_FILE).write_text("copied\n")
+    elif _ORBAX_FILE in names:
+      record = input_files.read_json(checkpoint / _ORBAX_FILE)
+      if not (isinstance(record, dict) and record.get("commit_timestamp_nsecs")):
+        storage.remove(checkpoint)
+
+
+def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
+  """Writes the checksums of all files in `folders` to `checkpoint`.
+
+  Args:
+    checkpoint: The folder of the checkpoint, while it is being written.
+    folders: The future subfolders of the checkpoint, by name.
+  """
+  lines = [
+    f"{input_files.sha256(folder / inside)}  {name}/{inside}\n"
+    for name, folder in sorted(folders.items())
+    for inside in sorted(storage.files_below(folder))
+  ]
+  (checkpoint / CHECKSUMS).write_text("".join(lines))
+
+
+def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
+
+  Args:
+    checkpoint: The folder of the checkpoint.
+    only: The subfolder to check; None: all with checksums.
+  """
+  sums = checkpoint / CHECKSUMS
+  if not sums.exists():
+    return None
+  try:
+    input_files.check(sums)
+    lines = [
+      re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
+    ]
+    if not lines or None in lines:
+      return f"{CHECKSUMS} has changed since it was written"
+    wanted: dict[str, dict[str, str]] = {}
+    for digest, folder, name in (line.groups() for line in lines if line):
+      wanted.setdefault(folder, {})[name] = digest
+    for folder in sorted(wanted) if only is None else [only]:
+      if folder == "dataset" and not (checkpoint / folder).is_dir():
+        continue  # The run reads and skips the batches instead.
+      files = set(storage.files_below(checkpoint / folder))
+      for name, digest in wanted.get(folder, {}).items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if input_files.sha256(checkpoint / folder / name) != digest:
+          return f"{folder}/{name} has changed since it was written"
+  except (OSError, ValueError) as error:
+    return f"it cannot be read ({error})"
+  return None
