@@ -28,8 +28,8 @@ from flax.linen import partitioning as flax_partitioning
 from flax.linen.partitioning import AxisMetadata
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
 from vmsst.data import batches, loader
+from vmsst.formats import t5x
 from vmsst.train import (
   adafactor,
   checkpoints,

@@ -18,8 +18,8 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
 from vmsst.data import loader
+from vmsst.formats import t5x
 from vmsst.io import input_files, manifest, progress_bar
 from vmsst.jobs import job
 from vmsst.train import (

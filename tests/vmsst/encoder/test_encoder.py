@@ -17,10 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import t5x
 from vmsst.data import vocabularies
 from vmsst.encoder import encoder as encoder_lib
-from vmsst.formats import encoder_json
+from vmsst.formats import encoder_json, t5x
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
