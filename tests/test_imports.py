@@ -209,7 +209,6 @@ TESTED_IN = {
   "vmsst.cli.models": "vmsst/formats/test_hub.py",
   "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
   "vmsst.evaluation.benchmarks.files": "vmsst/evaluation/test_benchmarks.py",
-  "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
   "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
   "vmsst.io.checksums": "vmsst/test_storage.py",
   "vmsst.io.input_files": "vmsst/test_storage.py",
