@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
+import msgspec
 import numpy as np
 from flax import traverse_util
 
@@ -33,8 +34,7 @@ Language = str | Sequence[str] | None
 _WINDOW = 1 << 16
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedTexts:
+class PreparedTexts(msgspec.Struct, frozen=True):
   """Texts that `Encoder.prepare` has tokenized.
 
   Attributes:
@@ -312,7 +312,12 @@ class Encoder(compatibility.Members):
         is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
-    self.check_process()
+    # JAX's threads do not exist in a forked child: computations would never end.
+    if os.getpid() != self._backend.process:
+      raise RuntimeError(
+        f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
+        "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
+      )
     if positional:
       raise TypeError(f"{positional[0]!r} has no name; write, for example, batch_size=32")
     errors.check(device is None, "device", device, backends.DEVICES)
@@ -423,14 +428,3 @@ class Encoder(compatibility.Members):
     for index in long:
       ids[index] = vocabularies.cut_with_eos(ids[index], self.max_length, vocabulary.eos_id)
     return ids, long
-
-  def check_process(self) -> None:
-    """Raises RuntimeError in a forked child of the process that has loaded the encoder.
-
-    JAX's threads do not exist there, so that computations would never end.
-    """
-    if os.getpid() != self._backend.process:
-      raise RuntimeError(
-        f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
-        "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
-      )
