@@ -120,7 +120,8 @@ class Encoder(compatibility.Members):
     if name == "max_length":
       limit = getattr(self._network.config, "max_tokens", None)
       value = errors.as_integer(name, value, maximum=limit)
-      vars(self).pop("tokenizer", None)
+      for name_of_cached in ("tokenizer", "digest"):
+        vars(self).pop(name_of_cached, None)
     elif name == "similarity_fn_name":
       errors.check_choice(name, value, encoder_json.SIMILARITIES)
     elif "_backend" in vars(self) and name != "default_prompt_name":
@@ -147,26 +148,23 @@ class Encoder(compatibility.Members):
   def default_prompt_name(self, name: str | None) -> None:
     if name != self.default_prompt_name:
       vocabulary = self.with_prompt(self._prompt(None, None, name) or "").vocabulary
+      vars(self).pop("digest", None)
       vars(self).update(vocabulary=vocabulary, _own_vocabulary=vocabulary, prompt=None)
       vars(self).update(_default_prompt_name=name)
 
-  @property
+  @functools.cached_property
   def digest(self) -> str:
     """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
 
     Two encoders with one digest and one `prompt` compute the same vectors, up to rounding error.
     """
-    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
-    return hashlib.sha256(f"{settings} {self._params_digest}".encode()).hexdigest()
-
-  @functools.cached_property
-  def _params_digest(self) -> str:
-    total = hashlib.sha256()
+    params = hashlib.sha256()
     for name, value in sorted(traverse_util.flatten_dict(self._backend.params, sep="/").items()):
       array = np.ascontiguousarray(value)
-      total.update(f"{name} {array.dtype} {array.shape}".encode())
-      total.update(array.view(np.uint8).data)
-    return total.hexdigest()
+      params.update(f"{name} {array.dtype} {array.shape}".encode())
+      params.update(array.view(np.uint8).data)
+    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
+    return hashlib.sha256(f"{settings} {params.hexdigest()}".encode()).hexdigest()
 
   def with_prompt(self, prompt: str) -> "Encoder":
     """Returns this encoder with a prompt before every text of `encode`; both share the parameters.
@@ -373,9 +371,11 @@ class Encoder(compatibility.Members):
     if normalize or normalize_embeddings:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
-    stored_NC = compatibility.quantize(vectors_ND, precision)
-    as_tensor = convert_to_tensor or not convert_to_numpy
-    result = compatibility.tensor(stored_NC) if as_tensor else stored_NC
+    result = vectors_ND
+    if precision != "float32":
+      result = compatibility.quantize(vectors_ND, precision)
+    if convert_to_tensor or not convert_to_numpy:
+      result = compatibility.tensor(result)
     if one:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
