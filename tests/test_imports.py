@@ -215,10 +215,14 @@ TESTED_IN = {
   "vmsst.jobs.signals": "vmsst/jobs/test_command_process.py",
   "vmsst.losses.vocabulary": "ems_jax/losses/test_xtr.py",
   "vmsst.models.bitranslation": "vmsst/models/test_vmsst.py",
-  "vmsst.models.generation": "vmsst/networks/test_vmsst.py",
+  "vmsst.models.base": "vmsst/models/test_contrastive.py",
+  "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
-  "vmsst.train.utils": "vmsst/train/test_inference.py",
+  "vmsst.train.eval": "vmsst/train/test_infer.py",
+  "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 
 

@@ -27,7 +27,7 @@ from vmsst.train import (
   inference,
   input_pipeline,
   partitioning,
-  progress,
+  summaries,
   train_state,
 )
 from vmsst.train import model_dir as model_dir_lib
@@ -122,7 +122,7 @@ def infer(
         storage.path(output_dir) / f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
       )
       if output.is_file():
-        progress.print_once(f"Skipping {task.name}: {output} exists; delete it to make it again.")
+        summaries.print_once(f"Skipping {task.name}: {output} exists; delete it to make it again.")
         continue
       vocabulary = None
       if mode != "score":

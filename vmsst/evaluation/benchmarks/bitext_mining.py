@@ -101,8 +101,7 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
       kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
       best = {}  # If every sentence found occurs more than once.
       if kept_P.any():
-        pairs = margins.Pairs(*(x[kept_P] for x in (pairs.source_P, pairs.target_P, pairs.score_P)))
-        best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
+        best = margins.best_f1(pairs[kept_P], gold_G2)._asdict()
       for key in ("f1", "precision", "recall"):
         metrics[f"{method}_{key}"] = 100 * best.get(key, 0.0)
     metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2

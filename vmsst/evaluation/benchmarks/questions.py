@@ -261,7 +261,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
     results = []
     for code, query_ND in zip(questions, queries, strict=True):
       near = exact_search.top_k(query_ND, knowledge_MD, 10)
-      shares = retrieval.rank_metrics(near, [[row] for row in range(len(near))], 10)
+      shares = retrieval.rank_metrics(near, [[row] for row in range(len(near.index_NK))], 10)
       metrics = {name: 100 * shares[name] for name in ("accuracy", "R@10")}
       results.append(suite.Result(code, (code, "en"), metrics))
     return results
