@@ -12,11 +12,8 @@ from vmsst.search import exact_search
     ("The Beatles", "beatles"),
     ("  an  Apple,\ta day!", "apple day"),
     ("U.S.A.", "usa"),
-    ("A.", ""),
-    ("theatre of Athens", "theatre of athens"),
     ("O'Brien–the great", "obrien– great"),  # ASCII punctuation only; a dash ends a word
     ("Ångström 1,000", "ångström 1000"),
-    ("«the»", "« »"),
   ],
 )
 def test_answers_are_normalized(answer, expected):
