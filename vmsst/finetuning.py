@@ -140,7 +140,7 @@ def finetune(
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
-  errors.check_positive("learning_rate", learning_rate)
+  errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   if patience is not None and dev is None:
     raise errors.InputError("patience needs pairs to evaluate on; give dev")
@@ -499,7 +499,7 @@ def _add_teacher_vectors(
   """
   from vmsst.data import tables, training_sets
   from vmsst.encoder import encoding, loading
-  from vmsst.io import npy_files
+  from vmsst.io import array_files
   from vmsst.jobs import job
 
   if vectors is None:
@@ -519,7 +519,7 @@ def _add_teacher_vectors(
             )
       work.finish()
     for each in sets:
-      mapped = npy_files.open_mapped(folder / "teacher" / f"{each.name}.npy", ("N", 2, "width"))
+      mapped = array_files.open_mapped(folder / "teacher" / f"{each.name}.npy", ("N", 2, "width"))
       training_sets.add_vectors(each, [mapped])
     return
   for each in sets:
