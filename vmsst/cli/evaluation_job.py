@@ -15,7 +15,7 @@ import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import embedder, results_files, suite
-from vmsst.io import checksums, input_files, manifest
+from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job, outputs
 
 
@@ -25,7 +25,7 @@ class Data:
   def __init__(self, root: str | None):
     """Takes the data root."""
     self.root = storage.path(root or "")
-    self._checksum = functools.cache(lambda path, version: checksums.of_file(path))
+    self._checksum = functools.cache(lambda path, version: input_files.sha256(path))
     self._digests: dict[str, str] = {}
 
   def digest(self, benchmark: suite.Benchmark) -> str:

@@ -165,12 +165,12 @@ class CpuBackend:
     model, weights = graph.without_weights(onnx.OUTPUT)
     # ONNX Runtime copies weights for every session, but not inputs.
     inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
-    helper = onnx.library().helper
+    helper = graph.library.helper
     for name, array in inputs.items():
       kind = helper.np_dtype_to_tensor_dtype(array.dtype)
       model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
     for name, array in weights.items():
-      onnx.add_weights(model, name, array, location="given")
+      graph.add_weights(model, name, array, location="given")
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     content = model.SerializeToString()
 

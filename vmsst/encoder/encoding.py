@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import input_files, npy_files, progress_bar
+from vmsst.io import array_files, input_files, progress_bar
 
 if TYPE_CHECKING:
   from vmsst.data.readers import BitextFile
@@ -100,7 +100,7 @@ def encode_windows(
     for window in windows(texts, size):
       yield embed(window)
       done += len(window)
-      bar.reach(done)
+      bar.update(max(0, done - bar.n))
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -139,7 +139,7 @@ def write_bitext_vectors(
     total=2 * lines,
     title=str(bitext),
   )
-  npy_files.write(path, (lines, 2, encoder.dimension), windows)
+  array_files.write(path, (lines, 2, encoder.dimension), windows)
   return {"lines": lines, "dimension": encoder.dimension}
 
 

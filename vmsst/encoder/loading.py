@@ -51,7 +51,7 @@ from vmsst.formats import (
   transformers,
 )
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
-from vmsst.io import checksums
+from vmsst.io import input_files
 
 if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
@@ -184,8 +184,7 @@ def _opened(
     url = os.fspath(path).rstrip("/")
     # The vocabulary's file is read as long as the process lives.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
-    with storage.explained(url, "read"):
-      name, around = _copy(url, target)
+    name, around = _copy(url, target)
     try:
       with storage.naming(str(target), around):
         yield name, target, None
@@ -228,7 +227,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   around, _, name = checkpoint.rpartition("/")
   inside, beside = storage.names(checkpoint), storage.names(around)
   needed = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
-  copy(checkpoint, inside & {checksums.NAME, "state", *needed}, target / name)
+  copy(checkpoint, inside & {t5x.CHECKSUMS, "state", *needed}, target / name)
   if not needed:
     copy(around, beside & _ASSETS, target)
   return checkpoint, around
@@ -318,7 +317,7 @@ def write(
 
   checkpoint = epath.Path(folder / CHECKPOINT)
   t5x.write_params(checkpoint, params)
-  checksums.write(checkpoint, {"state": checkpoint / "state"})
+  t5x.write_checksums(checkpoint, {"state": checkpoint / "state"})
   return None if assets is None else encoder_json.save_assets(assets, folder)
 
 
@@ -465,7 +464,7 @@ def open_encoder(
     limit = theirs.max_seq_length
     theirs.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
   files = sorted(below for below in folder.rglob("*") if below.is_file())
-  lines = [f"{checksums.of_file(x)}  {x.relative_to(folder)}\n" for x in files]
+  lines = [f"{input_files.sha256(x)}  {x.relative_to(folder)}\n" for x in files]
   lines += [] if max_length is None else [f"max_length {max_length}\n"]
   theirs.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
   return str(folder.resolve()), with_prompt(theirs, prompt)

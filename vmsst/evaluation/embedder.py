@@ -128,7 +128,7 @@ class Embedder:
       for part in parts:
         yield compute(prepare(part.content))
         done += part.size
-        bar.reach(done)
+        bar.update(max(0, done - bar.n))
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, float32 [N, D].

@@ -7,9 +7,8 @@ import naive_search
 import numpy as np
 import pytest
 
-from vmsst import errors
-from vmsst.cli import embedding
-from vmsst.io import text_files
+from vmsst import errors, storage
+from vmsst.cli import vector_jobs
 from vmsst.mining import text_search
 from vmsst.search import exact_search, vector_store
 
@@ -52,7 +51,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
     naive(query, 12) for query in naive_search.LETTER_QUERIES
   ]
 
-  monkeypatch.setattr(text_files, "_open", lambda path: 1 / 0)
+  monkeypatch.setattr(storage, "open_binary", lambda path: 1 / 0)
   again = searcher.search(naive_search.LETTER_QUERIES[:4], 12)
   assert [[hit.line for hit in hits] for hits in again] == [
     [hit.line for hit in hits] for hits in first[:4]
@@ -69,7 +68,7 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   (tmp_path / "base.txt").write_text("".join(f"{line}\n" for line in naive_search.LETTERS))
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
-  embedding.embed(encoder, [path], folder, name="a", dimensions=2)
+  vector_jobs.embed(encoder, [path], folder, name="a", dimensions=2)
   searcher = text_search.Searcher(encoder, vector_store.open_text(path, folder))
   for query, hits in zip(
     naive_search.LETTER_QUERIES, searcher.search(naive_search.LETTER_QUERIES, 3), strict=True
