@@ -21,7 +21,7 @@ import numpy as np
 from vmsst import errors
 from vmsst import languages as languages_lib
 from vmsst.data import batches, formats, readers, rows, tables, vocabularies
-from vmsst.io import input_files, manifest, text_fields, text_files
+from vmsst.io import input_files, manifest, text_files
 
 Role = Literal["query", "document"]
 File = str | os.PathLike[str]
@@ -190,7 +190,7 @@ def open_set(
     nonlocal total
     count = settings.negatives
     for total, example in enumerate(examples, 1):
-      if text_fields.is_blank(example.texts[0]) or text_fields.is_blank(example.texts[1]):
+      if text_files.is_blank(example.texts[0]) or text_files.is_blank(example.texts[1]):
         continue
       lines.append(total - 1)
       scores.append(example.scores if count is None else example.scores[: 1 + count])
@@ -252,7 +252,7 @@ def _table_records(path: str, header: Sequence[str]) -> Iterator[tuple[str, Any]
 def _of_columns(file: readers.BitextFile, rows: Iterator[formats.Row]) -> Iterator[Example]:
   """Yields the examples of a file without column names; scores before the pairs do not count."""
   for row in rows:
-    if any(map(text_fields.is_number, row.texts[2:])):
+    if any(map(text_files.is_number, row.texts[2:])):
       raise errors.InputError(
         f"{file}:{row.number}: a number after the pair; write a header, such as "
         "'anchor TAB positive TAB score'"
