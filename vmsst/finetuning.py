@@ -120,7 +120,7 @@ def finetune(
   """
   options = dict(locals())
   with errors.requires("train", "fine-tuning"):
-    from vmsst.data import readers
+    from vmsst.data import readers, training_sets
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
@@ -196,7 +196,6 @@ def finetune(
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
     evaluation, of_evaluation = None, []
-    losses: dict[str, Any] = {}
     if held_out:
       evaluation = dev_sets.DevSets(held_out, trained, tokens["vocabulary"], partitioner, folder)
       watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
@@ -204,15 +203,29 @@ def finetune(
         actions.KeepBestAction(str(folder), **watched),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
+    # The loss of held-out sets is shown unless it needs a teacher's vectors.
+    with_loss = [
+      each
+      for each in held_out.values()
+      if isinstance(each, training_sets.OpenSet)
+      and each.settings.objective in {*objectives} - {*_TAUGHT}
+    ]
+    batching = input_pipeline.DatasetConfig(
+      "pairs", {"inputs": max_length}, "train", batch_size, True, seed
+    )
     known = {code for each in sets for code in each.settings.languages} - {"und"}
     codes = readers.language_codes(map(languages_lib.language, known)) or None
 
     train_lib.train(
       model=trained,
-      train_dataset_cfg=input_pipeline.DatasetConfig(
-        "pairs", {"inputs": max_length}, "train", batch_size, True, seed
-      ),
-      train_eval_dataset_cfg=None,
+      train_dataset_cfg=batching,
+      train_eval_dataset_cfg=batching if with_loss else None,
+      train_eval_get_dataset_fn=lambda cfg, *_: {
+        each.name: input_pipeline.EvalBatches(
+          get_batches(cfg, 0, 1, sets=[each], **tokens), -(-len(each.table) // batch_size)
+        )
+        for each in with_loss
+      },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
         get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
@@ -536,25 +549,27 @@ def _add_teacher_vectors(
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown."""
   from vmsst.formats import t5x
+  from vmsst.train import dev_sets
 
-  losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
-  best = t5x.read_best(folder)
+  columns = {"loss": _metrics(folder / "train" / "metrics.jsonl").get("loss", {})}
+  held_out = _metrics(folder / "inference_eval" / f"{dev_sets.TASK}-metrics.jsonl")
+  columns |= {name: values for name, values in held_out.items() if name != "step"}
+  for path in sorted((folder / "training_eval").glob("*/metrics.jsonl")):
+    columns[f"loss/{path.parent.name}"] = _metrics(path).get("loss", {})
   lines = ["# Fine-tuning", ""]
-  if best is not None:
-    task, _, metric = best["metric"].partition("/")
-    accuracies = _metric(folder / "inference_eval" / f"{task}-metrics.jsonl", metric)
-    lines += [f"Best: {best['checkpoint']}, accuracy {best['value']:.2f}.", ""]
-  lines += ["| step | loss | accuracy (dev) |", "|---|---|---|"]
-  for step in sorted(accuracies or losses):
-    loss = f"{losses[step]:.4f}" if step in losses else ""
-    accuracy = f"{accuracies[step]:.2f}" if step in accuracies else ""
-    lines.append(f"| {step} | {loss} | {accuracy} |")
+  if (best := t5x.read_best(folder)) is not None:
+    lines += [f"Best: {best['checkpoint']}, score {best['value']:.2f} on the held-out sets.", ""]
+  lines += [f"| step | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+  for step in sorted(held_out.get("score") or columns["loss"]):
+    cells = [f"{x[step]:.4g}" if step in x else "" for x in columns.values()]
+    lines.append(f"| {step} | {' | '.join(cells)} |")
   return "\n".join([*lines, ""])
 
 
-def _metric(path: pathlib.Path, name: str) -> dict[int, float]:
-  """Returns the values of a metric by step."""
-  if not path.is_file():
-    return {}
-  records = map(json.loads, path.read_text().splitlines())
-  return {record["step"]: float(record[name]) for record in records if name in record}  # "nan"
+def _metrics(path: pathlib.Path) -> dict[str, dict[int, float]]:
+  """Returns the values of each metric in a file, by step."""
+  values: dict[str, dict[int, float]] = {}
+  for record in map(json.loads, path.read_text().splitlines() if path.is_file() else []):
+    for name, value in record.items():
+      values.setdefault(name, {})[record["step"]] = float(value)  # may be "nan"
+  return values

@@ -194,6 +194,8 @@ def test_several_sets_have_their_own_objectives_and_prompts(chained, tmp_path):
   assert {"contrastive/loss", "similarity/loss", "kl_divergence/loss"} <= losses.keys()
   path = tmp_path / "out" / "inference_eval" / "dev-metrics.jsonl"
   metrics = json.loads(path.read_text().splitlines()[-1])
+  report = (tmp_path / "out" / "report.md").read_text()
+  assert {"ndcg@10/answers", "spearman/graded", "loss/graded"} <= {*report.split()}
   assert metrics["score"] == pytest.approx(
     (metrics["ndcg@10/answers"] + metrics["spearman/graded"]) / 2
   )

@@ -92,7 +92,7 @@ def get_training_eval_datasets(
   share = cfg.batch_size // num_shards
   rows = slice(shard_id * share, (shard_id + 1) * share)
 
-  def load(provider: Any) -> _EvalBatches:
+  def load(provider: Any) -> EvalBatches:
     batches = loader.get_batches(
       dataclasses.replace(cfg, mixture_or_task_name=provider),
       shard_id=0,
@@ -100,22 +100,31 @@ def get_training_eval_datasets(
       feature_converter_cls=feature_converter_cls,
       num_epochs=eval_steps * cfg.batch_size,  # finite, so that tasks without examples do not hang
     )
-    return _EvalBatches(batches, eval_steps, rows if num_shards > 1 else None, cfg.use_memory_cache)
+    return EvalBatches(batches, eval_steps, rows if num_shards > 1 else None, cfg.use_memory_cache)
 
   return {provider.name: load(provider) for provider in providers}
 
 
 @dataclasses.dataclass
-class _EvalBatches:
-  """The first batches of a dataset; or some rows of each, trimmed to the length of the batch."""
+class EvalBatches:
+  """The first batches of a dataset; or some rows of each, trimmed to the length of the batch.
+
+  Attributes:
+    batches: An iterator that `reset` starts over.
+    count: Number of batches.
+    rows: The rows of each batch (default: all).
+    keep: Whether to keep the batches in memory.
+    kept: The batches that were kept.
+  """
 
   batches: Any
   count: int
-  rows: slice | None
-  keep: bool
+  rows: slice | None = None
+  keep: bool = True
   kept: list[Batch] | None = None
 
   def as_numpy_iterator(self) -> Iterator[Batch]:
+    """Returns an iterator over the batches, from the first one."""
     if self.kept is not None:
       return iter(self.kept)
     self.batches.reset()

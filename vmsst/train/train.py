@@ -47,6 +47,7 @@ def train(
   summarize_config_fn: Callable[..., None] | None = None,
   inference_evaluator_cls: Callable[..., Any] | None = None,
   get_dataset_fn: Callable[..., Any] | None = None,
+  train_eval_get_dataset_fn: Callable[..., Any] = input_pipeline.get_training_eval_datasets,
   actions: Mapping[str, Sequence[actions_lib.BaseAction]] | None = None,
   run_eval_before_training: bool = False,
   on_sigterm: Callable[[], object] | None = None,
@@ -81,6 +82,7 @@ def train(
     get_dataset_fn: Returns the training data (default: `loader.get_batches`). Called with
       `train_dataset_cfg`, the shard, the number of shards and a constructor of the model's feature
       converter.
+    train_eval_get_dataset_fn: Returns the data of the training evaluation by name.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"), which see the metrics and may
       stop the run.
     run_eval_before_training: Whether to evaluate before the first step too.
@@ -142,7 +144,7 @@ def train(
     )
     train_eval_datasets: Mapping[str, Any] = {}
     if train_eval_dataset_cfg is not None:
-      train_eval_datasets = input_pipeline.get_training_eval_datasets(
+      train_eval_datasets = train_eval_get_dataset_fn(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
