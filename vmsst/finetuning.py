@@ -298,19 +298,33 @@ def model(
   return contrastive.ContrastiveModel(similarity="cosine", mask_duplicates=True, **options)
 
 
-def optimizer(schedule: Any, frozen: Sequence[str] = ()) -> Any:
+def optimizer(
+  schedule: Any,
+  frozen: Sequence[str] = (),
+  *,
+  lora_rank: int | None = None,
+  lora_alpha: float | None = None,
+  lora_targets: Sequence[str] = (".*kernel",),
+) -> Any:
   """Returns AdamW with clipped gradients.
 
   Args:
     schedule: Learning rate, a function of the step.
     frozen: Regular expressions of the names of parameters that are not trained.
+    lora_rank: Rank of the changes of kernels by LoRA, which freezes all other parameters (default:
+      no LoRA).
+    lora_alpha: Alpha of LoRA (default: twice the rank).
+    lora_targets: Regular expressions of the names of the kernels that LoRA changes.
   """
   import optax
 
-  from vmsst.train import optimizers
+  from vmsst.train import lora, optimizers
 
   transformations = [optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)]
-  return optimizers.chain(transformations, frozen)
+  if lora_rank is None:
+    return optimizers.chain(transformations, frozen)
+  alpha = lora_alpha or 2.0 * lora_rank
+  return lora.Lora(optimizers.chain(transformations), lora_rank, alpha, lora_targets)
 
 
 def assignment_map() -> list[tuple[str, str | None]]:
