@@ -34,12 +34,17 @@ TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
 BEST_FILE = "best.json"
 """Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
 
+AVERAGE = "average"
+"""Folder of a finished run for the average of its checkpoints, which `vmsst.load` then opens."""
+
 _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns `path` if it is a `checkpoint_<step>` folder, else the best or latest in it.
+  """Returns `path` if it is a `checkpoint_<step>` folder, else the one to open of those in it.
+
+  That is the average of several, if the run has written it, else the best or the latest one.
 
   Raises:
     InputError: there is no checkpoint; the message lists what is there.
@@ -54,6 +59,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   is_one = is_checkpoint(folder)
   if is_one:
     return folder
+  for average in (folder / AVERAGE).glob("checkpoint_*"):
+    if is_checkpoint(average) and is_complete(average):
+      return average
   steps = {
     int(child.name.split("_")[1]): child
     for child in folder.iterdir()
