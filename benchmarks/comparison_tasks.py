@@ -178,7 +178,7 @@ def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndar
   english = languages.language("en")
   codes = [languages.language(side.language) for side in task.sides]
   searches = [
-    near.index_NK[:, 0] == np.arange(len(near))
+    near.index_NK[:, 0] == np.arange(len(near.index_NK))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
     for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)

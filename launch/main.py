@@ -217,12 +217,11 @@ def _run(options: argparse.Namespace) -> None:
       gc.freeze()
       gc.enable()
       gin.get_configurable(functions[options.command])()
-  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+  except (InputError, TypeError, RuntimeError) as error:
     # Gin adds hints to messages, and calls functions without required arguments.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
-    is_fault = isinstance(error, TypeError | RuntimeError | BrokenPipeError) and not unset
-    if options.verbose or is_fault:
+    if options.verbose or not (unset or isinstance(error, InputError)):
       raise
     fix = "; add a gin file or binding that sets it" if unset else ""
     raise InputError(message + fix) from None

@@ -200,7 +200,7 @@ def suite(
     benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
     paq_distractors: Random questions of PAQ to search, in addition to right ones; see
-      `knowledge_search.sample`.
+      `questions.knowledge_sample`.
     training_languages: Codes of the languages of the training data, which count as seen; None:
       unknown.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
@@ -226,7 +226,7 @@ def suite(
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages, benchmark.options, versions),
+        (str(folder), training_languages, paq_distractors, versions),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,

@@ -128,7 +128,7 @@ def sections(
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
-  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": [], "options": {}}
+  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": []}
   for encoder, results in evaluated.items():
     if summary := papers.overall_score(results):
       by_benchmark.setdefault("score", {})[encoder] = {**score, "summary": summary}  # type: ignore
@@ -182,9 +182,6 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
   section.notes.extend([remarks[name]] if name in remarks else [])
   results: dict[str, list[suite.Result]] = {}
   for encoder, scored in of_encoder.items():
-    for option, choice in scored["options"].items():
-      if remark := remarks.get(f"{option} {choice}"):
-        section.notes.append(f"{encoder}: {remark}")
     results[encoder] = suite.collect_results(scored)
     for text in results[encoder]:
       if text.arrays:

@@ -166,7 +166,6 @@ class Benchmark:
     averages: Maps all results, the test of seen languages and whether all sets have results to the
       benchmark's own averages by name.
     sets: The results that it should have, if they are known: names, or languages.
-    options: Choices in its protocol, by name, for results and reports.
   """
 
   name: str
@@ -175,7 +174,6 @@ class Benchmark:
   read: Callable[[storage.Path], Sequence[Task]]
   averages: Callable[[Sequence[Result], Seen, bool], Numbers]
   sets: Sequence[str | languages.Language] = ()
-  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
@@ -371,7 +369,6 @@ def _score(
       | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]
       for x in by_size[None]
     ],
-    "options": dict(benchmark.options),
   }
   if summaries:
     cuts = {size or vectors.width: x for size, x in (*summaries.items(), (None, summary))}

@@ -8,7 +8,7 @@ import logging as standard_logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -41,6 +41,33 @@ _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everythin
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
+def step_of(checkpoint: str | os.PathLike[str]) -> int:
+  """Returns the step in a checkpoint's name."""
+  return int(epath.Path(checkpoint).name.removeprefix("checkpoint_"))
+
+
+def folders(run: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the paths in `run` with the name of a checkpoint, sorted by step."""
+  root = epath.Path(storage.path(run))
+  return sorted((root / x for x in storage.names(root) if _CHECKPOINT.fullmatch(x)), key=step_of)
+
+
+def all_checkpoints(run: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the complete checkpoints in `run`, sorted by step."""
+  return [folder for folder in folders(run) if is_complete(folder)]
+
+
+def is_complete(checkpoint: epath.Path) -> bool:
+  """Returns whether the checkpoint in a folder of a run is complete.
+
+  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
+  written after all files, say so; a copy of a local checkpoint has only the checksums.
+  """
+  names = storage.names(checkpoint)
+  is_marked = COMMIT_FILE in names or checksums.NAME in names
+  return "state" in names and (is_marked or not storage.is_url(checkpoint))
+
+
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """Returns `path` if it is a `checkpoint_<step>` folder, else the one to open of those in it.
 
@@ -51,70 +78,30 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    nearby = storage.names(folder.parent)
-    there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
-    if os.path.basename(path) == os.fspath(path):
-      there += "; models of the Hugging Face Hub are named OWNER/NAME"
-    raise errors.InputError(f"no folder {folder}{there}")
-  is_one = is_checkpoint(folder)
-  if is_one:
+    there = f"{folder.parent} holds {input_files.listed(storage.names(folder.parent))}"
+    raise errors.InputError(
+      f"no folder {folder}; {there}; models of the Hugging Face Hub are named OWNER/NAME"
+    )
+  if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
-  for average in (folder / AVERAGE).glob("checkpoint_*"):
-    if is_checkpoint(average) and is_complete(average):
-      return average
-  steps = {
-    int(child.name.split("_")[1]): child
-    for child in folder.iterdir()
-    if is_checkpoint(child) and is_complete(child)
-  }
-  if not steps:
-    refuse_legacy(folder)
+  if averages := all_checkpoints(folder / AVERAGE):
+    return averages[-1]
+  if not (checkpoints := all_checkpoints(folder)):
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
-  latest = steps[max(steps)]
-  if (best := read_best(folder)) is None:
-    return latest
-  if (chosen := folder / best["checkpoint"]) in steps.values():
-    return chosen
-  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
-  return latest
+  best = (read_best(folder) or {}).get("checkpoint")
+  if best is None or folder / best in checkpoints:
+    return checkpoints[-1] if best is None else folder / best
+  logging.warning(
+    "%s is missing, the best checkpoint of the run; reading %s", best, checkpoints[-1].name
+  )
+  return checkpoints[-1]
 
 
 def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
-  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None.
-
-  Raises:
-    InputError: the file that names it is damaged.
-  """
+  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None."""
   path = storage.path(run) / BEST_FILE
-  if not path.is_file():
-    return None
-  record = input_files.read_json(path)
-  if not isinstance(record, dict) or not (
-    _CHECKPOINT.fullmatch(str(record.get("checkpoint")))
-    and isinstance(record.get("value"), int | float)
-  ):
-    raise errors.InputError(f"{path} does not name a checkpoint; delete it to use the latest")
-  return record
-
-
-def is_checkpoint(folder: epath.Path) -> bool:
-  """Whether `folder` is a checkpoint, by its name and its `state` folder."""
-  return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
-
-
-def refuse_legacy(folder: epath.Path) -> None:
-  """Raises InputError for a checkpoint in T5X's format before Orbax, or a folder of a run with one.
-
-  Such a checkpoint has a msgpack file `checkpoint` and one folder for each large array.
-  """
-  inside = (folder / name for name in storage.names(folder) if _CHECKPOINT.fullmatch(name))
-  for path in (folder, *inside):
-    if not is_checkpoint(path) and (path / "checkpoint").is_file():
-      raise errors.InputError(
-        f"{path} is in T5X's format before Orbax, which is not read here: restore it with upstream "
-        "T5X, which saves it in the new one"
-      )
+  return input_files.read_json(path) if path.is_file() else None
 
 
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
@@ -149,11 +136,10 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   params = {}
   for name, stored in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
-      where = f"{name} in {checkpoint}"
-      if getattr(stored, "shape", None) is None:
-        raise errors.InputError(f"{where} is not an array")
       params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
-        tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
+        tuple(stored.shape),
+        f"{name} in {checkpoint}",
+        functools.partial(_read, checkpoint, name),
       )
   return params
 
@@ -247,31 +233,15 @@ def _orbax() -> ocp.Checkpointer:
   return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def is_complete(checkpoint: epath.Path) -> bool:
-  """Returns whether the checkpoint in a folder of a run is complete.
-
-  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
-  written after all files, say so; a copy of a local checkpoint has only the checksums.
-  """
-  if not storage.is_url(checkpoint):
-    return (checkpoint / "state").is_dir()
-  return is_complete_among(storage.names(checkpoint))
-
-
-def is_complete_among(names: Collection[str]) -> bool:
-  """Returns what `is_complete` does, given the names in the folder of a checkpoint in a store."""
-  return "state" in names and (COMMIT_FILE in names or checksums.NAME in names)
-
-
-def prepare(checkpoints: Iterable[epath.Path]) -> None:
+def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in a store for Orbax.
 
   Marks complete ones that were copied there, which Orbax would take for partial, and removes those
   whose writer was killed. Orbax's own clean-up would remove every other folder of the run too.
   """
-  for checkpoint in checkpoints:
+  for checkpoint in folders(run):
     names = storage.names(checkpoint)
-    if is_complete_among(names):
+    if is_complete(checkpoint):
       if COMMIT_FILE not in names:
         (checkpoint / COMMIT_FILE).write_text("copied\n")
     elif _ORBAX_FILE in names:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, gradient_caching, matryoshka
+from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
 
 SIMILARITIES = ("dot", "cosine")
@@ -210,9 +210,10 @@ class ContrastiveModel(InBatchNegativesModel):
       ), None
 
     def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
+      rngs = (None, None) if rng is None else jax.random.split(rng)
       return tuple(
         gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
-        for tokens_BRU, part_rng in zip(tokens, generation.split_rng(rng, 2), strict=True)
+        for tokens_BRU, part_rng in zip(tokens, rngs, strict=True)
       )
 
     tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])

@@ -29,7 +29,6 @@ from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
-PREFIX = "checkpoint"
 _DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
 
 AssignmentMap = Sequence[tuple[str, str | None]]
@@ -86,44 +85,25 @@ class CheckpointConfig:
   restore: RestoreCheckpointConfig | None = None
 
 
-def checkpoint_step(path: str | os.PathLike[str]) -> int:
-  """Returns the step in a checkpoint's name."""
-  return int(epath.Path(path).name.removeprefix(f"{PREFIX}_"))
-
-
-def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the complete checkpoints in `folder`, sorted by step."""
-  return [path for path in _folders(folder) if t5x.is_complete(path)]
-
-
-def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the paths in `folder` with the name of a checkpoint, sorted by step."""
-  root = epath.Path(storage.path(folder))
-  folders = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
-  return sorted(folders, key=checkpoint_step)
-
-
 def newest_intact(model_dir: str) -> epath.Path | None:
   """Returns the checkpoint to resume from: the newest intact one in `model_dir`, or None.
 
   Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
 
   Raises:
-    InputError: All checkpoints are damaged, or one is in a format that only upstream T5X reads.
+    InputError: All checkpoints are damaged.
   """
   step = -1
   if jax.process_index() == 0:
     damaged: dict[epath.Path, str] = {}
-    for path in reversed(_folders(model_dir)):
-      problem: str | None = "it has no folder state"
+    for path in reversed(t5x.folders(model_dir)):
+      problem: str | None = "it has no folder state, such as T5X's checkpoints before Orbax"
       if t5x.is_complete(path):
         problem = checksums.damage(path)
-      else:
-        t5x.refuse_legacy(path)
-        if storage.is_url(path):
-          continue  # It is being written, or `CheckpointManager` removes it.
+      elif storage.is_url(path):
+        continue  # It is being written, or `CheckpointManager` removes it.
       if problem is None:
-        step = checkpoint_step(path)
+        step = t5x.step_of(path)
         break
       damaged[path] = problem
     if damaged and step < 0:
@@ -139,7 +119,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
       logging.warning("%s is damaged: %s. Renamed to %s.", path, problem, aside.name)
   if jax.process_count() > 1:
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
-  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"{PREFIX}_{step}"
+  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"checkpoint_{step}"
 
 
 def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
@@ -157,8 +137,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
-      if not (inside := all_checkpoints(path)):
-        t5x.refuse_legacy(path)
+      inside = t5x.all_checkpoints(path)
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   if not checkpoints:
     raise InputError(
@@ -372,7 +351,7 @@ class _NewestAndBest(checkpoint_managers.PreservationPolicy):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
     best = best_names(self.model_dir)
     first = len(checkpoints) - self.newest
-    return [n >= first or f"{PREFIX}_{info.step}" in best for n, info in enumerate(checkpoints)]
+    return [n >= first or f"checkpoint_{info.step}" in best for n, info in enumerate(checkpoints)]
 
 
 def best_names(model_dir: str) -> list[str]:
@@ -392,7 +371,7 @@ def write_average(
     shapes: As for `restore`.
     shardings: As for `restore`.
   """
-  complete = {path.name: path for path in all_checkpoints(model_dir)}
+  complete = {path.name: path for path in t5x.all_checkpoints(model_dir)}
   names = [name for name in best_names(model_dir) if name in complete][:count]
   names = names or [*complete][-count:]
   logging.info("Averaging %s.", ", ".join(names))
@@ -423,7 +402,7 @@ class CheckpointManager:
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
-    self._model_dir = epath.Path(storage.path(model_dir))
+    self._model_dir = model_dir
     self._cfg = cfg
     self._failed = False
     t5x.silence_orbax()
@@ -432,12 +411,12 @@ class CheckpointManager:
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)
     if in_store and jax.process_index() == 0:
-      t5x.prepare(_folders(model_dir))
+      t5x.prepare(model_dir)
     self._manager = ocp.CheckpointManager(
       model_dir,
       handler_registry=handlers,
       options=ocp.CheckpointManagerOptions(
-        step_prefix=PREFIX,
+        step_prefix="checkpoint",
         preservation_policy=_NewestAndBest(model_dir, cfg.keep) if cfg.keep else None,
         create=True,
         enable_async_checkpointing=True,
@@ -489,12 +468,8 @@ class CheckpointManager:
       yield
     except Exception as error:
       self._failed = True
-      done = all_checkpoints(self._model_dir)
-      newest = (
-        f"resume from the newest, {done[-1].name}" if done else "start over: there is none yet"
-      )
       reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
       raise InputError(
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
-        f"same command to {newest}"
+        "same command to resume from the newest one"
       ) from error

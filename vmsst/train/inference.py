@@ -86,7 +86,7 @@ def get_array_fn(
     ),
     out_axis_resources=None,
   )
-  partitioner.get_data_layout(batch_size)  # raises an error if the mesh does not divide it
+  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
 
   def run(
     features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None

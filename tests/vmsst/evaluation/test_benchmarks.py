@@ -32,7 +32,6 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
     assert local == remote
   local, remote = (list(held_out_texts(BENCHMARKS.values(), root)) for root in roots)
   assert local == remote
-  # "bucc" and "bucc_test" share a folder, as do others; all benchmarks have texts.
   assert {name for name, _ in local} == {*BENCHMARKS}
 
 

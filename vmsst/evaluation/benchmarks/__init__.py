@@ -26,15 +26,11 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def get_benchmarks(
-  names: Iterable[str], *, mkqa_questions: questions.MkqaQuestions = "answered"
-) -> list[suite.Benchmark]:
+def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
   """Returns the benchmarks of these names, in the order of `BENCHMARKS`.
 
   Args:
     names: Names of benchmarks; "all" selects all.
-    mkqa_questions: Which of MKQA's questions count in `questions`: "answered" or "all"; those
-      without an answer are wrong.
 
   Raises:
     InputError: a name is unknown.
@@ -44,8 +40,7 @@ def get_benchmarks(
     raise errors.InputError(
       f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
-  known = BENCHMARKS | {questions.QUESTIONS.name: questions.benchmark(mkqa_questions)}
-  return [benchmark for name, benchmark in known.items() if name in wanted or ALL in wanted]
+  return [benchmark for name, benchmark in BENCHMARKS.items() if {name, ALL} & wanted]
 
 
 def held_out_texts(
