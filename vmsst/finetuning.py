@@ -22,7 +22,9 @@ if TYPE_CHECKING:
   from vmsst.data.readers import BitextFile
   from vmsst.encoder.encoder import Encoder
 
-Objective = Literal["contrastive", "distillation", "soft_contrastive", "ems"]
+Objective = Literal[
+  "contrastive", "similarity", "score_distillation", "distillation", "soft_contrastive", "ems"
+]
 File = str | os.PathLike[str]
 Pairs = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, str]]
 
@@ -261,11 +263,14 @@ def model(
   """Returns the model that fine-tunes an encoder.
 
   Args:
-    objective: See `finetune`.
+    objective: See `finetune`. Batches need hard negatives and `teacher_scores` for
+      "score_distillation", and a `score` for "similarity"; see `vmsst.models.scores`.
     network: The encoder, a `SentenceEncoder`.
     vocabulary: Vocabulary of the encoder.
     optimizer: An optimizer of `vmsst.train`.
-    negatives: Number of hard negatives of each pair, for "contrastive".
+    negatives: Number of hard negatives of each pair, for "contrastive" and "score_distillation". With
+      them, sources are compared with targets and not the other way around, unless the option
+      `symmetric` is True.
     scale: Factor on every cosine; "distillation" has none.
     matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
     teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
@@ -277,7 +282,7 @@ def model(
   """
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
-  from vmsst.models import contrastive
+  from vmsst.models import contrastive, scores
 
   options |= {"network": network, "vocabulary": vocabulary, "optimizer_def": optimizer}
   if objective == "distillation":
@@ -294,8 +299,12 @@ def model(
       )
     options["network"] = ems_network.EmsNetwork(config=network.config, share_embedding=True)
     return ems.EmsModel(normalize=network.normalize, **options)
+  if objective == "similarity":
+    return scores.SimilarityModel(**options)
   options = {"symmetric": not negatives, **options}
-  return contrastive.ContrastiveModel(similarity="cosine", mask_duplicates=True, **options)
+  distils = objective == "score_distillation"
+  kind = scores.ScoreDistillationModel if distils else contrastive.ContrastiveModel
+  return kind(similarity="cosine", mask_duplicates=True, **options)
 
 
 def optimizer(

@@ -9,7 +9,7 @@ import toy_runs
 
 from vmsst import errors
 from vmsst.formats import t5x
-from vmsst.train import trainer
+from vmsst.train import checkpoints, trainer
 
 
 def test_early_stopping_waits_for_its_patience():
