@@ -69,7 +69,7 @@ class InBatchNegativesModel(base.BitextModel):
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("similarity", self.similarity, SIMILARITIES)
-    errors.check_positive("scale", self.scale)
+    errors.check_number("scale", self.scale, "(0, inf)")
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 
@@ -108,7 +108,8 @@ class InBatchNegativesModel(base.BitextModel):
       negative_BKS: Vectors of the hard negatives, whose tokens are `negatives` of the batch.
     """
     same_BB = self._duplicates(batch)
-    vectors, usable_BBK = (vector_B2S,), None
+    vectors: tuple[jax.Array, ...] = (vector_B2S,)
+    usable_BBK = None
     if negative_BKS is not None:
       vectors = (vector_B2S, negative_BKS)
       usable_BBK = contrastive.usable_negatives(
