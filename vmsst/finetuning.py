@@ -395,7 +395,7 @@ def get_batches(
 
 
 def model(
-  objectives: str | Sequence[str],
+  objective: str | Sequence[str],
   network: Any,
   vocabulary: Any,
   optimizer: Any,
@@ -409,7 +409,7 @@ def model(
   """Returns the model that fine-tunes an encoder.
 
   Args:
-    objectives: See `finetune`; several if sets have different ones.
+    objective: See `finetune`; several if sets have different ones.
     network: The encoder, a `SentenceEncoder`.
     vocabulary: Vocabulary of the encoder.
     optimizer: An optimizer of `vmsst.train`.
@@ -433,8 +433,8 @@ def model(
   of_cosines = {**options, "scale": scale, "matryoshka_dims": matryoshka_dims}
   in_batch = {**of_cosines, "similarity": "cosine", "mask_duplicates": True}
 
-  def one(objective: str) -> Any:
-    match objective:
+  def one(name: str) -> Any:
+    match name:
       case "distillation":
         return distillation.DistillationModel(teacher=teacher, **options)
       case "soft_contrastive":
@@ -444,7 +444,7 @@ def model(
       case "cosine_mse":
         return scores.SimilarityModel(loss="mse", **of_cosines)
       case "kl_divergence" | "margin_mse":
-        return scores.ScoreDistillationModel(distillation=objective, **in_batch)
+        return scores.ScoreDistillationModel(distillation=name, **in_batch)
       case "ems":
         if network.pooling != "mean" or network.head or network.pooler_dim is not None:
           raise errors.InputError(
@@ -457,26 +457,40 @@ def model(
       case _:
         return contrastive.ContrastiveModel(symmetric=not negatives, **in_batch)
 
-  names = (objectives,) if isinstance(objectives, str) else objectives
+  names = (objective,) if isinstance(objective, str) else objective
   if len(names) == 1:
     return one(names[0])
   shared = {name: options[name] for name in options if name != "embedding_slices"}
   return objectives_model.ObjectivesModel(models={name: one(name) for name in names}, **shared)
 
 
-def optimizer(schedule: Any, frozen: Sequence[str] = ()) -> Any:
+def optimizer(
+  schedule: Any,
+  frozen: Sequence[str] = (),
+  *,
+  lora_rank: int | None = None,
+  lora_alpha: float | None = None,
+  lora_targets: Sequence[str] = (".*kernel",),
+) -> Any:
   """Returns AdamW with clipped gradients.
 
   Args:
     schedule: Learning rate, a function of the step.
     frozen: Regular expressions of the names of parameters that are not trained.
+    lora_rank: Rank of the changes of kernels by LoRA, which freezes all other parameters (default:
+      no LoRA).
+    lora_alpha: Alpha of LoRA (default: twice the rank).
+    lora_targets: Regular expressions of the names of the kernels that LoRA changes.
   """
   import optax
 
-  from vmsst.train import optimizers
+  from vmsst.train import lora, optimizers
 
   transformations = [optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)]
-  return optimizers.chain(transformations, frozen)
+  if lora_rank is None:
+    return optimizers.chain(transformations, frozen)
+  alpha = lora_alpha or 2.0 * lora_rank
+  return lora.Lora(optimizers.chain(transformations), lora_rank, alpha, lora_targets)
 
 
 def assignment_map() -> list[tuple[str, str | None]]:

@@ -40,6 +40,9 @@ Orbax stores checksums of array metadata only: it does not notice a changed byte
 BEST_FILE = "best.json"
 """Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
 
+AVERAGE = "average"
+"""Folder of a finished run for the average of its checkpoints, which `vmsst.load` then opens."""
+
 _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
@@ -72,7 +75,9 @@ def is_complete(checkpoint: epath.Path) -> bool:
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns `path` if it is a `checkpoint_<step>` folder, else the best or latest in it.
+  """Returns `path` if it is a `checkpoint_<step>` folder, else the one to open of those in it.
+
+  That is the average of several, if the run has written it, else the best or the latest one.
 
   Raises:
     InputError: there is no checkpoint; the message lists what is there.
@@ -85,6 +90,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
+  if averages := all_checkpoints(folder / AVERAGE):
+    return averages[-1]
   if not (checkpoints := all_checkpoints(folder)):
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")

@@ -69,7 +69,7 @@ class EarlyStoppingAction(BaseAction):
 
 
 class KeepBestAction(BaseAction):
-  """Names the best checkpoint in `best.json`; it is never deleted, and `vmsst.load` opens it.
+  """Names the best checkpoints in `best.json`; they are kept, and `vmsst.load` opens the first.
 
   Evaluations must be at steps of checkpoints, which are complete before the next evaluation.
 
@@ -82,6 +82,7 @@ class KeepBestAction(BaseAction):
   def __init__(self, model_dir: str, metric: tuple[str, str], mode: Literal["min", "max"]):
     self._model_dir, self._metric = model_dir, metric
     self._sign = 1.0 if mode == "max" else -1.0
+    self.count = 1  # of best checkpoints; `train` sets it to the number that it averages
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns False."""
@@ -89,13 +90,16 @@ class KeepBestAction(BaseAction):
     if value is None or not np.isfinite(value):
       return False
     name = f"checkpoint_{int(train_state.step)}"
-    metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
+    metric, best = "/".join(self._metric), t5x.read_best(self._model_dir) or {}
     complete = {path.name for path in t5x.all_checkpoints(self._model_dir)}
+    ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
     # A run that was killed may have named this checkpoint, or one that was never complete.
-    if best and (best.get("metric") != metric or best["checkpoint"] not in complete - {name}):
-      best = None
-    if best is None or self._sign * (value - best["value"]) > 0:
-      best = {"checkpoint": name, "metric": metric, "value": value}
+    ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
+    ranking.append({"checkpoint": name, "value": value})
+    # Of equal values, the first stays.
+    ranking = sorted(ranking, key=lambda entry: -self._sign * entry["value"])[: self.count]
+    if any(entry["checkpoint"] == name for entry in ranking):
+      best = {**ranking[0], "metric": metric, "ranking": ranking}
       outputs.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
     return False
 

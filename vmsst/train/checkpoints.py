@@ -24,7 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from vmsst import storage
 from vmsst.encoder import loading
 from vmsst.errors import InputError
-from vmsst.formats import t5x, tensors
+from vmsst.formats import encoder_json, t5x, tensors
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
@@ -342,15 +342,54 @@ class DataStateSave(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _NewestAndBest(checkpoint_managers.PreservationPolicy):
-  """Keeps the newest checkpoints of a run and the best one, which `best.json` names."""
+  """Keeps the newest checkpoints of a run and the best ones, which `best.json` names."""
 
   model_dir: str
   newest: int
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-    best = (t5x.read_best(self.model_dir) or {}).get("checkpoint")
+    best = best_names(self.model_dir)
     first = len(checkpoints) - self.newest
-    return [n >= first or f"checkpoint_{info.step}" == best for n, info in enumerate(checkpoints)]
+    return [n >= first or f"checkpoint_{info.step}" in best for n, info in enumerate(checkpoints)]
+
+
+def best_names(model_dir: str) -> list[str]:
+  """Returns the names of the best checkpoints of a run, best first; none without evaluation."""
+  best = t5x.read_best(model_dir) or {}
+  return [entry["checkpoint"] for entry in best.get("ranking", [best] if best else [])]
+
+
+def write_average(
+  model_dir: str, count: int, shapes: Mapping[str, Any], shardings: Mapping[str, Any]
+) -> None:
+  """Writes the average of the parameters of a run's best checkpoints, or else of its newest ones.
+
+  Args:
+    model_dir: Folder of the run, whose checkpoints are complete.
+    count: Number of checkpoints; fewer if the run has fewer.
+    shapes: As for `restore`.
+    shardings: As for `restore`.
+  """
+  complete = {path.name: path for path in t5x.all_checkpoints(model_dir)}
+  names = [name for name in best_names(model_dir) if name in complete][:count]
+  names = names or [*complete][-count:]
+  logging.info("Averaging %s.", ", ".join(names))
+  total: Any = None
+  for name in names:
+    params = restore(
+      complete[name],
+      {t5x.PARAMETERS: shapes[t5x.PARAMETERS]},
+      {t5x.PARAMETERS: shardings[t5x.PARAMETERS]},
+    )
+    total = params if total is None else jax.tree.map(jax.numpy.add, total, params)
+  mean = jax.tree.map(lambda x: x / len(names), total[t5x.PARAMETERS])
+  folder = epath.Path(storage.path(model_dir)) / t5x.AVERAGE
+  checkpoint = folder / loading.CHECKPOINT
+  t5x.write_params(checkpoint, _flatten(mean))
+  if jax.process_index() == 0:
+    t5x.write_checksums(checkpoint, {"state": checkpoint / "state"})
+    if (folder.parent / encoder_json.ENCODER_FILE).is_file():
+      encoder_json.save_assets(encoder_json.load_encoder_assets(model_dir), folder)
 
 
 class CheckpointManager:
@@ -404,6 +443,11 @@ class CheckpointManager:
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
     with self._explained():
       self._manager.save(step, args=items, force=True)
+
+  def wait(self) -> None:
+    """Waits until all checkpoints are complete."""
+    with self._explained():
+      self._manager.wait_until_finished()
 
   def check(self) -> None:
     """Raises InputError if a checkpoint could not be written in the background."""

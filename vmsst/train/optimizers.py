@@ -16,7 +16,7 @@ Gin files compute some arguments of a schedule from TRAIN_STEPS, so that it ends
 
 import abc
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -116,16 +116,26 @@ def chain(
     if not isinstance(params, Mapping):  # optax's placeholder for all
       return False
     names = traverse_util.flatten_dict(params, sep="/")
-    for pattern in frozen:
-      if not any(re.fullmatch(pattern, name) for name in names):
-        examples = ", ".join([*names][:3])
-        raise InputError(
-          f"optimizers.chain.frozen: {pattern!r} matches no parameter; names are {examples} ..."
-        )
-    is_frozen = {name: any(re.fullmatch(x, name) for x in frozen) for name in names}
-    return traverse_util.unflatten_dict(is_frozen, sep="/")
+    matched = matching("optimizers.chain.frozen", frozen, names)
+    return traverse_util.unflatten_dict({name: name in matched for name in names}, sep="/")
 
   return OptaxWrapper(optax.partition({False: chained, True: optax.set_to_zero()}, labels))
+
+
+def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
+  """Returns the names of parameters that match one of the regular expressions of an option.
+
+  Raises:
+    InputError: An expression matches no name.
+  """
+  matched: set[str] = set()
+  for pattern in patterns:
+    new = {name for name in names if re.fullmatch(pattern, name)}
+    if not new:
+      examples = ", ".join([*names][:3])
+      raise InputError(f"{option}: {pattern!r} matches no parameter; names are {examples} ...")
+    matched |= new
+  return matched
 
 
 # --------------------------------------------------------------------------------------------

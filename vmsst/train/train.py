@@ -14,7 +14,8 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.errors import InputError, check_choice
+from vmsst.encoder import loading
+from vmsst.errors import InputError, check, check_choice
 from vmsst.formats import encoder_json, t5x
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
@@ -52,6 +53,7 @@ def train(
   run_eval_before_training: bool = False,
   on_sigterm: Callable[[], object] | None = None,
   evaluator: Any = None,
+  average: Annotated[int, msgspec.Meta(ge=1)] = 1,
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
@@ -89,6 +91,8 @@ def train(
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
       which returns metrics by task.
+    average: Number of checkpoints whose parameters are averaged after the last step, for
+      `vmsst.load`: the best ones of `KeepBestAction`, otherwise the newest ones.
 
   Returns:
     The last step and the last train state.
@@ -108,9 +112,13 @@ def train(
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   every_action = itertools.chain.from_iterable(actions.values())
-  if any(isinstance(action, actions_lib.KeepBestAction) for action in every_action) and not (
-    save_period and eval_period % save_period == 0
-  ):
+  keeping = [action for action in every_action if isinstance(action, actions_lib.KeepBestAction)]
+  for action in keeping:
+    action.count = average
+  if not keeping:
+    fits = save_cfg.keep is None or save_cfg.keep >= average
+    check(fits, "average", average, f"at most KEEP_CHECKPOINTS={save_cfg.keep}")
+  if keeping and not (save_period and eval_period % save_period == 0):
     raise InputError(
       f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "
       "best checkpoint would not be saved; change one of them"
@@ -178,6 +186,8 @@ def train(
         "set another MODEL_DIR to start over"
       )
     batches.start(first_step, data_state)
+    if jax.process_index() == 0:  # of an earlier end of the run
+      storage.remove(storage.path(model_dir) / t5x.AVERAGE / loading.CHECKPOINT)
 
     # What trains, evaluates and saves
     trainer = closing(
@@ -287,6 +297,11 @@ def train(
         bar.end_line()
     finally:
       log.print_tables(t5x.read_best(model_dir))
+    if average > 1 and manager is not None and not stop.signal:
+      manager.wait()
+      shapes = initializer.global_train_state_shape.state_dict()
+      shardings = partitioner.shardings(initializer.train_state_axes).state_dict()
+      checkpoints.write_average(model_dir, average, shapes, shardings)
     if stop.signal:
       summaries.print_once(
         f"Stopped by {stop.signal} at step {step}; rerun the same command to resume."

@@ -72,13 +72,13 @@ LAYER = 4 * D * H * K + 3 * D * M + 2 * D
 PARAMETERS = V * D + L * LAYER + D + H * BUCKETS + D * S
 
 
-def report(kind=contrastive.ContrastiveModel, with_memory=False, **lengths):
+def report(with_memory=False, **lengths):
   """Returns the report of a tiny model, and the model."""
   config = t5.T5Config(
     vocab_size=V, emb_dim=D, num_heads=H, head_dim=K, mlp_dim=M, num_encoder_layers=L
   )
   rules = adafactor.standard_logical_factor_rules()
-  model = kind(
+  model = contrastive.ContrastiveModel(
     network=sentence_encoder.SentenceEncoder(config=config, latent_dim=S),
     vocabulary=vocabularies.ByteVocabulary(),
     optimizer_def=adafactor.Adafactor(logical_factor_rules=rules),
@@ -111,7 +111,7 @@ def test_parameters_flops_and_bytes_of_a_step_are_those_counted_by_hand(capsys):
   real = sum(array.nbytes for array in jax.tree.leaves(state.state_dict()))
   batch = 4 * B * (T + T + 1 + 1)
   assert found["bytes_per_device"] == real + 4 * PARAMETERS + batch
-  several, _ = report(hard_negatives.HardNegativesModel, negatives=(3, T))  # texts in a row
+  several, _ = report(negatives=(3, T))  # texts in a row
   assert several["bytes_per_device"] == found["bytes_per_device"] + 4 * B * 3 * T
 
 

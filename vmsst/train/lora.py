@@ -1,0 +1,104 @@
+"""LoRA: kernels change by products of two thin matrices; all other parameters are frozen.
+
+A kernel W of shape [M, N] becomes W + alpha / rank * A B with A [M, rank] and B [rank, N]. Here the
+parameters of a run are the changed kernels, and A and B are state of the optimizer. By the chain
+rule, the gradients of A and B follow from the gradient of the kernel. So networks, checkpoints,
+`vmsst.load` and exports need not support LoRA, and a run resumes exactly. Compared with training
+all parameters, the optimizer needs moments of A and B only, and XLA does not compute the gradients
+of frozen parameters; a kernel still has a gradient of its own size within the step.
+
+Reference: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+from flax import traverse_util
+
+from vmsst.errors import InputError
+from vmsst.train import optimizers
+
+PyTree = Any
+
+
+class Lora(optimizers.OptimizerDef):
+  """Trains low-rank changes of kernels with another optimizer.
+
+  Args:
+    optimizer: Trains the matrices A and B of all kernels, named `.../kernel/a` and `.../kernel/b`.
+    rank: Columns of A and rows of B.
+    alpha: Factor alpha of the change.
+    targets: Regular expressions of the names of the kernels, such as ".*/attention/.*/kernel". One
+      that matches no parameter is an InputError when the state is initialized.
+    seed: Seed of the initial A, uniform within 1 / sqrt(M); B is initially zero.
+  """
+
+  def __init__(
+    self,
+    optimizer: optimizers.OptimizerDef,
+    rank: Annotated[int, msgspec.Meta(ge=1)] = 16,
+    alpha: Annotated[float, msgspec.Meta(gt=0)] = 32.0,
+    targets: Sequence[str] = (".*kernel",),
+    seed: int = 0,
+  ):
+    self._optimizer = optimizer
+    self._rank = rank
+    self._scale = alpha / rank
+    self._targets = targets
+    self._seed = seed
+
+  def init_state(self, params: PyTree) -> PyTree:
+    """Returns the state before the first step."""
+    shapes = {name: x.shape for name, x in traverse_util.flatten_dict(params, sep="/").items()}
+    factors = {}
+    for number, name in enumerate(sorted(optimizers.matching("targets", self._targets, shapes))):
+      if len(shapes[name]) < 2:
+        raise InputError(f"targets: {name} has shape {shapes[name]}; LoRA changes matrices")
+      *stack, rows, columns = shapes[name]  # scanned layers are a stack of matrices
+      key = jax.random.fold_in(jax.random.key(self._seed), number)
+      limit = rows**-0.5
+      a = jax.random.uniform(key, (*stack, rows, self._rank), minval=-limit, maxval=limit)
+      factors[f"{name}/a"], factors[f"{name}/b"] = a, jnp.zeros((*stack, self._rank, columns))
+    nested = traverse_util.unflatten_dict(factors, sep="/")
+    return {"factors": nested, "optimizer": self._optimizer.init_state(nested)}
+
+  def apply_gradient(
+    self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the state after one more step."""
+    params, grads, before = (
+      traverse_util.flatten_dict(tree, sep="/") for tree in (params, grads, state["factors"])
+    )
+    names = [name.removesuffix("/a") for name in before if name.endswith("/a")]
+    gradients = {}
+    for name in names:
+      a, b, gradient = before[f"{name}/a"], before[f"{name}/b"], grads[name]
+      gradients[f"{name}/a"] = self._scale * _product(gradient, b.mT)
+      gradients[f"{name}/b"] = self._scale * _product(a.mT, gradient)
+    factors, optimizer_state = self._optimizer.apply_gradient(
+      state["factors"],
+      state["optimizer"],
+      traverse_util.unflatten_dict(gradients, sep="/"),
+      step=step,
+      learning_rate=learning_rate,
+    )
+    after = traverse_util.flatten_dict(factors, sep="/")
+    for name in names:
+      a, b, new_a, new_b = (x[f"{name}/{side}"] for x in (before, after) for side in "ab")
+      # The difference of the two products would lose digits.
+      change = _product(new_a - a, new_b) + _product(a, new_b - b)
+      params[name] += self._scale * change
+    state = {"factors": factors, "optimizer": optimizer_state}
+    return traverse_util.unflatten_dict(params, sep="/"), state
+
+  def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
+    """Returns None, which is replicated, in place of every array: all are small."""
+    return jax.tree.map(lambda _: None, state)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+  # Rounding to bfloat16 would add up over the steps.
+  return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
