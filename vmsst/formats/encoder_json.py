@@ -23,7 +23,7 @@ from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
-from vmsst.io import checksums, input_files
+from vmsst.io import input_files
 from vmsst.networks import sentence_encoder, t5, transformer
 
 if typing.TYPE_CHECKING:
@@ -183,7 +183,7 @@ def save_assets(
     None if assets.generator is None else describe(assets.generator),
     assets.languages,
     assets.similarity_fn_name,
-    {name: checksums.of_file(folder / name) for name in weights},
+    {name: input_files.sha256(folder / name) for name in weights},
   )
   if name is not None:
     entry["sha256"] = hashlib.sha256(content).hexdigest()
@@ -271,7 +271,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     ) from None
   for name, expected in record.weights.items():
     weights = folder / name
-    if weights.is_file() and checksums.of_file(weights) != expected:
+    if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
         f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
         f"{path}); copy or export it again"

@@ -31,7 +31,7 @@ from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
 from vmsst.formats import transformers
-from vmsst.io import input_files, text_fields
+from vmsst.io import input_files, text_files
 
 Role = Literal["query", "document"]
 """What a text is in a search."""
@@ -143,7 +143,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     """
     del language
     all_ids = zip(texts, self._ids(texts), strict=True)
-    return [[] if text_fields.is_blank(text) else ids for text, ids in all_ids]
+    return [[] if text_files.is_blank(text) else ids for text, ids in all_ids]
 
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
