@@ -73,7 +73,7 @@ def evaluate(
 
   if list:
     for each in benchmarks.BENCHMARKS.values():
-      places = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
+      places = ", ".join(f"ROOT/{folder}" for folder in each.files.folders)
       print(f"{each.name}: {each.title}\n  {places}: {each.files.layout}\n")
     print("`vmsst data download evaluation --list` shows where the files come from.")
     return

@@ -29,7 +29,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
   """
   with _opened(path) as (name, folder, released):
     if released is not None:
-      assets = _assets(folder, released)
+      assets = cast(EncoderAssets, released.assets)
       params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
       return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
     assets, parameters = _own(folder)
@@ -127,7 +127,7 @@ def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
   Arguments and errors are as in `read`.
   """
   with _opened(path) as (_, folder, released):
-    return _own(folder)[0] if released is None else _assets(folder, released)
+    return _own(folder)[0] if released is None else cast(EncoderAssets, released.assets)
 
 
 def convert(
@@ -170,7 +170,8 @@ def _opened(
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
 
-  The name is None for the path of its parameters. After the context, parameters copied from a store
+  The name is None for the path of its parameters. Only with `whole`, a released encoder can be
+  without a vocabulary. After the context, parameters copied from a store
   are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
@@ -198,6 +199,12 @@ def _opened(
   released = None
   if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
     released = convert(folder, whole=whole)
+    if released.assets is None and not whole:
+      raise errors.InputError(
+        f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
+        "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
+        "it is"
+      )
   yield name, folder, released
 
 
@@ -224,16 +231,6 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   if not needed:
     copy(around, beside & _ASSETS, target)
   return checkpoint, around
-
-
-def _assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
-  if released.assets is None:
-    raise errors.InputError(
-      f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
-      "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
-      "it is"
-    )
-  return released.assets
 
 
 def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:

@@ -235,9 +235,9 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
   def score(
     sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=on_cut)
+    options = {"batch_size": batch_size, "progress": False, "on_cut": on_cut}
     vectors = [
-      embed(list(texts), language=language)
+      encoding.encode(encoder, texts, language=language, **options)
       for texts, language in zip((sources, targets), languages, strict=True)
     ]
     source_ND, target_ND = map(exact_search.unit_rows, vectors)

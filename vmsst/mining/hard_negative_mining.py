@@ -5,6 +5,7 @@ nearest to its source without translating it (Guo et al., 2018; mUSE, Yang et al
 with the new model for harder ones.
 """
 
+import functools
 import gzip
 import os
 import unicodedata
@@ -117,8 +118,9 @@ def hard_negatives(
     translations[source].add(target)
   sides = []
   for texts, code in zip((sources, targets), languages, strict=True):
+    options = {"batch_size": batch_size, "progress": False, "on_cut": None}
     windows = encoding.encode_windows(
-      encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
+      functools.partial(encoding.encode, encoder, language=code, **options),
       texts,
       _WINDOW,
       total=len(texts),

@@ -119,7 +119,7 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   shutil.rmtree(data / "tatoeba")
   assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
   _, _, lines = evaluate(names=["sts", "tatoeba"])
-  assert "tatoeba: finished before; its data is no longer present: no file or folder" in lines[1]
+  assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
 def test_results_that_have_changed_are_written_again(evaluate, tmp_path):
