@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Backend,
   Command,
   Encoder,
+  GpuWorkers,
   InputFile,
   InputFolder,
   Language,
   OutputFolder,
   Positive,
 )
-from vmsst.cli.shared_options import Backend, GpuWorkers
 
 if TYPE_CHECKING:
   from vmsst.evaluation.results_files import Results

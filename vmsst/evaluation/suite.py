@@ -23,7 +23,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
-from vmsst.io import checksums
+from vmsst.io import input_files
 
 INCOMPLETE = " (incomplete)"
 """End of the name of an average that lacks sets."""
@@ -137,7 +137,7 @@ class Files:
     )
 
   def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = checksums.of_file
+    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
   ) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
@@ -303,8 +303,7 @@ def evaluate(
   for key, benchmark in chosen.items():
     if key not in finished:
       own_root = benchmark.files.root or root
-      with storage.explained(own_root, "read"):
-        reason = benchmark.files.absence(own_root)
+      reason = benchmark.files.absence(own_root)
       tasks[key] = [] if reason else benchmark.read(own_root)
       if not tasks[key]:
         absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"

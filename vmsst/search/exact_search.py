@@ -17,7 +17,7 @@ import numpy as np
 import threadpoolctl
 
 from vmsst import errors
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 
 BLOCK_ROWS = 1 << 14
 """Rows of vectors, or of what is stored per vector, in memory at once."""
@@ -276,7 +276,7 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
 def no_neighbors(count: int, k: int) -> Neighbors:
   """Returns neighbors before a search: row 0 with a cosine of -inf."""
   return Neighbors(
-    large_arrays.full((count, k), 0, np.int64), large_arrays.full((count, k), -np.inf, np.float32)
+    array_files.full((count, k), 0, np.int64), array_files.full((count, k), -np.inf, np.float32)
   )
 
 

@@ -135,7 +135,7 @@ def test_broken_input_is_an_error(texts, tmp_path):
   ):
     mine(texts, gold=str(gold), threshold=1)
   for value in (np.nan, np.inf, "0.5"):
-    with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a finite number"):
+    with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a number in"):
       mine(texts, threshold=value)
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source and .*wide differ: width is 4, not 5"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 from vmsst.search import exact_search
 
 
@@ -16,7 +16,7 @@ def small(monkeypatch):
   """Makes blocks small, and what is stored per vector large."""
   for name, rows in (("_HELD_ROWS", 10), ("_READ_ROWS", 5), ("_TASK_ROWS", 4)):
     monkeypatch.setattr(exact_search, name, rows)
-  monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
+  monkeypatch.setattr(array_files, "_IN_MEMORY", 0)
 
 
 @pytest.mark.usefixtures("small")

@@ -31,7 +31,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import line_spans, progress_bar
+from vmsst.io import progress_bar, text_files
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
@@ -340,7 +340,7 @@ def search_knowledge(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    spans = line_spans.unpack(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
+    spans = text_files.unpack(text_files.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read_span, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
     parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
@@ -352,7 +352,7 @@ def search_knowledge(
   return right_WQ
 
 
-def _read_span(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Question], Any]:
+def _read_span(source: encoding.EncoderSource, span: text_files.Span) -> tuple[list[Question], Any]:
   """Returns questions, also tokenized if the encoder supports it."""
   base = list(files.parsed(span.read(), Question, span.name, span.first))
   texts = [each.question for each in base]
