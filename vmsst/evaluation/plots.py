@@ -29,7 +29,6 @@ _STYLE: Any = {
   "axes.spines.right": False,
   "axes.spines.top": False,
   "font.size": 9,
-  "legend.frameon": False,
   "svg.fonttype": "none",
   "svg.hashsalt": "vmsst",
   "text.parse_math": False,
