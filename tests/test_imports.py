@@ -48,7 +48,7 @@ TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
   "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
-  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.rows", "vmsst.data.batches",
+  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.training_sets", "vmsst.data.rows", "vmsst.data.batches",
 )  # fmt: skip
 
 
@@ -215,6 +215,7 @@ TESTED_IN = {
   "vmsst.models.base": "vmsst/models/test_contrastive.py",
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
+  "vmsst.models.objectives": "vmsst/test_finetuning.py",
   "vmsst.paths": "launch/test_main.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",

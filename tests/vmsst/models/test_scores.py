@@ -31,13 +31,13 @@ def make_batch():
     "inputs": token_RB[0][:, None],
     "targets": token_RB[1][:, None],
     "negatives": token_RB[2:].T[..., None],
-    "score": RNG.integers(0, 4, B).astype(np.float32) / 4,
-    "teacher_scores": RNG.normal(size=(B, 1 + K)).astype(np.float32),
+    "scores": RNG.normal(size=(B, 1 + K)).astype(np.float32),
   }
 
 
 TABLE_NS = RNG.normal(size=(1 + (2 + K) * B, S)).astype(np.float32)
 BATCH = make_batch()
+GRADES_B = RNG.integers(0, 4, B).astype(np.float32) / 4
 COSINE = {"similarity": "cosine", "scale": 20.0}
 BOTH = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
 
@@ -54,7 +54,7 @@ def new(model_cls, **options):
 
 
 @pytest.mark.parametrize(
-  ("model", "read", "theirs", "label"),
+  ("model", "read", "theirs", "labels"),
   [
     (
       new(contrastive.ContrastiveModel, symmetric=False, **COSINE),
@@ -68,29 +68,33 @@ def new(model_cls, **options):
       new(contrastive.ContrastiveModel, scale=0.3),
       (), losses.MultipleNegativesRankingLoss(None, 0.3, util.dot_score, **BOTH), None,
     ),
-    (new(scores.SimilarityModel), ("score",), losses.CoSENTLoss(None), "score"),
+    (new(scores.SimilarityModel), (), losses.CoSENTLoss(None), GRADES_B),
     (
       new(scores.SimilarityModel, loss="mse"),
-      ("score",), losses.CosineSimilarityLoss(None), "score",
+      (), losses.CosineSimilarityLoss(None), GRADES_B,
     ),
     (
       new(scores.ScoreDistillationModel, distillation="margin_mse"),
-      ("negatives", "teacher_scores"), losses.MarginMSELoss(None), "teacher_scores",
+      ("negatives",), losses.MarginMSELoss(None), BATCH["scores"],
     ),
     (
       new(scores.ScoreDistillationModel, scale=0.5, temperature=3.0),
-      ("negatives", "teacher_scores"),
+      ("negatives",),
       losses.DistillKLDivLoss(None, student_temperature=2.0, teacher_temperature=3.0),
-      "teacher_scores",
+      BATCH["scores"],
     ),
   ],
 )  # fmt: skip
-def test_losses_and_gradients_are_those_of_sentence_transformers(model, read, theirs, label):
+def test_losses_and_gradients_are_those_of_sentence_transformers(model, read, theirs, labels):
   batch = {name: BATCH[name] for name in ("inputs", "targets", *read)}
+  if labels is not None:
+    batch["scores"] = labels.reshape(B, -1)
   loss, gradient_NS = value_and_gradient(model, batch)
   table_NS = torch.tensor(TABLE_NS, requires_grad=True)
   columns = table_NS[1:].reshape(2 + K, B, S)[: 2 + K * ("negatives" in read)]
-  expected = theirs.compute_loss_from_embeddings([*columns], torch.tensor(batch.get(label, 0)))
+  expected = theirs.compute_loss_from_embeddings(
+    [*columns], torch.tensor(0 if labels is None else labels)
+  )
   expected = expected / getattr(theirs, "student_temperature", 1) ** 2  # their factor
   expected.backward()
   assert loss == pytest.approx(expected.item(), rel=1e-5)
@@ -100,7 +104,7 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(model, read, th
 def test_a_missing_negative_changes_nothing_but_the_number_of_negatives():
   model = new(scores.ScoreDistillationModel, contrastive_weight=0.2, **COSINE)
   fewer = {**BATCH, "negatives": BATCH["negatives"][:, :-1]}
-  fewer["teacher_scores"] = BATCH["teacher_scores"][:, :-1]
+  fewer["scores"] = BATCH["scores"][:, :-1]
   padded = {**BATCH, "negatives": BATCH["negatives"].copy()}
   padded["negatives"][:, -1] = 0
   for one, other in zip(
