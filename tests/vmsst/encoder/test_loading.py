@@ -120,7 +120,7 @@ def both(tmp_path_factory):
   theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
   folder = tmp_path_factory.mktemp("encoder")
   run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
-  released_folders.export_sentence_transformers(run, folder / "export")
+  released_folders.export(run, folder / "export")
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 
