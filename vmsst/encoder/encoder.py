@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -129,14 +128,12 @@ class Encoder(compatibility.Members):
     super().__setattr__(name, value)
 
   def __repr__(self) -> str:
-    config: Any = self._network.config
-    layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
-    numbers = sum(math.prod(np.shape(array)) for array in jax.tree.leaves(self._backend.params))
-    dtype = config.dtype if isinstance(self._backend, backends.JaxBackend) else "float32"
+    numbers = sum(np.size(array) for array in jax.tree.leaves(self._backend.params))
+    dtype = self._network.config.dtype if self.backend == backends.JAX else "float32"
     return (
-      f"Encoder({self.path!r}, {type(config).__name__.removesuffix('Config')}, layers={layers}, "
-      f"dimension={self.dimension}, parameters={numbers:,}, max_length={self.max_length}, "
-      f"prompts={dict(self.prompts)}, backend={self.backend!r}, dtype={dtype!r})"
+      f"Encoder({self.path!r}, dimension={self.dimension}, parameters={numbers:,}, "
+      f"max_length={self.max_length}, prompts={dict(self.prompts)}, backend={self.backend!r}, "
+      f"dtype={dtype!r})"
     )
 
   @property

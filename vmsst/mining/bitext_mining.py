@@ -74,17 +74,17 @@ def mine(
   if threshold is not None:
     errors.check_number("threshold", threshold)
     errors.check(gold is None, "threshold", threshold, "None: gold pairs choose it")
+  texts = source, target
+  are_known = source.encoder and target.encoder
   settings = [
-    {"width": side.vectors.shape[1], "encoder": side.encoder} for side in (source, target)
+    {"width": text.vectors.shape[1], "encoder": text.encoder if are_known else None}
+    for text in texts
   ]
-  if not all(side.encoder for side in (source, target)):
-    settings = [{"width": side["width"]} for side in settings]
   if differences := manifest.differences(*settings):
     raise errors.InputError(
       f"the vectors of {source.vectors.folder} and {target.vectors.folder} differ: {differences}; "
       "compute both with the same encoder"
     )
-  texts = source, target
   first = [first_lines(text) for text in texts]
   rows = [
     array_files.concatenate(
