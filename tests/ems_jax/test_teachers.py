@@ -242,7 +242,7 @@ def test_there_is_one_teacher_with_the_student_s_vocabulary(teacher, params, pre
     make_model(teacher=teachers.from_run(run))
   with pytest.raises(errors.InputError, match="no teacher, and the batch has no teacher_inputs"):
     make_model().loss_fn(params, make_batch(), None)
-  with pytest.raises(errors.InputError, match="has teacher_inputs and teacher_targets as"):
+  with pytest.raises(errors.InputError, match="a teacher, and the batch has teacher_inputs and"):
     make_model(teacher=teacher).loss_fn(params, precomputed, None)
 
 
