@@ -1,30 +1,20 @@
-"""`vmsst report`: tables and figures of evaluations and training, and published numbers."""
+"""`vmsst report`: tables and figures of evaluations, next to published numbers."""
 
 import dataclasses
 import importlib
 import os
 import pathlib
-import re
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import papers, plots, results_files, suite
 from vmsst.evaluation.benchmarks import agnosticism, own_files
-from vmsst.io import input_files, text_files
 
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 """Results of one benchmark by encoder."""
-
-Curve = dict[int, float]
-"""Values by training step, in order."""
-
-_MOST_PANELS = 6
-# Training metrics to plot, by prefix, as long as there are panels.
-_TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
-
 
 _MOST_ROWS = 400  # Of the longest readable table.
 
@@ -60,42 +50,27 @@ class Section:
 def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   """Returns a report as an HTML page that needs no other file.
 
-  A published number is shown next to a measured value of the same metric and the same sets. Numbers
-  of ablations are shown if the last part of an encoder's name has the key of their paper as a word,
-  as in /runs/vmsst_24l/checkpoint_100000 or "EMS, no XTR".
+  Published numbers are shown next to measured values of the same metric and the same sets.
 
   Args:
-    folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one;
-      local or in object stores. A folder that is given twice is read once.
+    folders: Output folders of `vmsst eval`, local or in object stores; each is read once.
 
   Raises:
-    InputError: a folder has neither results nor training metrics, a file is invalid, or the extra
-      `report` is not installed.
+    InputError: a folder has no valid results, or the extra `report` is not installed.
   """
   with errors.requires("report", "a report"):
     import jinja2
 
     importlib.import_module("matplotlib")
-  evaluated: dict[str, results_files.Results] = {}
-  training: dict[str, dict[str, Curve]] = {}
-  runs = []
-  for folder in dict.fromkeys(map(storage.path, folders)):
-    path = folder / results_files.NAME
-    results = results_files.read_results(path) if storage.is_file(path) else None
-    curves = _curves(folder)
-    if results is None and not curves:
-      raise errors.InputError(
-        f"{folder}: neither {path.name} nor train/metrics.jsonl; give output folders of "
-        "`vmsst eval`, or MODEL_DIRs of training runs"
-      )
-    name = results["encoder"]["name"] if results else os.path.basename(storage.absolute(folder))
-    runs.append((name, folder, results, curves))
-  names = [name for name, *_ in runs]
-  for name, folder, results, curves in runs:
-    unique = name if names.count(name) == 1 else f"{name} ({folder})"
-    training[unique] = curves
-    if results is not None:
-      evaluated[unique] = results
+  results = {
+    folder: results_files.read_results(folder / results_files.NAME)
+    for folder in dict.fromkeys(map(storage.path, folders))
+  }
+  names = [each["encoder"]["name"] for each in results.values()]
+  evaluated = {
+    name if names.count(name) == 1 else f"{name} ({folder})": each
+    for name, (folder, each) in zip(names, results.items(), strict=True)
+  }
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
     autoescape=True,
@@ -103,29 +78,10 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   template = environment.get_template("report.html.j2")
-  return template.render(encoders=evaluated, sections=sections(evaluated, training))
+  return template.render(encoders=evaluated, sections=sections(evaluated))
 
 
-def _curves(folder: storage.Path) -> dict[str, Curve]:
-  """Reads the curves of training, and of evaluations with their prefix, by metric."""
-  paths = {"": folder / "train" / "metrics.jsonl"}
-  for path in storage.find(folder / "inference_eval", "*-metrics.jsonl"):
-    paths[f"{path.name.removesuffix('-metrics.jsonl')}: "] = path
-  curves: dict[str, Curve] = {}
-  for prefix, path in paths.items():
-    lines = text_files.read_lines(str(path)) if storage.is_file(path) else ()
-    for number, line in enumerate(lines, 1):
-      row = input_files.parse_json(line, f"{path}:{number}")
-      step = int(row.pop("step"))
-      for name, value in row.items():
-        # A resumed run repeats steps; the last value counts.
-        curves.setdefault(prefix + name, {})[step] = float(value)
-  return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
-
-
-def sections(
-  evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
-) -> list[Section]:
+def sections(evaluated: Mapping[str, results_files.Results]) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
   score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": []}
@@ -145,13 +101,10 @@ def sections(
       chosen = [x for x in summary if x.removesuffix(suite.INCOMPLETE) in compared]
       for average in chosen or [*summary][:1]:
         main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
-  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
-  keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
   listed = [
     Section("Your files", tables=own_tables),
     Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
-    *(_benchmark(name, x, keys) for name, x in by_benchmark.items()),
-    Section("Training", figures=_training(training)),
+    *(_benchmark(name, x) for name, x in by_benchmark.items()),
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in listed])
   cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
@@ -175,8 +128,7 @@ def _averages(of_encoder: ResultsByEncoder) -> Cells:
   return cells
 
 
-def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -> Section:
-  """Returns the section of a benchmark, with ablations of the papers with these keys."""
+def _benchmark(name: str, of_encoder: ResultsByEncoder) -> Section:
   section = Section(next(iter(of_encoder.values()))["title"])
   remarks = papers.content()["remarks"]
   section.notes.extend([remarks[name]] if name in remarks else [])
@@ -192,7 +144,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
     note = "The encoders were evaluated on different sets: their averages are not comparable."
     section.notes.append(note)
   cells = _averages(of_encoder)
-  numbers = {key: papers.find(name, key, papers=keys) for _, key in cells}
+  numbers = {key: papers.for_average(name, key) for _, key in cells}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)
@@ -208,7 +160,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
       for x in of_one:
         if metric in x.metrics:
           cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
-          numbers[x.name] = papers.for_result(name, x.name, x.languages, metric, keys)
+          numbers[x.name] = papers.for_result(name, x.name, x.languages, metric)
     for (system, row), number in _paper_cells(numbers).items():
       others[row, f"{system}: {metric}"] = number
   section.tables.append(_table("Results", "Set", cells | others))
@@ -243,19 +195,6 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
     yield suite.Result(code, (code,), means | {"mean of texts": statistics.fmean(means.values())})
   for result in results:
     yield from agnosticism.pair_errors(result) if result.arrays else [result]
-
-
-def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Image]:
-  """Returns the curves of training and of evaluations during training."""
-  names = list(dict.fromkeys(name for curves in curves_by_run.values() for name in curves))
-  trained = [name for name in names if name.startswith(_TRAINING)]
-  evaluated = [name for name in names if ": " in name and "timing/" not in name]
-  averages = [name for name in evaluated if name.endswith("average")] or evaluated
-  panels = {
-    name: {run: curves[name] for run, curves in curves_by_run.items() if name in curves}
-    for name in trained[:_MOST_PANELS] + averages[:_MOST_PANELS]
-  }
-  return [plots.training_curves("Metrics over training steps", panels)] if panels else []
 
 
 def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:

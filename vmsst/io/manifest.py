@@ -68,8 +68,8 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
   Raises:
     InputError: there is no record, it is damaged, or the job is not finished.
   """
-  if not storage.exists(path := os.path.join(folder, NAME)):
-    if storage.exists(os.path.join(folder, storage.UNFINISHED, NAME)):
+  if not storage.is_file(path := os.path.join(folder, NAME)):
+    if storage.is_file(os.path.join(folder, storage.UNFINISHED, NAME)):
       raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
     raise errors.InputError(f"{folder}: no {NAME}; {fix}")
   return parse(path, fix)
@@ -102,15 +102,8 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
   return "; ".join(
     f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*stored, *current))
-    if not _same(stored.get(name), current.get(name))
+    if identity(stored.get(name)) != identity(current.get(name))
   )
-
-
-def _same(stored: Any, current: Any) -> bool:
-  inputs = [isinstance(value, Mapping) and bool(value.get("digest")) for value in (stored, current)]
-  if inputs[0] != inputs[1]:  # Only one has a digest: the names decide.
-    return stored == current
-  return identity(stored) == identity(current)
 
 
 def _shown(value: Any) -> str:

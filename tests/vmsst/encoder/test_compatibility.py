@@ -50,13 +50,6 @@ def test_margins_are_those_of_a_loop(encoder, expected):
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(5)], atol=5e-6)
 
 
-@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_scores_are_those_of_whole_vectors_and_one_text_is_a_side(encoder, method):
-  expected = getattr(encoder, method)(SENTENCES[:1], SENTENCES[1:2])
-  found = getattr(encoder, method)(SENTENCES[0], SENTENCES[1], precision="binary")
-  np.testing.assert_array_equal(found, expected)
-
-
 def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
   cosine_NN = cosines(expected, expected)
   for one in (expected[0], [expected[0]], jnp.asarray(expected[0])):
@@ -84,15 +77,6 @@ def test_bytes_are_the_nearest_of_256_levels():
     for value, code, level_L in zip(vector_D, code_D, levels_DL, strict=True):
       distance_L = np.abs(level_L - value)
       assert distance_L[int(code) + 128] <= distance_L.min() + 1e-6 * np.ptp(level_L)
-
-
-@pytest.mark.parametrize("width", [1, 8, 13])
-def test_bits_are_signs(width):
-  code_NC = compatibility.quantize(VECTORS[:, :width], "ubinary")
-  assert (code_NC.dtype, code_NC.shape) == (np.uint8, (40, -(-width // 8)))
-  bits = [f"{''.join(str(int(x > 0)) for x in row):0<16}" for row in VECTORS[:, :width]]
-  for code_C, row in zip(code_NC, bits, strict=True):
-    assert code_C.tolist() == [int(row[8 * i : 8 * i + 8], 2) for i in range(len(code_C))]
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
