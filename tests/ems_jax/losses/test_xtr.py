@@ -9,7 +9,6 @@ import pytest
 from tiny_models import assert_trees_close
 
 from ems_jax.losses import xtr
-from vmsst.arrays import devices
 from vmsst.losses import vocabulary
 
 B, T, D, S, V = 5, 4, 6, 7, 50
@@ -206,14 +205,3 @@ def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT[3, 0] = V
   _, kl_B = ours("xtr", make_inputs("xtr")[0], xtr.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
-
-
-@pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)
-@pytest.mark.parametrize("columns", [60000, 250112 // 8, 250112])
-def test_a_chunk_leaves_time_to_the_matmuls_unless_the_memory_is_too_small(device, columns):
-  chunk = vocabulary.default_chunk(columns, device)
-  logits = 6 * chunk * columns / device.memory
-  assert logits <= 1 / 12 or chunk == 512
-  # Per element of the kernel: 12 bytes, and 6 FLOPs per row.
-  share = (12 / device.bandwidth) / (6 * chunk / device.flops)
-  assert share <= 0.1 or logits > 1 / 24  # twice as many rows would not fit
