@@ -38,14 +38,6 @@ def test_other_arrays_and_files_are_an_error(array, tmp_path):
     array_files.open_mapped(tmp_path / "x.npy", ("N", 3))
 
 
-def test_arrays_are_read_by_name(tmp_path):
-  path = tmp_path / "x.npz"
-  np.savez(path, a=np.arange(3), b=np.eye(2))
-  arrays = array_files.read(path)
-  np.testing.assert_array_equal(arrays["a"], np.arange(3))
-  np.testing.assert_array_equal(arrays["b"], np.eye(2))
-
-
 def test_scores_become_numbers_in_the_opposite_order_and_back():
   score_N = np.array([0.5, -np.inf, np.inf, -0.0, 0.0, 1e-310, -2.5, 3.0, -1e300])
   number_N = array_files.descending_keys(score_N)
