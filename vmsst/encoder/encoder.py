@@ -119,8 +119,8 @@ class Encoder(compatibility.Members):
     if name == "max_length":
       limit = getattr(self._network.config, "max_tokens", None)
       value = errors.as_integer(name, value, maximum=limit)
-      for name_of_cached in ("tokenizer", "digest"):
-        vars(self).pop(name_of_cached, None)
+      for cached in ("tokenizer", "digest"):
+        vars(self).pop(cached, None)
     elif name == "similarity_fn_name":
       errors.check_choice(name, value, encoder_json.SIMILARITIES)
     elif "_backend" in vars(self) and name != "default_prompt_name":
@@ -312,7 +312,9 @@ class Encoder(compatibility.Members):
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-    errors.check(device is None, "device", device, backends.DEVICES)
+    errors.check(
+      device is None, "device", device, "None, or set JAX_PLATFORMS before Python starts"
+    )
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     one = isinstance(sentences, str)
     if one:

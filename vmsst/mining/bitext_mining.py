@@ -235,12 +235,12 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
   def score(
     sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    options = {"batch_size": batch_size, "progress": False, "on_cut": on_cut}
-    vectors = [
-      encoding.encode(encoder, texts, language=language, **options)
+    source_ND, target_ND = (
+      exact_search.unit_rows(
+        encoding.encode(encoder, texts, language=language, batch_size=batch_size, on_cut=on_cut)
+      )
       for texts, language in zip((sources, targets), languages, strict=True)
-    ]
-    source_ND, target_ND = map(exact_search.unit_rows, vectors)
+    )
     return np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)[:, None]
 
   return Scorer({"by": "cosine", "encoder": encoding.identity(encoder, name)}, score)
@@ -267,9 +267,13 @@ def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) ->
         "the likelihood of a text depends on its language: give the languages of both texts "
         "(--languages)"
       )
-    options: dict[str, Any] = {"per_token": per_token, "batch_size": batch_size, "on_cut": on_cut}
     both_N2 = translator.pair_log_likelihoods(
-      sources, targets, languages=(source, target), **options
+      sources,
+      targets,
+      languages=(source, target),
+      per_token=per_token,
+      batch_size=batch_size,
+      on_cut=on_cut,
     )
     return np.concatenate([both_N2.mean(axis=1, keepdims=True), both_N2], axis=1)
 

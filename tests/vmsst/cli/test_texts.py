@@ -123,7 +123,6 @@ def test_embed_takes_columns_and_keys(encoder, tmp_path):
     (tsv, [], texts),
     (scored, [], texts),
     (tsv, ["--field", "2"], ["zz" + text for text in texts]),
-    (jsonl, [], texts),
     (jsonl, ["--field", "k"], [text * 2 for text in texts]),
   ):
     folder = tmp_path / f"{path.name}{''.join(options)}.v"

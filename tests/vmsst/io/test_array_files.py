@@ -15,8 +15,6 @@ def test_windows_become_the_file_that_numpy_would_write(tmp_path):
   found = array_files.open_mapped(tmp_path / "a.npy", (4, 2, "D"))
   assert isinstance(found, np.memmap)
   np.testing.assert_array_equal(found, array)
-  with pytest.raises(ValueError, match="vector 2 contains a value that is not finite"):
-    array_files.write(tmp_path / "c.npy", (3, 3), (rows[:2], [[1, np.inf, 1]]))
   for shard, message in (
     ([[1, 2, 3], [1, np.nan, 3]], "vector 1 contains a value that is not finite as float16"),
     ([[1, 2, 1e5]], "vector 0 contains"),  # too large for float16
