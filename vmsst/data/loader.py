@@ -16,7 +16,6 @@ from jax.experimental import multihost_utils
 
 from vmsst import errors
 from vmsst.data import batches, features, seqio_tasks
-from vmsst.data import rows as rows_lib
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -74,7 +73,7 @@ def get_batches(
   tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
   # An evaluation has a dataset for every task.
-  rows_lib.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
+  batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
   if seed is None:  # the time, the same one in all processes
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
@@ -103,7 +102,7 @@ def get_batches(
       spec: Spec = {name: columns[name] for name in lengths}
       is_mixture = isinstance(part, seqio.Mixture)
       rates = [part.get_rate(task) for task in tasks] if is_mixture else [1.0]
-      rows = rows_lib.read_rows(
+      rows = batches.read_rows(
         texts,
         rates,
         lengths,
@@ -125,7 +124,7 @@ def get_batches(
         trim_output_features=cfg.trim_output_features,
       )
       dataset = converter(dataset, lengths)
-      rows, spec = _TensorFlowDataset(dataset.batch(rows_lib.CHUNK)), _spec(dataset)
+      rows, spec = _TensorFlowDataset(dataset.batch(batches.CHUNK)), _spec(dataset)
     if not group_by_length:
       return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
     sorted_rows = batches.length_batches(
@@ -145,7 +144,7 @@ def get_batches(
     rates = [provider.get_rate(task) for task in tasks]
     dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
-    dataset, spec = load(provider, seed, rows_lib.READING)
+    dataset, spec = load(provider, seed, batches.READING)
   of_batch = {name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype) for name, x in spec.items()}
   return batches.BatchIterator(dataset, of_batch, (shard_id, num_shards))
 

@@ -1,7 +1,7 @@
 """SeqIO tasks of texts, and mixtures of language pairs.
 
 A task has a table of texts, a vocabulary and features. `TextTask.get_dataset` returns the rows of
-`rows.read_rows` to SeqIO and T5X.
+`batches.read_rows` to SeqIO and T5X.
 """
 
 import functools
@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from vmsst import errors
-from vmsst.data import features, readers, rows, tables, vocabularies
+from vmsst.data import batches, features, readers, tables, vocabularies
 from vmsst.data.tables import SIDES
 from vmsst.languages import Language
 
@@ -90,12 +90,12 @@ class TextTask(seqio.Task):
     **options: Any,
   ):
     super().__init__(name, source, output_features, **options)
-    self.tokenizer = rows.Tokenizer(vocabulary, max_length, keep_all)
+    self.tokenizer = batches.Tokenizer(vocabulary, max_length, keep_all)
     self.pair = pair
 
-  def texts(self, split: str) -> rows.Texts:
+  def texts(self, split: str) -> batches.Texts:
     """Returns the texts of a split."""
-    return rows.Texts(f"{self.name} {split}", self.source.table(split), self.tokenizer)
+    return batches.Texts(f"{self.name} {split}", self.source.table(split), self.tokenizer)
 
   def get_dataset(
     self,
@@ -122,14 +122,14 @@ class TextTask(seqio.Task):
     wanted = sequence_length or {}
     texts = self.texts(split)
     if not self.tokenizer.keep_all:
-      rows.check_texts([texts], wanted, warn=shuffle)
+      batches.check_texts([texts], wanted, warn=shuffle)
     spec = texts.spec(wanted if trim_output_features else {})
     for name in features.EXTRA_FEATURES:
       if sequence_length is not None and not wanted.get(name):
         spec.pop(name, None)
     lengths = {name: wanted.get(name) if trim_output_features else None for name in spec}
     shard = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-    chunks = rows.read_rows(
+    chunks = batches.read_rows(
       [texts], [1.0], lengths, shuffle=shuffle, seed=seed, shard=shard, num_epochs=num_epochs
     )
     signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}

@@ -14,7 +14,7 @@ import seqio
 
 import vmsst
 from vmsst import errors
-from vmsst.data import readers, rows, sample, vocabularies, word_splitting
+from vmsst.data import batches, readers, sample, vocabularies, word_splitting
 from vmsst.data.word_splitting import split_words
 from vmsst.encoder import encoder as encoder_lib
 from vmsst.tasks import bitext, evaluation
@@ -192,7 +192,7 @@ def test_negatives_are_split_as_targets(vocabulary):
     "input_language": np.array([[83], [83]]),
     "target_language": np.array([[74], [74]]),
   }
-  tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
+  tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
   found = tokenizer(columns, dict.fromkeys(columns))
   plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
   words = [(found["inputs"][0], "L' eau"), (found["targets"][0], "it 's")]
