@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import readers, seqio_tasks, tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.languages import Language
 
@@ -63,7 +63,7 @@ def files(
     by_split["validation"] = readers.find_bitext(_below(root, validation_patterns), languages)
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
-  of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
+  of_rows = seqio_tasks.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
     paths += [tables.vectors_path(teacher, bitext) for bitext in bitexts]
@@ -133,5 +133,5 @@ def sample(
     )
     for pair in ((language, english) for language in codes)
   }
-  of_rows = features.pair_features(vocabulary)
+  of_rows = seqio_tasks.pair_features(vocabulary)
   return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power=1.0)

@@ -20,7 +20,7 @@ from etils import epath
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.data import dataset_shards, features, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import dataset_shards, readers, seqio_tasks, tables, vocabularies
 from vmsst.languages import Language
 
 
@@ -63,7 +63,7 @@ def opus(
   mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
-  output_features = features.pair_features(vocabulary, teacher=bool(teacher))
+  output_features = seqio_tasks.pair_features(vocabulary, teacher=bool(teacher))
 
   sources = {
     pair: seqio_tasks.TableSource(

@@ -49,7 +49,7 @@ TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
   "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
-  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.batches",
+  "vmsst.data.seqio_tasks", "vmsst.data.batches",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.data import batches, features, seqio_tasks
+from vmsst.data import batches, seqio_tasks
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -93,11 +93,11 @@ def get_batches(
     are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
     if (
       are_texts
-      and isinstance(converter, features.BitextFeatureConverter)
+      and isinstance(converter, seqio_tasks.BitextFeatureConverter)
       and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
     ):
       texts = [task.texts(cfg.split) for task in tasks]
-      features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
+      seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)
       spec: Spec = {name: columns[name] for name in lengths}
       is_mixture = isinstance(part, seqio.Mixture)

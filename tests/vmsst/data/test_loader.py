@@ -10,7 +10,7 @@ import toy_runs
 
 from vmsst import errors
 from vmsst.data import loader, vocabularies
-from vmsst.data.features import BitextFeatureConverter
+from vmsst.data.seqio_tasks import BitextFeatureConverter
 from vmsst.tasks import bitext, mixtures
 
 BYTES = vocabularies.ByteVocabulary()

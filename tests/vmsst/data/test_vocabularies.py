@@ -39,7 +39,7 @@ def _train(path, **ids):
 
 
 def test_seqio_has_the_same_ids(model_with_eos, data_root):
-  from vmsst.data.features import SeqioVocabulary
+  from vmsst.data.seqio_tasks import SeqioVocabulary
 
   ems = str(data_root / "vocab" / "ems_62languages_bpe_60000.model")
   for vocabulary, eos_id, size in (
