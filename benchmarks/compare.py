@@ -38,10 +38,10 @@ from gin import config_parser
 
 import vmsst
 from vmsst import errors
-from vmsst.checkpoints import t5x as t5x_checkpoints
 from vmsst.data import readers, vocabularies
 from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
+from vmsst.formats import t5x as t5x_checkpoints
 from vmsst.io import checksums
 from vmsst.jobs import outputs
 

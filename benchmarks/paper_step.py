@@ -58,7 +58,7 @@ from vmsst.models import bitranslation, contrastive
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_network
-from vmsst.train import adafactor, optimizers, schedules, train_state, trainer
+from vmsst.train import adafactor, optimizers, train_state, trainer
 
 MODELS = (
   "vmsst_24l",
@@ -148,13 +148,13 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
   )
 
 
-def make_optimizer(model: Any) -> tuple[Any, schedules.Schedule]:
+def make_optimizer(model: Any) -> tuple[Any, optimizers.Schedule]:
   """Returns the optimizer of a model's gin file and its learning rates."""
   if isinstance(model, ems_model.EmsModel):
-    rates = schedules.create_learning_rate_scheduler("constant * linear_warmup", 3e-4, 10000)
+    rates = optimizers.create_learning_rate_scheduler("constant * linear_warmup", 3e-4, 10000)
     return optimizers.chain([optax.add_decayed_weights(1e-5), optax.adam(rates)]), rates
   rules = adafactor.standard_logical_factor_rules()
-  rates = schedules.create_learning_rate_scheduler(
+  rates = optimizers.create_learning_rate_scheduler(
     "constant * linear_warmup * rsqrt_decay", 0.0632455532, 4000
   )
   return adafactor.Adafactor(logical_factor_rules=rules), rates
@@ -170,7 +170,7 @@ def make_batch(size: Size) -> dict[str, jax.Array]:
   return batch | {side: jnp.full((size.pairs, 1), row) for side, row in LANGUAGES.items()}
 
 
-def make_step(model: Any, rates: schedules.Schedule, microbatches: int) -> Callable[..., Any]:
+def make_step(model: Any, rates: optimizers.Schedule, microbatches: int) -> Callable[..., Any]:
   """Returns the function from (state, batch, rng) to the next state and the loss."""
 
   def step(state, batch, rng):

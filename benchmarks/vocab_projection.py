@@ -144,9 +144,9 @@ def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
   """Returns the modeled time of a variant on an absent GPU, and its memory."""
   import modeled_step
 
-  from vmsst.train import topologies
+  from vmsst.train import dry_run
 
-  [gpu] = topologies.devices(options.topology)
+  [gpu] = dry_run.devices(options.topology)
   device = devices.of_kind(gpu.device_kind)
   mesh = jax.sharding.Mesh([gpu], ("data",))
   inputs = jax.eval_shape(lambda: make_inputs(variant, options))

@@ -10,19 +10,20 @@ with signals.default_interrupt():
   import contextlib
   import gc
   import importlib
+  import logging as standard_logging
   import os
   import re
   import signal
   import sys
-  from collections.abc import Sequence
+  from collections.abc import Iterator, Sequence
   from typing import Any
 
-  from vmsst.arrays import compilation_cache
+  from vmsst.arrays import devices
   from vmsst.errors import InputError, requires
   from vmsst.io import watchdog
   from vmsst.jobs import command_process
   from vmsst.paths import gin_dir
-  from vmsst.train import distributed, quiet
+  from vmsst.train import distributed
 
 # Subcommand: (its function, as named in gin; module in the runtime; help).
 COMMANDS = {
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
-    compilation_cache.enable()
+    devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
@@ -164,25 +165,24 @@ def _run(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
       gc.disable()  # imports create a million objects, which would take seconds
       stack.callback(gc.enable)
-      notes = contextlib.nullcontext() if options.verbose else quiet.without_start_up_notes()
+      notes = contextlib.nullcontext() if options.verbose else _discarded_stderr()
       with requires("train", "t5x"), notes:
         import gin
         import seqio  # imports TensorFlow, which every command needs
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
-      from vmsst.train import aliases, gin_utils
+      from vmsst.train import gin_utils
 
-      aliases.install()
       functions = {
         command: getattr(importlib.import_module(f"vmsst.train.{module}"), name)
         for command, (name, module, _) in COMMANDS.items()
       }
       if options.dry_run:
-        from vmsst.train import dry_run, partitioning, topologies
+        from vmsst.train import dry_run, partitioning
 
         if options.topology:
-          devices = topologies.devices(options.topology)
+          devices = dry_run.devices(options.topology)
           partitioning.all_devices = lambda: devices
         functions["train"] = dry_run.train_function(options.dry_run == "memory")
       import jax  # noqa: F401  (sets environment variables if there are TPUs)
@@ -236,8 +236,24 @@ def _set_verbosity(verbose: bool) -> None:
   flags.FLAGS.mark_as_parsed()  # else absl warns about logging before flags are parsed
   logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
   logging.set_stderrthreshold("info" if verbose else "warning")
-  if not verbose:
-    quiet.drop_untrue_warnings()
+  if not verbose:  # SeqIO warns of lengths that are the model's
+    log = standard_logging.getLogger("absl")
+    log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
+
+
+@contextlib.contextmanager
+def _discarded_stderr() -> Iterator[None]:
+  """Discards stderr: TensorFlow prints notes while it is imported, before its log level applies."""
+  sys.stderr.flush()
+  terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 2)
+  try:
+    yield
+  finally:
+    sys.stderr.flush()
+    os.dup2(terminal, 2)
+    os.close(terminal)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language, language
-from vmsst.tasks import mixtures
+from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
@@ -155,23 +155,23 @@ def opus_validation(
   The metrics are those of `retrieval`. Its only split is `validation`.
 
   Args:
-    config: As of `mixtures.opus`.
+    config: As of `bitext.opus`.
     vocabulary: Tokenizes the texts.
-    data_dir: As of `mixtures.opus`.
-    languages: As of `mixtures.opus`.
-    pivots: As of `mixtures.opus`.
+    data_dir: As of `bitext.opus`.
+    languages: As of `bitext.opus`.
+    pivots: As of `bitext.opus`.
     corpus: Name of the corpus in OPUS.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
 
   Raises:
-    InputError: as `mixtures.opus`, or, when the task is first read, no language pair has validation
+    InputError: as `bitext.opus`, or, when the task is first read, no language pair has validation
       pairs of the corpus.
   """
-  _, folder = mixtures.find(config, data_dir)
-  splits = mixtures.language_pairs(folder, languages, pivots)
+  _, folder = bitext.find(config, data_dir)
+  splits = bitext.language_pairs(folder, languages, pivots)
 
   def load() -> list[suite_lib.Task]:
-    pairs = mixtures.validation_pairs(folder, splits, corpus)
+    pairs = bitext.validation_pairs(folder, splits, corpus)
     return [_pair_task(readers.pair_name(*pair), pair, rows) for pair, rows in pairs.items()]
 
   key = (str(folder), storage.version(folder / "dataset_info.json"), languages, pivots, corpus)

@@ -28,8 +28,6 @@ _RUN = """
 import doctest, importlib, json, pathlib, sys, tempfile
 import gin
 place = pathlib.Path(sys.argv[1])
-from vmsst.train import aliases, quiet
-aliases.install()
 import vmsst
 for folder in sorted({path.parent for path in place.glob("vmsst/**/*.py")}):
   name = ".".join(folder.relative_to(place).parts)
@@ -52,7 +50,6 @@ for path in sorted(place.glob("vmsst/**/*.py")):
   assert not failed
   called += tried
 from vmsst.train import gin_utils, train as train_lib
-quiet.drop_untrue_warnings()
 train = train_lib.train
 gin.register(train, "__main__")
 bindings = ["TRAIN_STEPS = 40", "BATCH_SIZE = 16", "EMBED_DIM = 16", "STATS_PERIOD = 5",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
   from vmsst.data.sample import load_sample
+  from vmsst.encoder.compatibility import quantize
   from vmsst.encoder.encoder import Encoder
   from vmsst.encoder.loading import load, load_translator
   from vmsst.encoder.translation import Translator
@@ -28,12 +29,10 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.finetuning import finetune
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
-  from vmsst.search.embedded_text import open_text
   from vmsst.search.exact_search import top_k, unit_rows
   from vmsst.search.faiss_index import build_index, open_index
   from vmsst.search.margins import margin_pairs
-  from vmsst.search.quantization import quantize
-  from vmsst.search.vector_store import open_vectors
+  from vmsst.search.vector_store import open_text, open_vectors
 
 __version__ = "0.1.0"
 
@@ -53,9 +52,9 @@ _PUBLIC = {
   "load_translator": "vmsst.encoder.loading",
   "margin_pairs": "vmsst.search.margins",
   "open_index": "vmsst.search.faiss_index",
-  "open_text": "vmsst.search.embedded_text",
+  "open_text": "vmsst.search.vector_store",
   "open_vectors": "vmsst.search.vector_store",
-  "quantize": "vmsst.search.quantization",
+  "quantize": "vmsst.encoder.compatibility",
   "translation_accuracy": "vmsst.evaluation.metrics.retrieval",
   "top_k": "vmsst.search.exact_search",
   "unit_rows": "vmsst.search.exact_search",

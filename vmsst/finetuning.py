@@ -111,12 +111,10 @@ def finetune(
       input_pipeline,
       optimizers,
       partitioning,
-      quiet,
       trainer,
     )
     from vmsst.train import train as train_lib
 
-  quiet.drop_untrue_warnings()
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
@@ -409,7 +407,7 @@ def _write_vectors(
 ) -> None:
   """Writes a teacher's vectors of pairs to a folder, as `vmsst data embed` does."""
   from vmsst.data import readers, tables
-  from vmsst.encoder import bitext_embedding, loading
+  from vmsst.encoder import encoding, loading
   from vmsst.jobs import job
 
   encoder = loading.load(teacher)
@@ -418,7 +416,7 @@ def _write_vectors(
       name, digest = tables.vectors_name(bitext), readers.digest(bitext)
       if work.done(name, digest) is None:
         with work.part(name, digest) as (path, facts):
-          facts.update(bitext_embedding.write_vectors(encoder, bitext, path), bitext=digest)
+          facts.update(encoding.write_bitext_vectors(encoder, bitext, path), bitext=digest)
     work.finish()
 
 
@@ -483,7 +481,7 @@ def _source(
 
 def _report(folder: pathlib.Path) -> str:
   """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
-  from vmsst.checkpoints import t5x
+  from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
   best = t5x.read_best(folder)

@@ -26,7 +26,6 @@ PACKAGES = {
   "vmsst.data": "Data",
   "vmsst.opus": "Corpus building",
   "vmsst.downloads": "Downloads",
-  "vmsst.checkpoints": "Checkpoints and importers",
   "vmsst.train": "Training",
   "vmsst.launch": "The t5x command",
   "vmsst.io": "Files and processes",

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from ems_jax.losses import token_targets
-from vmsst.arrays import devices, sharding
+from vmsst.arrays import devices, layouts
 from vmsst.losses import fused_gradients
 
 
@@ -101,8 +101,8 @@ class _Plan(NamedTuple):
   @classmethod
   def make(cls, batch: int, vocab_size: int, *, chunk: int | None, dtype: str) -> "_Plan":
     """Returns the plan for the current mesh and axis rules."""
-    batch_axes, vocab_axes = sharding.mesh_axes(batch=batch, vocab=vocab_size)
-    columns = sharding.local_size(vocab=vocab_size)
+    batch_axes, vocab_axes = layouts.mesh_axes(batch=batch, vocab=vocab_size)
+    columns = layouts.local_size(vocab=vocab_size)
     chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
     return cls(batch_axes, vocab_axes, vocab_size, chunk, dtype)
 

@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -107,7 +107,7 @@ class EmsNetwork(nn.Module):
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    vector_BS = sharding.constrain(
+    vector_BS = layouts.constrain(
       sentence_encoder.masked_mean(hidden_BTD, mask_BT), ("batch", "kv")
     )
     if self.is_initializing():
@@ -139,7 +139,7 @@ class EmsNetwork(nn.Module):
     hidden_BE = nn.swish(self.xtr_transform(input_BE))
     if self.xtr_layer_norm:
       hidden_BE = self.xtr_norm(hidden_BE)
-    return sharding.constrain(hidden_BE, ("batch", "kv"))
+    return layouts.constrain(hidden_BE, ("batch", "kv"))
 
   def xtr_kernel(self) -> Float[Array, "E V"]:
     """Returns the transpose of W_emb (equations 4 and 5), float32."""
@@ -153,7 +153,7 @@ class EmsNetwork(nn.Module):
     if not self.projection_dim:
       return vector_BS
     compared_BC = self.projection(nn.relu(self.projection_hidden(vector_BS)))
-    return sharding.constrain(compared_BC, ("batch", "kv"))
+    return layouts.constrain(compared_BC, ("batch", "kv"))
 
 
 def _dense(features: int) -> nn.Module:

@@ -21,7 +21,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Float, Int
 
 from vmsst import arrays, errors, languages
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout, lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -204,9 +204,7 @@ class LaserNetwork(nn.Module):
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
-    vector_BS = sharding.constrain(
-      sentence_encoder.masked_max(hidden_BTD, mask_BT), ("batch", "kv")
-    )
+    vector_BS = layouts.constrain(sentence_encoder.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():
       # Initialization calls this method only; it must create the decoder's parameters too.
       self.decode(tokens_BT, jnp.zeros_like(tokens_BT[:, 0]), vector_BS)

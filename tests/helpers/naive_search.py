@@ -5,7 +5,7 @@ import numpy as np
 
 from vmsst.io import npy_files
 from vmsst.jobs import job
-from vmsst.search import embedded_text, exact_search, vector_store
+from vmsst.search import exact_search, vector_store
 
 MARGINS = {
   "ratio": lambda cosine, mean: cosine / mean if mean > 0 else 0.0,
@@ -108,4 +108,4 @@ def write_letters(folder, lines):
   path = line_files.write_lines(folder / "base.txt", lines)
   vectors_ND = np.array([letters_vector(line) for line in lines])
   write_vectors(folder / "base", vectors_ND, shard_rows=10)
-  return embedded_text.open_text(str(path), folder / "base")
+  return vector_store.open_text(str(path), folder / "base")

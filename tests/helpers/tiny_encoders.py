@@ -11,9 +11,8 @@ import safetensors.numpy
 from etils import epath
 from flax import traverse_util
 
-from vmsst.checkpoints import t5x
 from vmsst.data import vocabularies
-from vmsst.formats import encoder_json
+from vmsst.formats import encoder_json, t5x
 from vmsst.networks import sentence_encoder, t5, transformer
 
 BYTES = vocabularies.ByteVocabulary()

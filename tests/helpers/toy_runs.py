@@ -34,8 +34,8 @@ from vmsst.train import (
   adafactor,
   checkpoints,
   input_pipeline,
+  optimizers,
   partitioning,
-  schedules,
   train,
   train_state,
   trainer,
@@ -251,7 +251,7 @@ def make_trainer(**overrides):
     return trainer.Trainer(
       **arguments,
       **{
-        "learning_rate_fn": schedules.create_learning_rate_scheduler(
+        "learning_rate_fn": optimizers.create_learning_rate_scheduler(
           factors="constant", base_learning_rate=0.1
         ),
         "num_microbatches": None,

@@ -275,7 +275,7 @@ def test_questions_are_searched_in_a_sample_of_paq_while_training_and_after(tmp_
   line_files.write_lines(tmp_path / "data" / "paq" / "paq.jsonl", lines)
   run = tmp_path / "run"
   mixture = ["--gin_file=eval/benchmarks.gin", f"--gin.DATA_ROOT='{tmp_path / 'data'}'"]
-  evaluate = [f"--gin_file={run / 'config.gin'}", "--gin_file=eval/suite.gin", mixture[1]]
+  evaluate = [f"--gin_file={run / 'config.gin'}", *mixture, "--gin_file=runs/eval.gin"]
   for arguments in (["train", *commands.TINY, *mixture, model_dir(run)], ["eval", *evaluate]):
     done = commands.t5x(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -92,13 +92,10 @@ OF_ONE_FILE = {
 _TRAIN = """
 import json, pathlib, sys
 import gin
-from vmsst.train import aliases, quiet
-aliases.install()
 import vmsst
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 
-quiet.drop_untrue_warnings()
 plan = json.load(sys.stdin)
 import opus_tree
 pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}

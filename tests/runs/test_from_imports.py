@@ -26,14 +26,11 @@ STEPS = 20
 _TRAIN = """
 import json, sys
 import gin, jax
-from vmsst.train import aliases, quiet
-aliases.install()
 import vmsst
 from vmsst.train import gin_utils
 from vmsst.train.train import train
 
 plan = json.load(sys.stdin)
-quiet.drop_untrue_warnings()
 jax.config.update("jax_compilation_cache_dir", plan["cache"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 

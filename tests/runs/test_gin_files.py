@@ -23,7 +23,6 @@ RUN_FILES = sorted(
 # checkpoint and name of the folder of results.
 FOLLOWING = {
   "runs/eval.gin": ("evaluate", [], "/run", "eval"),
-  "eval/suite.gin": ("evaluate", ["DATA_ROOT"], "/run", "eval"),
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
@@ -137,7 +136,7 @@ STATED = [
   ("EMS, section V: margin, and temperature of 0.1", _LABSE, {
     "options/margin": 0.3, "options/scale": 1 / 0.1}),
   ("EMS, release: cosine schedule of 15 epochs, negatives of one of 4 GPUs", ["ems/release.gin"], {
-    "numbers/vmsst.train.schedules.multiple.factor": 15 / 3, "steps": 733_176,
+    "numbers/vmsst.train.optimizers.multiple.factor": 15 / 3, "steps": 733_176,
     "options/negative_groups": 4}),
   ("EMS, Table III: languages of SBERT-distill", ["soft/mse_50_languages.gin"], {
     "opus/OPUS_LANGUAGES": 50}),
@@ -220,8 +219,6 @@ STARTS_FROM = tiny_encoders.encoder(
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 from vmsst.data import loader
@@ -542,8 +539,6 @@ partitioning.PjitPartitioner:
 _SHARDS = """
 import json, sys
 import gin
-from vmsst.train import aliases
-aliases.install()
 from flax.linen.partitioning import logical_to_mesh_axes
 from vmsst.train import gin_utils, partitioning
 

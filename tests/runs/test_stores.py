@@ -85,7 +85,7 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
   benchmark_trees.upload(tmp_path / "tatoeba", f"{bucket}/benchmarks/tatoeba")
   shutil.rmtree(tmp_path / "tatoeba")
   t5x(
-    *("eval", evaluate[0], "--gin_file=eval/suite.gin"),
+    *("eval", evaluate[0], "--gin_file=eval/benchmarks.gin", evaluate[1]),
     f"--gin.DATA_ROOT='{bucket}/benchmarks'",
     f"--gin.EVAL_OUTPUT_DIR='{output}'",
   )

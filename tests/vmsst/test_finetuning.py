@@ -14,10 +14,9 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, finetuning
-from vmsst.checkpoints import t5x
 from vmsst.data import batches, sample, vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import layer_stacks
+from vmsst.formats import layer_stacks, t5x
 from vmsst.networks import sentence_encoder
 from vmsst.train import train
 

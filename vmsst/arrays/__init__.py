@@ -1,4 +1,4 @@
-"""Arrays on devices: padding, sharding, matmuls, and the rates of devices."""
+"""Arrays on devices: padding, layouts, and the rates of devices."""
 
 PAD_ID = 0
 """The token id of padding."""

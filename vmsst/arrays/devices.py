@@ -1,8 +1,16 @@
-"""Published rates of accelerators, which defaults depend on."""
+"""Published rates of accelerators, which defaults depend on, and JAX's cache of programs on disk.
+
+JAX is imported when it is needed: the cache must be set up first.
+"""
 
 import dataclasses
+import hashlib
+import os
+import pathlib
+import platform
 
-import jax
+_FOLDER = "JAX_COMPILATION_CACHE_DIR"
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,5 +56,37 @@ def of_kind(kind: str) -> Device | None:
 
 def current() -> Device | None:
   """Returns the device of the current mesh (`jax.set_mesh`), or else JAX's default device."""
+  import jax
+
   meant = jax.sharding.get_abstract_mesh().abstract_device
   return of_kind((meant or jax.devices()[0]).device_kind)
+
+
+def enable_compilation_cache() -> None:
+  """Lets JAX keep compiled programs on disk, so that a second command compiles nothing again.
+
+  It sets variables for this process and its children; call it before JAX is imported.
+
+  The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds 1 GiB at most; JAX deletes what
+  was unused the longest. Does nothing if JAX_COMPILATION_CACHE_DIR is set, even to an empty value,
+  or if the folder cannot be made.
+  """
+  if _FOLDER in os.environ:
+    return
+  # Programs for one kind of processor may not run on another.
+  processor = [platform.machine()]
+  if _CPU_INFO.exists():
+    kinds = ("model name", "flags", "Features")
+    content = _CPU_INFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    processor += [line for line in content.splitlines() if line.startswith(kinds)]
+  digest = hashlib.sha256("\n".join(processor).encode()).hexdigest()[:16]
+  root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+  folder = pathlib.Path(root, "vmsst", "jax", digest)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError:
+    return
+  os.environ[_FOLDER] = str(folder)
+  os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
+  # Many small programs take long together.
+  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

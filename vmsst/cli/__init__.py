@@ -12,7 +12,7 @@ with signals.default_interrupt():
   from collections.abc import Sequence
 
   import vmsst
-  from vmsst.arrays import compilation_cache
+  from vmsst.arrays import devices
   from vmsst.cli import data, evaluation, models, texts
   from vmsst.cli.command import Command, Parser
   from vmsst.io import watchdog
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is None:
       logging.basicConfig(format="vmsst: note: %(message)s")
-    compilation_cache.enable()
+    devices.enable_compilation_cache()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
     with progress, watchdog.watching(_PATIENCE):
       args.command(args)

@@ -93,9 +93,9 @@ def embed_bitext(
     patterns: Bitext files, as in training; quote patterns.
   """
   from vmsst.data import tables
-  from vmsst.encoder import bitext_embedding
+  from vmsst.encoder import encoding
 
-  write = functools.partial(bitext_embedding.write_vectors, batch_size=bitext.batch_size)
+  write = functools.partial(encoding.write_bitext_vectors, batch_size=bitext.batch_size)
   files = _write_files(encoder, output, patterns, bitext, {}, tables.vectors_name, write)
   for path, facts in files.items():
     print(f"{path}: {facts['lines']:,} pairs of vectors of dimension {facts['dimension']}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vmsst import errors, storage
-from vmsst.encoder import batching, encoding
+from vmsst.encoder import encoding
 from vmsst.io import line_spans, npy_files, text_fields
 from vmsst.jobs import engines, job
 from vmsst.search import vector_store
@@ -85,7 +85,7 @@ def embed(
     with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
       prepare = functools.partial(_prepare_span, source, method, field, language)
       facts = work.run("embed", write, parts, engine, prepare)
-    batching.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
+    encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
     work.finish(dimension=width, dtype=dtype)
   return cut.lines, width
 

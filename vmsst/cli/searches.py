@@ -11,11 +11,11 @@ import numpy as np
 from vmsst import storage
 from vmsst.io import manifest, npy_files
 from vmsst.jobs import engines, job
-from vmsst.search import device_search, embedded_text, exact_search, faiss_index, vector_store
-from vmsst.search.embedded_text import EmbeddedText
+from vmsst.search import device_search, exact_search, faiss_index, vector_store
+from vmsst.search.vector_store import EmbeddedText
 
 if TYPE_CHECKING:
-  from vmsst.mining import pair_scoring
+  from vmsst.mining import bitext_mining
 
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
 
@@ -160,7 +160,7 @@ def search(
   row_M = corpus.visible_rows()
   inputs = {
     "encoder": encoding.identity(encoder, name),
-    "queries": embedded_text.fingerprint(queries),
+    "queries": vector_store.fingerprint(queries),
     "corpus": describe(corpus),
   }
   options = {"count": count, "language": language}
@@ -178,7 +178,7 @@ def search(
       load=load,
       method="encode_query",
     )
-    embedded = embedded_text.open_text(queries, folder)
+    embedded = vector_store.open_text(queries, folder)
     text_search.check_width(corpus, embedded.vectors.shape[1])
     find = resumable_search(work, engine)
     if index is not None and not index.exact:
@@ -195,9 +195,9 @@ def search(
 
 
 def score(
-  scorer: "pair_scoring.Scorer",
-  source: "pair_scoring.TextColumn",
-  target: "pair_scoring.TextColumn",
+  scorer: "bitext_mining.Scorer",
+  source: "bitext_mining.TextColumn",
+  target: "bitext_mining.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
   """Writes the scores of each pair of texts to a line of its own; returns the number of pairs.
@@ -209,11 +209,11 @@ def score(
     output: Output file.
 
   Raises:
-    InputError: as in `pair_scoring.pair_scores`, or another process writes the output.
+    InputError: as in `bitext_mining.pair_scores`, or another process writes the output.
   """
-  from vmsst.mining import pair_scoring
+  from vmsst.mining import bitext_mining
 
-  texts = [embedded_text.fingerprint(side.path) for side in (source, target)]
+  texts = [vector_store.fingerprint(side.path) for side in (source, target)]
   sides = [
     {**text, "field": side.field, "language": side.language}
     for text, side in zip(texts, (source, target), strict=True)
@@ -232,8 +232,8 @@ def score(
             np.save(stream, scores(*window))
         yield npy_files.read(work.path(part))
 
-    blocks = pair_scoring.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
+    blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for score_BC in blocks:
-        stream.writelines(f"{pair_scoring.as_line(scores)}\n" for scores in score_BC)
+        stream.writelines(f"{bitext_mining.score_line(scores)}\n" for scores in score_BC)
   return int(texts[0]["lines"])

@@ -109,7 +109,7 @@ def score(
   """
   from vmsst.cli import searches
   from vmsst.encoder import loading
-  from vmsst.mining import pair_scoring
+  from vmsst.mining import bitext_mining
 
   prompted = computing.prompt is not None or computing.prompt_name is not None
   if by == "likelihood" and (prompted or computing.compute_dtype or computing.backend != "auto"):
@@ -127,11 +127,11 @@ def score(
       chosen = [text_fields.default_field(paths[0], side) for side in (1, 2)]
     if by == "cosine":
       name, model, _ = computing.open(encoder)
-      scorer = pair_scoring.by_cosine(model, name, computing.batch_size)
+      scorer = bitext_mining.by_cosine(model, name, computing.batch_size)
     else:
       translator = loading.load_translator(encoder)
-      scorer = pair_scoring.by_likelihood(translator, per_token, computing.batch_size)
-    left, right = map(pair_scoring.TextColumn, paths, chosen, languages or (None, None))
+      scorer = bitext_mining.by_likelihood(translator, per_token, computing.batch_size)
+    left, right = map(bitext_mining.TextColumn, paths, chosen, languages or (None, None))
     with file_to_write(output) as place:
       count = searches.score(scorer, left, right, place)
   if output != outputs.STANDARD:
@@ -212,7 +212,7 @@ def mine(
   from vmsst.cli import searches
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
-  from vmsst.search import embedded_text, faiss_index
+  from vmsst.search import faiss_index, vector_store
 
   paths = source, target
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
@@ -243,7 +243,7 @@ def mine(
     raise errors.InputError(
       "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
     )
-  texts = embedded_text.open_text(source, folders[0]), embedded_text.open_text(target, folders[1])
+  texts = vector_store.open_text(source, folders[0]), vector_store.open_text(target, folders[1])
   opened = [
     faiss_index.open_index(folder, text.vectors)
     for folder, text in zip(index or (), texts, strict=False)
@@ -295,10 +295,10 @@ def search(
   """
   from vmsst.cli import searches
   from vmsst.mining import text_search
-  from vmsst.search import embedded_text, faiss_index
+  from vmsst.search import faiss_index, vector_store
 
   chosen = engine.chosen()
-  searched = embedded_text.open_text(corpus, vectors)
+  searched = vector_store.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")

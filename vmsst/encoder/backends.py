@@ -1,4 +1,7 @@
-"""What computes the vectors of an encoder: JAX, or ONNX Runtime, which is faster on CPUs."""
+"""What computes the vectors of an encoder: JAX, or ONNX Runtime, which is faster on CPUs.
+
+Batches are sorted by length.
+"""
 
 import concurrent.futures
 import functools
@@ -6,7 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +19,6 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
-from vmsst.encoder import batching
 from vmsst.formats import layer_stacks, onnx_graph, tensors
 from vmsst.networks import sentence_encoder
 
@@ -29,6 +31,10 @@ _PACKAGES = ("onnx", "onnxruntime")
 
 # Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
 _BATCH_TOKENS = 1024
+# Longest sentences for which a batch has full size.
+_FULL_WIDTH = 64
+# Minimum padding saved to justify a separate batch: each has a shape to compile.
+_WORTHWHILE = 2048
 
 
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
@@ -79,7 +85,7 @@ class JaxBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
-    batches: Divides token ids into batches; see `batching`.
+    batches: Divides token ids into batches.
     process: Id of the process that computes.
   """
 
@@ -90,7 +96,7 @@ class JaxBackend:
   ):
     self._network, self.process = network, os.getpid()
     # Few shapes, as each is compiled.
-    self.batches = functools.partial(batching.padded_batches, multiple=len(devices))
+    self.batches = functools.partial(padded_batches, multiple=len(devices))
     self._sharding = whole = None
     if len(devices) > 1:
       mesh = Mesh(np.array(devices), "batch")
@@ -119,7 +125,7 @@ class CpuBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
-    batches: Divides token ids into batches; see `batching`.
+    batches: Divides token ids into batches.
     process: Id of the process that computes.
   """
 
@@ -144,7 +150,7 @@ class CpuBackend:
     limit = os.environ.get("OMP_NUM_THREADS", "")
     self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
     self.in_flight = 2 * self._threads
-    self.batches = functools.partial(batching.tight_batches, tokens=_BATCH_TOKENS)
+    self.batches = functools.partial(tight_batches, tokens=_BATCH_TOKENS)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="vmsst")
 
   @functools.cached_property
@@ -191,3 +197,81 @@ class CpuBackend:
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx_graph.TOKENS: tokens_BT.astype(np.int64), onnx_graph.MASK: mask_BT}
     return self._pool.submit(self._compiled(alone), feeds).result
+
+
+def padded_batches(
+  ids: Sequence[Sequence[int]], batch_size: int, max_length: int, multiple: int = 1
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [R, T]), R >= B.
+
+  T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two, for few shapes. Rows
+  after B are padding. The longest sentences come first: a batch too large for memory fails at once.
+  A batch ends before sentences of at most half its width if that saves much padding.
+
+  Args:
+    ids: Token ids of every sentence.
+    batch_size: Most sentences of a batch. Batches of long sentences are smaller, to save memory.
+    max_length: Most tokens of a sentence.
+    multiple: Number that divides R.
+  """
+  length_N, order_N = _by_length(ids)
+  start = 0
+  while start < len(ids):
+    width = min(_rounded(int(length_N[order_N[start]])), max_length)
+    most = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
+    index_B = order_N[start : start + most]
+    longer = int(np.searchsorted(-length_N[index_B], -(width // 2)))  # than half the width
+    if longer and (len(index_B) - longer) * width // 2 >= _WORTHWHILE:
+      index_B = index_B[:longer]
+    start += len(index_B)
+    rows = min(_rounded(len(index_B)), most)
+    yield index_B, _padded(ids, index_B, (rows + -rows % multiple, width))
+
+
+def tight_batches(
+  ids: Sequence[Sequence[int]], batch_size: int, max_length: int, tokens: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [B, T]).
+
+  T is the length of the longest sentence of the batch, at least 1. The longest sentences come
+  first.
+
+  Args:
+    ids: Token ids of every sentence.
+    batch_size: Most sentences of a batch.
+    max_length: Most tokens of a sentence; not used.
+    tokens: Most tokens of a batch, padding included, except of a single sentence.
+  """
+  del max_length
+  length_N, order_N = _by_length(ids)
+  start = 0
+  while start < len(ids):
+    width = max(1, int(length_N[order_N[start]]))
+    index_B = order_N[start : start + max(1, min(batch_size, tokens // width))]
+    start += len(index_B)
+    yield index_B, _padded(ids, index_B, (len(index_B), width))
+
+
+def _by_length(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the lengths of sentences, and the order from the longest to the shortest."""
+  length_N = np.fromiter((len(x) for x in ids), np.int64, len(ids))
+  return length_N, np.argsort(-length_N, kind="stable")
+
+
+def _padded(
+  ids: Sequence[Sequence[int]], index_B: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+  tokens_RT = np.zeros(shape, np.int32)
+  for row_T, index in zip(tokens_RT, index_B, strict=False):
+    row_T[: len(ids[index])] = ids[index]
+  return tokens_RT
+
+
+def _rounded(size: int) -> int:
+  """Returns the smallest of 4, 6, 8, 12, 16, 24, 32, 48, ... that is at least `size`."""
+  power = 4
+  while power < size:
+    if size <= power + power // 2:
+      return power + power // 2
+    power *= 2
+  return power

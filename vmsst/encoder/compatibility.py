@@ -1,4 +1,4 @@
-"""Members by which an encoder takes the place of a `SentenceTransformer`.
+"""Members by which an encoder takes the place of a `SentenceTransformer`, and scores of pairs.
 
 docs/how-to/sentence_transformers.md has a table of all.
 """
@@ -6,24 +6,163 @@ docs/how-to/sentence_transformers.md has a table of all.
 import functools
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
+from scipy.spatial import distance
 from tokenizers import Tokenizer
 
 from vmsst import errors
+from vmsst.data import input_texts
+from vmsst.data.input_texts import Texts
 from vmsst.formats import tokenizers
+
+if TYPE_CHECKING:
+  from vmsst.search import margins
+
+Language = str | Sequence[str] | None
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+_LEVELS = 255
+# Similarities that are negative distances, by the norm of the difference.
+_NORMS = {"euclidean": 2, "manhattan": 1}
 
 
 class Members:
-  """Other names of what an encoder has."""
+  """Compares the vectors that `encode` of the same class returns; other names of its members."""
 
   max_length: int
   dimension: int
   path: str | None
   vocabulary: Any
+  similarity_fn_name: str
+  encode: Any
   save: Any
-  score_pairs: Any
+
+  def similarity(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array | None = None,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> Any:
+    """Returns the similarity of every source with every target: float32 [N, M].
+
+    Returns a NumPy array, or a tensor if vectors are tensors of torch. `similarity_fn_name` selects
+    the similarity: the cosine, unless the files of a released encoder or you set another. Distances
+    are negative, as in sentence-transformers, so that larger values are more similar.
+
+    Args:
+      sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
+      targets: Texts or vectors likewise; None: the sources.
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, or vectors have another shape.
+    """
+    scores_NM = self._scores(sources, targets, languages, options)
+    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    return tensor(scores_NM) if "torch" in kinds else scores_NM
+
+  def score_pairs(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, or the sides differ in number or shape.
+    """
+    return self._scores(sources, targets, languages, options, pairs=True)
+
+  def margin_scores(
+    self,
+    sources: Texts | np.ndarray | jax.Array,
+    targets: Texts | np.ndarray | jax.Array,
+    *,
+    neighbors: int = 4,
+    margin: "margins.Margin" = "ratio",
+    languages: tuple[Language, Language] = (None, None),
+    **options: Any,
+  ) -> np.ndarray:
+    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
+
+    It compares the cosine of a pair with the cosines of both texts' nearest neighbors among the
+    given texts of the other side; see `vmsst.search.margins.margin_pairs`.
+
+    Args:
+      sources: Texts as in `encode`, or vectors [N, D].
+      targets: As many texts or vectors.
+      neighbors: Number of nearest neighbors.
+      margin: "ratio", "distance" or "absolute".
+      languages: Languages of sources and targets, for encoders that require them.
+      **options: Options of `encode`, such as `batch_size`.
+
+    Raises:
+      ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
+        number, vectors have another shape or are not finite, `neighbors` is not an integer of 1 or
+        more, or the margin is unknown.
+      RuntimeError: as `encode`.
+    """
+    from vmsst.search import device_search, margins
+
+    return margins.margin_scores(
+      *self._sides(sources, targets, languages, options, pairs=True),
+      neighbors=neighbors,
+      margin=margin,
+      search=device_search.search,
+    )
+
+  def _side(self, given: Any) -> np.ndarray | list[str]:
+    """Returns the vectors or texts of one side."""
+    first = _first(given)
+    if isinstance(first, str) or not hasattr(first, "dtype"):
+      return input_texts.as_list([given] if isinstance(given, str) else given)
+    vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
+    if not jnp.issubdtype(vectors.dtype, np.number):
+      return input_texts.as_list(given)
+    return np.atleast_2d(vectors)
+
+  def _scores(
+    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
+  ) -> np.ndarray:
+    """Returns the similarities of both sides, of pairs or of all with all."""
+    from vmsst.search import exact_search
+
+    vectors = self._sides(sources, targets, languages, options, pairs=pairs)
+    if self.similarity_fn_name == "cosine":
+      vectors = exact_search.unit_rows(vectors[0]), exact_search.unit_rows(vectors[1])
+    source_ND, target_MD = (np.asarray(side, np.float32) for side in vectors)
+    norm = _NORMS.get(self.similarity_fn_name)
+    if norm and pairs:
+      return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
+    if norm:
+      return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
+    return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
+
+  def _sides(
+    self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors of both sides, which must be equally many if they are pairs."""
+    sides = [self._side(sources)]
+    if pairs or targets is not None:
+      sides.append(self._side(targets))
+    if pairs and len(sides[0]) != len(sides[1]):
+      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
+    vectors = []
+    for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False):
+      if isinstance(side, list):
+        side = np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
+      vectors.append(side)
+    return vectors[0], vectors[-1]
 
   @property
   def max_seq_length(self) -> int:
@@ -82,3 +221,56 @@ def tensor(array: np.ndarray) -> Any:
   with errors.requires("sentence-transformers", "a tensor of torch"):
     import torch
   return torch.from_numpy(array)
+
+
+def quantize(
+  vectors_ND: Float[np.ndarray, "N D"],
+  precision: Precision,
+  ranges_2D: Float[np.ndarray, "2 D"] | None = None,
+) -> np.ndarray:
+  """Returns vectors in less space, as `quantize_embeddings` of sentence-transformers does.
+
+  Bytes are rounded; those of sentence-transformers are truncated.
+
+  Args:
+    vectors_ND: Vectors [N, D].
+    precision: "float32"; "int8" or "uint8", a byte per dimension, for 256 levels between the lowest
+      and the highest value of the dimension; "binary" or "ubinary", 8 signs in each int8 or uint8,
+      positive ones being 1.
+    ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8, which become
+      those of values outside; None: those of the vectors, of which one is not enough. Vectors that
+      are compared must have the same.
+
+  Raises:
+    ValueError: the precision is unknown, a single vector has no ranges, or the ranges have another
+      shape.
+  """
+  vectors_ND = np.asarray(vectors_ND)
+  errors.check_choice("precision", precision, get_args(Precision))
+  if precision == "float32":
+    return vectors_ND.astype(np.float32, copy=False)
+  if precision in ("binary", "ubinary"):
+    level_NX = np.packbits(vectors_ND > 0, axis=1)
+  elif ranges_2D is None and not len(vectors_ND):
+    return vectors_ND.astype(precision)
+  else:
+    if ranges_2D is None and len(vectors_ND) == 1:
+      raise ValueError(
+        f"the levels of {precision} need the ranges of many vectors; quantize them together, or "
+        "give ranges_2D"
+      )
+    ends = [vectors_ND.min(axis=0), vectors_ND.max(axis=0)] if ranges_2D is None else ranges_2D
+    end_2D = np.asarray(ends, np.float32)
+    if end_2D.shape != (2, vectors_ND.shape[1]):
+      raise ValueError(f"ranges have the shape {end_2D.shape}, not (2, {vectors_ND.shape[1]})")
+    width_D = end_2D[1] - end_2D[0]
+    step_D = np.where(width_D > 0, width_D / _LEVELS, np.float32(1))
+    level_NX = np.clip(np.rint((vectors_ND - end_2D[0]) / step_D), 0, _LEVELS)
+  if precision in ("ubinary", "uint8"):
+    return level_NX.astype(np.uint8)
+  return (level_NX.astype(np.int16) - 128).astype(np.int8)
+
+
+def _first(given: Any) -> Any:
+  """Returns the first item of a list or tuple, or other objects themselves."""
+  return given[0] if isinstance(given, (list, tuple)) and given else given

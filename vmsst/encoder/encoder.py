@@ -18,7 +18,7 @@ from flax import traverse_util
 from vmsst import errors, storage
 from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
-from vmsst.encoder import backends, batching, compatibility, similarity
+from vmsst.encoder import backends, compatibility, encoding
 from vmsst.formats import (
   encoder_json,
   sentence_transformers,
@@ -26,7 +26,6 @@ from vmsst.formats import (
 )
 from vmsst.io import progress_bar
 from vmsst.networks import sentence_encoder
-from vmsst.search import quantization
 
 Language = str | Sequence[str] | None
 
@@ -52,7 +51,7 @@ class PreparedTexts:
     return len(self.texts)
 
 
-class Encoder(similarity.Scores, compatibility.Members):
+class Encoder(compatibility.Members):
   """Maps sentences to vectors.
 
   Tools for `SentenceTransformer` accept an encoder in its place. You can set `max_length` (or its
@@ -249,9 +248,9 @@ class Encoder(similarity.Scores, compatibility.Members):
     batch_size: int = 128,
     truncate_dim: int | None = None,
     normalize: bool = False,
-    precision: quantization.Precision | None = "float32",
+    precision: compatibility.Precision | None = "float32",
     progress: bool | None = None,
-    on_cut: Callable[[int, int, int], None] | None = batching.log_cut,
+    on_cut: Callable[[int, int, int], None] | None = encoding.log_cut,
     prompt: str | None = None,
     normalize_embeddings: bool = False,
     show_progress_bar: bool | None = None,
@@ -323,7 +322,7 @@ class Encoder(similarity.Scores, compatibility.Members):
       sentences, progress = [str(sentences)], False
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
-    errors.check_choice("precision", precision, get_args(quantization.Precision))
+    errors.check_choice("precision", precision, get_args(compatibility.Precision))
     if truncate_dim is not None:
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
     prefix = self._prompt(prefix, prompt, prompt_name)
@@ -369,7 +368,7 @@ class Encoder(similarity.Scores, compatibility.Members):
     if normalize or normalize_embeddings:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
-    stored_NC = quantization.quantize(vectors_ND, precision)
+    stored_NC = compatibility.quantize(vectors_ND, precision)
     as_tensor = convert_to_tensor or not convert_to_numpy
     result = compatibility.tensor(stored_NC) if as_tensor else stored_NC
     if one:

@@ -8,14 +8,23 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import input_files, progress_bar
+from vmsst.io import input_files, npy_files, progress_bar
+
+if TYPE_CHECKING:
+  from vmsst.data.readers import BitextFile
+
+_WINDOW = (
+  1 << 14
+)  # Texts of bitexts with vectors in memory; even, so that windows have whole pairs.
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
@@ -114,6 +123,62 @@ def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
   iterator = iter(texts)
   while window := list(itertools.islice(iterator, size)):
     yield window
+
+
+def write_bitext_vectors(
+  encoder: Any, bitext: "BitextFile", path: str | os.PathLike[str], *, batch_size: int = 128
+) -> dict[str, int]:
+  """Writes the vectors of a bitext as .npy, float32 [lines, 2, dimension], to distill an encoder.
+
+  Args:
+    encoder: An encoder, as from `vmsst.load`.
+    bitext: The bitext.
+    path: The file to write.
+    batch_size: Sentences per batch.
+
+  Returns:
+    The numbers of lines and dimensions.
+
+  Raises:
+    InputError: the bitext cannot be read, or a vector is not finite.
+  """
+  from vmsst.data import readers
+
+  lines = sum(1 for _ in readers.read_pairs(bitext))
+  codes = [readers.language_code(side) for side in (bitext.source, bitext.target)]
+  embed = embedder(encoder, batch_size=batch_size, on_cut=None)
+  windows = encode_windows(
+    lambda texts: embed(texts, language=codes * (len(texts) // 2)),
+    (side for pair in readers.read_pairs(bitext) for side in pair),
+    _WINDOW,
+    total=2 * lines,
+    title=str(bitext),
+  )
+  npy_files.write(path, (lines, 2, encoder.dimension), windows)
+  return {"lines": lines, "dimension": encoder.dimension}
+
+
+_log = logging.getLogger(__name__)
+
+
+def log_cut(count: int, total: int, max_length: int) -> None:
+  """Logs a warning that `count` of `total` texts were cut to `max_length` tokens."""
+  _log.warning(
+    "%s of %s texts have more than the %s tokens that the encoder reads and were cut",
+    *(f"{number:,}" for number in (count, total, max_length)),
+  )
+
+
+def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
+  """Logs one warning for several calls of `encode`, if any has cut texts.
+
+  Args:
+    counts: What `on_cut` received in each call that cut texts: their number, the number of all
+      texts of the call, and the maximum tokens.
+    total: Number of texts of all calls.
+  """
+  if counts:
+    log_cut(sum(count[0] for count in counts), total, counts[0][2])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,7 +220,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
     layers = {name for name in names if name[:1].isdigit()}
     copy(url, names & (_EXPORT | _ASSETS | _RELEASED) | layers, target)
     return url, url
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = os.fspath(t5x.find_checkpoint(url))
   around, _, name = checkpoint.rpartition("/")
@@ -247,7 +247,7 @@ def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = t5x.find_checkpoint(epath.Path(folder))
   inside = (checkpoint / encoder_json.ENCODER_FILE).is_file()
@@ -274,7 +274,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   is_export = parameters.name.endswith(".safetensors")
   stored: Any
   if not is_export:
-    from vmsst.checkpoints import t5x  # imports Orbax
+    from vmsst.formats import t5x  # imports Orbax
 
     stored = t5x.open_params(parameters)
   elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
@@ -322,7 +322,7 @@ def write(
   Returns:
     The name of the vocabulary's file, if there is one.
   """
-  from vmsst.checkpoints import t5x  # imports Orbax
+  from vmsst.formats import t5x  # imports Orbax
 
   checkpoint = epath.Path(folder / CHECKPOINT)
   t5x.write_params(checkpoint, params)

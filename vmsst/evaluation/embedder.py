@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.encoder import batching, encoding
+from vmsst.encoder import encoding
 from vmsst.io import progress_bar
 from vmsst.search import exact_search
 
@@ -163,7 +163,7 @@ class Embedder:
       parts.append(Part(content, content, size, f"{size:,} texts"))
     prepare = functools.partial(_tokens, self.source)
     arrays = [*self.map("embed", prepare, functools.partial(_vectors, self.source), parts)]
-    batching.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
+    encoding.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
     vectors_ND = np.concatenate([x["vectors"] for x in arrays])
     self.check_width(vectors_ND.shape[1])
     return vectors_ND

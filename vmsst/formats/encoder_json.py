@@ -241,7 +241,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   if not path.exists():
     raise errors.InputError(
       f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
-      "bind train_script.train.summarize_config_fn to run_summary.summarize_run"
+      "bind train_script.train.summarize_config_fn to model_dir.summarize_run"
     )
   try:
     record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)

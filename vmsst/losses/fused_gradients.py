@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from vmsst.arrays import devices, matmuls
+from vmsst.arrays import devices, layouts
 
 Inputs = TypeVar("Inputs")
 
@@ -67,7 +67,7 @@ def matmul(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
 
 def product_of_rows(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
   """Returns `a.T @ b` with operands cast to `dtype` and accumulated in `accumulation_dtype`."""
-  return matmuls.product_of_rows(a.astype(dtype), b.astype(dtype), dtype=accumulation_dtype(dtype))
+  return layouts.product_of_rows(a.astype(dtype), b.astype(dtype), dtype=accumulation_dtype(dtype))
 
 
 def scale_gradients(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays
-from vmsst.arrays import devices, sharding
+from vmsst.arrays import devices, layouts
 from vmsst.losses import fused_gradients
 
 
@@ -78,7 +78,7 @@ def weighted_nll(
   if (sentence_BS is None) != (sentence_kernel_SV is None):
     raise ValueError("only one of sentence_BS and sentence_kernel_SV is None; pass both or neither")
   fused_gradients.check_chunk(chunk)
-  columns = sharding.local_size(vocab=hidden_kernel_DV.shape[1])
+  columns = layouts.local_size(vocab=hidden_kernel_DV.shape[1])
   chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
   plan = _Plan.make(*targets_BT.shape, chunk=chunk, dtype=dtype)
   weights_BT = jnp.where(targets_BT == arrays.PAD_ID, 0.0, weights_BT)
@@ -112,7 +112,7 @@ class _Plan(NamedTuple):
   @classmethod
   def make(cls, batch: int, length: int, *, chunk: int, dtype: str) -> "_Plan":
     """Returns the plan with the fewest chunks of equal size."""
-    shards = batch // sharding.local_size(batch=batch)
+    shards = batch // layouts.local_size(batch=batch)
     most = max(1, chunk // length)
     chunks = math.ceil(batch / (shards * most))
     sentences = shards * math.ceil(batch / (shards * chunks))
@@ -120,7 +120,7 @@ class _Plan(NamedTuple):
 
   def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     """Returns `x` laid out by logical axes if the batch is sharded."""
-    return x if self.shards == 1 else sharding.constrain(x, axes)
+    return x if self.shards == 1 else layouts.constrain(x, axes)
 
   def pad(self, x: jax.Array) -> jax.Array:
     """Returns `x` with zeros for the sentences that pad the last chunk."""

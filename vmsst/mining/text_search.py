@@ -13,7 +13,7 @@ from vmsst.data import input_texts
 from vmsst.encoder import encoding
 from vmsst.io import manifest
 from vmsst.search import exact_search, faiss_index
-from vmsst.search.embedded_text import EmbeddedText
+from vmsst.search.vector_store import EmbeddedText
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from vmsst import errors
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.models import base
 from vmsst.networks import sentence_encoder
 
@@ -73,11 +73,11 @@ def map_and_sum_slices(
   # has an equal part of every slice, and no row moves between devices.
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
-    return sharding.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
+    return layouts.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
 
   def join(x: jax.Array) -> jax.Array:
     x = x.swapaxes(0, 1).reshape(size, *x.shape[2:])
-    return sharding.constrain(x, ("batch", *[None] * (x.ndim - 1)))
+    return layouts.constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
   body = jax.checkpoint(lambda pair: encode(*pair), prevent_cse=False)
   rngs = None if rng is None else jax.random.split(rng, slices)

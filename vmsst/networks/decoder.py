@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout, t5
 
 
@@ -77,7 +77,7 @@ class DecoderLayer(nn.Module):
     y_BTD = t5.RMSNorm(cfg.dtype, name="pre_mlp_layer_norm")(x_BTD)
     y_BTD = t5.GatedMlp(cfg, deterministic, name="mlp")(y_BTD)
     x_BTD = x_BTD + drop(y_BTD)
-    return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
+    return layouts.constrain(x_BTD, ("batch", "length", "embed")), None
 
 
 class Step(NamedTuple):

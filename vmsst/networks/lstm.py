@@ -22,7 +22,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors
-from vmsst.arrays import matmuls, sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout, t5
 
 
@@ -212,9 +212,9 @@ def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
   A sharded batch stays 3-D: to merge T and B, devices would exchange all rows.
   """
   length, batch, width = x_TBD.shape
-  if sharding.local_size(batch=batch) < batch:
-    return sharding.constrain(x_TBD @ kernel_DQ, ("length", "batch", None))
-  return matmuls.linear(x_TBD.reshape(-1, width), kernel_DQ).reshape(length, batch, -1)
+  if layouts.local_size(batch=batch) < batch:
+    return layouts.constrain(x_TBD @ kernel_DQ, ("length", "batch", None))
+  return layouts.linear(x_TBD.reshape(-1, width), kernel_DQ).reshape(length, batch, -1)
 
 
 class BiLstmLayer(nn.Module):
@@ -285,7 +285,7 @@ class LstmEncoder(nn.Module):
     for i in range(cfg.num_layers):
       x_TBD = BiLstmLayer(cfg, name=f"layers_{i}")(x_TBD, mask_BT.T)
       x_TBD = dropout.Dropout(cfg.dropout_rate)(x_TBD, deterministic=deterministic)
-      x_TBD = sharding.constrain(x_TBD, ("length", "batch", "embed"))
+      x_TBD = layouts.constrain(x_TBD, ("length", "batch", "embed"))
     return x_TBD.swapaxes(0, 1)
 
 
@@ -357,4 +357,4 @@ class LstmDecoder(nn.Module):
     )
     output_TBO = _product(states_TRBC[:, 0], kernel("output", width, cfg.decoder_output_dim))
     output_TBO += bias("output", cfg.decoder_output_dim)
-    return sharding.constrain(output_TBO.swapaxes(0, 1), ("batch", "length", "embed"))
+    return layouts.constrain(output_TBO.swapaxes(0, 1), ("batch", "length", "embed"))

@@ -15,7 +15,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout, t5, transformer
 
 POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
@@ -195,7 +195,7 @@ class SentenceEncoder(nn.Module):
         # A maximum, not a sum, keeps all but tiny lengths exact; zeros stay zeros.
         square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
         vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
-    return sharding.constrain(vector_BS, ("batch", "kv"))
+    return layouts.constrain(vector_BS, ("batch", "kv"))
 
 
 def embed(

@@ -21,7 +21,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors
-from vmsst.arrays import matmuls, sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")
@@ -122,8 +122,8 @@ class Dense(nn.Module):
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
-    kernel = sharding.gathered(kernel.astype(self.dtype), self.axes)
-    flat = matmuls.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel)
+    kernel = layouts.gathered(kernel.astype(self.dtype), self.axes)
+    flat = layouts.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel)
     if self.use_bias:
       bias = partitioning.param_with_axes(
         "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.axes[1:]
@@ -181,7 +181,7 @@ class TokenEmbedder(nn.Module):
     )
     # Gather before casting: the table is far larger than the batch.
     embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
-    return sharding.constrain(embedded_BTD, ("batch", "length", "embed"))
+    return layouts.constrain(embedded_BTD, ("batch", "length", "embed"))
 
 
 def relative_position_buckets(
@@ -292,7 +292,7 @@ def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Ar
 def split_heads(x_BTM: Float[Array, "B T M"], num_heads: int) -> Float[Array, "B T H K"]:
   """Returns projected vectors cut into heads, laid out over the mesh by head."""
   x_BTHK = x_BTM.reshape(*x_BTM.shape[:-1], num_heads, -1)
-  return sharding.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
+  return layouts.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
 
 
 def attend(
@@ -394,7 +394,7 @@ class GatedMlp(nn.Module):
     hidden_BTM = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       hidden_BTM, deterministic=self.deterministic
     )
-    hidden_BTM = sharding.constrain(hidden_BTM, ("batch", "length", "mlp"))
+    hidden_BTM = layouts.constrain(hidden_BTM, ("batch", "length", "mlp"))
     return Dense(x_BTD.shape[-1], ("mlp", "embed"), dtype=cfg.dtype, name="wo")(hidden_BTM)
 
 
@@ -417,7 +417,7 @@ class EncoderLayer(nn.Module):
     y_BTD = RMSNorm(cfg.dtype, name="pre_mlp_layer_norm")(x_BTD)
     y_BTD = GatedMlp(cfg, deterministic, name="mlp")(y_BTD)
     x_BTD = x_BTD + drop(y_BTD)
-    return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
+    return layouts.constrain(x_BTD, ("batch", "length", "embed")), None
 
 
 def run_layers(

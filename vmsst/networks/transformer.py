@@ -28,7 +28,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import errors
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import dropout, t5
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -289,7 +289,7 @@ class SelfAttention(nn.Module):
         x_BTHK = rotate(x_BTHK, angle_TF)
       if count < cfg.num_heads:
         x_BTHK = jnp.repeat(x_BTHK, cfg.num_heads // count, axis=2)
-      return sharding.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
+      return layouts.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
 
     scalar = cfg.head_width if cfg.query_scalar is None else cfg.query_scalar
     out_BTM = t5.attend(
@@ -317,7 +317,7 @@ class Mlp(nn.Module):
     hidden_BTM = jax.checkpoint(ACTIVATIONS[cfg.activation])(wide_BTM)
     if cfg.gated:
       hidden_BTM = hidden_BTM * wide(name="wi_1")(x_BTD)
-    hidden_BTM = sharding.constrain(hidden_BTM, ("batch", "length", "mlp"))
+    hidden_BTM = layouts.constrain(hidden_BTM, ("batch", "length", "mlp"))
     return dense(cfg, cfg.emb_dim, ("mlp", "embed"), name="wo")(hidden_BTM)
 
 
@@ -369,7 +369,7 @@ class EncoderLayer(nn.Module):
 
     x_BTD = residual(x_BTD, lambda y_BTD: attend(y_BTD, bias, angle), "attention")
     x_BTD = residual(x_BTD, mlp, "mlp")
-    return sharding.constrain(x_BTD, ("batch", "length", "embed")), None
+    return layouts.constrain(x_BTD, ("batch", "length", "embed")), None
 
 
 class TransformerEncoder(nn.Module):

@@ -23,7 +23,7 @@ from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors, languages
-from vmsst.arrays import sharding
+from vmsst.arrays import layouts
 from vmsst.networks import decoder, sentence_encoder, t5
 
 
@@ -239,7 +239,7 @@ class BitranslationNetwork(nn.Module):
     return Projection(hidden_BTD, sentence_BZ, self.logits_hidden(), self.logits_latent())
 
   def _latent(self, head: nn.Module, pooled_BD: Float[Array, "B D"]) -> Float[Array, "B K"]:
-    return sharding.constrain(head(pooled_BD), ("batch", "kv"))
+    return layouts.constrain(head(pooled_BD), ("batch", "kv"))
 
 
 class VmsstNetwork(BitranslationNetwork):

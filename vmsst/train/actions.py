@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
+from vmsst.formats import t5x
 from vmsst.jobs import outputs
 from vmsst.train import checkpoints
 

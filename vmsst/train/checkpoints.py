@@ -22,10 +22,9 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
 from vmsst.encoder import loading
 from vmsst.errors import InputError
-from vmsst.formats import layer_stacks, tensors
+from vmsst.formats import layer_stacks, t5x, tensors
 from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
@@ -388,7 +387,7 @@ class CheckpointManager:
     self._model_dir = epath.Path(storage.path(model_dir))
     self._cfg = cfg
     self._failed = False
-    t5x.ignore_abandoned_io()
+    t5x.silence_orbax()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())

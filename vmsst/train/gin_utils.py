@@ -1,14 +1,25 @@
-"""Parsing gin configurations: `t5x.gin_utils` of the bundled runtime."""
+"""Parsing gin configurations: `t5x.gin_utils` of the bundled runtime.
+
+The same gin files (`from t5x import utils`) run here, where `t5x` is `vmsst.train`, and, by
+`python -m t5x.main`, upstream.
+"""
 
 import contextlib
 import difflib
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import inspect
 import io
 import math
 import os
 import re
+import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TextIO
 
 import gin
@@ -20,6 +31,7 @@ from vmsst.errors import InputError
 from vmsst.io import input_files
 from vmsst.jobs import outputs
 
+_RUNTIME = "vmsst.train"
 # Raised by gin for errors in a file or a binding.
 _UNPARSED = (
   OSError,
@@ -86,6 +98,7 @@ def parse_gin_flags(
       unknown macro (the message suggests the nearest name), configurable or parameter, or a value
       cannot be parsed or does not have the type of its parameter.
   """
+  install_t5x()
   for path in gin_search_paths:
     gin.add_config_file_search_path(path)
   for file in gin_files:
@@ -210,3 +223,31 @@ def _explained(source: str, hint: str = "") -> Iterator[None]:
     elif isinstance(error, tokenize.TokenError) and len(error.args) > 1:
       message = f"line {error.args[1][0]}: {error.args[0]}{hint}"
     raise InputError(f"{source}: {message}") from error
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Finds `t5x` and `t5x.*` before sys.path is searched."""
+
+  def find_spec(self, fullname, path=None, target=None):
+    if fullname.partition(".")[0] != "t5x":
+      return None
+    if importlib.util.find_spec(_RUNTIME + fullname.removeprefix("t5x")) is None:
+      raise ModuleNotFoundError(
+        f"{fullname} is not part of the bundled runtime; run the gin file on upstream T5X by "
+        "`python -m t5x.main`"
+      )
+    return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "t5x")
+
+  def create_module(self, spec) -> ModuleType:
+    module = importlib.import_module(_RUNTIME + spec.name.removeprefix("t5x"))
+    self._spec = module.__spec__
+    return module
+
+  def exec_module(self, module: ModuleType) -> None:
+    module.__spec__ = self._spec  # the import system set the alias's
+
+
+@functools.cache
+def install_t5x() -> None:
+  """Makes `t5x` the bundled runtime in this process, as `parse_gin_flags` does."""
+  sys.meta_path.insert(0, _Finder())

@@ -1,16 +1,26 @@
-"""The folder of a run: creates and claims it, and names it in errors of its disk."""
+"""The folder of a run: claims it, names it in errors of its disk, and writes the encoder's files.
+
+In gin:
+
+  train_script.train.summarize_config_fn = @model_dir.summarize_run
+  model_dir.summarize_run:
+    model = %MODEL
+    languages = %TRAINING_LANGUAGES
+"""
 
 import contextlib
 import errno
 import os
 import pathlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
 from vmsst import storage
 from vmsst.errors import InputError
+from vmsst.formats import encoder_json
 from vmsst.io import input_files
 from vmsst.jobs import outputs
 
@@ -83,3 +93,28 @@ def disk_fault(error: BaseException) -> str | None:
   TensorStore and TensorFlow quote this message in their own errors.
   """
   return next((text for text in map(os.strerror, _DISK) if text in str(error)), None)
+
+
+def summarize_run(
+  model_dir: str,
+  summary_writer: Any,
+  step: int,
+  model: Any,
+  languages: Sequence[str] | None = None,
+) -> None:
+  """Writes the run's `config.gin`, its `encoder.json` and its vocabulary file to `model_dir`.
+
+  The T5X runtime in use, upstream or bundled, writes its own summary first.
+
+  Args:
+    model_dir: Folder of the run.
+    summary_writer: TensorBoard writer of the runtime.
+    step: Current step.
+    model: A `vmsst.models.base.BitextModel`.
+    languages: Codes of the training languages; None if unknown.
+  """
+  from t5x import gin_utils  # upstream or bundled
+
+  gin_utils.summarize_gin_config(model_dir, summary_writer, step)
+  if jax.process_index() == 0:
+    encoder_json.save_encoder_assets(model, model_dir, languages)

@@ -1,26 +1,36 @@
-"""Optimizers: wrapped optax optimizers, and the base class of Adafactor.
+"""Optimizers and learning-rate schedules.
 
 As in T5X, an optax optimizer has a learning rate of its own, and the trainer writes its own to the
-metrics. The macro SCHEDULE of gin/runs/train.gin is that of both:
+metrics. Both are the macro SCHEDULE of gin/runs/train.gin:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
   optax.adamw.learning_rate = %SCHEDULE
+
+Gin files compute some arguments of a schedule from TRAIN_STEPS, so that it ends with the run:
+
+  from vmsst.train import optimizers as schedules
+  utils.create_learning_rate_scheduler.decay_factor = @schedules.slope_to_zero()
+  schedules.slope_to_zero.total_steps = %TRAIN_STEPS
 """
 
 import abc
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import optax
 from flax import traverse_util
+from jaxtyping import Float, Int
 
-from vmsst import errors
+from vmsst.errors import InputError
 
 PyTree = Any
+Step = Int[jax.Array, ""] | int
+Schedule = Callable[[Step], Float[jax.Array, ""]]
 
 
 class OptimizerDef(abc.ABC):
@@ -87,21 +97,6 @@ class OptaxWrapper(OptimizerDef):
     )
 
 
-def one_cycle_schedule(
-  steps: Annotated[int, msgspec.Meta(ge=1)],
-  peak: Annotated[float, msgspec.Meta(gt=0)],
-  warmup: Annotated[float, msgspec.Meta(ge=0, lt=1)],
-) -> optax.Schedule:
-  """Returns a learning rate that rises to its peak and falls to 0 by `steps`, both as a cosine.
-
-  Args:
-    steps: Training steps.
-    peak: The highest learning rate.
-    warmup: The share of the steps in which it rises.
-  """
-  return optax.cosine_onecycle_schedule(steps, peak, pct_start=warmup)
-
-
 def chain(
   transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
 ) -> OptaxWrapper:
@@ -124,10 +119,121 @@ def chain(
     for pattern in frozen:
       if not any(re.fullmatch(pattern, name) for name in names):
         examples = ", ".join([*names][:3])
-        raise errors.InputError(
+        raise InputError(
           f"optimizers.chain.frozen: {pattern!r} matches no parameter; names are {examples} ..."
         )
     is_frozen = {name: any(re.fullmatch(x, name) for x in frozen) for name in names}
     return traverse_util.unflatten_dict(is_frozen, sep="/")
 
   return OptaxWrapper(optax.partition({False: chained, True: optax.set_to_zero()}, labels))
+
+
+# --------------------------------------------------------------------------------------------
+# Learning-rate schedules
+
+
+def create_learning_rate_scheduler(
+  factors: str = "constant * linear_warmup * rsqrt_decay",
+  base_learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.5,
+  warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 1000,
+  decay_factor: float = 0.5,
+  steps_per_decay: Annotated[int, msgspec.Meta(ge=1)] = 20000,
+  steps_per_cycle: Annotated[int, msgspec.Meta(ge=1)] = 100000,
+  step_offset: Annotated[int, msgspec.Meta(ge=0)] = 0,
+  min_learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 1e-8,
+) -> Schedule:
+  """Returns a function from a step to its learning rate, a float32 scalar.
+
+  With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
+
+  * constant: base_learning_rate,
+  * linear_warmup: min(1, t / w); w is at least 1 here and in the next three factors,
+  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
+    constant and the warm-up, so use it alone,
+  * rsqrt_decay: 1 / sqrt(max(t, w)),
+  * rsqrt_normalized_decay: sqrt(w / max(t, w)),
+  * decay_every: decay_factor ** floor(t / steps_per_decay),
+  * cosine_decay: (1 + cos(pi * p)) / 2, where p in [0, 1) is the position in the current cycle,
+    (t - w) / steps_per_cycle.
+
+  The paper's lr(t) = 1e-3 * min(t / 4000, sqrt(4000 / t)) is `'constant * linear_warmup *
+  rsqrt_normalized_decay'` with a base of 1e-3 and 4000 warm-up steps.
+
+  Args:
+    factors: Names of factors, separated by `*`.
+    base_learning_rate: The constant.
+    warmup_steps: Length of the warm-up, and start of the decays.
+    decay_factor: Slope of `linear_decay`, or factor of `decay_every`.
+    steps_per_decay: Steps between two decays of `decay_every`.
+    steps_per_cycle: Length of one cosine cycle.
+    step_offset: The step to count as 0, for fine-tuning.
+    min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
+
+  Raises:
+    InputError: A factor is unknown.
+  """
+  warmup = max(1, warmup_steps)
+
+  def decay_by_cosine(rate, t):
+    cycles = jnp.maximum(0.0, (t - warmup_steps) / float(steps_per_cycle))
+    return rate * jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * (cycles % 1.0))))
+
+  def decay_linearly(rate, t):
+    up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
+    return rate * (base_learning_rate * up_then_down)
+
+  # Each entry multiplies the rate so far. The order of operations determines the last bit of the
+  # result, and thus whether both runtimes train to the same numbers.
+  apply_factor = {
+    "constant": lambda rate, t: rate * base_learning_rate,
+    "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),
+    "linear_decay": decay_linearly,
+    "rsqrt_decay": lambda rate, t: rate / jnp.sqrt(jnp.maximum(t, warmup)),
+    "rsqrt_normalized_decay": lambda rate, t: (
+      rate * jnp.sqrt(warmup) / jnp.sqrt(jnp.maximum(t, warmup))
+    ),
+    "decay_every": lambda rate, t: rate * decay_factor ** (t // steps_per_decay),
+    "cosine_decay": decay_by_cosine,
+  }
+
+  names = [name.strip() for name in factors.split("*")]
+  for name in names:
+    if name not in apply_factor:
+      raise InputError(
+        f"create_learning_rate_scheduler.factors = {factors!r}: unknown factor {name!r}; "
+        f"use {', '.join(sorted(apply_factor))}"
+      )
+
+  def schedule(step: Step) -> Float[jax.Array, ""]:
+    t = jnp.maximum(0, step - step_offset)
+    rate = 1.0
+    for name in names:
+      rate = apply_factor[name](rate, t)
+    return jnp.asarray(jnp.maximum(rate, min_learning_rate), jnp.float32)
+
+  return schedule
+
+
+def slope_to_zero(total_steps: int, warmup_steps: int) -> float:
+  """Returns the `decay_factor` with which `linear_decay` reaches zero at `total_steps`."""
+  return 1 / max(1, total_steps - warmup_steps)
+
+
+def multiple(steps: int, factor: int) -> int:
+  """Returns `steps * factor`, such as the length of a cycle that a run covers in part."""
+  return steps * factor
+
+
+def one_cycle_schedule(
+  steps: Annotated[int, msgspec.Meta(ge=1)],
+  peak: Annotated[float, msgspec.Meta(gt=0)],
+  warmup: Annotated[float, msgspec.Meta(ge=0, lt=1)],
+) -> optax.Schedule:
+  """Returns a learning rate that rises to its peak and falls to 0 by `steps`, both as a cosine.
+
+  Args:
+    steps: Training steps.
+    peak: The highest learning rate.
+    warmup: The share of the steps in which it rises.
+  """
+  return optax.cosine_onecycle_schedule(steps, peak, pct_start=warmup)

@@ -14,9 +14,8 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from vmsst import storage
-from vmsst.checkpoints import t5x
 from vmsst.errors import InputError, check_choice
-from vmsst.formats import encoder_json
+from vmsst.formats import encoder_json, t5x
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
 from vmsst.train import checkpoints, input_pipeline, partitioning, progress

@@ -4,7 +4,7 @@ from vmsst.data.loader import get_batches as get_dataset
 from vmsst.train.checkpoints import CheckpointConfig, RestoreCheckpointConfig, SaveCheckpointConfig
 from vmsst.train.inference import get_infer_fn
 from vmsst.train.input_pipeline import DatasetConfig, get_training_eval_datasets
-from vmsst.train.schedules import create_learning_rate_scheduler
+from vmsst.train.optimizers import create_learning_rate_scheduler
 from vmsst.train.train_state import TrainStateInitializer
 
 __all__ = [

@@ -9,7 +9,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import embedding
-from vmsst.search import embedded_text, vector_store
+from vmsst.search import vector_store
 
 LINES = [f"line {i}" if i % 5 else "" for i in range(23)]
 
@@ -46,7 +46,7 @@ def embed(encoder, paths, folder, **options):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert embed(make_encoder(), text, tmp_path / "v", dtype=dtype, language="de") == 23
-  embedded = embedded_text.open_text(text, tmp_path / "v")
+  embedded = vector_store.open_text(text, tmp_path / "v")
   np.testing.assert_array_equal(embedded.vectors[:], vectors_of(LINES).astype(dtype))
   settings = embedded.vectors.settings
   assert settings["encoder"] == {"name": "a"}
@@ -74,7 +74,7 @@ def test_several_texts_are_one_whole(text, tmp_path, monkeypatch, place):
   assert embed(make_encoder(), [text, other, text], folder) == 23 + 9 + 23
   lines = [*LINES, *(f"other {i}" for i in range(9)), *LINES]
   whole = str(line_files.write_lines(tmp_path / "whole.txt", lines))
-  np.testing.assert_array_equal(embedded_text.open_text(whole, folder).vectors, vectors_of(lines))
+  np.testing.assert_array_equal(vector_store.open_text(whole, folder).vectors, vectors_of(lines))
   # No file has lines of two texts.
   assert storage.names(folder) == {"job.json", *(f"vectors-{n:05d}.npy" for n in range(15))}
   with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 1 more .*give another"):
@@ -87,7 +87,7 @@ def test_an_interrupted_job_resumes_with_no_line_lost_or_doubled(text, tmp_path,
   with pytest.raises(KeyboardInterrupt):
     embed(first, text, tmp_path / "v")
   with pytest.raises(errors.InputError, match=r"not finished|no job\.json"):
-    embedded_text.open_text(text, tmp_path / "v")
+    vector_store.open_text(text, tmp_path / "v")
   assert embed(second, text, tmp_path / "v") == embed(third, text, tmp_path / "v") == 23
   # The first text that an encoder receives only determines the width.
   assert [x for own in (first, second) for part in own.calls[1:] for x in part] == LINES
@@ -108,12 +108,12 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   with pytest.raises(errors.InputError, match="give another folder"):
     embed(make_encoder(), text, folder)
   with pytest.raises(errors.InputError, match=r"v has 23 vectors of .*text\.txt with 24"):
-    embedded_text.open_text(text, folder)
+    vector_store.open_text(text, folder)
   line_files.write_lines(tmp_path / "text.txt", reversed(LINES))
   with pytest.raises(errors.InputError, match="vectors of another text than"):
-    embedded_text.open_text(text, folder)
+    vector_store.open_text(text, folder)
   naive_search.write_vectors(tmp_path / "foreign", np.ones([23, 3]))
-  assert len(embedded_text.open_text(text, tmp_path / "foreign")) == 23
+  assert len(vector_store.open_text(text, tmp_path / "foreign")) == 23
 
 
 def test_broken_input_is_an_error(text, tmp_path):

@@ -8,7 +8,7 @@ from vmsst import errors, storage
 from vmsst.cli import searches
 from vmsst.io import input_files
 from vmsst.jobs import engines, job
-from vmsst.mining import pair_scoring, text_search
+from vmsst.mining import bitext_mining, text_search
 from vmsst.search import device_search, exact_search, faiss_index
 
 # --------------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def scorer(name, windows, texts, change=lambda: None):
     texts.append(sources)
     return np.array([[len(x), len(y)] for x, y in zip(sources, targets, strict=True)], float)
 
-  return pair_scoring.Scorer({"scorer": name}, score)
+  return bitext_mining.Scorer({"scorer": name}, score)
 
 
 def test_scores_resume_with_the_same_settings(folder, tmp_path, monkeypatch):
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  monkeypatch.setattr(bitext_mining, "_WINDOW", 4)
   lines = ["x" * n for n in range(10)]
-  text = pair_scoring.TextColumn(str(line_files.write_lines(tmp_path / "text", lines)))
+  text = bitext_mining.TextColumn(str(line_files.write_lines(tmp_path / "text", lines)))
   with pytest.raises(KeyboardInterrupt):
     searches.score(scorer("a", 2, []), text, text, f"{folder}/out")
   assert storage.names(folder) == {".out.vmsst"}
@@ -198,10 +198,10 @@ def test_scores_resume_with_the_same_settings(folder, tmp_path, monkeypatch):
 
 
 def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 4)
+  monkeypatch.setattr(bitext_mining, "_WINDOW", 4)
   counts = range(100_000, 100_010)  # more than a buffer
   path = line_files.write_lines(tmp_path / "text", ["x" * n for n in counts])
-  text, content = pair_scoring.TextColumn(str(path)), path.read_text()
+  text, content = bitext_mining.TextColumn(str(path)), path.read_text()
 
   def change():
     with open(path, "r+") as stream:  # in folder, between two windows

@@ -20,9 +20,9 @@ from vmsst import cli, storage
 from vmsst.cli import embedding
 from vmsst.encoder import loading
 from vmsst.io import progress_bar, text_files
-from vmsst.mining import pair_scoring
+from vmsst.mining import bitext_mining
 from vmsst.networks import sentence_encoder
-from vmsst.search import embedded_text, vector_store
+from vmsst.search import vector_store
 
 SENTENCES = [
   f"the {a} {b} sees a {c}"
@@ -44,7 +44,7 @@ def encoder(monkeypatch):
     loading, "open_encoder", lambda path, dtype=None, backend="jax": (f"/runs/{path[-1]}", encoder)
   )
   monkeypatch.setattr(embedding, "_SPAN_LINES", 5)
-  monkeypatch.setattr(pair_scoring, "_WINDOW", 5)
+  monkeypatch.setattr(bitext_mining, "_WINDOW", 5)
   return encoder
 
 
@@ -149,7 +149,7 @@ def test_embed_takes_columns_and_keys(encoder, tmp_path):
     assert cli.main(["embed", "a", str(path), str(folder), *options]) == 0
     found = vector_store.open_vectors(folder)[:]
     np.testing.assert_array_equal(found, encoder.encode(expected))
-    opened = embedded_text.open_text(str(path), folder)
+    opened = vector_store.open_text(str(path), folder)
     assert list(map(opened.reader(), [0, 2])) == [expected[0], expected[2]]
 
 

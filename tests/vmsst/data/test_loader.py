@@ -11,7 +11,7 @@ import toy_runs
 from vmsst import errors
 from vmsst.data import loader, vocabularies
 from vmsst.data.seqio_tasks import BitextFeatureConverter
-from vmsst.tasks import bitext, mixtures
+from vmsst.tasks import bitext
 
 BYTES = vocabularies.ByteVocabulary()
 LENGTHS = {"inputs": 24, "targets": 24, "input_language": 1, "target_language": 1}
@@ -172,7 +172,7 @@ def test_batches_of_one_language_pair_take_turns_in_proportion(mixture):
 def test_steps_of_epochs(tmp_path):
   pairs = [(f"s{i}", f"t{i}") for i in range(25)]
   opus_tree.write_dataset(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
-  built = mixtures.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
+  built = bitext.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
   assert loader.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
   assert loader.epoch_steps(built, epochs=0.5, batch_size=7) == 3
   assert loader.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2

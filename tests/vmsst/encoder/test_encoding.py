@@ -1,8 +1,10 @@
 import fake_encoders
+import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors
+from vmsst.data import readers
 from vmsst.encoder import encoding
 
 
@@ -67,3 +69,15 @@ def test_an_encoder_in_memory_is_for_this_process_and_this_time():
     assert source.open() is encoder
   with pytest.raises(errors.InputError, match="name cannot be loaded in other processes"):
     source.open()
+
+
+def test_every_line_of_a_bitext_has_the_vectors_that_the_encoder_returns(tmp_path, monkeypatch):
+  monkeypatch.setattr(encoding, "_WINDOW", 4)
+  encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
+  encoder.dimension = 6
+  pairs = [("eins", "one"), ("", "nothing"), ("zwei und drei", "two and three")]
+  (bitext,) = readers.find_bitext(str(line_files.write_tsv(tmp_path / "x.de-en.tsv", pairs)))
+  facts = encoding.write_bitext_vectors(encoder, bitext, tmp_path / "x.npy")
+  assert facts == {"lines": 3, "dimension": 6}
+  expected_N2D = [[fake_encoders.random_vector(text) for text in pair] for pair in pairs]
+  np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.float32(expected_N2D))

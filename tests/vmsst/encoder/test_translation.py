@@ -11,7 +11,7 @@ import tiny_encoders
 import vmsst
 from vmsst import cli, errors, languages
 from vmsst.data import vocabularies
-from vmsst.encoder import decoding, loading, translation
+from vmsst.encoder import loading, translation
 from vmsst.models import vmsst as vmsst_models
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -91,7 +91,7 @@ def test_greedy_tokens_are_those_of_a_loop_over_dense_logits(name):
   params = make_params(network)
   sentence_NZ = np.float32(rng.normal(size=(7, network.sentence_dim)))
   language_N = np.resize(np.array([EN, DE], np.int32), 7)
-  found = decoding.generate_tokens(
+  found = translation.generate_tokens(
     network, params, sentence_NZ, language_N, np.arange(7) != 6, length=6, eos_id=1, pieces=259
   )  # fmt: skip
   lengths = set()

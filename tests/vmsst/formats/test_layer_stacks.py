@@ -9,9 +9,8 @@ import tiny_encoders
 from etils import epath
 
 from vmsst import errors
-from vmsst.checkpoints import t5x
 from vmsst.encoder import loading
-from vmsst.formats import tensors
+from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder, transformer
 from vmsst.networks import vmsst as vmsst_networks
 

@@ -21,9 +21,8 @@ from tiny_encoders import BERT, NETWORKS, T5, encoder
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.checkpoints import t5x
 from vmsst.encoder import loading
-from vmsst.formats import sentence_transformers, tokenizers
+from vmsst.formats import sentence_transformers, t5x, tokenizers
 from vmsst.networks import lstm
 
 

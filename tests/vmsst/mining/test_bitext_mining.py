@@ -5,7 +5,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.mining import bitext_mining
-from vmsst.search import embedded_text, exact_search, faiss_index
+from vmsst.search import exact_search, faiss_index, vector_store
 
 BLANK = " \u200b\ufeff"
 # Blank and repeated lines, and a TAB; without them, s0, s1, ... and t0, t1, ... remain once each.
@@ -16,7 +16,7 @@ TARGET = ["t0", "", "t1", "t2", "t3", "t3 ", "t4", "t 5", "t\t5", "t6", "t7", "t
 def write_embedded(folder, name, lines, vectors, shard_rows=5):
   path = line_files.write_lines(folder / f"{name}.txt", lines)
   naive_search.write_vectors(folder / name, vectors, shard_rows=shard_rows)
-  return embedded_text.open_text(str(path), folder / name)
+  return vector_store.open_text(str(path), folder / name)
 
 
 @pytest.fixture
@@ -144,3 +144,41 @@ def test_broken_input_is_an_error(texts, tmp_path):
     mine((texts[0], blank))
   done, found = mine(texts, **NO_PAIRS)
   assert (len(done.pairs), found) == (0, [])
+
+
+def by_length(sources, targets, languages, on_cut):
+  """Scores a pair by its lengths; the length 3 is not finite."""
+  on_cut(1, len(sources), 7)
+  rows = [[len(x), len(y)] for x, y in zip(sources, targets, strict=True)]
+  return np.where(np.array(rows, float) == 3, np.nan, rows)
+
+
+SCORER = bitext_mining.Scorer({}, by_length)
+
+
+def write_column(path, lengths):
+  path.write_text("".join(f"{'x' * length}\n" for length in lengths))
+  return bitext_mining.TextColumn(str(path))
+
+
+def test_windows_of_pairs_are_scored_in_order_and_cut_texts_are_counted(
+  tmp_path, monkeypatch, caplog
+):
+  monkeypatch.setattr(bitext_mining, "_WINDOW", 4)
+  sides = (
+    write_column(tmp_path / "a", [0, 1, 2, 4, 5, 6]),
+    write_column(tmp_path / "b", [9, 8, 7, 6, 5, 4]),
+  )
+  blocks = list(bitext_mining.pair_scores(SCORER, *sides))
+  assert list(map(len, blocks)) == [4, 2]
+  expected = [[0, 9], [1, 8], [2, 7], [4, 6], [5, 5], [6, 4]]
+  assert np.concatenate(blocks).tolist() == expected
+  assert "2 of 12 texts have more than the 7 tokens" in caplog.text
+
+
+def test_unequal_columns_and_scores_that_are_not_finite_are_errors(tmp_path):
+  short, long = write_column(tmp_path / "a", [1, 2]), write_column(tmp_path / "b", [1, 2, 3])
+  with pytest.raises(errors.InputError, match=r"a has 2 lines and .*b 3: give files of equal"):
+    list(bitext_mining.pair_scores(SCORER, short, long))
+  with pytest.raises(errors.InputError, match=r"b:3: the score of this pair contains a value that"):
+    list(bitext_mining.pair_scores(SCORER, long, long))

@@ -11,7 +11,7 @@ from vmsst import errors
 from vmsst.cli import embedding
 from vmsst.io import text_files
 from vmsst.mining import text_search
-from vmsst.search import embedded_text, exact_search
+from vmsst.search import exact_search, vector_store
 
 
 def make_encoder():
@@ -59,7 +59,7 @@ def test_cosines_are_at_most_1(tmp_path):
   )
   path = line_files.write_lines(tmp_path / "x.txt", map(str, range(300)))
   embedding.embed(encoder, [str(path)], tmp_path / "x", name="x")
-  searcher = text_search.Searcher(encoder, embedded_text.open_text(str(path), tmp_path / "x"))
+  searcher = text_search.Searcher(encoder, vector_store.open_text(str(path), tmp_path / "x"))
   for sign, prefix in ((1, ""), (-1, "-")):
     found = searcher.search([f"{prefix}{row}" for row in range(300)], 300)
     assert max(sign * hit.score for hits in found for hit in hits) == 1
@@ -70,7 +70,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
   base = naive_search.write_letters(tmp_path, naive_search.LETTERS)
   lines = "".join(json.dumps({"t": line}) + "\n" for line in naive_search.LETTERS)
   (tmp_path / "base.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-  base = embedded_text.open_text(str(tmp_path / "base.jsonl.gz"), base.folder)
+  base = vector_store.open_text(str(tmp_path / "base.jsonl.gz"), base.folder)
   base.vectors.settings["field"] = "t"
   encoder = make_encoder()
   searcher = text_search.Searcher(encoder, base)
@@ -97,7 +97,7 @@ def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   path, folder = str(tmp_path / "base.txt"), tmp_path / "v"
   encoder = make_encoder()
   embedding.embed(encoder, [path], folder, name="a", dimensions=2)
-  searcher = text_search.Searcher(encoder, embedded_text.open_text(path, folder))
+  searcher = text_search.Searcher(encoder, vector_store.open_text(path, folder))
   for query, hits in zip(
     naive_search.LETTER_QUERIES, searcher.search(naive_search.LETTER_QUERIES, 3), strict=True
   ):

@@ -6,7 +6,7 @@ import types
 import pytest
 import toy_runs
 
-from vmsst.checkpoints import t5x
+from vmsst.formats import t5x
 from vmsst.train import checkpoints, trainer
 
 

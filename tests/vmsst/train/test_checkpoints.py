@@ -10,8 +10,8 @@ import orbax.checkpoint as ocp
 import pytest
 import toy_runs
 
-from vmsst.checkpoints import t5x
 from vmsst.errors import InputError
+from vmsst.formats import t5x
 from vmsst.train import checkpoints, optimizers, partitioning, utils
 
 

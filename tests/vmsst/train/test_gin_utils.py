@@ -7,7 +7,7 @@ import memory_store
 import pytest
 
 from vmsst.errors import InputError
-from vmsst.train import aliases, gin_utils
+from vmsst.train import gin_utils
 
 CONFIG = """
 from __gin__ import dynamic_registration
@@ -34,7 +34,6 @@ utils.DatasetConfig.seed = 1
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
   """Parses CONFIG with the given bindings, after clearing gin."""
-  aliases.install()
   monkeypatch.setattr(gin.config, "_LOCATION_PREFIXES", [""])
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)
@@ -51,9 +50,9 @@ def parse(tmp_path, monkeypatch):
 
 
 def test_later_bindings_win_and_macros_reach_parameters(parse):
+  parse("STEPS = 7", "SIZE = 5", "utils.create_learning_rate_scheduler.factors = 'linear_warmup'")
   from t5x import utils
 
-  parse("STEPS = 7", "SIZE = 5", "utils.create_learning_rate_scheduler.factors = 'linear_warmup'")
   assert gin.query_parameter("SIZE/macro.value") == 5
   schedule = gin.get_configurable(utils.create_learning_rate_scheduler)()
   assert float(schedule(1)) == pytest.approx(1 / 7)
@@ -140,3 +139,15 @@ def test_values_of_their_parameters_types_are_accepted(parse):
     "utils.DatasetConfig.seed = @utils.create_learning_rate_scheduler()",  # known when called
     file="configs.gin",
   )
+
+
+def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
+  gin_utils.install_t5x()
+  import t5x.trainer
+
+  from vmsst.train import trainer
+
+  assert t5x.trainer is trainer
+  assert trainer.__spec__.name == "vmsst.train.trainer"
+  with pytest.raises(ModuleNotFoundError, match=r"t5x\.decoding is not part of the bundled"):
+    import t5x.decoding

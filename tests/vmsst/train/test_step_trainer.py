@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import toy_runs
 
-from vmsst.train import aliases, trainer
+from vmsst.train import gin_utils, trainer
 
 
 def test_it_changes_nothing_here(tmp_path, monkeypatch):
-  aliases.install()
+  gin_utils.install_t5x()
   from vmsst.train import step_trainer
 
   assert issubclass(step_trainer.StepTrainer, trainer.Trainer)

@@ -13,7 +13,7 @@ import toy_runs
 
 from vmsst.errors import InputError
 from vmsst.train import train_state, trainer
-from vmsst.train.schedules import create_learning_rate_scheduler
+from vmsst.train.optimizers import create_learning_rate_scheduler
 
 STEPS = 7
 

@@ -24,7 +24,7 @@ from vmsst.data import readers
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.benchmarks import sts as sts_lib
-from vmsst.evaluation.metrics import retrieval, xsim
+from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
 
 _UNKNOWN = "und"
@@ -107,7 +107,7 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
   def score(*vectors: np.ndarray) -> suite.Numbers:
     shares: suite.Numbers = {}
     ways = {"forward": texts, "backward": texts[::-1]}
-    for (way, both), near in zip(ways.items(), xsim.nearest(*vectors), strict=True):
+    for (way, both), near in zip(ways.items(), retrieval.nearest(*vectors), strict=True):
       shares[f"accuracy {way}"] = 100 * retrieval.pair_accuracy(near.cosine_N, *both)
       shares[f"xsim {way}"] = 100 * (1 - retrieval.pair_accuracy(near.margin_N, *both))
     sides = [(x, shares[f"{x} forward"], shares[f"{x} backward"]) for x in ("accuracy", "xsim")]

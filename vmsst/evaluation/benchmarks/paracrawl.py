@@ -12,7 +12,7 @@ import numpy as np
 from vmsst import languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.evaluation.metrics import xsim
+from vmsst.evaluation.metrics import retrieval
 
 _CODES = "bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv"
 LANGUAGES = tuple(_CODES.split())
@@ -33,8 +33,8 @@ def read(root: storage.Path) -> list[suite.Task]:
 
 
 def _accuracy(candidates: list[str], *vectors: np.ndarray) -> suite.Numbers:
-  forward, _ = xsim.nearest(*vectors)
-  return {"accuracy": 100 * (1 - xsim.error_rate(forward.margin_N, candidates))}
+  forward, _ = retrieval.nearest(*vectors)
+  return {"accuracy": 100 * (1 - retrieval.error_rate(forward.margin_N, candidates))}
 
 
 BENCHMARK = suite.Benchmark(

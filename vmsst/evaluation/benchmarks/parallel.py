@@ -24,7 +24,7 @@ import numpy as np
 from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import averages, files
-from vmsst.evaluation.metrics import xsim
+from vmsst.evaluation.metrics import retrieval
 from vmsst.io import input_files, text_files
 
 METRICS = ("accuracy", "xsim", "hubness")
@@ -107,21 +107,21 @@ def _score(
     if known[first] == known[second]:
       continue
     ways = (first, second), (second, first)
-    both = xsim.nearest(vectors[first], vectors[second])
+    both = retrieval.nearest(vectors[first], vectors[second])
     for (i, j), nearest in zip(ways, both, strict=True):
       accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
       numbers = {
         "accuracy": 100 * float(accuracy),
-        "xsim": 100 * xsim.error_rate(nearest.margin_N, sides[j].texts),
+        "xsim": 100 * retrieval.error_rate(nearest.margin_N, sides[j].texts),
         "hubness": nearest.hubness,
       }
       if changes is not None and codes[j] == _CHANGED:
         candidates = [*sides[j].texts, *sides[-1].texts]
         changed_ND = np.concatenate([vectors[j], vectors[-1]])
-        nearest_N = xsim.nearest(vectors[i], changed_ND)[0].margin_N
-        numbers["xsim++"] = 100 * xsim.error_rate(nearest_N, candidates)
-        counts = xsim.error_types(nearest_N, candidates, changes)
-        for kind in sorted({xsim.MISALIGNED, *(kind for _, kind in changes.values())}):
+        nearest_N = retrieval.nearest(vectors[i], changed_ND)[0].margin_N
+        numbers["xsim++"] = 100 * retrieval.error_rate(nearest_N, candidates)
+        counts = retrieval.error_types(nearest_N, candidates, changes)
+        for kind in sorted({retrieval.MISALIGNED, *(kind for _, kind in changes.values())}):
           numbers[f"xsim++ {kind}"] = 100 * counts.get(kind, 0) / len(nearest_N)
       metrics[i, j] = numbers
   return [

@@ -13,7 +13,6 @@ import numpy as np
 from vmsst import errors, languages, storage
 from vmsst.evaluation import results_files, suite
 from vmsst.evaluation.benchmarks import agnosticism, averages, own_files
-from vmsst.evaluation.metrics import agnosticism as error_metrics
 from vmsst.evaluation.report import papers, plots
 from vmsst.io import input_files, text_files
 
@@ -232,7 +231,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   codes: dict[languages.Language, str] = {}  # The first code of each language.
   for text in texts:
     error_LL = np.array(text.arrays["error"])
-    source_L, target_L = map(error_metrics.mean_errors, (error_LL, error_LL.T))
+    source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
     for row, (label, code) in enumerate(zip(text.arrays["labels"], text.languages, strict=True)):
       for pair, both, error_L in (
         (f"{label}->*", (code, "*"), source_L),

@@ -16,7 +16,7 @@ from scipy.cluster import hierarchy
 
 from vmsst import languages
 from vmsst.evaluation import suite
-from vmsst.evaluation.metrics import agnosticism
+from vmsst.evaluation.benchmarks import agnosticism
 
 # After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")

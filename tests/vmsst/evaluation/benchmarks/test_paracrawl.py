@@ -6,7 +6,7 @@ import pytest
 
 from vmsst import languages
 from vmsst.evaluation.benchmarks import paracrawl
-from vmsst.evaluation.metrics import xsim
+from vmsst.evaluation.metrics import retrieval
 
 
 def test_queries_are_looked_up_by_margin(tmp_path):
@@ -19,7 +19,7 @@ def test_queries_are_looked_up_by_margin(tmp_path):
     for kind, texts in zip(("queries", "candidates"), sides, strict=True):
       line_files.write_lines(tmp_path / "paracrawl" / f"v5.{name}-en.{kind}", texts)
   sides = (np.array([vectors[text] for text in side]) for side in (queries, candidates))
-  forward, _ = xsim.nearest(*sides)  # `test_xsim.py` compares it with loops.
+  forward, _ = retrieval.nearest(*sides)  # `test_retrieval.py` compares it with loops.
   by_cosine, by_margin = (sum(x == np.arange(20)) for x in (forward.cosine_N, forward.margin_N))
   assert by_cosine != by_margin
   seen = [languages.language(code) for code in ("bg", "en")]

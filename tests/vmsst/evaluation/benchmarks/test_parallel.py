@@ -11,7 +11,7 @@ import pytest
 
 from vmsst import languages
 from vmsst.evaluation.benchmarks import parallel
-from vmsst.evaluation.metrics import xsim
+from vmsst.evaluation.metrics import retrieval
 
 
 def texts_and_vectors(codes, count=20):
@@ -44,7 +44,7 @@ def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
   for each in found["results"]:
     x, y = each["languages"]
     sides = [[vectors[text] for text in texts[code]] for code in (x, y)]
-    nearest, _ = xsim.nearest(*map(np.array, sides))
+    nearest, _ = retrieval.nearest(*map(np.array, sides))
     errors_ = [i for i, row in enumerate(nearest.margin_N) if texts[y][row] != texts[y][i]]
     # Of two equal sentences the first is found for both.
     hits = [i for i, row in enumerate(nearest.cosine_N) if row == i]

@@ -1,3 +1,4 @@
+import naive_search
 import numpy as np
 import pytest
 
@@ -52,3 +53,38 @@ def test_rank_metrics_by_hand():
   # More texts are right than are asked for.
   metrics = retrieval.rank_metrics(exact_search.Neighbors(index[:1, 2:], index), [{0, 1, 3}], 2)
   assert (metrics["R@2"], metrics["nDCG@2"]) == pytest.approx((1 / 3, 1 / (1 + gain)))
+
+
+def naive(source, target, margin):
+  """Returns, by loops, for every source the one of its 4 nearest targets with the best margin."""
+  search = naive_search.Naive(source, target, 4, margin)
+  return [
+    max(sorted(near), key=lambda j, i=i: search.score(i, j)) for i, near in enumerate(search.near_x)
+  ]
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 40), (15, 60), (3, 2), (1, 1)])
+def test_choices_equal_plain_loops_both_ways(n, m):
+  rng = np.random.default_rng(n + m)
+  source, target = rng.normal(size=[n, 6]) + 0.4, rng.normal(size=[m, 6]) + 0.4
+  shared = min(n, m)
+  target[:shared] = source[:shared] + 0.8 * rng.normal(size=[shared, 6])
+  forward, backward = retrieval.nearest(3 * source, target)
+  assert forward.margin_N.tolist() == naive(source, target, "ratio")
+  assert backward.margin_N.tolist() == naive(target, source, "ratio")
+  assert forward.cosine_N.tolist() == naive(source, target, "absolute")
+  near = naive_search.Naive(source, target, 4).near_x
+  often = [sum(j in rows for rows in near) for j in range(m)]
+  mean = sum(often) / m
+  second, third = (sum((x - mean) ** power for x in often) / m for power in (2, 3))
+  assert forward.hubness == pytest.approx(third / second**1.5 if second else 0.0)
+
+
+def test_errors_are_counted_by_text_and_by_type():
+  texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3", "odd"]
+  changes = {"it is 4": ("it is 3", "Number"), "it is not 3": ("it is 3", "Causality")}
+  nearest = np.array([4, 2, 1, 5])  # an own change; twice the same text; a change of another
+  assert retrieval.wrong(nearest, texts) == [0, 3]
+  assert retrieval.error_rate(nearest, texts) == 0.5
+  assert retrieval.error_types(nearest, texts, changes) == {"Number": 1, "Misaligned": 1}
+  assert retrieval.error_types(np.array([0, 6, 1, 3]), texts, changes) == {"Misaligned": 1}

@@ -2,9 +2,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import partitioning
 
-from vmsst.arrays import matmuls
+from vmsst.arrays import layouts
 from vmsst.losses import fused_gradients
+from vmsst.train import partitioning as runtime_partitioning
+
+
+@pytest.mark.parametrize(
+  ("axes", "spec"), [(("embed", "mlp"), (None, "model")), (("joined_kv", "embed"), ("model", None))]
+)
+def test_kernels_are_gathered_along_embed_and_stay_sharded_along_other_axes(axes, spec):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+  fully_sharded = runtime_partitioning.standard_logical_axis_rules(1, 2)
+  with jax.set_mesh(mesh), partitioning.axis_rules(fully_sharded):
+    program = jax.make_jaxpr(lambda kernel: layouts.gathered(kernel, axes))(jnp.ones((2, 4)))
+  (equation,) = program.eqns
+  assert equation.params["sharding"].spec == jax.sharding.PartitionSpec(*spec)
+
+
+def test_a_kernel_stays_as_it_is_without_rules():
+  kernel = jnp.ones((2, 4))
+  assert layouts.gathered(kernel, ("embed", "mlp")) is kernel
 
 
 def arrays(*shapes):
@@ -18,7 +37,7 @@ def test_product_of_rows_sums_outer_products(width, other, dtype):
   a_MA, b_MB = (jnp.asarray(x, dtype) for x in arrays((7, width), (7, other)))
   expected = sum(np.outer(a, b) for a, b in zip(*map(np.float64, (a_MA, b_MB)), strict=True))
   for product in (
-    lambda a, b: matmuls.product_of_rows(a, b, dtype=jnp.float32),
+    lambda a, b: layouts.product_of_rows(a, b, dtype=jnp.float32),
     lambda a, b: fused_gradients.product_of_rows(a, b, dtype),
     lambda a, b: fused_gradients.matmul(a.T, b, dtype),
   ):
@@ -35,6 +54,6 @@ def test_gradients_of_linear_are_those_of_a_matmul():
       x_MA, kernel_AB
     )
 
-  np.testing.assert_allclose(matmuls.linear(x_MA, kernel_AB), x_MA @ kernel_AB, rtol=1e-5)
-  for found, expected in zip(gradients(matmuls.linear), gradients(jnp.matmul), strict=True):
+  np.testing.assert_allclose(layouts.linear(x_MA, kernel_AB), x_MA @ kernel_AB, rtol=1e-5)
+  for found, expected in zip(gradients(layouts.linear), gradients(jnp.matmul), strict=True):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

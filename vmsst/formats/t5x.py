@@ -3,13 +3,12 @@
 Both runtimes write and read this layout.
 """
 
-import contextlib
 import functools
 import logging as standard_logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -183,7 +182,6 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
-  ignore_abandoned_io()
   try:
     with _orbax() as checkpointer:
       checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
@@ -192,10 +190,11 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
 
 
 @functools.cache
-def ignore_abandoned_io() -> None:
-  """Silences Orbax's reads and writes that fail after the first failure, until the process ends.
+def silence_orbax() -> None:
+  """Hides what Orbax logs, and its reads and writes that fail after the first failure.
 
-  The first failure still raises. Python would print a stack trace for each of the others.
+  The first failure still raises; Orbax also logs it, and Python would print a stack trace for each
+  of the others. Orbax warns of a missing metadata file that T5X's layout does not have.
   """
   former = sys.unraisablehook
 
@@ -206,8 +205,9 @@ def ignore_abandoned_io() -> None:
       former(unraisable)
 
   sys.unraisablehook = hook
-  log = standard_logging.getLogger("asyncio")
-  log.addFilter(lambda record: "orbax" not in record.getMessage())
+  asyncio_log, absl_log = map(standard_logging.getLogger, ("asyncio", "absl"))
+  asyncio_log.addFilter(lambda record: "orbax" not in record.getMessage())
+  absl_log.addFilter(lambda record: "orbax" not in record.pathname)
 
 
 def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
@@ -223,7 +223,6 @@ def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict
   state = checkpoint / "state"
   args = traverse_util.unflatten_dict(dict(flat), sep="/")
   item = jax.tree.map(lambda _: 0, args)
-  ignore_abandoned_io()
   try:
     with _orbax() as checkpointer:
       restored = checkpointer.restore(
@@ -235,19 +234,9 @@ def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict
   return dict(traverse_util.flatten_dict(restored, sep="/"))
 
 
-@contextlib.contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
-  """Yields a checkpointer without Orbax's log.
-
-  The log repeats errors, and warns of a missing metadata file that T5X's layout does not have.
-  """
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.FATAL)
-  try:
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-      yield checkpointer
-  finally:
-    logging.set_verbosity(verbosity)
+def _orbax() -> ocp.Checkpointer:
+  silence_orbax()
+  return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
