@@ -210,8 +210,6 @@ TESTED_IN = {
   "vmsst.encoder.starting_encoders": "vmsst/formats/test_encoder_json.py",
   "vmsst.evaluation.benchmarks.knowledge_search": "vmsst/evaluation/benchmarks/test_questions.py",
   "vmsst.evaluation.results_files": "vmsst/evaluation/test_suite.py",
-  "vmsst.formats.onnx_graph": "vmsst/formats/test_onnx.py",
-  "vmsst.formats.vmsst_release": "vmsst/formats/test_mt5.py",
   "vmsst.io.checksums": "vmsst/test_storage.py",
   "vmsst.io.input_files": "vmsst/test_storage.py",
   "vmsst.jobs.signals": "vmsst/jobs/test_command_process.py",

@@ -17,7 +17,7 @@ import commands
 import fake_hub
 import line_files
 import pytest
-import tiny_hugging_face
+import released_folders
 
 from vmsst.data import sample
 
@@ -52,7 +52,7 @@ def hub(tmp_path_factory, tokenizer_files):
   """Serves a tiny model under the name of the README's."""
   name = re.search(r"intfloat/[\w-]+", README.read_text(encoding="utf-8"))[0]
   folder = tmp_path_factory.mktemp("hub")
-  tiny_hugging_face.save_me5(folder / name, tokenizer_files["xlmr"])
+  released_folders.save_me5(folder / name, tokenizer_files["xlmr"])
   with fake_hub.running() as hub, pytest.MonkeyPatch.context() as patch:
     hub.put(name, folder / name)
     for variable, value in fake_hub.environment(hub, folder / "cache").items():

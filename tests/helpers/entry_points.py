@@ -12,14 +12,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import conversions
 import fake_encoders
 import killed_commands
 import numpy as np
 import released_folders
 import safetensors.numpy
 import tiny_encoders
-import tiny_hugging_face
 import tiny_tokenizers
 import trials
 from trials import Reader
@@ -37,7 +35,7 @@ _SIZES = {
   "vocab_size": 40, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
   "num_encoder_layers": 1, "num_decoder_layers": 1, "relpos_buckets": 8,
 }  # fmt: skip
-_MT5 = json.dumps(tiny_hugging_face.mt5_config(_SIZES)).encode()
+_MT5 = json.dumps(released_folders.mt5_config(_SIZES)).encode()
 Files = dict[str, bytes]
 Write = Callable[[pathlib.Path, pathlib.Path], Any]
 
@@ -186,16 +184,16 @@ def all_readers() -> list[Reader]:
     Reader("vectors", vectors, _vectors),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export",
-           made(conversions.export_safetensors, run), _load),
+           made(released_folders.export_safetensors, run), _load),
     Reader("vmsst.load of a sentence-transformers export",
-           made(conversions.export_sentence_transformers, run), _load),
-    Reader("import mt5", {**mt5_files(), **model}, _writes(conversions.import_encoder)),
-    Reader("import encoder", bert_files(), _writes(conversions.import_encoder)),
+           made(released_folders.export_sentence_transformers, run), _load),
+    Reader("import mt5", {**mt5_files(), **model}, _writes(released_folders.import_encoder)),
+    Reader("import encoder", bert_files(), _writes(released_folders.import_encoder)),
     Reader("import ems, torch",
            {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
-           _writes(conversions.import_ems, "x.pt", vocabulary="x.model")),
+           _writes(released_folders.import_ems, "x.pt", vocabulary="x.model")),
     Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(conversions.import_encoder)),
+           _writes(released_folders.import_encoder)),
   ]  # fmt: skip
 
 

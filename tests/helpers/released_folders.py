@@ -1,7 +1,9 @@
-"""Tiny released encoders, and variations of their files that change token ids or vectors."""
+"""Tiny released encoders, variations of their files, and their import and export from Python."""
 
 import json
+import pathlib
 import re
+import types
 
 import numpy as np
 import tiny_tokenizers
@@ -9,7 +11,9 @@ import tokenizers
 from safetensors.numpy import save, save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from vmsst.formats import transformers
+from vmsst.encoder import loading
+from vmsst.formats import ems, encoder_json, mt5, sentence_transformers, transformers
+from vmsst.jobs import outputs
 from vmsst.networks.transformer import TransformerConfig
 
 WORDS = [
@@ -554,3 +558,98 @@ def change(folder, changes):
       path.write_text(json.dumps(json.loads(path.read_text()) | content))
     else:
       path.write_text(content)
+
+
+ME5_SIZES = {
+  **SIZES, "num_layers": 1, "position_offset": 2, "num_token_types": 1,
+  "activation": "gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def save_me5(folder, tokenizer_file):
+  """Writes a folder with the files of multilingual E5; returns its sizes as of a TransformerConfig.
+
+  Args:
+    folder: Folder to make; its name must say that it is an E5.
+    tokenizer_file: A tokenizer like XLM-R's.
+  """
+  tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+  sizes = {**ME5_SIZES, "vocab_size": len(tokenizer["model"]["vocab"])}
+  config = bert_config(sizes)
+  changes = {
+    "tokenizer.json": tokenizer,
+    "config.json": {"model_type": "xlm-roberta", "pad_token_id": 1, **config},
+    "modules.json": modules(NORMALIZE),
+    "Normalize/config.json": {},
+    **dict.fromkeys(("tokenizer_config.json", "sentencepiece.bpe.model")),
+    "config_sentence_transformers.json": None,
+  }
+  write(folder, "xlmr", changes, sizes=sizes, deviation=0.7)
+  return sizes
+
+
+MT5_SIZES = {
+  "vocab_size": 3600, "emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16,
+  "num_encoder_layers": 2, "num_decoder_layers": 2, "relpos_buckets": 32,
+}  # fmt: skip
+
+
+def mt5_config(sizes):
+  """Returns attributes of a T5Config by their names in `config.json`."""
+  names = {
+    "vocab_size": "vocab_size", "emb_dim": "d_model", "num_heads": "num_heads", "head_dim": "d_kv",
+    "mlp_dim": "d_ff", "num_encoder_layers": "num_layers",
+    "relpos_buckets": "relative_attention_num_buckets",
+    "relpos_max_distance": "relative_attention_max_distance",
+  }  # fmt: skip
+  found = {names[key]: value for key, value in sizes.items() if key in names}
+  return {"model_type": "mt5", "feed_forward_proj": "gated-gelu", **found}
+
+
+def save_mt5(folder):
+  """Writes a small mT5 with random weights, as transformers saves it."""
+  rng = np.random.default_rng(0)
+  folder.mkdir()
+  tensors = {
+    row.source: 0.2 * rng.normal(size=row.shape).astype(np.float32) for row in mt5.rows(MT5_SIZES)
+  }
+  save_file(tensors, folder / "model.safetensors")
+  (folder / "config.json").write_text(json.dumps(mt5_config(MT5_SIZES)))
+  return folder
+
+
+# Imports and exports from Python, as the commands write them.
+
+
+def import_encoder(folder, output, **options):
+  """Writes an encoder of another library; returns the checkpoint and what was converted."""
+  return _save(loading.convert(pathlib.Path(folder), **options), output)
+
+
+def import_ems(path, output, vocabulary, **options):
+  """Writes EMS; returns the checkpoint and what was converted."""
+  return _save(ems.convert(path, vocabulary=str(vocabulary), **options), output)
+
+
+def _save(converted, output):
+  with outputs.atomic_folder(pathlib.Path(output)) as folder:
+    loading.write(converted.params(), converted.assets, folder)
+  checkpoint = pathlib.Path(output, loading.CHECKPOINT)
+  return types.SimpleNamespace(checkpoint=checkpoint, converted=converted)
+
+
+def export_sentence_transformers(path, output):
+  """Writes an encoder for sentence-transformers; returns the folder."""
+  return _export(sentence_transformers, path, output)
+
+
+def export_safetensors(path, output):
+  """Writes an encoder as plain files; returns the folder."""
+  return _export(encoder_json, path, output)
+
+
+def _export(form, path, output):
+  saved = loading.read(path)
+  with outputs.atomic_folder(pathlib.Path(output)) as folder:
+    form.write(saved, folder)
+  return output

@@ -4,12 +4,11 @@ import json
 import math
 
 import commands
-import conversions
 import numpy as np
 import opus_tree
 import pytest
+import released_folders
 import tiny_encoders
-import tiny_hugging_face
 import tiny_tokenizers
 
 import vmsst
@@ -55,6 +54,30 @@ for files, bindings in plan["runs"]:
 """
 
 
+TINY = """
+EMBED_DIM = 16
+MAX_LENGTH = 8
+VOCAB_SIZE = 3600
+BATCH_SIZE = 8
+STATS_PERIOD = 1
+t5.T5Config.num_encoder_layers = 2
+t5.T5Config.num_heads = 2
+t5.T5Config.head_dim = 8
+t5.T5Config.mlp_dim = 16
+utils.create_learning_rate_scheduler.factors = 'constant'
+utils.create_learning_rate_scheduler.base_learning_rate = 0.05
+train.train_eval_dataset_cfg = None
+"""
+
+
+def save_pairs(folder):
+  """Writes pairs of the sample corpus to `folder`/spa-eng.tsv; returns its path."""
+  path = folder / "spa-eng.tsv"
+  rows = [f"{sample.sentence(i, 'es')}\t{sample.sentence(i, 'en')}\n" for i in range(40)]
+  path.write_text("".join(rows), encoding="utf-8")
+  return path
+
+
 def train(start, files, *more):
   """Trains with files and their own bindings, and `more` files; returns the folders of the runs."""
   folder, bindings = start
@@ -79,13 +102,13 @@ def steps_of(run):
 def mt5_runs(tmp_path_factory):
   """Trains with all files; returns the parameters of the import, and the folders of the runs."""
   folder = tmp_path_factory.mktemp("from_mt5")
-  imported = conversions.import_encoder(
-    tiny_hugging_face.save_mt5(folder / "hf"), folder / "import"
+  imported = released_folders.import_encoder(
+    released_folders.save_mt5(folder / "hf"), folder / "import"
   )
   bindings = [
-    *tiny_hugging_face.TINY.strip().splitlines(),
+    *TINY.strip().splitlines(),
     f"VOCABULARY_PATH = {sample.vocabulary_path()!r}",
-    f"PATTERNS = [{str(tiny_hugging_face.save_pairs(folder))!r}]",
+    f"PATTERNS = [{str(save_pairs(folder))!r}]",
     f"INITIAL_CHECKPOINT_PATH = {str(imported.checkpoint)!r}",
     f"TRAIN_STEPS = {STEPS}",
     f"CHECKPOINT_PERIOD = {STEPS}",
@@ -138,8 +161,8 @@ def start(tmp_path_factory):
   folder = tmp_path_factory.mktemp("soft")
   texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
   tokenizers = tiny_tokenizers.save(folder, texts)
-  sizes = tiny_hugging_face.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
-  imported = conversions.import_encoder(folder / "multilingual-e5-tiny", folder / "me5")
+  sizes = released_folders.save_me5(folder / "multilingual-e5-tiny", tokenizers["xlmr"])
+  imported = released_folders.import_encoder(folder / "multilingual-e5-tiny", folder / "me5")
   assert vmsst.load(imported.checkpoint).vocabulary.prefix == "query: "
   pairs = {
     (code, "en"): [

@@ -16,7 +16,7 @@ import vmsst
 from vmsst import cli, errors, finetuning
 from vmsst.data import batches, sample, vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import layer_stacks, t5x
+from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
 from vmsst.train import train
 
@@ -77,7 +77,7 @@ def test_the_result_is_the_best_checkpoint_of_a_run_with_a_report(chained, tuned
 
 def test_only_the_frozen_table_keeps_its_values(chained, tuned):
   before, after = (
-    layer_stacks.separate(loading.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
+    tensors.separate(loading.read(x).arrays) for x in (chained, tuned / "checkpoint_4")
   )
   same = {name for name, array in before.items() if np.array_equal(array, after[name])}
   assert "token_embedder/embedding" in same

@@ -171,11 +171,11 @@ def report(
     folders: Output folder of `vmsst eval`, or a run's MODEL_DIR.
     out: Output folder for report.html.
   """
-  from vmsst.evaluation.report import page
+  from vmsst.evaluation import report as reports
   from vmsst.jobs import outputs
 
   path = storage.path(out) / "report.html"
-  outputs.write_text(path, page.html(folders))
+  outputs.write_text(path, reports.html(folders))
   print(path)
 
 

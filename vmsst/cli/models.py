@@ -175,8 +175,7 @@ def push(
   """
   from vmsst.encoder import loading
   from vmsst.evaluation import results_files
-  from vmsst.evaluation.report import markdown
-  from vmsst.formats import hub, model_card, sentence_transformers, tokenizers
+  from vmsst.formats import hub, sentence_transformers, tokenizers
 
   hub.check_upload(repository)
   name = f"{repository}@{revision}" if revision else repository
@@ -189,13 +188,13 @@ def push(
         f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
         f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
       )
-    summary = markdown.averages(results)
+    summary = results_files.markdown(record)
   saved = loading.read(encoder)
-  card = model_card.text(saved, name, license_id=license, results=summary)
+  card = hub.card(saved, name, license_id=license, results=summary)
   with tempfile.TemporaryDirectory(prefix="vmsst-") as temporary:
     folder = pathlib.Path(temporary)
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
-    (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    (folder / hub.CARD_FILE).write_text(card, encoding="utf-8")
     print(hub.upload(folder, repository, public=public, revision=revision))
   print(
     f"vmsst.load({name!r}) opens it, and so does sentence-transformers",

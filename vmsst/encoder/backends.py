@@ -19,7 +19,7 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vmsst import arrays, errors
-from vmsst.formats import layer_stacks, onnx_graph, tensors
+from vmsst.formats import onnx, tensors
 from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
@@ -42,7 +42,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
 
   That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
   """
-  has_graph = isinstance(network.config, onnx_graph.CONFIGS)
+  has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
     return JAX
   if all(map(importlib.util.find_spec, _PACKAGES)):
@@ -116,7 +116,7 @@ class JaxBackend:
 
 
 class CpuBackend:
-  """Computes vectors in float32 by ONNX Runtime, from the graph of `onnx_graph`.
+  """Computes vectors in float32 by ONNX Runtime, from the graph of `vmsst.formats.onnx`.
 
   Nothing is written to disk: the graph is built in memory, and the runtime gets the arrays of the
   parameters. Each core computes a batch of its own. Small batches stay in its cache, and cores do
@@ -159,16 +159,16 @@ class CpuBackend:
     import onnxruntime
 
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
-    graph = onnx_graph.build(layer_stacks.separate(arrays), self._network)
-    model, weights = graph.without_weights(onnx_graph.OUTPUT)
+    graph = onnx.build(tensors.separate(arrays), self._network)
+    model, weights = graph.without_weights(onnx.OUTPUT)
     # ONNX Runtime copies weights for every session, but not inputs.
     inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
-    helper = onnx_graph.library().helper
+    helper = onnx.library().helper
     for name, array in inputs.items():
       kind = helper.np_dtype_to_tensor_dtype(array.dtype)
       model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
     for name, array in weights.items():
-      onnx_graph.add_weights(model, name, array, location="given")
+      onnx.add_weights(model, name, array, location="given")
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     content = model.SerializeToString()
 
@@ -180,7 +180,7 @@ class CpuBackend:
       # The runtime uses the arrays of the weights, so that these must live as long.
       options.add_external_initializers(list(weights), values)
       session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-      return lambda feeds: session.run([onnx_graph.OUTPUT], {**feeds, **inputs})[0]
+      return lambda feeds: session.run([onnx.OUTPUT], {**feeds, **inputs})[0]
 
     return compiled
 
@@ -195,7 +195,7 @@ class CpuBackend:
       alone: Whether no other batch is computed at the same time.
     """
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
-    feeds = {onnx_graph.TOKENS: tokens_BT.astype(np.int64), onnx_graph.MASK: mask_BT}
+    feeds = {onnx.TOKENS: tokens_BT.astype(np.int64), onnx.MASK: mask_BT}
     return self._pool.submit(self._compiled(alone), feeds).result
 
 

@@ -44,13 +44,11 @@ from vmsst.formats import (
   encoder_json,
   hub,
   laser,
-  layer_stacks,
   mt5,
   sentence_transformers,
   tensors,
   tokenizers,
   transformers,
-  vmsst_release,
 )
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
 from vmsst.io import checksums
@@ -143,7 +141,7 @@ def convert(
 
   Args:
     folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
-      (`mt5.convert`, `vmsst_release.convert`, `laser.convert`).
+      (`mt5.convert`, `laser.convert`).
     prefix: As in `sentence_transformers.read`.
     vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
     whole: Whether to return the decoder of mT5, too.
@@ -162,9 +160,6 @@ def convert(
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
-    names = transformers.open_tensors(folder)
-    if any(name.startswith(vmsst_release.ENCODER) for name in names):
-      return vmsst_release.convert(folder, vocabulary=vocabulary)
     return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
@@ -286,7 +281,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   sources = {}
   for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
-    source = layer_stacks.find(name, leaf.shape, stored)
+    source = tensors.find(name, leaf.shape, stored)
     if source is None or source.shape(stored) != leaf.shape:
       shape = "is missing" if source is None else f"has shape {source.shape(stored)}"
       raise errors.InputError(

@@ -3,19 +3,39 @@
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")
 
-With `%matplotlib inline`, a notebook shows the figure that a cell returns.
+With `%matplotlib inline`, a notebook shows the figure that a cell returns. Reports have images, of
+class `Image`.
 """
 
-from collections.abc import Sequence
+import base64
+import dataclasses
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vmsst import errors
+from vmsst import languages as languages_lib
+from vmsst.evaluation import suite
+from vmsst.evaluation.benchmarks import agnosticism
 from vmsst.search import exact_search
 
-_MOST_NUMBERS = 20  # Sentences of a side whose cosines are printed.
+_MOST_COSINES = 20  # Sentences of a side whose cosines are printed.
 _LONGEST = 40  # Characters of a sentence in a label.
+# After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
+_MOST_NUMBERS = 40  # Languages of a heat map with numbers.
+_STYLE: Any = {
+  "axes.spines.right": False,
+  "axes.spines.top": False,
+  "font.size": 9,
+  "legend.frameon": False,
+  "svg.fonttype": "none",
+  "svg.hashsalt": "vmsst",
+  "text.parse_math": False,
+}
 
 
 def similarity(
@@ -49,7 +69,7 @@ def similarity(
   drawn.colorbar(image, label="cosine")
   axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", parse_math=False)
   axes.set_yticks(range(len(rows)), rows, parse_math=False)
-  if max(cosine_NM.shape) <= _MOST_NUMBERS:
+  if max(cosine_NM.shape) <= _MOST_COSINES:
     for (row, column), value in np.ndenumerate(cosine_NM):
       color = "black" if image.norm(value) > 0.6 else "white"
       axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
@@ -99,3 +119,107 @@ def _figure(size: tuple[float, float]) -> Any:
 
 def _short(sentence: str) -> str:
   return sentence if len(sentence) <= _LONGEST else f"{sentence[: _LONGEST - 1]}…"
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+  """An SVG image for an `img` element.
+
+  It works alone: it contains no script or link, and nothing in it can change the page. Equal input
+  gives an equal image.
+
+  Attributes:
+    title: Its title.
+    source: The image as a `data:` URL.
+  """
+
+  title: str
+  source: str
+
+
+def training_curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Image:
+  """Draws values by step, by run, by metric: a panel for each metric; others leave a gap."""
+  runs = list(dict.fromkeys(run for of_run in panels.values() for run in of_run))
+
+  def draw(*rows: Any) -> None:
+    for axes, (metric, of_run) in zip(rows, panels.items(), strict=True):
+      for run, curve in of_run.items():
+        color = _COLORS[runs.index(run) % len(_COLORS)]
+        axes.plot(list(curve), list(curve.values()), marker=".", color=color)
+      axes.set_ylabel(metric)
+      # With labels: matplotlib leaves out names that start with "_" else.
+      axes.legend(axes.lines, of_run, loc="upper left", bbox_to_anchor=(1, 1))
+    rows[-1].set_xlabel("training steps")
+
+  return _drawn(title, draw, 7, 2.5 * len(panels), len(panels))
+
+
+def error_figures(where: str, result: suite.Result) -> list[Image]:
+  """Draws the error matrix of a result of `benchmarks.agnosticism`, and a tree of its languages.
+
+  Args:
+    where: Encoder and text, for the titles.
+    result: The result.
+  """
+  labels, error_LL = result.arrays["labels"], np.array(result.arrays["error"])
+  count = len(labels)
+  if count < 3:  # Two make no tree.
+    return []
+  from scipy.cluster import hierarchy  # Here: it takes a second.
+
+  tree_M4 = agnosticism.language_tree(error_LL)
+  order = hierarchy.leaves_list(tree_M4)
+  # The matrix and its averages; row: language of the query, column: language searched.
+  error_LL = error_LL[np.ix_(order, order)]
+  source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
+  shown_MM = np.full((count + 1, count + 1), source_L.mean())  # M: languages and their average.
+  shown_MM[:count, :count] = np.where(np.eye(count, dtype=bool), np.nan, error_LL)
+  shown_MM[:count, count], shown_MM[count, :count] = source_L, target_L
+  names = [*(labels[row] for row in order), "average"]
+
+  def draw_matrix(axes: Any) -> None:
+    # Only the lighter half of the colors: numbers on them are readable.
+    axes.imshow(shown_MM, cmap="Reds", vmin=0, vmax=2 * np.nanmax(shown_MM) or 1)
+    axes.set_xticks(range(count + 1), names, rotation=90)
+    axes.set_yticks(range(count + 1), names)
+    for (row, column), value in np.ndenumerate(shown_MM):
+      if count <= _MOST_NUMBERS and np.isfinite(value):
+        axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6)
+
+  def draw_tree(axes: Any) -> None:
+    branches = [languages_lib.language(code).branch for code in result.languages]
+    hierarchy.dendrogram(
+      tree_M4,
+      labels=[f"{label}, {branch}" for label, branch in zip(labels, branches, strict=True)],
+      orientation="left",
+      leaf_font_size=9,
+      color_threshold=0,
+      above_threshold_color="#555555",
+      ax=axes,
+    )
+    axes.invert_yaxis()
+    axes.set_xlabel("mean error of both directions where groups join (%)")
+
+  side = max((0.34 if count <= _MOST_NUMBERS else 0.15) * (count + 1), 3)
+  return [
+    _drawn(f"Errors: {where}", draw_matrix, side, side),
+    _drawn(f"Languages by error: {where}", draw_tree, 6, 0.19 * count + 0.6),
+  ]
+
+
+def _drawn(
+  title: str, draw: Callable[..., None], width: float, height: float, rows: int = 1
+) -> Image:
+  """Returns an image of this size in inches, from a function that draws in the axes of each row."""
+  import matplotlib
+  from matplotlib import figure
+
+  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    # Browsers have the letters that the font lacks by which matplotlib measures.
+    warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    drawn = figure.Figure(figsize=(width, height))
+    draw(*drawn.subplots(rows, squeeze=False)[:, 0])
+    stream = io.BytesIO()
+    drawn.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
+  image = base64.b64encode(stream.getvalue()).decode()
+  return Image(title, f"data:image/svg+xml;base64,{image}")

@@ -1,5 +1,6 @@
 """The content of results.json, the results of one encoder, as types that msgspec checks."""
 
+import re
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
@@ -85,3 +86,17 @@ def read_results(path: storage.Path) -> Results:
     return msgspec.json.decode(input_files.read_bytes(path), type=Results)
   except (ValueError, RecursionError) as error:
     raise errors.InputError(f"{path}: {error}; give a file of `vmsst eval`") from None
+
+
+def markdown(results: Results) -> str:
+  """Returns all averages as a Markdown list, for model cards."""
+  return "\n".join(
+    f"- {_escaped(scored['title'])}, {_escaped(name)}: {value:.2f}"
+    for scored in results["benchmarks"].values()
+    for name, value in scored["summary"].items()
+  )
+
+
+def _escaped(text: str) -> str:
+  """Escapes Markdown and HTML, on one line."""
+  return re.sub(r"([\\`*_\[\]|#~$!<>&])", r"\\\1", " ".join(text.split()))

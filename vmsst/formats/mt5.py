@@ -1,4 +1,4 @@
-"""Imports mT5 as the start of training (VMSST paper, section 6.4).
+"""Imports mT5 as the start of training (VMSST paper, section 6.4), and the released VMSST.
 
 Both encoders start as mT5's encoder. The decoder takes over self-attention, feed-forward layers and
 norms; the norm before cross-attention becomes the one before the sentence injection. mT5's
@@ -7,6 +7,10 @@ Cross-attention is left out. Heads, language tables, injections and the latents'
 projection start fresh.
 
 One import serves all models: each reads the parameters that it has.
+
+The released VMSST (`jwieting/vmsst`) is an mT5 encoder and the projection after its mean. In its
+files, the encoder's names start with `mt5_encoder.`, and the projection is `projection.weight`. The
+names of other parameters (language encoder, decoder) are not published.
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from vmsst import errors
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, tokenizers, transformers
 from vmsst.formats.encoder_json import Converted
@@ -26,6 +31,9 @@ from vmsst.networks import sentence_encoder, t5
 TYPES = ("mt5", "t5")
 """The `model_type` of T5 1.1, which has the same parameters and function, and mT5."""
 VOCABULARY_FILE = "spiece.model"
+# Start of the names of the encoder's tensors in the release of VMSST.
+_VMSST = "mt5_encoder."
+_PROJECTION = "projection.weight"
 # Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
 MAX_LENGTH = 512
 _TABLE = "shared.weight"
@@ -59,7 +67,7 @@ _DECODER = (
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
 ) -> Converted:
-  """Returns an mT5, whose vectors are means of token states: it is not yet a sentence encoder.
+  """Returns an mT5, whose vectors are means of token states: not yet a sentence encoder; or VMSST.
 
   Args:
     source: Its folder.
@@ -71,6 +79,8 @@ def convert(
     InputError: the source cannot be used.
   """
   sizes, stored = read_config(source), transformers.open_tensors(source)
+  if any(name.startswith(_VMSST) for name in stored):
+    return _convert_vmsst(source, stored, vocabulary)
   if not whole:
     stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
   if not any(name.startswith("decoder.") for name in stored):
@@ -99,6 +109,38 @@ def convert(
     left_out=left_out,
     assets=assets if tokenizer or vocabulary.is_file() else None,
     notes=() if sizes["num_decoder_layers"] else (note,),
+  )
+
+
+def _convert_vmsst(
+  source: pathlib.Path, stored: dict[str, tensors.StoredTensor], vocabulary: pathlib.Path | None
+) -> Converted:
+  """Returns VMSST.
+
+  As in the released code, it reads 512 tokens of a sentence, though it was trained on 32; see
+  `max_length` of `vmsst.load`.
+  """
+  sizes = read_config(source) | {"num_decoder_layers": 0}
+  own = {x: y for x, y in stored.items() if x.startswith(_VMSST) or x == _PROJECTION}
+  tensors_by_name = {name.removeprefix(_VMSST): tensor for name, tensor in own.items()}
+  dimension = own[_PROJECTION].shape[0] if _PROJECTION in own else 0
+  shape = (dimension, sizes["emb_dim"])
+  head = Row(_PROJECTION, shape, ("mean/kernel",), transposed=True)
+  table, copies = match(tensors_by_name, sizes, source, head)
+  vocabulary = vocabulary or source / VOCABULARY_FILE
+  if not vocabulary.is_file():
+    raise errors.InputError(
+      f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
+    )
+  pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
+  return Converted(
+    params=lambda: tensors.to_parameters(table, tensors_by_name),
+    sizes=sizes,
+    left_out={
+      **{_VMSST + name: reason for name, reason in copies.items()},
+      **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
+    },
+    assets=encoder_assets(sizes, pieces, dimension, head=True),
   )
 
 

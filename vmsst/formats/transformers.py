@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from vmsst import arrays, errors
-from vmsst.formats import layer_stacks, tensors
+from vmsst.formats import tensors
 from vmsst.formats.tensors import Row, Rule, Table, dense, norm
 from vmsst.networks import sentence_encoder, t5, transformer
 
@@ -871,7 +871,7 @@ def to_tensors(
   """
   exported = exported_config(config)
   architecture, _ = of(exported)
-  arrays = layer_stacks.separate(params)
+  arrays = tensors.separate(params)
   arrays[tensors.TOKEN_TABLE] = swapped(arrays[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in arrays:
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][-exported.max_positions :]

@@ -24,7 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from vmsst import storage
 from vmsst.encoder import loading
 from vmsst.errors import InputError
-from vmsst.formats import layer_stacks, t5x, tensors
+from vmsst.formats import t5x, tensors
 from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
@@ -212,7 +212,7 @@ def find_arrays(
   assignment_map: AssignmentMap | None = None,
   *,
   may_lack: bool = False,
-) -> dict[str, layer_stacks.Source]:
+) -> dict[str, tensors.Source]:
   """Returns what to read of a checkpoint for each array of the model, without reading it.
 
   Args:
@@ -226,7 +226,7 @@ def find_arrays(
     InputError: An array is missing or has another shape; the message names it.
   """
   model, unused = _flatten(shapes), {pattern for pattern, _ in assignment_map or ()}
-  sources: dict[str, layer_stacks.Source] = {}
+  sources: dict[str, tensors.Source] = {}
   missing: list[str] = []
   for name, array in model.items():
     stored_name, is_needed = name, not may_lack
@@ -238,9 +238,9 @@ def find_arrays(
         break
     source = None
     if stored_name.startswith("target/"):
-      source = layer_stacks.find(stored_name, array.shape, stored)
+      source = tensors.find(stored_name, array.shape, stored)
     elif stored_name in stored:  # Adafactor factors other axes of stacked layers than of layers.
-      source = layer_stacks.Source((stored_name,))
+      source = tensors.Source((stored_name,))
     if source is not None:
       sources[name] = source
       if (saved := source.shape(stored)) != tuple(array.shape):

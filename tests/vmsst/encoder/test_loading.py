@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import conversions
 import line_files
 import numpy as np
 import pytest
@@ -148,7 +147,7 @@ def both(tmp_path_factory):
   theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
   folder = tmp_path_factory.mktemp("encoder")
   run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
-  conversions.export_sentence_transformers(run, folder / "export")
+  released_folders.export_sentence_transformers(run, folder / "export")
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 

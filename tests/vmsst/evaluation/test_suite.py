@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation import benchmarks, suite
+from vmsst.evaluation import benchmarks, results_files, suite
 from vmsst.languages import language
 
 WORDS = ("one", "two", "three", "eins", "zwei", "drei")
@@ -102,6 +102,11 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(root):
     assert f"two: failed: {found['failed']['two']}" in lines
   with pytest.raises(ZeroDivisionError):  # a bug, not a property of the encoder or data
     suite.evaluate(encoder, [named("one", ZeroDivisionError())], root)
+
+
+def test_averages_are_listed_as_markdown():
+  results = {"benchmarks": {"tatoeba": {"title": "<b>*T*", "summary": {"average": 75}}}}
+  assert results_files.markdown(results) == r"- \<b\>\*T\*, average: 75.00"
 
 
 def test_all_files_that_a_benchmark_reads_are_part_of_its_digest(root, tmp_path):

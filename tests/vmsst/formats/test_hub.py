@@ -6,18 +6,19 @@ import pathlib
 import tempfile
 
 import commands
-import conversions
 import entry_points
 import fake_hub
 import huggingface_hub
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
-import tiny_hugging_face
 import trials
+import yaml
 from huggingface_hub import constants
 
 import vmsst
+from vmsst.encoder import loading
 from vmsst.formats import hub as hub_lib
 from vmsst.networks import sentence_encoder
 
@@ -53,8 +54,8 @@ def hub():
 def e5(tmp_path_factory, tokenizer_files):
   """A folder like multilingual E5's, and vectors of its import."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
-  tiny_hugging_face.save_me5(folder, tokenizer_files["xlmr"])
-  imported = conversions.import_encoder(folder, folder.parent / "imported").checkpoint.parent
+  released_folders.save_me5(folder, tokenizer_files["xlmr"])
+  imported = released_folders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
   return folder, vmsst.load(imported, backend="jax").encode(TEXTS)
 
 
@@ -234,3 +235,49 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   check("HF_HUB_OFFLINE")
   account(endpoint="http://127.0.0.1:9")
   check("me/new cannot be uploaded to http://127.0.0.1:9")
+
+
+CONFIG = """\
+from __gin__ import dynamic_registration
+
+BATCH_SIZE = 16
+MIXTURE_OR_TASK_NAME = @bitext.files()
+MODEL = @contrastive.ContrastiveModel()
+MODEL_DIR = 's3://key:geheim@bucket/private/run'
+PATTERNS = \\
+    ['/data/private/a.de-en.tsv',
+     'https://me:geheim@example.com/private/b.de-en.tsv',
+     'https://example.com/c.tsv?token=hf_geheim']
+TEACHER = 'hf_geheim'
+bitext.files.patterns = %PATTERNS
+train/utils.DatasetConfig.mixture_or_task_name = %MIXTURE_OR_TASK_NAME
+"""
+
+
+def test_a_card_has_facts_about_the_run_and_no_secrets(tmp_path):
+  network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
+  model = tiny_encoders.model_of(network)
+  run = tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
+  (run / "config.gin").write_text(CONFIG)
+  saved = loading.read(run)
+  card = hub_lib.card(saved, "me/tiny", license_id="mit", results="- Tatoeba, average: 90.50")
+  _, front, body = card.split("---\n", 2)
+  described = yaml.safe_load(front)
+  assert described["language"] == ["de", "en"]
+  assert (described["license"], described["library_name"]) == ("mit", "sentence-transformers")
+  for part in (
+    'vmsst.load("me/tiny")',
+    'SentenceTransformer("me/tiny")',
+    "English, German.",
+    "- T5 encoder: 1 layer, hidden size 8, 259 tokens in the vocabulary",
+    "- Steps: 0\n- BATCH_SIZE: `16`\n- MIXTURE_OR_TASK_NAME: `bitext.files`\n",
+    "- MODEL: `contrastive.ContrastiveModel`\n",
+    "- Tatoeba, average: 90.50\n",
+  ):
+    assert part in body
+  for secret in ("geheim", "private", "/data", "example.com", "bucket", ".gin"):
+    assert secret not in body, secret
+  card = hub_lib.card(saved, "me/tiny@v2")
+  assert 'SentenceTransformer("me/tiny", revision="v2")' in card
+  assert "license" not in card
+  assert "Not evaluated" in card

@@ -5,9 +5,9 @@ import math
 import os
 import unicodedata
 
-import conversions
 import numpy as np
 import pytest
+import released_folders
 import tiny_tokenizers
 
 import vmsst
@@ -124,7 +124,7 @@ def test_ids_and_vectors_are_the_originals_before_and_after_import(
   assert {3, 4} < set(tokens_BT.flatten().tolist())  # unknown, and a word that is not a piece
   hidden_BTD = hidden_states(model, tokens_BT)
   expected_BD = hidden_BTD[:, 0] if len(options) > 1 else hidden_BTD.max(1)
-  conversions.import_encoder(tmp_path, tmp_path / "imported")
+  released_folders.import_encoder(tmp_path, tmp_path / "imported")
   found = [vmsst.load(folder) for folder in (tmp_path, tmp_path / "imported")]
   for encoder in found:
     ids = encoder.vocabulary.encode(TEXTS, 200)

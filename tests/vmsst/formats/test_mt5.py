@@ -4,16 +4,15 @@ import json
 import pathlib
 
 import commands
-import conversions
 import jax
 import jax.numpy as jnp
 import memory_store
 import ml_dtypes
 import numpy as np
 import pytest
+import released_folders
 import sentencepiece
 import tiny_encoders
-import tiny_hugging_face
 import tiny_models
 from flax import traverse_util
 from safetensors.numpy import save_file
@@ -31,7 +30,7 @@ SIZES = {
   "vocab_size": VOCAB_SIZE, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
   "num_encoder_layers": 2, "num_decoder_layers": 2, "relpos_buckets": 8, "relpos_max_distance": 20,
 }  # fmt: skip
-CONFIG = tiny_hugging_face.mt5_config(SIZES)
+CONFIG = released_folders.mt5_config(SIZES)
 NETWORK = vmsst_networks.VmsstNetwork(
   t5.T5Config(**{key: x for key, x in SIZES.items() if key != "num_decoder_layers"}),
   latent_dim=4,
@@ -67,7 +66,7 @@ def save_hugging_face(folder, tensors, *, vocabulary=None, **config):
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("mt5")
   save_hugging_face(folder / "hf", WEIGHTS)
-  return conversions.import_encoder(folder / "hf", folder / "out")
+  return released_folders.import_encoder(folder / "hf", folder / "out")
 
 
 def test_with_what_starts_fresh_it_is_the_whole_network(imported):
@@ -101,7 +100,7 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
     names = {"shared.weight": "encoder.embed_tokens.weight"} if dtype == np.float16 else {}
     encoder = {names.get(name, name): x.astype(dtype) for name, x in ENCODER.items()}
     place = tmp_path / np.dtype(dtype).name
-    alone = conversions.import_encoder(save_hugging_face(place / "hf", encoder), place / "out")
+    alone = released_folders.import_encoder(save_hugging_face(place / "hf", encoder), place / "out")
     found = tiny_encoders.read_arrays(alone.checkpoint)
     assert set(found) == {n for n in whole if not n.startswith(("decoder/", "logits_"))}
     for name, array in found.items():
@@ -155,7 +154,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, torch, theirs)
     output = reference(encoder_outputs=(states,), **options)
   encode = tiny_models.jit(t5.T5Encoder(NETWORK.config).apply)
   for name in ("encoder", "whole"):
-    imported = conversions.import_encoder(tmp_path / name, tmp_path / f"{name}_out")
+    imported = released_folders.import_encoder(tmp_path / name, tmp_path / f"{name}_out")
     params = traverse_util.unflatten_dict(tiny_encoders.read_arrays(imported.checkpoint), sep="/")
     embedded_BTD = params["token_embedder"]["embedding"][tokens_BT]
     for ours in ("encoder", "language_encoder"):
@@ -242,7 +241,7 @@ def test_a_model_of_newer_transformers_has_tokenizer_json(tmp_path, is_gated, to
   ids = {text: tokenizer(text, truncation=True, max_length=512).input_ids for text in texts}
   assert_means(encoder, model.encoder, ids)
   if not is_gated:
-    conversions.import_encoder(tmp_path / "hf", tmp_path / "out")
+    released_folders.import_encoder(tmp_path / "hf", tmp_path / "out")
     assert_means(vmsst.load(tmp_path / "out", backend="jax"), model.encoder, ids)
 
 

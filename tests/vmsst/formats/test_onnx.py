@@ -4,11 +4,10 @@ import dataclasses
 import json
 
 import commands
-import conversions
 import numpy as np
 import pytest
+import released_folders
 import tiny_encoders
-import tiny_hugging_face
 from tiny_encoders import NETWORKS
 
 import vmsst
@@ -25,8 +24,8 @@ SAMPLE = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
 
 def saved(name, folder, tokenizer_files):
   if name == "e5":
-    tiny_hugging_face.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
-    conversions.import_encoder(folder / "multilingual-e5", folder / "run")
+    released_folders.save_me5(folder / "multilingual-e5", tokenizer_files["xlmr"])
+    released_folders.import_encoder(folder / "multilingual-e5", folder / "run")
     return folder / "run"
   vocabulary = {
     "labse": tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"])),

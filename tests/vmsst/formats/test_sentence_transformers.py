@@ -9,7 +9,6 @@ import re
 import shutil
 
 import commands
-import conversions
 import memory_store
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     languages=["deu", "eng"],
   )
   out = tmp_path / "out"
-  conversions.export_sentence_transformers(run, out)
+  released_folders.export_sentence_transformers(run, out)
   texts = sentences + released_folders.ODD
   if kind in tokenizer_files:
     # transformers reads it as padding, this library as unknown text.
@@ -92,7 +91,7 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   export = vmsst.load(out)
   (out / "encoder.json").unlink()
-  conversions.import_encoder(out, tmp_path / "back")
+  released_folders.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]
   with contextlib.suppress(ImportError):
     import sentence_transformers
@@ -130,7 +129,7 @@ def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
     tmp_path / "run", tiny_encoders.model_of(encoder(config, 16), max_length=40)
   )
   with pytest.raises(errors.InputError, match=r"LstmConfig.*vmsst export safetensors"):
-    conversions.export_sentence_transformers(run, tmp_path / "out")
+    released_folders.export_sentence_transformers(run, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -181,7 +180,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path, c
     atol=1e-6,
   )
   # An export can be exported again.
-  again = conversions.export_safetensors(tmp_path / "out", tmp_path / "again")
+  again = released_folders.export_safetensors(tmp_path / "out", tmp_path / "again")
   assert (again / "model.safetensors").read_bytes() == content
   # Changed weights are refused. Exports of others have no checksums.
   place = int(0.9 * len(content))
@@ -247,11 +246,11 @@ def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain, st)
   ours = vmsst.load(folder, backend="jax")
   found = ours.encode(texts, on_cut=None)
   np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
-  conversions.export_sentence_transformers(folder, tmp_path / "st")
+  released_folders.export_sentence_transformers(folder, tmp_path / "st")
   (tmp_path / "copy").mkdir()
   shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
   (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
-  conversions.export_safetensors(folder, tmp_path / "safetensors")
+  released_folders.export_safetensors(folder, tmp_path / "safetensors")
   for path in ("st", "copy/m", "safetensors"):
     again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
     np.testing.assert_array_equal(again, found, err_msg=path)
@@ -268,7 +267,7 @@ def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain, st)
 def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name, st):
   folder = released_folders.write_architecture(tmp_path, name)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
-  conversions.export_sentence_transformers(folder, tmp_path / "out")
+  released_folders.export_sentence_transformers(folder, tmp_path / "out")
   again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
   ours, texts = vmsst.load(folder, backend="jax"), released_folders.LINES
   for prompt in (None, "query"):
@@ -316,6 +315,6 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, case):
   kind, changes, (file, key) = case
   folder = released_folders.write(tmp_path / "m", kind, changes)
   with pytest.raises(errors.InputError, match=rf"{re.escape(str(folder))}.*{key}") as caught:
-    conversions.import_encoder(folder, tmp_path / "out")
+    released_folders.import_encoder(folder, tmp_path / "out")
   assert file in str(caught.value)
   assert not (tmp_path / "out").exists()

@@ -4,7 +4,6 @@ import json
 import re
 
 import commands
-import conversions
 import jax
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 
 from vmsst import errors
 from vmsst.encoder import loading
-from vmsst.formats import layer_stacks, tensors, transformers
+from vmsst.formats import tensors, transformers
 from vmsst.networks import t5
 from vmsst.networks import transformer as networks
 
@@ -64,7 +63,7 @@ def apply_network(imported, tokens_BT, padding_id=0, **options):
   network = Network(config)
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   params = {
-    name: layer_stacks.find(name, x.shape, arrays).make(arrays)
+    name: tensors.find(name, x.shape, arrays).make(arrays)
     for name, x in traverse_util.flatten_dict(shapes, sep="/").items()
   }
   params = traverse_util.unflatten_dict(params, sep="/")
@@ -75,7 +74,9 @@ def apply_network(imported, tokens_BT, padding_id=0, **options):
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
   folder = tmp_path_factory.mktemp("bert")
-  return conversions.import_encoder(save_hugging_face(folder / "hf", weights()), folder / "out")
+  return released_folders.import_encoder(
+    save_hugging_face(folder / "hf", weights()), folder / "out"
+  )
 
 
 _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "EncoderModel"}
@@ -111,7 +112,7 @@ def test_token_states_equal_those_of_a_saved_model(
   if "tokenizer_class" in changes:
     saved = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(saved | changes))
-  found = conversions.import_encoder(tmp_path / "hf", tmp_path / "out")
+  found = released_folders.import_encoder(tmp_path / "hf", tmp_path / "out")
   padding_id = 1 if changes.get("pad_token_id") == 1 or "tokenizer_class" in changes else 0
   sizes = found.converted.sizes
   length = min(sizes["max_positions"] - sizes.get("position_offset", 0), 60)
@@ -179,7 +180,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
   folder = save_hugging_face(tmp_path / "hf", weights(), **changes)
   with pytest.raises(errors.InputError, match=message):
-    conversions.import_encoder(folder, tmp_path / "out")
+    released_folders.import_encoder(folder, tmp_path / "out")
   assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
@@ -194,7 +195,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
 def test_weights_that_do_not_fit_are_refused(tmp_path, changes, message):
   arrays = {name: x for name, x in (weights() | changes).items() if x is not None}
   with pytest.raises(errors.InputError, match=message):
-    conversions.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
+    released_folders.import_encoder(save_hugging_face(tmp_path / "hf", arrays), tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from vmsst import languages
-from vmsst.evaluation import suite
+from vmsst.evaluation import papers, suite
 from vmsst.evaluation.benchmarks import agnosticism
-from vmsst.evaluation.report import papers
 
 SENTENCES = 8
 

@@ -2,8 +2,8 @@ import collections
 
 import pytest
 
+from vmsst.evaluation import papers
 from vmsst.evaluation.benchmarks import averages
-from vmsst.evaluation.report import papers
 
 
 def printed_rows():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vmsst import languages
+from vmsst.evaluation import papers
 from vmsst.evaluation.benchmarks import tatoeba
-from vmsst.evaluation.report import papers
 
 
 def degrees_vector(text):

@@ -1,4 +1,4 @@
-"""The page of a report: tables and figures of evaluations and training, and published numbers."""
+"""`vmsst report`: tables and figures of evaluations and training, and published numbers."""
 
 import dataclasses
 import importlib
@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from vmsst import errors, languages, storage
-from vmsst.evaluation import results_files, suite
+from vmsst.evaluation import papers, plots, results_files, suite
 from vmsst.evaluation.benchmarks import agnosticism, averages, own_files
-from vmsst.evaluation.report import papers, plots
 from vmsst.io import input_files, text_files
 
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
@@ -55,7 +54,7 @@ class Section:
   title: str
   notes: list[str] = dataclasses.field(default_factory=list)
   tables: list[Table] = dataclasses.field(default_factory=list)
-  figures: list[plots.Figure] = dataclasses.field(default_factory=list)
+  figures: list[plots.Image] = dataclasses.field(default_factory=list)
 
 
 def html(folders: Iterable[str | os.PathLike[str]]) -> str:
@@ -103,7 +102,7 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
     trim_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  template = environment.get_template("page.html.j2")
+  template = environment.get_template("report.html.j2")
   return template.render(encoders=evaluated, sections=sections(evaluated, training))
 
 
@@ -190,7 +189,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
     for text in results[encoder]:
       if text.arrays:
         where = f"{encoder}, {section.title if text.name == agnosticism.ALL else text.name}"
-        section.figures.extend(plots.errors(where, text))
+        section.figures.extend(plots.error_figures(where, text))
     results[encoder] = [*_error_rows(results[encoder])]
   if len({frozenset(x.name for x in of_one) for of_one in results.values()}) > 1:
     note = "The encoders were evaluated on different sets: their averages are not comparable."
@@ -249,7 +248,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
     yield from agnosticism.pair_errors(result) if result.arrays else [result]
 
 
-def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Figure]:
+def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Image]:
   """Returns the curves of training and of evaluations during training."""
   names = list(dict.fromkeys(name for curves in curves_by_run.values() for name in curves))
   trained = [name for name in names if name.startswith(_TRAINING)]
@@ -259,7 +258,7 @@ def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Fi
     name: {run: curves[name] for run, curves in curves_by_run.items() if name in curves}
     for name in trained[:_MOST_PANELS] + averages[:_MOST_PANELS]
   }
-  return [plots.curves("Metrics over training steps", panels)] if panels else []
+  return [plots.training_curves("Metrics over training steps", panels)] if panels else []
 
 
 def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:

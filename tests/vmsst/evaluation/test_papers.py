@@ -1,6 +1,5 @@
-from vmsst.evaluation import benchmarks
+from vmsst.evaluation import benchmarks, papers
 from vmsst.evaluation.benchmarks import averages, parallel, tatoeba
-from vmsst.evaluation.report import papers
 
 
 def test_numbers_of_results_are_found_by_their_names_and_languages():

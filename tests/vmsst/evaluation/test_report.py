@@ -5,7 +5,7 @@ import re
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation.report import page
+from vmsst.evaluation import report
 
 pytest.importorskip("matplotlib")
 
@@ -54,7 +54,7 @@ def write(folder, *results, **more):
 def content(results, **more):
   """Returns headings, notes, and tables by section and title, of results by encoder."""
   evaluated = {encoder: record(encoder, x, **more) for encoder, x in results.items()}
-  sections = page.sections(evaluated, {})
+  sections = report.sections(evaluated, {})
   tables = {
     (section.title, table.title): {
       row: dict(zip(table.header[1:], cells, strict=True)) for row, cells in table.rows.items()
@@ -152,7 +152,7 @@ def test_a_page_has_lengths_prompts_and_figures_and_names_stay_text(tmp_path):
   ]
   path = folders[1] / "results.json"
   path.write_text(path.read_text().replace('"name": "e5"', '"name": "e5", "prompt": "query: <b>"'))
-  source = page.html(folders)
+  source = report.html(folders)
   text = " ".join(html.unescape(source).split())
   assert f"{NASTY} unknown; e5 512 tokens, “query: <b>”. Results with" in text
   assert f"{NASTY}: bucc was not run: no folder {NASTY}" in text
@@ -169,6 +169,6 @@ def test_broken_files_are_named_with_their_line(tmp_path):
   folder = write(tmp_path / "a", "x", {})
   (folder / "results.json").write_text("{}")
   with pytest.raises(errors.InputError, match=r"results\.json: .*; give a file of"):
-    page.html([folder])
+    report.html([folder])
   with pytest.raises(errors.InputError, match=r": neither results.json nor train/metrics.jsonl"):
-    page.html([tmp_path / "none"])
+    report.html([tmp_path / "none"])
