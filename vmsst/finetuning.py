@@ -462,7 +462,8 @@ def _source(
   if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL
     records = ((f"pair {number} of {role}", record) for number, record in enumerate(rows))
     count = 0 if role == "dev" else negatives
-    parsed = list(formats.record_rows(records, source, target, negatives=count))
+    items = formats.record_rows(records, source, target, negatives=count)
+    parsed = list(formats.checked(items))
     check_count(f"pair 0 of {role}", len(parsed[0].texts) + parsed[0].further)
     rows = [row.texts for row in parsed]
   lines = []

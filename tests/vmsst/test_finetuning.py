@@ -223,7 +223,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
     ({"pairs": ["label.tsv", "semicolon.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
-    ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: no TAB in 'a;b', where 2 columns are expected"),
+    ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: not source TAB target; write 2 columns"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
     ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, "out has files that this command did not write; give another folder"),

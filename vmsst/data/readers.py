@@ -198,17 +198,14 @@ def parsed_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
       "`vmsst data mine-negatives`"
     )
+  pair = (bitext.source, bitext.target)
+  items = formats.parse(
+    bitext.format, bitext.paths, pair, fields=bitext.fields, negatives=negatives
+  )
   empty = True
-  for item in formats.parse(
-    bitext.format,
-    bitext.paths,
-    (bitext.source, bitext.target),
-    formats.STOP,
-    fields=bitext.fields,
-    negatives=negatives,
-  ):
+  for row in formats.checked(items):
     empty = False
-    yield cast(formats.Row, item)
+    yield row
   if empty:
     raise errors.InputError(
       f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "

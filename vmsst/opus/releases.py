@@ -170,10 +170,9 @@ def read(release: Release) -> Iterator[Row | Fault]:
   try:
     if release.format == "zip":
       sides = _sides(archives.members(release.paths[0]), release.codes)
-      streams = [(str(side), archives.lines(archives.member_chunks(side))) for side in sides]
-      items = formats.parse_moses(streams, formats.COUNT)
+      items = formats.parse_moses([(str(side), archives.member_chunks(side)) for side in sides])
     else:  # The sides are in the order of the file, in TMX in that of the pair.
-      items = formats.parse(release.format, release.paths, release.pair, formats.COUNT)
+      items = formats.parse(release.format, release.paths, release.pair)
   except archives.DamagedError as error:
     yield Fault(release.paths[0], str(error))
     return

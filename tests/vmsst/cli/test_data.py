@@ -85,7 +85,7 @@ def test_negatives_are_mined_once_until_inputs_change(folder, capsys):
 def test_files_before_an_error_stay(folder, capsys):
   line_files.write_lines(folder / "b" / "train.en", ["one"])
   assert run(folder) == 1
-  assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
+  assert "train.en:1: ends before the other side" in capsys.readouterr().err
   os.utime(folder / "out" / "a" / "x.de-en.tsv.gz", (0, 0))
   line_files.write_lines(folder / "b" / "train.en", ["one", "two"])
   assert run(folder) == 0
