@@ -22,7 +22,6 @@ from vmsst import languages
 from vmsst.data import readers
 from vmsst.opus import releases
 
-LICENSE = "CC BY 4.0: the license of {corpus} {version}\n"
 RECIPE = """
 name: mine
 description: Two languages with English.
@@ -66,8 +65,7 @@ class Part:
         f"{stem}.{code}": "".join(f"{row[place]}\n" for row in self.rows)
         for place, code in enumerate(self.codes)
       }
-      license = LICENSE.format(corpus=self.corpus, version=self.version)
-      return zipped({**sides, f"{stem}.xml": "<cesAlign/>\n", "README": "", "LICENSE": license})
+      return zipped({**sides, f"{stem}.xml": "<cesAlign/>\n", "README": "", "LICENSE": ""})
     text = "".join(f"{source}\t{target}\n" for source, target in self.rows)
     if self.format == "tmx":
       head = f'<header creationdate="Thu Jul 22 00:00:00 2021" srclang="{self.codes[0]}"/>'

@@ -13,18 +13,16 @@ region of a code (pt_BR) is dropped if the table of languages has no such langua
 not.
 """
 
-import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, checksums
+from vmsst.io import archives, checksums, manifest
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -35,7 +33,6 @@ _NAME = re.compile(
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
 _FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
-_LICENSE = re.compile(r"LICEN[SC]E(\.txt|\.md)?", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +44,7 @@ class Release:
     version: Version, such as "v8".
     paths: The file, or the two files of a plain Moses pair (in the order of `codes`).
     format: "zip" (a Moses pair in an archive), "moses", "tsv" or "tmx".
-    source: Language of the first side of the dataset's pairs; see `ordered`.
-    target: Language of the second side.
+    pair: Languages of the two sides of the dataset's pairs; see `ordered`.
     size: Bytes on disk.
     codes: The language codes in the file name, in its order (the order of the columns of a TSV
       file).
@@ -58,64 +54,25 @@ class Release:
   version: str
   paths: tuple[str, ...]
   format: str
-  source: Language
-  target: Language
+  pair: tuple[Language, Language]
   size: int
   codes: tuple[str, str]
 
   @property
-  def pair(self) -> tuple[Language, Language]:
-    """The two languages, source first."""
-    return self.source, self.target
-
-  @property
   def name(self) -> str:
-    """A unique name that is valid as a file name: "Europarl.v8.deu_eng".
-
-    Unusual codes are appended ("X.v1.eng_por.en-pt_BR"), because pt_BR and pt are one language but
-    two releases.
-    """
-    plain = f"{self.corpus}.{self.version}.{readers.pair_name(*self.pair)}"
-    usual = set()  # "de", "ceb", "sr_Latn"
-    for language in self.pair:
-      code = language.iso639_1 or language.iso639_3
-      same = languages.language(code) == language
-      usual.add(code if same else f"{code}_{language.script}")
-    return plain if set(self.codes) == usual else f"{plain}.{'-'.join(self.codes)}"
+    """A unique name that is valid as a file name: "Europarl.v8.de-en"."""
+    return f"{self.corpus}.{self.version}.{'-'.join(self.codes)}"
 
   @functools.cached_property
   def identity(self) -> str:
     """Hash of the contents of the files, which are read once."""
-    hashed = hashlib.sha256()
-    for path in self.paths:
-      with contextlib.suppress(OSError):  # A file that cannot be read is a fault of the release.
-        hashed.update(checksums.of_file(path).encode())
-    return hashed.hexdigest()
-
-  def license(self) -> str:
-    """Returns the first line of the license in the archive or next to it; "" if there is none."""
-    with contextlib.suppress(archives.DamagedError, OSError):
-      if self.format == "zip":
-        for member in archives.members(self.paths[0]):
-          if _LICENSE.fullmatch(os.path.basename(member.name)):
-            return _first_line(archives.member_chunks(member))
-      folder = os.path.dirname(self.paths[0])
-      for parent in (folder, os.path.dirname(folder)):
-        for name in storage.names(parent) if os.path.basename(parent) == self.version else ():
-          if _LICENSE.fullmatch(name):
-            return _first_line(archives.file_chunks(os.path.join(parent, name)))
-    return ""
+    return manifest.digest([checksums.of_file(path) for path in self.paths])
 
 
 def ordered(first: Language, second: Language) -> tuple[Language, Language]:
   """Returns two languages in the order of the dataset's pairs: alphabetical by `compact_code`."""
   source, target = sorted((first, second), key=readers.compact_code)
   return source, target
-
-
-def _first_line(chunks: Iterable[bytes]) -> str:
-  start = next(iter(chunks), b"").decode("utf-8-sig", errors="replace")
-  return next((line.strip() for line in start.splitlines() if line.strip()), "")[:80]
 
 
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
@@ -127,33 +84,26 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   Raises:
     InputError: there is no release below `root`.
   """
-  releases: dict[tuple[str, ...], Release] = {}
+  found: list[Release] = []
   faults: list[Fault] = []
   for path in storage.files_through_links(root):
     match = _NAME.fullmatch(os.path.basename(path))
-    if match is None or match["first"] == match["second"]:
-      continue
-    if not storage.is_file(path):
-      faults.append(Fault(path, "not a file, but a broken link or the like"))
-      continue
-    release = _release(root, path, match)
-    if isinstance(release, Fault):
-      faults.append(release)
-    elif release is not None:
-      codes = sorted(_folded(code) for code in release.codes)
-      key = (release.corpus, release.version, *codes)
-      held = releases.setdefault(key, release)
-      if _FORMATS.index(release.format) < _FORMATS.index(held.format):
-        releases[key] = release
-      elif release.format == held.format and release is not held:
-        faults.append(Fault(path, f"the same corpus and languages as {held.paths[0]}"))
-  if not releases:
+    if match is not None and match["first"] != match["second"]:
+      release = _release(root, path, match)
+      if isinstance(release, Fault):
+        faults.append(release)
+      elif release is not None:
+        found.append(release)
+  if not found:
     left_out = f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
     raise errors.InputError(
-      f"{root}: no OPUS release below this folder; add some, as "
-      "CORPUS/VERSION/moses/de-en.txt.zip, "
-      f"tmx/de-en.tmx.gz or tsv/de-en.tsv.gz{left_out}"
+      f"{root}: no OPUS release below this folder; add some, such as "
+      f"CORPUS/VERSION/moses/de-en.txt.zip{left_out}"
     )
+  releases: dict[tuple[str, ...], Release] = {}
+  for release in sorted(found, key=lambda release: _FORMATS.index(release.format)):
+    codes = sorted(map(_folded, release.codes))
+    releases.setdefault((release.corpus, release.version, *codes), release)
   return sorted(releases.values(), key=lambda release: release.name), faults
 
 
@@ -165,7 +115,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
   of the lines and the expansion of an archive.
   """
   swapped = release.format != "tmx" and (
-    languages.opus_language(release.codes[0]) != release.source
+    languages.opus_language(release.codes[0]) != release.pair[0]
   )
   try:
     if release.format == "zip":
@@ -208,19 +158,17 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if len(folders) < 2:
       return Fault(path, "neither its folders nor its name show corpus and version")
     corpus, version = folders[-2:]
-  languages_found = []
-  for code in (first, second):
-    language = languages.opus_language(code)
-    if language is None:
-      return Fault(path, f"unknown language code {code!r}")
-    languages_found.append(language)
-  source, target = ordered(*languages_found)
+  source, target = map(languages.opus_language, (first, second))
+  if source is None or target is None:
+    return Fault(path, f"unknown language code {(second if source else first)!r}")
   if source == target:
     return Fault(path, f"both sides are {source.name}")
   kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}.get(match["ending"][:4], "moses")
   size = sum(map(storage.size, paths))
   corpus = corpus.removeprefix("OPUS-")
-  return Release(corpus, version, tuple(paths), kind, source, target, size, (first, second))
+  return Release(
+    corpus, version, tuple(paths), kind, ordered(source, target), size, (first, second)
+  )
 
 
 def _folded(code: str) -> str:
@@ -229,16 +177,10 @@ def _folded(code: str) -> str:
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member]:
   """Returns the two members with the texts, in the order of `codes`; else raises DamagedError."""
-  first, second = (_folded(code) for code in codes)
-  by_stem: dict[str, dict[str, archives.Member]] = {}
-  for member in members:
-    stem, _, ending = member.name.rpartition(".")
-    if _folded(ending) in (first, second):
-      by_stem.setdefault(stem, {})[_folded(ending)] = member
-  pairs = {stem: sides for stem, sides in by_stem.items() if len(sides) == 2}
-  named = {stem: pairs[stem] for stem in pairs if stem.lower().endswith("-".join(codes).lower())}
-  chosen = list((named or pairs).values())
-  if len(chosen) != 1:
-    reason = "more than one pair" if chosen else "no pair"
-    raise archives.DamagedError(f"{reason} of members that end with .{codes[0]} and .{codes[1]}")
-  return [chosen[0][first], chosen[0][second]]
+  sides = []
+  for code in codes:
+    named = [x for x in members if _folded(x.name.rpartition(".")[2]) == _folded(code)]
+    if len(named) != 1:
+      raise archives.DamagedError(f"{len(named)} members end with .{code}; it needs one")
+    sides += named
+  return sides

@@ -35,8 +35,7 @@ def test_the_card_shows_sources_and_what_was_left_out(tmp_path):
   for line in (
     "# opus_bitext/mine",
     "| train_deu_eng | 2 | 1,000 | 17 |",
-    f"| Europarl | v8 | deu_eng | Europarl/v8/moses/de-en.txt.zip | {release.size} | "
-    "CC BY 4.0: the license of Europarl v8 |",
+    f"| Europarl | v8 | deu_eng | Europarl/v8/moses/de-en.txt.zip | {release.size} |",
     "| languages | corpus | read | empty | held out | duplicate | kept | training | validation |",
     "| deu_eng | Europarl | 1,110 | 1 | 4 | 3 | 1,102 | 1,000 | 102 |",
     "| all |  | 1,110 | 1 | 4 | 3 | 1,102 | 1,000 | 102 |",
@@ -45,7 +44,7 @@ def test_the_card_shows_sources_and_what_was_left_out(tmp_path):
     "| deu | 2,000 | 1,102 | 1,000 | 50.0% |",
     "| eng | 0 | 0 | 0 |  |",
     "- x.zip: not &lt;a> file",
-    "- Europarl.v8.deu_eng: 2 × truncated",
+    "- Europarl.v8.de-en: 2 × truncated",
     "  - Europarl/v8/moses/de-en.txt.zip/X.de:7: truncated",
     '      "name": "mine",',
   ):
