@@ -22,12 +22,13 @@ from vmsst import languages
 from vmsst.data import readers
 from vmsst.opus import releases
 
-RECIPE = """
+_CORPORA = ("Europarl", "Tanzil", "Books", "QED", "Wikipedia", "EMEA", "ECB", "KDE4")
+RECIPE = f"""
 name: mine
 description: Two languages with English.
 languages: [de, en, tr]
-unlisted: true
-validation: {share: 0.2}
+corpora: [{", ".join(f"{{name: {name}}}" for name in _CORPORA)}]
+validation: {{share: 0.2}}
 """
 _PLACES = {"zip": ("moses", "txt.zip"), "tmx": ("tmx", "tmx.gz"), "tsv": ("tsv", "tsv.gz")}
 

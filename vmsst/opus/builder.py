@@ -171,13 +171,11 @@ def _build(
           spans.setdefault((pair, corpus), []).append(slice(offset, end))
           offset = end
     if not offset:
-      reasons = [
-        f"{sum(facts['counts'].get(name, 0) for facts in cleaned):,} {name}"
-        for name in (stages.READ, *stages.REASONS)
-      ]
-      faults = [f"{place}: {what}" for facts in cleaned for place, what in facts["faults"]]
+      counts: collections.Counter[str] = collections.Counter()
+      for facts in cleaned:
+        counts.update({**facts["counts"], **facts["fault_kinds"]})
       raise errors.InputError(
-        f"no pair of texts is left: {', '.join(reasons + faults[:1])}; relax the recipe's rules"
+        f"no pair of texts is left of {dict(counts)}; relax the recipe's rules"
       )
     stream.flush()
     ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))

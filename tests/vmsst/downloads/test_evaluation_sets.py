@@ -8,7 +8,7 @@ import memory_store
 import pytest
 
 from vmsst import errors, storage
-from vmsst.downloads import evaluation_sets, fetch
+from vmsst.downloads import evaluation_sets
 from vmsst.evaluation import benchmarks
 
 
@@ -32,10 +32,10 @@ def served(server, name, contents):
   items = []
   for item in whole.items:
     for end, content in contents.items():
-      if item.file.url.endswith(end):
+      if item.url.endswith(end):
         url = server.put(f"/{name}/{item.path}", content)
-        file = fetch.File(url, len(content), checksum=blob(content))
-        items.append(dataclasses.replace(item, file=file))
+        change = {"url": url, "size": len(content), "checksum": blob(content)}
+        items.append(dataclasses.replace(item, **change))
   assert len(items) == len(contents)
   return dataclasses.replace(whole, items=tuple(items))
 
@@ -56,9 +56,9 @@ def test_the_catalog_is_sound():
     places = [item.to or item.path for item in each.items]
     assert len(set(places)) == len(places), each.name
     for item in each.items:
-      assert item.file.url.startswith("https://")
+      assert item.url.startswith("https://")
       assert ".." not in item.to + item.path
-      kind, _, digits = item.file.checksum.partition(":")
+      kind, _, digits = item.checksum.partition(":")
       assert len(bytes.fromhex(digits)) == {"git": 20, "sha256": 32, "": 0}[kind]
       # A file without its own path is unpacked or joined.
       assert bool(item.to) != bool(each.unpack or each.tables), each.name

@@ -157,8 +157,12 @@ def test_nothing_to_build_is_an_error_that_says_why(tree):
   (tree / "mine.yaml").write_text("name: mine\ncorpora: [{name: UNPC}]\n")
   with pytest.raises(errors.InputError, match=r"uses none of the 2 releases .*Europarl\.v8"):
     _build(tree)
-  (tree / "mine.yaml").write_text("name: mine\nunlisted: true\ncleaning: {max_characters: 3}\n")
-  with pytest.raises(errors.InputError, match=r"no pair of texts is left: 61 read, .*too_long"):
+  (tree / "mine.yaml").write_text(
+    "name: mine\ncorpora: [{name: Tanzil}]\ncleaning: {max_characters: 3}\n"
+  )
+  with pytest.raises(
+    errors.InputError, match=r"no pair of texts is left of .*'read': 20, 'too_long'"
+  ):
     _build(tree)
 
 

@@ -13,7 +13,7 @@ def test_the_card_shows_sources_and_what_was_left_out(tmp_path):
   cell = ("deu_eng", "Europarl")
   text = card.text(
     card.Report(
-      recipe=recipes.Recipe("mine", description="Two languages.", unlisted=True),
+      recipe=recipes.Recipe("mine", description="Two languages."),
       root=str(tmp_path),
       releases=[release],
       left_out=[formats.Fault(str(tmp_path / "x.zip"), "not <a> file")],
