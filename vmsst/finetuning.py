@@ -451,7 +451,7 @@ def _source(
     names = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     bitexts = readers.find_bitext(names, languages)
     for bitext in bitexts:
-      row = next(readers.parsed_rows(bitext))
+      row = next(readers.read_rows(bitext))
       check_count(f"{bitext}:1", 2 + row.further)
       if row.grade is not None and not row.further:
         logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)

@@ -51,7 +51,7 @@ def bitext(folder):
   for pattern in ("m.de-en.*", "x.*", "t.*", "j.*"):
     for found in bitext_readers.find_bitext(str(folder / pattern)):
       for row in bitext_readers.read_rows(found, 2 if pattern == "t.*" else 0):
-        "".join(row).encode()
+        "".join(row.texts).encode()
 
 
 def opus_releases(folder):

@@ -29,6 +29,8 @@ Batch = Mapping[str, np.ndarray]
 
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
+GROUP = 16
+"""Number of batches whose rows are sorted by length together."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
@@ -375,9 +377,10 @@ def length_batches(
   *,
   seed: int | None,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
-  group: int = 16,
 ) -> grain.IterDataset:
   """Returns batches of rows of similar length; drops an incomplete last batch.
+
+  Sorts the rows of `GROUP` batches at a time.
 
   Args:
     rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
@@ -386,13 +389,7 @@ def length_batches(
     lengths: Maximum length of each column.
     seed: Seed of the order of a group's batches; None puts short batches first.
     boundaries: Maximum length of each length class, ascending; the longest length is added.
-    group: Number of batches that are sorted together.
-
-  Raises:
-    InputError: the boundaries are not ascending.
   """
-  ascending = [*boundaries] == sorted({max(1, bound) for bound in boundaries})
-  errors.check(ascending, "boundaries", boundaries, "positive numbers in ascending order")
   longest = max(lengths[name] for name in SIDES if name in lengths)
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
@@ -407,7 +404,7 @@ def length_batches(
       order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  groups = grain.experimental.RebatchIterDataset(rows, size * group)
+  groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 
 

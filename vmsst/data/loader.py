@@ -30,7 +30,6 @@ def get_batches(
   group_by_length: bool = False,
   one_language_pair: bool = False,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
-  group_batches: int = 16,
 ) -> batches.BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
@@ -49,12 +48,11 @@ def get_batches(
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
-      `group_batches` batches by the length class of the longest sentence (see `boundaries`) and
+      `batches.GROUP` batches by the length class of the longest sentence (see `boundaries`) and
       cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
       package has one language pair. Batches then have the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
-    group_batches: Number of batches that are sorted together.
 
   Raises:
     InputError: the task is unknown, the batch size is not a multiple of `num_shards`, all pairs of
@@ -133,7 +131,6 @@ def get_batches(
       lengths,
       seed=seed % 2**63 if cfg.shuffle else None,
       boundaries=boundaries,
-      group=group_batches,
     )
     return sorted_rows, spec
 

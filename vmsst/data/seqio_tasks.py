@@ -7,9 +7,8 @@ sentence encoder in training and evaluation.
 
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import seqio
@@ -31,8 +30,6 @@ EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
 """Features that not all data has, and that data leaves out if they have no length: hard negatives
 of a pair's source, and a teacher's vectors of its sides."""
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
-# The argument of `bitext.files` for each feature that not all data has.
-_ARGUMENTS = {"negatives": "negatives", **dict.fromkeys(TEACHER_SIDES, "teacher")}
 _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 
 
@@ -40,14 +37,15 @@ class TableSource(seqio.DataSource):
   """The tables of a task's splits, for `TextTask`.
 
   Args:
-    splits: For each split, a function that opens its table, called when it is first needed.
+    splits: For each split, a function that opens its table.
+
+  Attributes:
+    table: Returns the table of a split, which is opened once, when it is first needed.
   """
 
   def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
     super().__init__(splits=tuple(splits))
-    self._open = dict(splits)
-    self._tables: dict[str, tables.Table] = {}
-    self._lock = threading.Lock()
+    self.table = functools.cache(lambda split: splits[split]())
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -57,13 +55,6 @@ class TableSource(seqio.DataSource):
   def list_shards(self, split: str) -> Sequence[str]:
     """Returns one shard, the split itself."""
     return [split]
-
-  def table(self, split: str) -> tables.Table:
-    """Returns the table of a split."""
-    with self._lock:
-      if split not in self._tables:
-        self._tables[split] = self._open[split]()
-      return self._tables[split]
 
   def num_input_examples(self, split: str) -> int:
     """Returns the number of rows of a split."""
@@ -129,17 +120,17 @@ class TextTask(seqio.Task):
     Raises:
       InputError: see `check_texts`.
     """
-    # Texts are tokenized while they are read, so there is nothing to cache.
-    del shuffle_buffer_size, use_cached, try_in_mem_cache
+    # Texts are tokenized and cut while they are read, so there is nothing to cache.
+    del shuffle_buffer_size, use_cached, try_in_mem_cache, trim_output_features
     wanted = sequence_length or {}
     texts = self.texts(split)
     if not self.tokenizer.keep_all:
       batches.check_texts([texts], wanted, warn=shuffle)
-    spec = texts.spec(wanted if trim_output_features else {})
+    spec = texts.spec(wanted)
     for name in EXTRA_FEATURES:
       if sequence_length is not None and not wanted.get(name):
         spec.pop(name, None)
-    lengths = {name: wanted.get(name) if trim_output_features else None for name in spec}
+    lengths = {name: wanted.get(name) for name in spec}
     shard = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
     chunks = batches.read_rows(
       [texts], [1.0], lengths, shuffle=shuffle, seed=seed, shard=shard, num_epochs=num_epochs
@@ -261,11 +252,9 @@ def check_lengths(
   ranks = {name: spec.rank for name, spec in BitextFeatureConverter.TASK_FEATURES.items()}
   possible = {*(ranks.keys() & shapes.keys()), *passed_through}
   if "inputs" not in lengths or not possible.issuperset(lengths):
-    arguments = sorted({_ARGUMENTS[name] for name in lengths if name in _ARGUMENTS})
-    how = f"; bind bitext.files.{' and '.join(arguments)}" if arguments else ""
     raise errors.InputError(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs', and the data only has "
-      f"{sorted(possible)}{how}"
+      f"{sorted(possible)} (negatives and teacher of bitext.files add more)"
     )
   for name in ranks.keys() & lengths.keys():
     label, size = f"task_feature_lengths[{name!r}]", np.size(lengths[name])
@@ -355,12 +344,16 @@ def weight_power(weighting: str, temperature: float | None) -> float:
     InputError: one of them is wrong.
   """
   errors.check_choice("weighting", weighting, WEIGHTINGS)
-  if weighting != "temperature":
-    errors.check(temperature is None, "temperature", temperature, "None with this weighting")
-    return 1.0 if weighting == "proportional" else 0.0
-  valid = temperature is not None and temperature > 0
-  errors.check(valid, "temperature", temperature, "a number above 0")
-  return 1 / cast(float, temperature)
+  if weighting == "temperature" and temperature is not None and temperature > 0:
+    return 1 / temperature
+  valid = temperature is None and weighting != "temperature"
+  errors.check(
+    valid,
+    "temperature",
+    temperature,
+    "a number above 0, or None without the weighting 'temperature'",
+  )
+  return 1.0 if weighting == "proportional" else 0.0
 
 
 def unique_name(kind: str, *arguments: object) -> str:

@@ -61,9 +61,9 @@ def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_a
   line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(other)}\n")
   (bitext,) = readers.find_bitext(str(path), languages=("und", "und"))
   rows = [("how old?", "my age", "an apple"), ("c", "", "b")]
-  assert list(readers.read_rows(bitext, negatives=1)) == rows
+  assert [row.texts for row in readers.read_rows(bitext, negatives=1)] == rows
   assert list(readers.read_pairs(bitext)) == [row[:2] for row in rows]
-  assert next(readers.parsed_rows(bitext)).further == 1
+  assert next(readers.read_rows(bitext)).further == 1
   with pytest.raises(errors.InputError, match=r"jsonl:1: the text fields are .* 4 are expected"):
     list(readers.read_rows(bitext, negatives=2))
   (known,) = readers.find_bitext(str(path), languages=("de", "en"))

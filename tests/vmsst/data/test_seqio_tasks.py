@@ -134,7 +134,7 @@ def test_pairs_are_padded_under_their_own_names():
   ("lengths", "message"),
   [
     ({"inputs": 3, "input": 3}, "needs 'inputs'"),
-    ({"inputs": 3, "negatives": (1, 3)}, "only has .*; bind bitext.files.negatives"),
+    ({"inputs": 3, "negatives": (1, 3)}, "only has .*negatives and teacher"),
     ({"inputs": (3, 12)}, r"\['inputs'\] is \(3, 12\); set it to one number"),
     ({"inputs": 3, "teacher_inputs": 5}, r"\['teacher_inputs'\] is 5; set it to 4, as the teach"),
   ],
