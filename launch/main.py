@@ -3,9 +3,9 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst.jobs import signals
+from vmsst.jobs import command_process
 
-with signals.default_interrupt():
+with command_process.default_interrupt():
   import argparse
   import contextlib
   import gc
@@ -20,8 +20,6 @@ with signals.default_interrupt():
 
   from vmsst.arrays import devices
   from vmsst.errors import InputError, requires
-  from vmsst.io import watchdog
-  from vmsst.jobs import command_process
   from vmsst.paths import gin_dir
   from vmsst.train import distributed
 
@@ -121,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with command_process.CommandProcess("t5x", owns_process=owns_process) as process:
+  with command_process.process("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
@@ -130,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
-    with watchdog.watching(_PATIENCE):
+    from vmsst.io import progress_bar  # slow, and `--help` is instant
+
+    with progress_bar.watchdog(_PATIENCE):
       _run(options)
   if process.status:
     sys.exit(process.status)
@@ -145,7 +145,7 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Until `signals.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    # Until `default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
@@ -217,12 +217,11 @@ def _run(options: argparse.Namespace) -> None:
       gc.freeze()
       gc.enable()
       gin.get_configurable(functions[options.command])()
-  except (InputError, OSError, ModuleNotFoundError, TypeError, RuntimeError) as error:
+  except (InputError, TypeError, RuntimeError) as error:
     # Gin adds hints to messages, and calls functions without required arguments.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
-    is_fault = isinstance(error, TypeError | RuntimeError | BrokenPipeError) and not unset
-    if options.verbose or is_fault:
+    if options.verbose or not (unset or isinstance(error, InputError)):
       raise
     fix = "; add a gin file or binding that sets it" if unset else ""
     raise InputError(message + fix) from None

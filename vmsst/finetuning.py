@@ -118,7 +118,7 @@ def finetune(
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
-  errors.check_positive("learning_rate", learning_rate)
+  errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   errors.check_choice("objective", objective, get_args(Objective))
   if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):

@@ -23,7 +23,7 @@ import trials
 from trials import Reader
 
 import vmsst
-from vmsst.cli import embedding
+from vmsst.cli import vector_jobs
 from vmsst.data import vocabularies
 from vmsst.encoder import loading
 from vmsst.formats import ems, mt5, tokenizers
@@ -92,8 +92,8 @@ def ems_files() -> Files:
   model = sentencepiece_model()
   pieces = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
   sizes = {
-    "vocab_size": pieces, "emb_dim": 16, "mlp_dim": 24, "num_layers": 1, "max_positions": 12,
-    "language_dim": None, "share_embedding": True, "projection_dim": 5,
+    "vocab_size": pieces, "emb_dim": 16, "num_heads": 2, "mlp_dim": 24, "num_layers": 1,
+    "max_positions": 12, "language_dim": None, "share_embedding": True, "projection_dim": 5,
   }  # fmt: skip
   weights = _weights(ems.rows(sizes))
   table = weights["model.bert.embedding.word_embedding.embedding.weight"]
@@ -174,7 +174,7 @@ def all_readers() -> list[Reader]:
   with tempfile.TemporaryDirectory() as name:
     folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-    embedding.embed(encoder, [str(folder / "text")], folder / "out", name="x")
+    vector_jobs.embed(encoder, [str(folder / "text")], folder / "out", name="x")
     vectors = killed_commands.contents(folder / "out")
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
@@ -250,7 +250,7 @@ def write_inputs(folder, encoder=None):
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
   encoder = encoder or loading.load(folder / "run")
-  embedding.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
+  vector_jobs.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
   chosen = vmsst.get_benchmarks(["tatoeba"])
   results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
   trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

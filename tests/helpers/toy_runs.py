@@ -29,7 +29,7 @@ from flax.linen.partitioning import AxisMetadata
 
 from vmsst import storage
 from vmsst.data import batches, loader
-from vmsst.io import checksums
+from vmsst.formats import t5x
 from vmsst.train import (
   adafactor,
   checkpoints,
@@ -377,7 +377,7 @@ def _arm(event, count, milliseconds):
   owner, name = {
     "step": (input_pipeline.TrainIterator, "__next__"),
     "save": (checkpoints.CheckpointManager, "save"),
-    "checksums": (checksums, "write"),
+    "checksums": (t5x, "write_checksums"),
     "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
   }[event]
   inner, seen = getattr(owner, name), []

@@ -16,7 +16,7 @@ from vmsst.opus import recipes
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
   path.relative_to(ROOT).as_posix()
-  for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
+  for pattern in ("*.gin", "ablations/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
 # Files to put after the run file, for `t5x eval` and `t5x infer`: function, required macros,
@@ -26,13 +26,12 @@ FOLLOWING = {
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
-# Run files on meshes that divide the batch: its parts as microbatches and as slices.
+# Run files with settings for meshes/24l.gin that divide the batch, as in docs/scaling.md: its
+# parts as microbatches and as slices.
 ON_MESH = {
-  ("vmsst_24l.gin", "meshes/24l_1.gin"): (8, 1),
-  ("vmsst_24l.gin", "meshes/24l_8.gin"): (4, 1),
-  ("vmsst_contrastive_24l.gin", "meshes/24l_32.gin"): (1, 1),
-  ("vmsst_contrastive_24l.gin", "meshes/contrastive_24l_1.gin"): (1, 16),
-  ("contrastive_24l.gin", "meshes/contrastive_24l_8.gin"): (1, 4),
+  ("vmsst_24l.gin", "NUM_MICROBATCHES = 8"): (8, 1),
+  ("vmsst_contrastive_24l.gin", ""): (1, 1),
+  ("contrastive_24l.gin", "EMBEDDING_SLICES = 16"): (1, 16),
 }
 # Pairs of Table 11 of the soft contrastive paper by the bindings that select them, as soft/me5.gin
 # documents.
@@ -136,7 +135,7 @@ STATED = [
   ("EMS, section V: margin, and temperature of 0.1", _LABSE, {
     "options/margin": 0.3, "options/scale": 1 / 0.1}),
   ("EMS, release: cosine schedule of 15 epochs, negatives of one of 4 GPUs", ["ems/release.gin"], {
-    "numbers/vmsst.train.optimizers.multiple.factor": 15 / 3, "steps": 733_176,
+    "numbers/vmsst.train.schedules.multiple.factor": 15 / 3, "steps": 733_176,
     "options/negative_groups": 4}),
   ("EMS, Table III: languages of SBERT-distill", ["soft/mse_50_languages.gin"], {
     "opus/OPUS_LANGUAGES": 50}),
@@ -171,7 +170,6 @@ VARIANTS = {
   "ablations/vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
   "ablations/vmsst_24l_no_kl": {"kl_weight": 0},
   "ablations/vmsst_24l_single_encoder": {"single_encoder": True},
-  "ablations/vmsst_24l_single_encoder_no_language": {"single_encoder": True, **_NO_LANGUAGE},
   "ablations/vmsst_24l_no_encoder_language": _NO_LANGUAGE,
   "ablations/vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
   "ablations/vmsst_6l_full": {
@@ -187,7 +185,6 @@ VARIANTS = {
   "ems/shared_embedding": {"share_embedding": True},
   "ems/ugt": {"masking": "ugt", "mask_id": 2},
   "ems/labse_vanilla": {**_NO_XTR, **_NO_MLP, **_AMS},
-  "ems/labse_vanilla_scale_100": {**_NO_XTR, **_NO_MLP, **_AMS, "scale": 100},
   "ems/labse_mlp": {**_NO_XTR, **_AMS},
   "ems/labse_joint": _AMS,
   "ems/language_table": {"num_languages": 60_000},
@@ -278,14 +275,14 @@ def numbers():
 def bindings_of(value):
   return gin.get_bindings(f"{value.__module__.rpartition('.')[2]}.{value.__name__}")
 
-def bind(defined, required, follow=()):
+def bind(defined, required, follow=(), extra=()):
   # No data here: task names replace what would register them.
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
   of_encoder = {x for x in named if gin.config._CONFIG[(x, "gin.macro")]["value"] == ""}
   values = dict.fromkeys((*required, *named - of_encoder), "placeholder")
   own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
   values |= {name: own[name] for name in own.keys() & values.keys()}
-  bindings = [f"{name} = {value!r}" for name, value in values.items()]
+  bindings = [*(f"{name} = {value!r}" for name, value in values.items()), *filter(None, extra)]
   gin_utils.parse_gin_flags([], follow, bindings)  # in addition to what is parsed
   gin.get_configurable(train)()
 
@@ -360,9 +357,9 @@ def follow(function, file):
     "model": type(bound["model"]).__name__,
   }
 
-def on_mesh(file, mesh):
+def on_mesh(file, binding):
   parse(file, finalize=False)
-  bind(macros()[0], gin_utils.unset_macros(), follow=[mesh])
+  bind(macros()[0], gin_utils.unset_macros(), ["meshes/24l.gin"], [binding])
   model, parts = given["train"]["model"], gin.query_parameter("%NUM_MICROBATCHES") or 1
   model.check_microbatches(parts)
   return {
@@ -421,9 +418,9 @@ def reports(tmp_path_factory):
 
 
 # Sizes for 2 cores, of no paper.
-SMALL = re.compile(r"finetune|contrastive_short|.*_small|comparison/.*")
+SMALL = re.compile(r"finetune|contrastive_short|.*_small")
 # The papers sample batches at random from all pairs, or from those of one language pair.
-OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*|comparison/student_.*")
+OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*")
 
 
 def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports):
@@ -455,8 +452,8 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
     expected = {"required": required, "checkpoint": checkpoint, "output_dir": f"/run/{output}"}
     expected |= {"task": "placeholder", "model": "VmsstModel"}
     assert reports[file] | expected == reports[file]
-  for (file, mesh), parts in ON_MESH.items():
-    found = reports["on_mesh"][f"{file} {mesh}"]
+  for (file, binding), parts in ON_MESH.items():
+    found = reports["on_mesh"][f"{file} {binding}"]
     assert found == {"microbatches": parts[0], "slices": parts[1], "scan_layers": True}
   plain, own = reports["vmsst_24l_mt5.gin"], reports["own_files.gin"]
   assert set(own["required"]) == {*plain["required"], "PATTERNS"}
@@ -520,9 +517,9 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
 
 # Number of shards of the token table and of a feed-forward kernel.
 CUT = {
-  "meshes/data_parallel.gin": (1, 1),
+  "data_parallel.gin": (1, 1),
   "meshes/fully_sharded.gin": (8, 8),
-  "meshes/tensor_parallel.gin": (2, 2),
+  "tensor_parallel.gin": (2, 2),
   "meshes/vocabulary_sharded.gin": (2, 1),
   "both.gin": (8, 8),
 }
@@ -556,9 +553,10 @@ for file in files:
 
 @pytest.fixture
 def mesh_folder(tmp_path):
-  """A folder with both.gin, two meshes in one."""
-  both = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
-  (tmp_path / "both.gin").write_text(both)
+  """A folder with files of the meshes that need no shipped file, and of two meshes in one."""
+  (tmp_path / "data_parallel.gin").write_text("NUM_PARTITIONS = 1\n")
+  (tmp_path / "tensor_parallel.gin").write_text("NUM_PARTITIONS = 2\n")
+  (tmp_path / "both.gin").write_text("include 'meshes/fully_sharded.gin'\nNUM_PARTITIONS = 2\n")
   return tmp_path
 
 

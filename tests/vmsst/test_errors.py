@@ -14,9 +14,8 @@ from vmsst import errors
     (errors.as_integer, [1, np.int64(7)], [0, np.int64(-1), 2.5, float("nan"), "9", True, None]),
     (lambda name, x: errors.as_integer(name, x, minimum=0, maximum=3), [0, 3], [-1, 4, 10**30]),
     (lambda name, x: errors.check_choice(name, x, ("a", "b")), ["a"], ["c", None]),
-    (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan"), "1", True]),
-    (errors.check_not_negative, [0, 0.1], [-1, float("nan"), float("inf"), None]),
-    (errors.check_rate, [0, 0.99], [-0.1, 1, float("nan"), "0.1", False]),
+    (lambda name, x: errors.check_number(name, x, "(0, inf)"), [0.1, 3], [0, float("inf"), True]),
+    (lambda name, x: errors.check_number(name, x, "[0, 1)"), [0, 0.99], [-0.1, 1, "0.1", False]),
   ],
 )
 def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):

@@ -218,7 +218,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"pairs": []}, "pairs is empty"),
     ({"eval_every": 0}, "eval_every is 0; set it to an integer of 1 or more"),
     ({"patience": 0}, "patience is 0; set it to an integer of 1 or more"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; set it to a positive number"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; set it to a number in"),
     ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),

@@ -1,6 +1,5 @@
 """The job of `vmsst embed`: each span of lines is a part."""
 
-import contextlib
 import functools
 import os
 import pathlib
@@ -64,9 +63,9 @@ def embed(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   cut = line_spans.cut(paths, _SPAN_LINES)
-  inputs = {"encoder": encoding.identity(encoder, name), "text": cut.identity}
+  source = encoding.EncoderSource(encoder, name, load)
+  inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
-  source = encoding.source_of(encoder, name, load)
   width = dimensions or width
   write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
@@ -82,9 +81,8 @@ def embed(
       )
       for number, span in enumerate(line_spans.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
-    with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
-      prepare = functools.partial(_prepare_span, source, method, field, language)
-      facts = work.run("embed", write, parts, engine, prepare)
+    prepare = functools.partial(_prepare_span, source, method, field, language)
+    facts = work.run("embed", write, parts, engine, prepare)
     encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.lines)
     work.finish(dimension=width, dtype=dtype)
   return cut.lines, width

@@ -1,20 +1,21 @@
 """`vmsst eval` and `vmsst report`."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Backend,
   Command,
   Encoder,
+  GpuWorkers,
   InputFile,
   InputFolder,
   Language,
   OutputFolder,
   Positive,
 )
-from vmsst.cli.shared_options import Backend, GpuWorkers
 
 if TYPE_CHECKING:
   from vmsst.evaluation.results_files import Results
@@ -37,7 +38,6 @@ def evaluate(
   seen: list[Language] | None = None,
   max_length: Positive | None = None,
   dimensions: list[Positive] | None = None,
-  mkqa_questions: Literal["answered", "all"] = "answered",
   list: bool = False,
   computing: Backend,
   engine: GpuWorkers,
@@ -61,8 +61,6 @@ def evaluate(
     max_length: Maximum tokens per text; longer ones are cut (default: the encoder's own).
     dimensions: Also evaluate vectors cut to their first N dimensions, for encoders trained with
       MATRYOSHKA_DIMS; texts are embedded once.
-    mkqa_questions: MKQA questions to score: those with an answer, or all; the third without an
-      answer then counts as wrong.
     list: Print the benchmarks and their files, and exit.
   """
   from vmsst import languages
@@ -75,7 +73,7 @@ def evaluate(
 
   if list:
     for each in benchmarks.BENCHMARKS.values():
-      places = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
+      places = ", ".join(f"ROOT/{folder}" for folder in each.files.folders)
       print(f"{each.name}: {each.title}\n  {places}: {each.files.layout}\n")
     print("`vmsst data download evaluation --list` shows where the files come from.")
     return
@@ -103,7 +101,7 @@ def evaluate(
     for benchmark in chosen:  # Errors in files are found before encoders are opened.
       files_of_data.digest(benchmark)
       benchmark.read(files_of_data.root)
-    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
+    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"])
   workers = engines.Local() if mteb else engine.chosen()
   for code in seen or ():
     languages.language(code)

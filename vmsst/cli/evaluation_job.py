@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from vmsst import errors, languages, storage
-from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, results_files, suite
-from vmsst.io import checksums, input_files, manifest
+from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job, outputs
 
 
@@ -26,7 +25,7 @@ class Data:
   def __init__(self, root: str | None):
     """Takes the data root."""
     self.root = storage.path(root or "")
-    self._checksum = functools.cache(lambda path, version: checksums.of_file(path))
+    self._checksum = functools.cache(lambda path, version: input_files.sha256(path))
     self._digests: dict[str, str] = {}
 
   def digest(self, benchmark: suite.Benchmark) -> str:
@@ -62,8 +61,7 @@ class JobEmbedder(embedder.Embedder):
     keep: bool = False,
   ) -> Iterator[embedder.Arrays]:
     """See `embedder.Embedder`."""
-    local = self._engine.in_process
-    if local and not keep:
+    if self._engine.in_process and not keep:
       yield from super().map(title, prepare, compute, parts)
       return
     named = [
@@ -75,8 +73,7 @@ class JobEmbedder(embedder.Embedder):
       )
       for part in parts
     ]
-    with encoding.using(self.source, self._encoder) if local else contextlib.nullcontext():
-      self._job.run(title, functools.partial(_save, compute), named, self._engine, prepare)
+    self._job.run(title, functools.partial(_save, compute), named, self._engine, prepare)
     for part in named:
       with storage.open_binary(self._job.path(part.name)) as stream:
         yield dict(np.load(stream, allow_pickle=False))
@@ -101,8 +98,8 @@ def evaluate(
 ) -> results_files.Results:
   """Evaluates an encoder, and writes results.json.
 
-  Benchmarks that an earlier call has finished are evaluated again only if their data or options
-  have changed, or if they lack some of the dimensions.
+  Benchmarks that an earlier call has finished are evaluated again only if their data have changed,
+  or if they lack some of the dimensions.
 
   Args:
     benchmarks: The benchmarks.
@@ -119,20 +116,20 @@ def evaluate(
     vectors = JobEmbedder(work, engine, encoder, name, **options)
     finished = _finished(work)
     for benchmark in benchmarks:
-      key, current = benchmark.name, [data.digest(benchmark), benchmark.options]
+      key, digest = benchmark.name, data.digest(benchmark)
       if stored := finished.get(key):
         cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
-        if _key(stored) == current and cuts.issuperset(vectors.dimensions):
+        if stored["digest"] == digest and cuts.issuperset(vectors.dimensions):
           report(f"{key}: finished before")
         elif reason := benchmark.files.absence(data.root):
           report(f"{key}: finished before; its data is no longer present: {reason}")
         else:
-          report(f"{key}: its data, options or dimensions have changed")
+          report(f"{key}: its data or dimensions have changed")
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
       results["digest"] = data.digest(benchmark)
-      with work.part(f"benchmarks/{benchmark.name}.json", _key(results)) as (path, _):
+      with work.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
     results = suite.evaluate(
@@ -160,10 +157,6 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
     with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
       content = input_files.read_bytes(path)
       stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
-      if work.done(f"benchmarks/{path.name}", _key(stored)) is not None:
+      if work.done(f"benchmarks/{path.name}", stored["digest"]) is not None:
         finished[path.name.removesuffix(".json")] = stored
   return finished
-
-
-def _key(results: results_files.BenchmarkResults) -> Any:
-  return [results["digest"], results["options"]]

@@ -19,7 +19,7 @@ from xml.parsers import expat
 
 from vmsst import errors, languages
 from vmsst.data import dataset_shards
-from vmsst.io import archives, input_files, text_fields
+from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
 _GRADES = {"label", "score"}  # even if they are texts, such as "0" or "relevant"
@@ -142,10 +142,10 @@ def parse_tsv(path: str, negatives: int = 0) -> Iterator[Row | Fault]:
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   A column of scores before the pair, as `vmsst mine` writes it, becomes the grade of each row (see
-  `text_fields.begin_with_scores`), or else the column after the texts does. Further columns are
+  `text_files.begin_with_scores`), or else the column after the texts does. Further columns are
   ignored, but all lines have as many columns as the first. Empty lines are skipped.
   """
-  scored = text_fields.begin_with_scores(archives.lines(archives.file_chunks(path)))
+  scored = text_files.begin_with_scores(archives.lines(archives.file_chunks(path)))
   layout = "score (most lines begin with a number) TAB " * scored + "source TAB target"
   layout += f" TAB {negatives} hard negatives" if negatives else ""
   width = scored + 2 + negatives
@@ -159,7 +159,7 @@ def parse_tsv(path: str, negatives: int = 0) -> Iterator[Row | Fault]:
       continue
     columns = line.split("\t")
     expected = expected or max(len(columns), width)
-    if len(columns) != expected or (scored and not text_fields.is_number(columns[0])):
+    if len(columns) != expected or (scored and not text_files.is_number(columns[0])):
       yield Fault(place, f"not {layout}; write {expected} columns on every line")
       continue
     grade = columns[0] if scored else next(iter(columns[width:]), None)

@@ -347,12 +347,7 @@ def weight_power(weighting: str, temperature: float | None) -> float:
   if weighting == "temperature" and temperature is not None and temperature > 0:
     return 1 / temperature
   valid = temperature is None and weighting != "temperature"
-  errors.check(
-    valid,
-    "temperature",
-    temperature,
-    "a number above 0, or None without the weighting 'temperature'",
-  )
+  errors.check(valid, "temperature", temperature, "a number above 0 with 'temperature', else None")
   return 1.0 if weighting == "proportional" else 0.0
 
 

@@ -10,9 +10,10 @@ import hashlib
 import itertools
 import math
 import os
+import statistics
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +23,10 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
-from vmsst.io import checksums
+from vmsst.io import input_files
+
+INCOMPLETE = " (incomplete)"
+"""End of the name of an average that lacks sets."""
 
 _NAMED = 5  # Missing sets that are named.
 
@@ -102,36 +106,29 @@ class Files:
   """The files of a benchmark.
 
   Attributes:
-    paths: Folders under the data root that it reads, with all files in them, or single files, plain
-      or gzipped; if one is missing, the benchmark is absent.
+    folders: Folders under the data root, of which it reads all files; if one is missing, the
+      benchmark is absent.
     layout: Expected files, for people.
     more: Glob patterns under the data root, of other files that it reads if they are present.
     root: Its own data root, if it does not have the common one.
   """
 
-  paths: tuple[str, ...]
+  folders: tuple[str, ...]
   layout: str = ""
   more: tuple[str, ...] = ()
   root: storage.Path | None = None
 
   def absence(self, root: storage.Path) -> str | None:
-    """Returns why a benchmark cannot run, for people; None if its folders and files exist."""
-    missing = [
-      str(root / name)
-      for name in self.paths
-      if not (storage.exists(root / name) or storage.exists(root / f"{name}.gz"))
-    ]
-    if not missing:
-      return None
-    return f"no file or folder {', '.join(missing)} ({self.layout})"
+    """Returns why a benchmark cannot run, for people; None if its folders exist."""
+    missing = [str(root / name) for name in self.folders if not (root / name).is_dir()]
+    return f"no folder {', '.join(missing)} ({self.layout})" if missing else None
 
   def find(self, root: storage.Path) -> list[storage.Path]:
     """Returns all files, also those that folders link to; hidden files do not count."""
     root = self.root or root
-    names = (*self.paths, *(f"{name}.gz" for name in self.paths), *self.more)
-    folders = [root / name for name in self.paths if (root / name).is_dir()]
+    folders = [root / name for name in self.folders if (root / name).is_dir()]
     inside = (path for folder in folders for path in storage.files_through_links(folder))
-    outside = (path for name in names for path in storage.find(root, name))
+    outside = (path for pattern in self.more for path in storage.find(root, pattern))
     return sorted(
       path
       for path in {*map(storage.path, inside), *outside}
@@ -140,7 +137,7 @@ class Files:
     )
 
   def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = checksums.of_file
+    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
   ) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
@@ -162,7 +159,6 @@ class Benchmark:
     averages: Maps all results, the test of seen languages and whether all sets have results to the
       benchmark's own averages by name.
     sets: The results that it should have, if they are known: names, or languages.
-    options: Choices in its protocol, by name, for results and reports.
   """
 
   name: str
@@ -171,7 +167,6 @@ class Benchmark:
   read: Callable[[storage.Path], Sequence[Task]]
   averages: Callable[[Sequence[Result], Seen, bool], Numbers]
   sets: Sequence[str | languages.Language] = ()
-  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
@@ -195,6 +190,55 @@ def shortened(names: Sequence[str]) -> str:
   """Returns the first of many names and the number of others, for people."""
   more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
   return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
+  """Returns the mean of numbers under a name that is marked if some are missing; {} if all are."""
+  values = list(values)
+  if not values:
+    return {}
+  return {name if complete else name + INCOMPLETE: statistics.fmean(values)}
+
+
+def group_means(
+  results: Iterable[Result], metric: str, groups: Mapping[str, Collection[str]]
+) -> Numbers:
+  """Returns the mean of a metric over each group of results, given by their names."""
+  value_by_name = {
+    result.name: result.metrics[metric] for result in results if metric in result.metrics
+  }
+  means: Numbers = {}
+  for name, group in groups.items():
+    values = [value_by_name[key] for key in group if key in value_by_name]
+    means |= mean(name, values, complete=len(values) == len(group))
+  return means
+
+
+def seen_means(
+  name: str, results: Sequence[Result], metric: str, seen: Seen, *, complete: bool
+) -> Numbers:
+  """Returns means over results whose languages were all seen in training, and over the others."""
+  means: Numbers = {}
+  if seen is not None:
+    for part, wanted in (("seen", True), ("unseen", False)):
+      values = [x.metrics[metric] for x in results if seen(x.languages) == wanted]
+      means |= mean(f"{name} {part}", values, complete=complete)
+  return means
+
+
+def metric_means(
+  *metrics: str,
+) -> Callable[[Sequence[Result], Seen, bool], Numbers]:
+  """Returns a benchmark's `averages`: the mean and `seen_means` of each metric over all results."""
+
+  def summarize(results: Sequence[Result], seen: Seen, complete: bool) -> Numbers:
+    means: Numbers = {}
+    for metric in metrics:
+      means |= mean(metric, (x.metrics[metric] for x in results), complete=complete)
+      means |= seen_means(metric, results, metric, seen, complete=complete)
+    return means
+
+  return summarize
 
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
@@ -259,8 +303,7 @@ def evaluate(
   for key, benchmark in chosen.items():
     if key not in finished:
       own_root = benchmark.files.root or root
-      with storage.explained(own_root, "read"):
-        reason = benchmark.files.absence(own_root)
+      reason = benchmark.files.absence(own_root)
       tasks[key] = [] if reason else benchmark.read(own_root)
       if not tasks[key]:
         absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"
@@ -318,7 +361,6 @@ def _score(
       | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]
       for x in by_size[None]
     ],
-    "options": dict(benchmark.options),
   }
   if summaries:
     cuts = {size or vectors.width: x for size, x in (*summaries.items(), (None, summary))}

@@ -8,7 +8,7 @@ import logging as standard_logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from orbax.checkpoint._src.path import atomicity
 
 from vmsst import errors, storage
 from vmsst.formats import tensors
-from vmsst.io import checksums, input_files
+from vmsst.io import input_files
 
 PARAMETERS = "target"
 COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
@@ -31,11 +31,44 @@ COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
 TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
 """Orbax's class for folders that COMMIT_FILE completes."""
 
+CHECKSUMS = "SHA256SUMS"
+"""File with SHA-256 checksums of all files, in the format of `sha256sum`.
+
+Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
+"""
+
 BEST_FILE = "best.json"
 """Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
 
 _ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
+
+
+def step_of(checkpoint: str | os.PathLike[str]) -> int:
+  """Returns the step in a checkpoint's name."""
+  return int(epath.Path(checkpoint).name.removeprefix("checkpoint_"))
+
+
+def folders(run: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the paths in `run` with the name of a checkpoint, sorted by step."""
+  root = epath.Path(storage.path(run))
+  return sorted((root / x for x in storage.names(root) if _CHECKPOINT.fullmatch(x)), key=step_of)
+
+
+def all_checkpoints(run: str | os.PathLike[str]) -> list[epath.Path]:
+  """Returns the complete checkpoints in `run`, sorted by step."""
+  return [folder for folder in folders(run) if is_complete(folder)]
+
+
+def is_complete(checkpoint: epath.Path) -> bool:
+  """Returns whether the checkpoint in a folder of a run is complete.
+
+  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
+  written after all files, say so; a copy of a local checkpoint has only the checksums.
+  """
+  names = storage.names(checkpoint)
+  is_marked = COMMIT_FILE in names or CHECKSUMS in names
+  return "state" in names and (is_marked or not storage.is_url(checkpoint))
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
@@ -46,67 +79,28 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    nearby = storage.names(folder.parent)
-    there = f"; {folder.parent} holds {input_files.listed(nearby)}" if nearby else ""
-    if os.path.basename(path) == os.fspath(path):
-      there += "; models of the Hugging Face Hub are named OWNER/NAME"
-    raise errors.InputError(f"no folder {folder}{there}")
-  is_one = is_checkpoint(folder)
-  if is_one:
+    there = f"{folder.parent} holds {input_files.listed(storage.names(folder.parent))}"
+    raise errors.InputError(
+      f"no folder {folder}; {there}; models of the Hugging Face Hub are named OWNER/NAME"
+    )
+  if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
-  steps = {
-    int(child.name.split("_")[1]): child
-    for child in folder.iterdir()
-    if is_checkpoint(child) and is_complete(child)
-  }
-  if not steps:
-    refuse_legacy(folder)
+  if not (checkpoints := all_checkpoints(folder)):
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
-  latest = steps[max(steps)]
-  if (best := read_best(folder)) is None:
-    return latest
-  if (chosen := folder / best["checkpoint"]) in steps.values():
-    return chosen
-  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
-  return latest
+  best = (read_best(folder) or {}).get("checkpoint")
+  if best is None or folder / best in checkpoints:
+    return checkpoints[-1] if best is None else folder / best
+  logging.warning(
+    "%s is missing, the best checkpoint of the run; reading %s", best, checkpoints[-1].name
+  )
+  return checkpoints[-1]
 
 
 def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
-  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None.
-
-  Raises:
-    InputError: the file that names it is damaged.
-  """
+  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None."""
   path = storage.path(run) / BEST_FILE
-  if not path.is_file():
-    return None
-  record = input_files.read_json(path)
-  if not isinstance(record, dict) or not (
-    _CHECKPOINT.fullmatch(str(record.get("checkpoint")))
-    and isinstance(record.get("value"), int | float)
-  ):
-    raise errors.InputError(f"{path} does not name a checkpoint; delete it to use the latest")
-  return record
-
-
-def is_checkpoint(folder: epath.Path) -> bool:
-  """Whether `folder` is a checkpoint, by its name and its `state` folder."""
-  return bool(_CHECKPOINT.fullmatch(folder.name)) and (folder / "state").is_dir()
-
-
-def refuse_legacy(folder: epath.Path) -> None:
-  """Raises InputError for a checkpoint in T5X's format before Orbax, or a folder of a run with one.
-
-  Such a checkpoint has a msgpack file `checkpoint` and one folder for each large array.
-  """
-  inside = (folder / name for name in storage.names(folder) if _CHECKPOINT.fullmatch(name))
-  for path in (folder, *inside):
-    if not is_checkpoint(path) and (path / "checkpoint").is_file():
-      raise errors.InputError(
-        f"{path} is in T5X's format before Orbax, which is not read here: restore it with upstream "
-        "T5X, which saves it in the new one"
-      )
+  return input_files.read_json(path) if path.is_file() else None
 
 
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
@@ -135,17 +129,16 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   Raises:
     InputError: the checkpoint cannot be read, or does not match its checksums.
   """
-  problem = checksums.damage(checkpoint, "state")
+  problem = damage(checkpoint, "state")
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   params = {}
   for name, stored in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
-      where = f"{name} in {checkpoint}"
-      if getattr(stored, "shape", None) is None:
-        raise errors.InputError(f"{where} is not an array")
       params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
-        tuple(stored.shape), where, functools.partial(_read, checkpoint, name)
+        tuple(stored.shape),
+        f"{name} in {checkpoint}",
+        functools.partial(_read, checkpoint, name),
       )
   return params
 
@@ -239,34 +232,67 @@ def _orbax() -> ocp.Checkpointer:
   return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def is_complete(checkpoint: epath.Path) -> bool:
-  """Returns whether the checkpoint in a folder of a run is complete.
-
-  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
-  written after all files, say so; a copy of a local checkpoint has only the checksums.
-  """
-  if not storage.is_url(checkpoint):
-    return (checkpoint / "state").is_dir()
-  return is_complete_among(storage.names(checkpoint))
-
-
-def is_complete_among(names: Collection[str]) -> bool:
-  """Returns what `is_complete` does, given the names in the folder of a checkpoint in a store."""
-  return "state" in names and (COMMIT_FILE in names or checksums.NAME in names)
-
-
-def prepare(checkpoints: Iterable[epath.Path]) -> None:
+def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in a store for Orbax.
 
   Marks complete ones that were copied there, which Orbax would take for partial, and removes those
   whose writer was killed. Orbax's own clean-up would remove every other folder of the run too.
   """
-  for checkpoint in checkpoints:
+  for checkpoint in folders(run):
     names = storage.names(checkpoint)
-    if is_complete_among(names):
+    if is_complete(checkpoint):
       if COMMIT_FILE not in names:
         (checkpoint / COMMIT_FILE).write_text("copied\n")
     elif _ORBAX_FILE in names:
       record = input_files.read_json(checkpoint / _ORBAX_FILE)
       if not (isinstance(record, dict) and record.get("commit_timestamp_nsecs")):
         storage.remove(checkpoint)
+
+
+def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
+  """Writes the checksums of all files in `folders` to `checkpoint`.
+
+  Args:
+    checkpoint: The folder of the checkpoint, while it is being written.
+    folders: The future subfolders of the checkpoint, by name.
+  """
+  lines = [
+    f"{input_files.sha256(folder / inside)}  {name}/{inside}\n"
+    for name, folder in sorted(folders.items())
+    for inside in sorted(storage.files_below(folder))
+  ]
+  (checkpoint / CHECKSUMS).write_text("".join(lines))
+
+
+def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
+
+  Args:
+    checkpoint: The folder of the checkpoint.
+    only: The subfolder to check; None: all with checksums.
+  """
+  sums = checkpoint / CHECKSUMS
+  if not sums.exists():
+    return None
+  try:
+    input_files.check(sums)
+    lines = [
+      re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
+    ]
+    if not lines or None in lines:
+      return f"{CHECKSUMS} has changed since it was written"
+    wanted: dict[str, dict[str, str]] = {}
+    for digest, folder, name in (line.groups() for line in lines if line):
+      wanted.setdefault(folder, {})[name] = digest
+    for folder in sorted(wanted) if only is None else [only]:
+      if folder == "dataset" and not (checkpoint / folder).is_dir():
+        continue  # The run reads and skips the batches instead.
+      files = set(storage.files_below(checkpoint / folder))
+      for name, digest in wanted.get(folder, {}).items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if input_files.sha256(checkpoint / folder / name) != digest:
+          return f"{folder}/{name} has changed since it was written"
+  except (OSError, ValueError) as error:
+    return f"it cannot be read ({error})"
+  return None

@@ -9,8 +9,6 @@ before the row of the first token: a BERT that counts from 0 computes the same f
 """
 
 import dataclasses
-import functools
-import itertools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,17 +18,31 @@ import numpy as np
 
 from vmsst import arrays, errors
 from vmsst.formats import tensors
-from vmsst.formats.tensors import Row, Rule, Table, dense, norm
+from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5, transformer
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
-_PRETRAINING = "pre-training head"
-# The start of the names of BERT's pooler. sentence-transformers does not use it.
-_POOLER = "pooler."
-_NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
+# What may precede the names of weights, in models with a pre-training head.
+_PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
+# By the start of a tensor's name, the reason that it is not imported.
+_LEFT_OUT = {
+  **dict.fromkeys(
+    ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
+  ),
+  "embeddings.position_ids": "not a parameter: 0, 1, 2 and so on",
+  "encoder.embed_tokens.": "copy of the token table",
+}
+# The only value that a key of `config.json` may have.
+_REQUIRED = {
+  **dict.fromkeys(("rope_scaling", "final_logit_softcapping", "attn_logit_softcapping")),
+  **dict.fromkeys(("is_decoder", "use_sliding_window"), False),
+  **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
+  "position_embedding_type": "absolute",
+  "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+}
 # Norms in checkpoints that came from TensorFlow.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
@@ -265,35 +277,94 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
   feed_forward_proj: Literal["relu", "gated-gelu", "gated-silu"] = "relu"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
+Names = Mapping[str, str | tuple[str, ...]]
+"""Names of parameters by the names of modules in another library.
+
+Several parameters are equal parts of the module's weight.
+"""
+
+
+class Table(msgspec.Struct, frozen=True):
+  """The weights of a transformer.
+
+  Attributes:
+    names: Names of the modules outside the layers; the first is the token table.
+    layers: Start of the names of layers, before the layer's number.
+    layer_names: Names of the modules of a layer.
+    stack: Start of the names of the layers' parameters.
+    plus: What the network adds to the scales of norms.
+  """
+
+  names: Names
+  layers: str
+  layer_names: Names
+  stack: str = "encoder"
+  plus: float = 0.0
+
+  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
+    """Returns the tensors of a model and the parameters that they become."""
+    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
+    width, wide = config.emb_dim, config.mlp_dim
+    # By the last part of a parameter's name; those of norms have the width of the network.
+    tables = {
+      "embedding": (config.vocab_size, width),
+      "position_embedding": (config.max_positions, width),
+      "token_type_embedding": (config.num_token_types, width),
+      "rel_embedding": (config.relpos_buckets, config.num_heads),
+    }
+    kernels = {
+      "query": (joined, width), "key": (joined_kv, width), "value": (joined_kv, width),
+      "out": (width, joined), "wi": (wide, width), "wi_0": (wide, width), "wi_1": (wide, width),
+      "wo": (width, wide),
+    }  # fmt: skip
+    has_norm_bias = config.norm == "layer" and config.norm_bias
+    modules = [(source, "", target) for source, target in self.names.items()]
+    for i in range(config.num_layers):
+      start = f"{self.stack}/layers_{i}/"
+      modules += [
+        (f"{self.layers}.{i}.{x}", start, target) for x, target in self.layer_names.items()
+      ]
+    rows = []
+    for source, start, target in modules:
+      targets = [start + x for x in ((target,) if isinstance(target, str) else target)]
+      kinds = [x.rpartition("/")[2] for x in targets]
+      if kinds[0] in tables:
+        is_transposed = kinds[0] == "rel_embedding"
+        rows.append(Row(f"{source}.weight", tables[kinds[0]], (*targets,), is_transposed))
+      elif kinds[0] in kernels:
+        if not kinds[0].startswith("wi") or config.gated == (kinds[0] != "wi"):
+          shape = sum(kernels[kind][0] for kind in kinds), kernels[kinds[0]][1]
+          rows += tensors.dense(source, shape, *targets, bias=config.use_bias)
+      elif targets == [f"{self.stack}/layers_0/pre_attention_layer_norm"] and not config.first_norm:
+        rows.append(Row("", (width,), (f"{targets[0]}/scale",)))
+      else:
+        size = config.head_width if kinds[0] in ("query_norm", "key_norm") else width
+        rows += tensors.norm(source, size, targets[0], bias=has_norm_bias, plus=self.plus)
+    return rows
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   """An encoder of transformers.
 
   Attributes:
     name: Its class.
     model_type: The `model_type` that exports have.
     options: The type of its options, by the names of a TransformerConfig where it has them.
-    required: The only value that a key of `config.json` may have.
+    required: The only value that a further key of `config.json` may have.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
     attributes: Returns further attributes, given the options.
     described: Returns further keys of `config.json`, given a TransformerConfig.
-    table: Rules of its weights.
-    ungated: Rules of models without a gate in the feed-forward layer, if both kinds exist.
-    prefixes: What may precede the names of weights, for models with a pre-training head.
-    left_out: By the start of a tensor's name, the reason that it is not imported.
+    table: Names of its weights.
   """
 
   name: str
   model_type: str
   options: type[Any]
-  required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  required: Mapping[str, Any] = {}
+  fixed: Mapping[str, Any] = {}
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
   described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
   table: Table
-  ungated: Table = ()
-  prefixes: tuple[str, ...]
-  left_out: Mapping[str, str]
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes of the TransformerConfig in the `config.json` at a path.
@@ -303,7 +374,7 @@ class Architecture:
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
-    options = checked(path, record, self.options, self.required)
+    options = checked(path, record, self.options, {**_REQUIRED, **self.required})
     sizes = {
       name: value
       for name, value in msgspec.structs.asdict(options).items()
@@ -325,15 +396,6 @@ class Architecture:
       )
     return {**record, "model_type": self.model_type, **self.described(config)}
 
-  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns the tensors of a model and the parameters that they become."""
-    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
-    widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
-              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim,
-              "num_encoder_layers": config.num_layers}  # fmt: skip
-    table = self.table if config.gated or not self.ungated else self.ungated
-    return tensors.expand(table, {**vars(config), **widths})
-
   def named(
     self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
@@ -343,8 +405,8 @@ class Architecture:
       where: The source, for messages.
       stored: All tensors.
     """
-    words = self.table[0].source
-    prefix = next((prefix for prefix in self.prefixes if prefix + words in stored), None)
+    words = f"{next(iter(self.table.names))}.weight"
+    prefix = next((prefix for prefix in _PREFIXES if prefix + words in stored), None)
     if prefix is None:
       raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
     named: dict[str, tensors.StoredTensor] = {}
@@ -353,103 +415,42 @@ class Architecture:
       name = source.removeprefix(prefix)
       for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
-      reasons = [note for start, note in self.left_out.items() if name.startswith(start)]
-      if reasons:
-        left_out[source] = reasons[0]
+      if start := next(filter(name.startswith, _LEFT_OUT), None):
+        left_out[source] = _LEFT_OUT[start]
       else:
         named[name] = tensor
     return named, left_out
 
 
-def _token_table(source: str) -> Rule:
-  return Rule(source, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim"))
-
-
-def _layers(source: str, *table: Rule) -> tuple[Rule, ...]:
-  return tensors.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
-
-
 # --------------------------------------------------------------------------------------------
 # BERT and its relatives, which differ in names and positions
 
-
-def bert_layers(
-  source: str,
-  attention: tuple[str, str, str, str],
-  others: tuple[str, str, str, str] = (
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-  ),
-  place: str = "post",
-) -> tuple[Rule, ...]:
-  """Returns the rules of all layers of a BERT.
-
-  Args:
-    source: Start of the layers' names.
-    attention: Names of the linear layers of queries, keys, values and outputs.
-    others: Names of the norm of attention, of the feed-forward layers, and of their norm.
-    place: "post", norms after the residual sums, or "pre", before the layers.
-  """
-  query, key, value, out = attention
-  attention_norm, wide, narrow, mlp_norm = others
-  return _layers(
-    source,
-    *dense(query, "attention/query"),
-    *dense(key, "attention/key"),
-    *dense(value, "attention/value"),
-    *dense(out, "attention/out"),
-    *norm(attention_norm, f"{place}_attention_layer_norm"),
-    *dense(wide, "mlp/wi", "mlp_dim"),
-    *dense(narrow, "mlp/wo", "emb_dim", "mlp_dim"),
-    *norm(mlp_norm, f"{place}_mlp_layer_norm"),
-  )
-
-
-def self_attention(name: str) -> tuple[str, str, str, str]:
-  """Returns the names of the linear layers of BERT's attention, given that of its inner module."""
-  inner = (f"attention.{name}.{part}" for part in ("query", "key", "value"))
-  return *inner, "attention.output.dense"  # type: ignore[return-value]
-
-
-_POSITIONS = Rule(
-  "embeddings.position_embeddings.weight",
-  (_POSITION_TABLE,),
-  ("max_positions", "emb_dim"),
-)
-_EMBEDDING_NORM = norm("embeddings.LayerNorm", "encoder/embedding_layer_norm")
-_WORDS = (_token_table("embeddings.word_embeddings.weight"), _POSITIONS)
-_TYPES = Rule(
-  "embeddings.token_type_embeddings.weight",
-  (_TYPE_TABLE,),
-  ("num_token_types", "emb_dim"),
-)
-
-
-_BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
-
-
+BERT_LAYER = {
+  "attention.self.query": "attention/query",
+  "attention.self.key": "attention/key",
+  "attention.self.value": "attention/value",
+  "attention.output.dense": "attention/out",
+  "attention.output.LayerNorm": "post_attention_layer_norm",
+  "intermediate.dense": "mlp/wi",
+  "output.dense": "mlp/wo",
+  "output.LayerNorm": "post_mlp_layer_norm",
+}
+_EMBEDDINGS = {
+  "embeddings.word_embeddings": tensors.TOKEN_TABLE,
+  "embeddings.position_embeddings": _POSITION_TABLE,
+  "embeddings.LayerNorm": "encoder/embedding_layer_norm",
+}
 BERT = Architecture(
   name="BertModel",
   model_type="bert",
   options=_BertOptions,
-  required=_BERT_REQUIRED,
-  table=(
-    *_WORDS,
-    _TYPES,
-    *_EMBEDDING_NORM,
-    *bert_layers("encoder.layer", self_attention("self")),
+  table=Table(
+    names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
+    layers="encoder.layer",
+    layer_names=BERT_LAYER,
   ),
-  prefixes=("", "bert.", "roberta."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "cls.": _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
 )
-_ROBERTA = dataclasses.replace(
+_ROBERTA = msgspec.structs.replace(
   BERT,
   name="XLMRobertaModel",
   # RoBERTa counts positions from the row after the row of padding.
@@ -459,47 +460,43 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   model_type="distilbert",
   options=_DistilbertOptions,
-  table=(
-    *_WORDS,
-    *_EMBEDDING_NORM,
-    *bert_layers(
-      "transformer.layer",
-      ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
-      ("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
-    ),
+  table=Table(
+    names=_EMBEDDINGS,
+    layers="transformer.layer",
+    layer_names={
+      "attention.q_lin": "attention/query",
+      "attention.k_lin": "attention/key",
+      "attention.v_lin": "attention/value",
+      "attention.out_lin": "attention/out",
+      "sa_layer_norm": "post_attention_layer_norm",
+      "ffn.lin1": "mlp/wi",
+      "ffn.lin2": "mlp/wo",
+      "output_layer_norm": "post_mlp_layer_norm",
+    },
   ),
-  prefixes=("", "distilbert."),
-  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
 )
-
-
 _MPNET = Architecture(
   name="MPNetModel",
   model_type="mpnet",
   options=_MpnetOptions,
-  required=_BERT_REQUIRED,
   fixed={"position_offset": 2},
-  table=(
-    *_WORDS,
-    *_EMBEDDING_NORM,
-    Rule(
-      "encoder.relative_attention_bias.weight",
-      ("encoder/relpos_bias/rel_embedding",),
-      ("relpos_buckets", "num_heads"),
-      transposed=True,
-    ),
-    *bert_layers(
-      "encoder.layer",
-      ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"),
-      ("attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
-    ),
+  table=Table(
+    names={
+      **_EMBEDDINGS,
+      "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding",
+    },
+    layers="encoder.layer",
+    layer_names={
+      "attention.attn.q": "attention/query",
+      "attention.attn.k": "attention/key",
+      "attention.attn.v": "attention/value",
+      "attention.attn.o": "attention/out",
+      "attention.LayerNorm": "post_attention_layer_norm",
+      "intermediate.dense": "mlp/wi",
+      "output.dense": "mlp/wo",
+      "output.LayerNorm": "post_mlp_layer_norm",
+    },
   ),
-  prefixes=("", "mpnet."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
 )
 
 
@@ -552,40 +549,26 @@ _MODERNBERT = Architecture(
   name="ModernBertModel",
   model_type="modernbert",
   options=_ModernbertOptions,
-  required={
-    "attention_bias": False,
-    "mlp_bias": False,
-    "norm_bias": False,
-    "rope_scaling": None,
-  },
   attributes=lambda x: {
     **_local_attributes(x, x.global_attn_every_n_layers, 0),
     "window": x.local_attention // 2 + 1,
   },
   described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
-  table=(
-    _token_table("embeddings.tok_embeddings.weight"),
-    *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
-    *_layers(
-      "layers",
-      Rule("attn_norm.weight", ("pre_attention_layer_norm/scale",), ("emb_dim",), first_layer=1),
-      Rule(
-        "attn.Wqkv.weight",
-        tuple(f"attention/{part}/kernel" for part in ("query", "key", "value")),
-        ("qkv", "emb_dim"),
-        transposed=True,
-      ),
-      *dense("attn.Wo", "attention/out", "emb_dim", "joined", bias=False),
-      *norm("mlp_norm", "pre_mlp_layer_norm", bias=False),
-      Rule(
-        "mlp.Wi.weight",
-        ("mlp/wi_0/kernel", "mlp/wi_1/kernel"),
-        ("mlp_twice", "emb_dim"),
-        transposed=True,
-      ),
-      *dense("mlp.Wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
-    ),
-    *norm("final_norm", "encoder/encoder_norm", bias=False),
+  table=Table(
+    names={
+      "embeddings.tok_embeddings": tensors.TOKEN_TABLE,
+      "embeddings.norm": "encoder/embedding_layer_norm",
+      "final_norm": "encoder/encoder_norm",
+    },
+    layers="layers",
+    layer_names={
+      "attn_norm": "pre_attention_layer_norm",
+      "attn.Wqkv": ("attention/query", "attention/key", "attention/value"),
+      "attn.Wo": "attention/out",
+      "mlp_norm": "pre_mlp_layer_norm",
+      "mlp.Wi": ("mlp/wi_0", "mlp/wi_1"),
+      "mlp.Wo": "mlp/wo",
+    },
   ),
   fixed={
     "positions": "rotary",
@@ -595,43 +578,22 @@ _MODERNBERT = Architecture(
     "norm_bias": False,
     "gated": True,
   },
-  prefixes=("", "model."),
-  left_out={"head.": _PRETRAINING, "decoder.": _PRETRAINING},
 )
 
 
-def _decoder_table(mlp_norms: tuple[str, str | None], plus: float) -> tuple[Rule, ...]:
-  """Returns the weights of Qwen and Gemma.
-
-  Args:
-    mlp_norms: Names of the norms before and after the feed-forward layer. With the latter, there is
-      a norm after attention too.
-    plus: What the network adds to the scales of norms.
-  """
-  scale = functools.partial(norm, bias=False, plus=plus)
-  before, after = mlp_norms
-  return (
-    _token_table("embed_tokens.weight"),
-    *_layers(
-      "layers",
-      *scale("input_layernorm", "pre_attention_layer_norm"),
-      *dense("self_attn.q_proj", "attention/query", "joined", bias=False),
-      *dense("self_attn.k_proj", "attention/key", "joined_kv", bias=False),
-      *dense("self_attn.v_proj", "attention/value", "joined_kv", bias=False),
-      *dense("self_attn.o_proj", "attention/out", "emb_dim", "joined", bias=False),
-      *scale("self_attn.q_norm", "attention/query_norm", "head_width"),
-      *scale("self_attn.k_norm", "attention/key_norm", "head_width"),
-      *(scale("post_attention_layernorm", "post_attention_layer_norm") if after else ()),
-      *scale(before, "pre_mlp_layer_norm"),
-      *dense("mlp.gate_proj", "mlp/wi_0", "mlp_dim", bias=False),
-      *dense("mlp.up_proj", "mlp/wi_1", "mlp_dim", bias=False),
-      *dense("mlp.down_proj", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
-      *(scale(after, "post_mlp_layer_norm") if after else ()),
-    ),
-    *scale("norm", "encoder/encoder_norm"),
-  )
-
-
+_DECODER_NAMES = {"embed_tokens": tensors.TOKEN_TABLE, "norm": "encoder/encoder_norm"}
+_DECODER_LAYER = {
+  "input_layernorm": "pre_attention_layer_norm",
+  "self_attn.q_proj": "attention/query",
+  "self_attn.k_proj": "attention/key",
+  "self_attn.v_proj": "attention/value",
+  "self_attn.o_proj": "attention/out",
+  "self_attn.q_norm": "attention/query_norm",
+  "self_attn.k_norm": "attention/key_norm",
+  "mlp.gate_proj": "mlp/wi_0",
+  "mlp.up_proj": "mlp/wi_1",
+  "mlp.down_proj": "mlp/wo",
+}
 _DECODER = {
   "positions": "rotary", "qk_norm": True, "norm": "rms", "embedding_norm": False,
   "use_bias": False, "gated": True,
@@ -640,28 +602,23 @@ _QWEN3 = Architecture(
   name="Qwen3Model",
   model_type="qwen3",
   options=_Qwen3Options,
-  required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
   attributes=lambda x: {"rope_theta": x.rope_parameters.rope_theta or x.theta},
   described=lambda x: {
     **_described_decoder(x),
     "rope_parameters": {"rope_type": "default", "rope_theta": x.rope_theta},
   },
-  table=_decoder_table(("post_attention_layernorm", None), 0.0),
+  table=Table(
+    names=_DECODER_NAMES,
+    layers="layers",
+    layer_names={**_DECODER_LAYER, "post_attention_layernorm": "pre_mlp_layer_norm"},
+  ),
   fixed={**_DECODER, "norm_place": "before"},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={
-    "attention_bias": False,
-    "rope_scaling": None,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "is_causal": True,  # False differs from use_bidirectional_attention
-  },
+  required={"is_causal": True},  # False differs from use_bidirectional_attention
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -672,10 +629,18 @@ _GEMMA3 = Architecture(
     "sliding_window": x.window if x.causal else 2 * (x.window - 1),
     "use_bidirectional_attention": not x.causal,
   },
-  table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
+  table=Table(
+    names=_DECODER_NAMES,
+    layers="layers",
+    layer_names={
+      **_DECODER_LAYER,
+      "post_attention_layernorm": "post_attention_layer_norm",
+      "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+      "post_feedforward_layernorm": "post_mlp_layer_norm",
+    },
+    plus=1.0,
+  ),
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 
 
@@ -687,58 +652,10 @@ _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
 
 
-def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
-  """Returns the rules of an attention layer of T5."""
-  return (
-    *dense(f"{source}.q", f"{target}/query", "joined", bias=False),
-    *dense(f"{source}.k", f"{target}/key", "joined", bias=False),
-    *dense(f"{source}.v", f"{target}/value", "joined", bias=False),
-    *dense(f"{source}.o", f"{target}/out", "emb_dim", "joined", bias=False),
-  )
-
-
-def t5_mlp(source: str, inner: tuple[str, ...] = ("wi_0", "wi_1")) -> tuple[Rule, ...]:
-  """Returns the rules of a feed-forward layer of T5, given the names of its first layers."""
-  wide = (dense(f"{source}.{x}", f"mlp/{x}", "mlp_dim", bias=False) for x in inner)
-  narrow = dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False)
-  return (*itertools.chain(*wide), *narrow)
-
-
-def t5_stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
-  """Returns the rules of an encoder or decoder of T5, from those of a layer."""
-  return (
-    Rule(
-      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-      (f"{name}/relpos_bias/rel_embedding",),
-      ("relpos_buckets", "num_heads"),
-      transposed=True,
-    ),
-    *tensors.each_layer(
-      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
-    ),
-    *norm(f"{name}.final_layer_norm", f"{name}/{name}_norm", bias=False),
-  )
-
-
-def t5_encoder(*inner: str) -> tuple[Rule, ...]:
-  """Returns the rules of T5's encoder, given the names of first feed-forward layers."""
-  return (
-    _token_table("shared.weight"),
-    *t5_stack(
-      "encoder",
-      *norm("0.layer_norm", "pre_attention_layer_norm", bias=False),
-      *t5_attention("0.SelfAttention", "attention"),
-      *norm("1.layer_norm", "pre_mlp_layer_norm", bias=False),
-      *t5_mlp("1.DenseReluDense", inner),
-    ),
-  )
-
-
-_T5 = Architecture(
+T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
-  required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
   attributes=lambda x: next(
     {"activation": activation, "gated": gated}
     for (activation, gated), name in _T5_MLPS.items()
@@ -749,8 +666,28 @@ _T5 = Architecture(
     "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
     "is_encoder_decoder": False,
   },
-  table=t5_encoder("wi_0", "wi_1"),
-  ungated=t5_encoder("wi"),
+  table=Table(
+    names={
+      "shared": tensors.TOKEN_TABLE,
+      "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
+        "encoder/relpos_bias/rel_embedding"
+      ),
+      "encoder.final_layer_norm": "encoder/encoder_norm",
+    },
+    layers="encoder.block",
+    layer_names={
+      "layer.0.layer_norm": "pre_attention_layer_norm",
+      "layer.0.SelfAttention.q": "attention/query",
+      "layer.0.SelfAttention.k": "attention/key",
+      "layer.0.SelfAttention.v": "attention/value",
+      "layer.0.SelfAttention.o": "attention/out",
+      "layer.1.layer_norm": "pre_mlp_layer_norm",
+      "layer.1.DenseReluDense.wi": "mlp/wi",
+      "layer.1.DenseReluDense.wi_0": "mlp/wi_0",
+      "layer.1.DenseReluDense.wi_1": "mlp/wi_1",
+      "layer.1.DenseReluDense.wo": "mlp/wo",
+    },
+  ),
   fixed={
     "max_positions": T5_MAX_POSITIONS,
     "positions": "relative",
@@ -759,12 +696,6 @@ _T5 = Architecture(
     "norm_place": "before",
     "embedding_norm": False,
     "use_bias": False,
-  },
-  prefixes=("",),
-  left_out={
-    "decoder.": "the encoder does not use it",
-    "lm_head.": _PRETRAINING,
-    "encoder.embed_tokens.": "copy of the token table",
   },
 )
 
@@ -777,8 +708,8 @@ ARCHITECTURES: dict[str, Architecture] = {
   "modernbert": _MODERNBERT,
   "qwen3": _QWEN3,
   "gemma3_text": _GEMMA3,
-  "t5": _T5,
-  "mt5": _T5,
+  "t5": T5,
+  "mt5": T5,
 }
 """By the `model_type` of transformers."""
 
@@ -793,7 +724,7 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
     InputError: no architecture of transformers does.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
-  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, _T5):
+  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):
     record = architecture.describe(config)
     try:
       sizes = architecture.sizes(pathlib.Path(CONFIG_FILE), record)
@@ -821,7 +752,7 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
       layer_norm_eps=1e-6,
       gated=True,
       activation="gelu_tanh",
-      **_T5.fixed,
+      **T5.fixed,
     )  # fmt: skip
   if not isinstance(config, transformer.TransformerConfig):
     raise errors.InputError(
@@ -878,11 +809,11 @@ def to_tensors(
   width, unused = config.emb_dim, {}
   if exported.num_token_types:
     arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
-  if _POOLER in architecture.left_out:
+  if architecture in (BERT, _MPNET):
     # transformers would initialize it at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
-    unused = {f"{_POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
-  return {**tensors.to_tensors(architecture.rows(exported), arrays), **unused}
+    unused = {f"pooler.dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
+  return {**tensors.to_tensors(architecture.table.rows(exported), arrays), **unused}
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
@@ -898,7 +829,7 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
   exported = exported_config(config)
   stored = open_tensors(folder)
   padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
-  params = tensors.to_parameters(of(exported)[0].rows(exported), stored)
+  params = tensors.to_parameters(of(exported)[0].table.rows(exported), stored)
   params[tensors.TOKEN_TABLE] = swapped(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
     # No token reads the rows before the first position.
@@ -910,14 +841,12 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
   """Returns, for each layer after the pooling, the tensors of its module, if it has any."""
   rows = []
-  for (name, layer), inputs in zip(network.layers.items(), network.widths, strict=False):
-    table: Table = ()
+  for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):
-      table = dense("linear", name, "features", "inputs", bias=layer.bias)
-    elif isinstance(layer, sentence_encoder.LayerNorm):
-      table = norm("norm", name, "inputs")
-    sizes = {"inputs": inputs, "features": getattr(layer, "features", inputs)}
-    rows.append(tensors.expand(table, sizes))
+      rows.append(tensors.dense("linear", (layer.features, width), name, bias=layer.bias))
+    else:
+      has_norm = isinstance(layer, sentence_encoder.LayerNorm)
+      rows.append(tensors.norm("norm", width, name) if has_norm else [])
   return rows
 
 

@@ -1,6 +1,6 @@
 """Normalizes and filters pairs of texts, and finds sentences of evaluation sets among them.
 
-    sentences = EvaluationSentences.of(evaluation_texts.iter_texts(BENCHMARKS.values(), "/data"))
+    sentences = EvaluationSentences.of(benchmarks.held_out_texts(BENCHMARKS.values(), "/data"))
     sentences.sets(sentence_key("Hello, world!"))  # ("tatoeba",), or () if in no set
 
 Sentences are compared without case, punctuation and spaces (`text_key`). Texts without letters and
@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from vmsst.io import text_fields
+from vmsst.io import text_files
 from vmsst.languages import Language
 
 EMPTY = "empty"
@@ -141,7 +141,7 @@ class Cleaner:
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
     source, target = normalize(source), normalize(target)
-    if text_fields.is_blank(source) or text_fields.is_blank(target):
+    if text_files.is_blank(source) or text_files.is_blank(target):
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
       return ENCODING

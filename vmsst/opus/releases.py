@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, checksums, manifest
+from vmsst.io import archives, input_files, manifest
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -66,7 +66,7 @@ class Release:
   @functools.cached_property
   def identity(self) -> str:
     """Hash of the contents of the files, which are read once."""
-    return manifest.digest([checksums.of_file(path) for path in self.paths])
+    return manifest.digest([input_files.sha256(path) for path in self.paths])
 
 
 def ordered(first: Language, second: Language) -> tuple[Language, Language]:

@@ -10,25 +10,19 @@ import numpy as np
 from absl import logging
 
 from vmsst import storage
+from vmsst.errors import InputError
 from vmsst.formats import t5x
 from vmsst.jobs import outputs
-from vmsst.train import checkpoints
 
 Scalars = Mapping[str, float]
 
 
 class BaseAction(abc.ABC):
-  """Sees new metrics and may stop the training.
-
-  Attributes:
-    failure: Message if the run failed: the run then ends with it, without saving its state.
-  """
-
-  failure: str | None = None
+  """Sees new metrics and may stop the training."""
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop."""
+    """Returns whether to stop; raises an exception if the run failed, to end it without saving."""
 
 
 def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
@@ -94,9 +88,9 @@ class KeepBestAction(BaseAction):
     value = _watched(metrics_by_task, *self._metric)
     if value is None or not np.isfinite(value):
       return False
-    name = f"{checkpoints.PREFIX}_{int(train_state.step)}"
+    name = f"checkpoint_{int(train_state.step)}"
     metric, best = "/".join(self._metric), t5x.read_best(self._model_dir)
-    complete = {path.name for path in checkpoints.all_checkpoints(self._model_dir)}
+    complete = {path.name for path in t5x.all_checkpoints(self._model_dir)}
     # A run that was killed may have named this checkpoint, or one that was never complete.
     if best and (best.get("metric") != metric or best["checkpoint"] not in complete - {name}):
       best = None
@@ -107,7 +101,7 @@ class KeepBestAction(BaseAction):
 
 
 class TerminateOnNanAction(BaseAction):
-  """Stops when a metric is NaN or infinite.
+  """Ends the run with an error when a metric is NaN or infinite.
 
   Args:
     task: Name of the task; "train" is the training itself.
@@ -118,12 +112,11 @@ class TerminateOnNanAction(BaseAction):
     self._task, self._metric = task, metric
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether the metric is not finite."""
+    """Returns False, or raises InputError."""
     value = _watched(metrics_by_task, self._task, self._metric)
-    if value is None or np.isfinite(value):
-      return False
-    self.failure = (
-      f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
-      "the last checkpoint is from before. Lower the learning rate or check the data"
-    )
-    return True
+    if value is not None and not np.isfinite(value):
+      raise InputError(
+        f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
+        "the last checkpoint is from before. Lower the learning rate or check the data"
+      )
+    return False

@@ -25,11 +25,9 @@ from vmsst import storage
 from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import t5x, tensors
-from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
-PREFIX = "checkpoint"
 _DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
 
 AssignmentMap = Sequence[tuple[str, str | None]]
@@ -86,44 +84,25 @@ class CheckpointConfig:
   restore: RestoreCheckpointConfig | None = None
 
 
-def checkpoint_step(path: str | os.PathLike[str]) -> int:
-  """Returns the step in a checkpoint's name."""
-  return int(epath.Path(path).name.removeprefix(f"{PREFIX}_"))
-
-
-def all_checkpoints(folder: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the complete checkpoints in `folder`, sorted by step."""
-  return [path for path in _folders(folder) if t5x.is_complete(path)]
-
-
-def _folders(folder: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the paths in `folder` with the name of a checkpoint, sorted by step."""
-  root = epath.Path(storage.path(folder))
-  folders = [root / name for name in storage.names(root) if re.fullmatch(rf"{PREFIX}_\d+", name)]
-  return sorted(folders, key=checkpoint_step)
-
-
 def newest_intact(model_dir: str) -> epath.Path | None:
   """Returns the checkpoint to resume from: the newest intact one in `model_dir`, or None.
 
   Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
 
   Raises:
-    InputError: All checkpoints are damaged, or one is in a format that only upstream T5X reads.
+    InputError: All checkpoints are damaged.
   """
   step = -1
   if jax.process_index() == 0:
     damaged: dict[epath.Path, str] = {}
-    for path in reversed(_folders(model_dir)):
-      problem: str | None = "it has no folder state"
+    for path in reversed(t5x.folders(model_dir)):
+      problem: str | None = "it has no folder state, such as T5X's checkpoints before Orbax"
       if t5x.is_complete(path):
-        problem = checksums.damage(path)
-      else:
-        t5x.refuse_legacy(path)
-        if storage.is_url(path):
-          continue  # It is being written, or `CheckpointManager` removes it.
+        problem = t5x.damage(path)
+      elif storage.is_url(path):
+        continue  # It is being written, or `CheckpointManager` removes it.
       if problem is None:
-        step = checkpoint_step(path)
+        step = t5x.step_of(path)
         break
       damaged[path] = problem
     if damaged and step < 0:
@@ -139,7 +118,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
       logging.warning("%s is damaged: %s. Renamed to %s.", path, problem, aside.name)
   if jax.process_count() > 1:
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
-  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"{PREFIX}_{step}"
+  return None if step < 0 else epath.Path(storage.path(model_dir)) / f"checkpoint_{step}"
 
 
 def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
@@ -157,15 +136,14 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
-      if not (inside := all_checkpoints(path)):
-        t5x.refuse_legacy(path)
+      inside = t5x.all_checkpoints(path)
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   if not checkpoints:
     raise InputError(
       f"no checkpoint_<step> in {cfg.path}; set another RestoreCheckpointConfig.path"
     )
   for path in checkpoints if jax.process_index() == 0 else ():
-    problem = checksums.damage(path) if (path / "state").is_dir() else None
+    problem = t5x.damage(path) if (path / "state").is_dir() else None
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return checkpoints
@@ -349,7 +327,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax did not finish {state} before {directory}")
-      checksums.write(checkpoint, {"state": state, "dataset": directory})
+      t5x.write_checksums(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
     raise NotImplementedError("read with DataState.read_from")
@@ -372,7 +350,7 @@ class _NewestAndBest(checkpoint_managers.PreservationPolicy):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
     best = (t5x.read_best(self.model_dir) or {}).get("checkpoint")
     first = len(checkpoints) - self.newest
-    return [n >= first or f"{PREFIX}_{info.step}" == best for n, info in enumerate(checkpoints)]
+    return [n >= first or f"checkpoint_{info.step}" == best for n, info in enumerate(checkpoints)]
 
 
 class CheckpointManager:
@@ -384,7 +362,7 @@ class CheckpointManager:
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
-    self._model_dir = epath.Path(storage.path(model_dir))
+    self._model_dir = model_dir
     self._cfg = cfg
     self._failed = False
     t5x.silence_orbax()
@@ -393,12 +371,12 @@ class CheckpointManager:
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)
     if in_store and jax.process_index() == 0:
-      t5x.prepare(_folders(model_dir))
+      t5x.prepare(model_dir)
     self._manager = ocp.CheckpointManager(
       model_dir,
       handler_registry=handlers,
       options=ocp.CheckpointManagerOptions(
-        step_prefix=PREFIX,
+        step_prefix="checkpoint",
         preservation_policy=_NewestAndBest(model_dir, cfg.keep) if cfg.keep else None,
         create=True,
         enable_async_checkpointing=True,
@@ -445,12 +423,8 @@ class CheckpointManager:
       yield
     except Exception as error:
       self._failed = True
-      done = all_checkpoints(self._model_dir)
-      newest = (
-        f"resume from the newest, {done[-1].name}" if done else "start over: there is none yet"
-      )
       reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
       raise InputError(
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
-        f"same command to {newest}"
+        "same command to resume from the newest one"
       ) from error

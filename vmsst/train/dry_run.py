@@ -1,7 +1,9 @@
-"""`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters."""
+"""`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters.
+
+With `--topology=h100:8`, the devices need not be there.
+"""
 
 import functools
-import inspect
 import json
 import math
 import os
@@ -19,30 +21,20 @@ from jax.extend import core
 
 from vmsst.data import vocabularies
 from vmsst.errors import InputError
-from vmsst.train import checkpoints, gin_utils, partitioning, progress, train_state
+from vmsst.train import checkpoints, gin_utils, input_pipeline, partitioning, train_state
 from vmsst.train import train as train_lib
+from vmsst.train import trainer as trainer_lib
 
 _LARGE_BYTES = 1 << 20
-_NUMBER = re.compile(r"_\d+")  # layers are listed together
 
 
 def forget_data() -> None:
   """Rebinds data and folders in the parsed gin configuration, so that none need exist."""
-  bindings = gin_utils.bindings()
   with gin.unlock_config():
     for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "actions"):
       gin.bind_parameter(f"__main__.train.{name}", None)
     gin.bind_parameter("__main__.train.model_dir", os.devnull)
-    # Steps may be counted in the data.
-    for scope, selector, name in (
-      ("", "__main__.train", "eval_period"),
-      ("TRAIN_STEPS", "gin.macro", "value"),
-    ):
-      try:
-        gin_utils.literal(bindings.get((scope, selector), {}).get(name, gin.REQUIRED))
-      except gin_utils.UnknownValueError:
-        gin.bind_parameter((scope, selector, name), 1)
-    for scope, selector in list(bindings):
+    for scope, selector in list(gin_utils.bindings()):
       if selector == "t5x.utils.CheckpointConfig":
         gin.bind_parameter((scope, selector, "save"), None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
@@ -51,227 +43,166 @@ def forget_data() -> None:
       gin.bind_parameter(f"{name}/gin.macro.value", None)
     # A loss may look up a token id; the sizes do not depend on it.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
+    # Steps may be counted in the data.
+    gin.bind_parameter("TRAIN_STEPS/gin.macro.value", 1000)
+    gin.bind_parameter("__main__.train.eval_period", 0)
 
 
 def train_function(with_memory: bool) -> Callable[..., None]:
-  """Returns a replacement of the training function, which prints sizes, shardings and FLOPs.
-
-  The last line it prints is JSON: `parameters`, `parameters_by_module`, `flops_per_step` (of
-  matmuls, forward and backward) and `bytes_per_device` (parameters, optimizer state, gradients and
-  batch, without activations).
+  """Returns a replacement of the training function: prints a report, and its numbers as JSON.
 
   Args:
-    with_memory: Also compile the step and report the memory that XLA allocates on each device. The
-      JSON then has `peak_bytes_per_device`, the total memory of a step. Compiling takes minutes for
-      deep models. A program that does not fit raises InputError.
+    with_memory: See `report`.
   """
 
   @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
-  def train(**given: Any) -> None:
-    try:
-      inspect.signature(train_lib.train).bind(**given)
-    except TypeError as error:
-      raise InputError(f"train: {error}; add a gin file or binding that sets it") from None
-    model, cfg = given["model"], given["train_dataset_cfg"]
-    step = Step(model, cfg, given["partitioner"], given["trainer_cls"], given["total_steps"])
-    report = describe(step, given["checkpoint_cfg"].restore)
-    print(report.pop("text"), flush=True)
-    if with_memory:
-      report |= memory(step)
-      print(report.pop("text"))
-    print(json.dumps(report))
+  def train(*, model, train_dataset_cfg, partitioner, trainer_cls, checkpoint_cfg, **_):
+    arguments = (model, train_dataset_cfg, partitioner, trainer_cls, checkpoint_cfg.restore)
+    print(json.dumps(report(*arguments, with_memory=with_memory)))
 
   return train
 
 
-class Step:
-  """A training step of abstract arrays.
+def report(
+  model: Any,
+  cfg: input_pipeline.DatasetConfig,
+  partitioner: partitioning.PjitPartitioner,
+  trainer_cls: Callable[..., trainer_lib.Trainer],
+  initial: checkpoints.RestoreCheckpointConfig | None = None,
+  *,
+  with_memory: bool = False,
+) -> dict[str, Any]:
+  """Prints sizes, shardings and FLOPs of a training step of abstract arrays.
 
   Args:
     model: The model.
-    cfg: The training data.
+    cfg: The training data; only its lengths are read.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
-    total_steps: Last step of the run.
+    initial: What the run starts from.
+    with_memory: Also compile the step, and report the memory that XLA allocates on each device.
+      Compiling takes minutes for deep models.
 
-  Attributes:
-    partitioner: The mesh.
-    batch_size: Examples in a global batch.
-    batch: Shapes of a global batch, from the feature lengths alone.
-    state: Shapes of the train state.
-    axes: PartitionSpecs of the train state.
-    function: (train_state, batch) -> (train_state, metrics) on the mesh.
-
-  Raises:
-    InputError: The batch cannot be divided over the mesh, or the trainer refuses the run.
-  """
-
-  def __init__(
-    self,
-    model: Any,
-    cfg: Any,
-    partitioner: partitioning.PjitPartitioner,
-    trainer_cls: Any,
-    total_steps: int,
-  ):
-    self.partitioner = partitioner
-    self.batch_size = partitioner.get_data_layout(cfg.batch_size).batch_size
-    converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
-    lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
-    self.batch = {  # of several texts per row, the length is (texts, tokens)
-      name: jax.ShapeDtypeStruct(
-        (cfg.batch_size, *(length if isinstance(length, tuple) else (length,))), jnp.int32
-      )
-      for name, length in lengths.items()
-    }
-    initializer = train_state.TrainStateInitializer(
-      optimizer_def=model.optimizer_def,
-      init_fn=model.get_initial_variables,
-      input_shapes={name: value.shape for name, value in self.batch.items()},
-      input_types={name: value.dtype for name, value in self.batch.items()},
-      partitioner=partitioner,
-    )
-    self.state = initializer.global_train_state_shape
-    self.axes = initializer.train_state_axes
-    trainer = trainer_cls(
-      model=model,
-      train_state=self.state,
-      partitioner=partitioner,
-      eval_names=[],
-      summary_dir=None,
-      train_state_axes=self.axes,
-      rng=jax.random.PRNGKey(0),
-    )
-    trainer.close()
-    trainer.check(self.batch_size, total_steps)
-    self.function = trainer._partitioned_train_step
-
-
-def describe(
-  step: Step, initial: checkpoints.RestoreCheckpointConfig | None = None
-) -> dict[str, Any]:
-  """Returns the numbers of the JSON line, and the report as `text`.
+  Returns:
+    `parameters`, `flops_per_step` (of matmuls, forward and backward), `bytes_per_device`
+    (parameters, optimizer state, gradients and batch, without activations) and, with memory,
+    `peak_bytes_per_device`, the total memory of a step.
 
   Raises:
-    InputError: The run would refuse the checkpoint to start from.
+    InputError: The run would refuse the batch size or the checkpoint, or the devices are too small.
   """
-  partitioner = step.partitioner
+  mesh = partitioner.mesh
+  hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
+  batch_size = cfg.batch_size
+  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
+  converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
+  lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
+  batch = {  # of several texts per row, the length is (texts, tokens)
+    name: jax.ShapeDtypeStruct(
+      (batch_size, *(length if isinstance(length, tuple) else (length,))), jnp.int32
+    )
+    for name, length in lengths.items()
+  }
+  initializer = train_state.TrainStateInitializer(
+    optimizer_def=model.optimizer_def,
+    init_fn=model.get_initial_variables,
+    input_shapes={name: value.shape for name, value in batch.items()},
+    input_types={name: value.dtype for name, value in batch.items()},
+    partitioner=partitioner,
+  )
+  state, axes = initializer.global_train_state_shape, initializer.train_state_axes
+  trainer = trainer_cls(
+    model=model,
+    train_state=state,
+    partitioner=partitioner,
+    eval_names=[],
+    summary_dir=None,
+    train_state_axes=axes,
+    rng=jax.random.PRNGKey(0),
+  )
+  trainer.check(batch_size)
+  step = trainer._partitioned_train_step
   if initial is not None and initial.path:
     path = checkpoints.find_checkpoint(initial)
     checkpoints.find_arrays(
       path,
       checkpoints.stored_arrays(path),
-      step.state.state_dict(),
+      state.state_dict(),
       initial.assignment_map,
       may_lack=initial.fallback_to_scratch,
     )
-  arrays = traverse_util.flatten_dict(step.state.state_dict(), sep="/")
-  shardings = traverse_util.flatten_dict(partitioner.shardings(step.axes).state_dict(), sep="/")
 
   def local_bytes(array: Any, sharding: Any) -> int:
     return math.prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
+  arrays = traverse_util.flatten_dict(state.state_dict(), sep="/")
+  shardings = traverse_util.flatten_dict(partitioner.shardings(axes).state_dict(), sep="/")
   array_bytes = {name: local_bytes(array, shardings[name]) for name, array in arrays.items()}
-  parameters = {
-    name.removeprefix("target/"): math.prod(array.shape)
-    for name, array in arrays.items()
-    if name.startswith("target/")
-  }
-  modules: dict[str, int] = {}
-  for name, count in parameters.items():
-    modules[_module(name)] = modules.get(_module(name), 0) + count
-  parameter_bytes = sum(array_bytes[f"target/{name}"] for name in parameters)
+  of_model = [name for name in arrays if name.startswith("target/")]
+  parameters = sum(math.prod(arrays[name].shape) for name in of_model)
+  parameter_bytes = sum(array_bytes[name] for name in of_model)
   state_bytes = sum(array_bytes.values()) - parameter_bytes
-  batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in step.batch.values())
+  batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in batch.values())
   with partitioner.context():
-    jaxpr = jax.make_jaxpr(step.function.function)(step.state, step.batch)
-  flops = matmul_flops(jaxpr.jaxpr)
-  large: dict[tuple[str, ...], list[int]] = {}
+    flops = matmul_flops(jax.make_jaxpr(step.function)(state, batch).jaxpr)
+  large: dict[str, list[str]] = {}  # layers are listed together
   for name, array in sorted(arrays.items()):
     if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
-      group = (_NUMBER.sub("_*", name), str(list(array.shape)), str(shardings[name].spec))
-      large.setdefault(group, []).append(array_bytes[name])
-  lines = [
-    f"mesh: data={partitioner.mesh.shape['data']} model={partitioner.mesh.shape['model']} "
-    f"({partitioner.mesh.size} {partitioner.mesh.devices.flat[0].device_kind} devices)",
-    f"batch: {step.batch_size} examples, "
-    + ", ".join(f"{n} {list(v.shape)}" for n, v in step.batch.items()),
-    "",
-    progress.table("parameters", ["count"], {n: [c] for n, c in sorted(modules.items())}),
-    f"total {sum(modules.values()):,}",
-    "",
-    f"arrays of at least {_LARGE_BYTES >> 20} MiB: shape, sharding, MiB per device",
-    *(
-      f"  {name}  {shape}  {spec}  {sizes[0] / 2**20:.1f}"
-      + (f" (x {len(sizes)})" if len(sizes) > 1 else "")
-      for (name, shape, spec), sizes in large.items()
-    ),
-    "",
+      line = f"{re.sub('_[0-9]+', '_*', name)}  {list(array.shape)}  {shardings[name].spec}"
+      large.setdefault(line, []).append(_mib(array_bytes[name]))
+  print(f"mesh: data={mesh.shape['data']} model={mesh.shape['model']} ({hardware} devices)")
+  print(f"batch: {batch_size} examples,", ", ".join(f"{n} {[*x.shape]}" for n, x in batch.items()))
+  print(f"parameters: {parameters:,}")
+  print(f"arrays of at least {_mib(_LARGE_BYTES)}: shape, sharding, size per device")
+  for line, sizes in large.items():
+    print(f"  {len(sizes)} x {line}  {sizes[0]}")
+  print(
     f"per device: parameters {_mib(parameter_bytes)}, optimizer {_mib(state_bytes)}, "
-    f"gradients {_mib(parameter_bytes)}, batch {_mib(batch_bytes)}",
-    f"matmuls per step: {flops:.3e} FLOPs",
-  ]
-  return {
-    "text": "\n".join(lines),
-    "parameters": sum(modules.values()),
-    "parameters_by_module": modules,
+    f"gradients {_mib(parameter_bytes)}, batch {_mib(batch_bytes)}"
+  )
+  print(f"matmuls per step: {flops:.3e} FLOPs", flush=True)
+  numbers = {
+    "parameters": parameters,
     "flops_per_step": flops,
     "bytes_per_device": 2 * parameter_bytes + state_bytes + batch_bytes,
   }
+  if with_memory:
+    memory = _compile(step.lower(state, batch), hardware).memory_analysis()
+    parts = {
+      "arguments": memory.argument_size_in_bytes,
+      "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+      "temporary": memory.temp_size_in_bytes,
+    }
+    # Backends that do not report the peak return less than the arguments.
+    peak = memory.peak_memory_in_bytes
+    peak = peak if peak > parts["arguments"] else sum(parts.values())
+    shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
+    print(f"compiled for {hardware}, per device: {shown}; peak {_mib(peak)}")
+    numbers["peak_bytes_per_device"] = peak
+  return numbers
 
 
 def _mib(size: int) -> str:
   return f"{size / 2**20:.1f} MiB"
 
 
-def _module(name: str) -> str:
-  """Returns the first two parts of a parameter's path: a module, and a layer or part of it."""
-  parts = name.split("/")
-  return "/".join(parts[: min(2, len(parts) - 1)])
-
-
-def memory(step: Step) -> dict[str, Any]:
-  """Returns the memory of the compiled step on each device, by XLA's analysis; also as `text`.
-
-  Raises:
-    InputError: The devices' memory is too small.
-  """
-  mesh = step.partitioner.mesh
-  devices = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
-  lowered = step.function.lower(step.state, step.batch)
+def _compile(lowered: Any, hardware: str) -> Any:
+  """Returns a compiled step; raises InputError if the memory of the devices is too small."""
   try:
-    compiled = _compile(lowered)
+    try:
+      return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+      if "output tile sizes" not in str(error):
+        raise
+      # Without the GPU, XLA's Triton matmuls need multiples of 16 rows.
+      return lowered.compile({"xla_gpu_enable_triton_gemm": False})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise InputError(
-      f"a step does not fit {devices}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
+      f"a step does not fit {hardware}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
       "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
     ) from None
-  analysis: Any = compiled.memory_analysis()
-  parts = {
-    "arguments": analysis.argument_size_in_bytes,
-    "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-    "temporary": analysis.temp_size_in_bytes,
-  }
-  # Backends that do not report the peak return less than the arguments.
-  peak = analysis.peak_memory_in_bytes
-  peak = peak if peak > parts["arguments"] else sum(parts.values())
-  shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
-  return {
-    "text": f"compiled for {devices}, per device: {shown}; peak {_mib(peak)}",
-    "peak_bytes_per_device": peak,
-  }
-
-
-def _compile(lowered: Any) -> Any:
-  try:
-    return lowered.compile()
-  except jax.errors.JaxRuntimeError as error:
-    if "output tile sizes" not in str(error):
-      raise
-  # Without the GPU, XLA's Triton matmuls need multiples of 16 rows.
-  return lowered.compile({"xla_gpu_enable_triton_gemm": False})
 
 
 def matmul_flops(jaxpr: Any) -> float:

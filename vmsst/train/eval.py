@@ -18,7 +18,6 @@ from vmsst.train import (
   inference,
   input_pipeline,
   partitioning,
-  progress,
   summaries,
 )
 from vmsst.train import model_dir as model_dir_lib
@@ -78,37 +77,27 @@ class InferenceEvaluator:
     """Shape of every model feature of one example."""
     return self._evaluator.model_feature_shapes
 
-  def _infer_fn(self, method: str, train_state_axes: Any) -> Any:
-    """Returns the inference function of a model method, created on first use."""
-
-    def infer(dataset: Any, **arguments: Any) -> Any:
-      if method not in self._infer_fns:
-        self._infer_fns[method] = inference.get_infer_fn(
-          infer_step=getattr(self._model, method),
-          batch_size=self._cfg.batch_size,
-          train_state_axes=train_state_axes,
-          partitioner=self._partitioner,
-        )
-      return self._infer_fns[method](dataset, **arguments)
-
-    return infer
-
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
     """Runs the model on every task; returns the metrics by task.
 
     Each process runs the model on its rows of every batch. The first process computes the metrics.
     The others wait for it, since later collectives time out, and get none.
     """
+
+    def infer(method: str, dataset: Any, rng: Any = None) -> Any:
+      if method not in self._infer_fns:  # The model may lack methods that no task uses.
+        self._infer_fns[method] = inference.get_infer_fn(
+          getattr(self._model, method), self._cfg.batch_size, train_state_axes, self._partitioner
+        )
+      return self._infer_fns[method](dataset, train_state, rng)
+
     key = jax.random.PRNGKey(0)
-    predict = self._infer_fn("predict_batch", train_state_axes)
-    predict_with_aux = self._infer_fn("predict_batch_with_aux", train_state_axes)
-    score = self._infer_fn("score_batch", train_state_axes)
     metrics, _ = self._evaluator.evaluate(
       compute_metrics=jax.process_index() == 0,
       step=int(train_state.step),
-      predict_fn=functools.partial(predict, train_state=train_state, rng=key),
-      predict_with_aux_fn=functools.partial(predict_with_aux, train_state=train_state, rng=key),
-      score_fn=functools.partial(score, train_state=train_state),
+      predict_fn=functools.partial(infer, "predict_batch", rng=key),
+      predict_with_aux_fn=functools.partial(infer, "predict_batch_with_aux", rng=key),
+      score_fn=functools.partial(infer, "score_batch"),
     )
     results = metrics.result() or {}
     if self._logs is not None and jax.process_index() == 0:
@@ -168,12 +157,10 @@ def evaluate(
       state = initializer.from_checkpoint(path, restore_checkpoint_cfg)
       if not results:
         summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
-        train_state_lib.write_model_info(
-          output_dir, initializer.global_train_state_shape, initializer.train_state_axes
-        )
+        initializer.write_model_info(output_dir)
       step = int(state.step)
       results[step] = evaluator.evaluate(state, initializer.train_state_axes)
-      log = progress.EvaluationLog()
+      log = summaries.EvaluationLog()
       log.add(step, results[step])
       log.print_tables()
     evaluator.close()

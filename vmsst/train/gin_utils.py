@@ -17,7 +17,6 @@ import math
 import os
 import re
 import sys
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TextIO
@@ -32,19 +31,6 @@ from vmsst.io import input_files
 from vmsst.jobs import outputs
 
 _RUNTIME = "vmsst.train"
-# Raised by gin for errors in a file or a binding.
-_UNPARSED = (
-  OSError,
-  ValueError,
-  SyntaxError,
-  tokenize.TokenError,
-  ImportError,
-  AttributeError,
-  NameError,
-  TypeError,
-  RecursionError,
-  MemoryError,
-)
 
 
 def _is_in_store(path: str) -> bool:
@@ -112,9 +98,8 @@ def parse_gin_flags(
   for binding in gin_bindings:
     name = binding.split("=", 1)[0].strip()
     if re.fullmatch(r"\w+", name) and name not in macros:
-      upper = {macro.upper(): macro for macro in macros}
-      nearest = difflib.get_close_matches(name.upper(), upper, n=3, cutoff=0.5)
-      suggestion = f"; did you mean {' or '.join(upper[x] for x in nearest)}?" if nearest else ""
+      nearest = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
+      suggestion = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
     with _explained(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
@@ -137,38 +122,28 @@ def unset_macros() -> list[str]:
   ]
 
 
-class UnknownValueError(Exception):
-  """A value depends on a reference that is only called when the configuration is used."""
-
-
-def literal(bound: Any) -> Any:
+def _literal(bound: Any) -> Any:
   """Returns a bound value with the values of its macros.
 
   Raises:
-    UnknownValueError: It depends on a function that is called later.
+    LookupError: It has no value, or depends on a function that is called later.
   """
   if isinstance(bound, Mapping):
-    return {key: literal(value) for key, value in bound.items()}
+    return {key: _literal(value) for key, value in bound.items()}
   if isinstance(bound, list | tuple | set):
-    return type(bound)(map(literal, bound))
-  if bound is gin.REQUIRED:
-    raise UnknownValueError
-  if not isinstance(bound, gin.config.ConfigurableReference):
-    return bound
-  if bound.selector == "gin.macro":
-    values = bindings().get(("/".join(bound.scopes), "gin.macro"), {})
-    return literal(values.get("value", gin.REQUIRED))
-  if bound.evaluate:
-    raise UnknownValueError
-  return bound.configurable.wrapped
+    return type(bound)(map(_literal, bound))
+  if isinstance(bound, gin.config.ConfigurableReference) and bound.selector == "gin.macro":
+    return _literal(bindings()["/".join(bound.scopes), "gin.macro"]["value"])
+  if bound is gin.REQUIRED or getattr(bound, "evaluate", False):
+    raise LookupError
+  return bound.configurable.wrapped if hasattr(bound, "configurable") else bound
 
 
 def _check_types() -> None:
   """Checks the values of all bindings against the annotations of their parameters.
 
   Raises:
-    InputError: A value has another type, or refers to itself; the message names the parameter and
-      its macro.
+    InputError: A value has another type, or refers to itself; the message names the parameter.
   """
   for (scope, selector), bound_parameters in bindings().items():
     parameters: Mapping[str, inspect.Parameter] = {}
@@ -187,7 +162,7 @@ def _check_types() -> None:
       elif isinstance(bound, gin.config.ConfigurableReference):
         label += f" ({'/'.join(bound.scopes)})"
       try:
-        value = literal(bound)
+        value = _literal(bound)
         if parameter is None or parameter.annotation is parameter.empty:
           continue
         if value is not parameter.default:
@@ -198,13 +173,13 @@ def _check_types() -> None:
         raise InputError(f"{label}: the value refers to itself; set it to another one") from None
       except msgspec.ValidationError as error:
         raise InputError(f"{label} is {value!r}: {error}") from None
-      except (UnknownValueError, TypeError):
+      except (LookupError, TypeError):
         continue  # the value is not known yet, or msgspec does not check this type
 
 
 @contextlib.contextmanager
 def _explained(source: str, hint: str = "") -> Iterator[None]:
-  """Turns an error of gin into one line, with the place in an included file.
+  """Turns an error of gin, or of a module that it imports, into one line.
 
   Args:
     source: A gin file or a binding.
@@ -212,17 +187,12 @@ def _explained(source: str, hint: str = "") -> Iterator[None]:
   """
   try:
     yield
-  except _UNPARSED as error:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = lines[0] if lines else type(error).__name__
-    message += "".join(f" ({line})" for line in lines[1:] if line.startswith("In file"))
+  except Exception as error:
+    first, *others = str(error).splitlines() or [type(error).__name__]
     if isinstance(error, SyntaxError):
-      reason = re.sub(r"<ast\.\w+ object at 0x\w+>", "", " ".join(error.msg.split()))
-      text = (error.text or "").strip()
-      message = f"line {error.lineno}: cannot parse {text!r} ({reason}){hint}"
-    elif isinstance(error, tokenize.TokenError) and len(error.args) > 1:
-      message = f"line {error.args[1][0]}: {error.args[0]}{hint}"
-    raise InputError(f"{source}: {message}") from error
+      first = f"line {error.lineno}: cannot parse {(error.text or '').strip()!r}{hint}"
+    places = [f" ({line.strip()})" for line in others if line.strip().startswith("In file")]
+    raise InputError(f"{source}: {first}{''.join(places)}") from error
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -5,7 +5,6 @@ map each name to a mesh axis or to None (replicated).
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -64,21 +63,6 @@ def standard_logical_axis_rules(
     rules.append(("embed", None))
   replicated = ("relpos_buckets", "abspos_buckets", "length", "layers", "stack", "mlp_activations")
   return [*rules, *((name, None) for name in replicated), *(additional_rules or ())]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataLayout:
-  """How processes share the global batch.
-
-  Attributes:
-    batch_size: Examples in the global batch.
-    shard_id: The shard of the data that this process reads.
-    num_shards: Number of shards.
-  """
-
-  batch_size: int
-  shard_id: int
-  num_shards: int
 
 
 class PartitionedFunction:
@@ -148,8 +132,11 @@ class PjitPartitioner:
     """The sharding of batches: rows over the `data` axis."""
     return NamedSharding(self.mesh, self.data_partition_spec)
 
-  def get_data_layout(self, batch_size: int) -> DataLayout:
-    """Returns this process's share of a global batch of `batch_size` examples.
+  def data_shard(self, batch_size: int) -> tuple[int, int]:
+    """Returns the shard of the data that this process reads, and the number of shards.
+
+    Args:
+      batch_size: Examples in the global batch.
 
     Raises:
       InputError: The batch size is not divisible by the data axis.
@@ -166,7 +153,7 @@ class PjitPartitioner:
       rows.setdefault(device.process_index, set()).add(row)
     parts = sorted({tuple(sorted(part)) for part in rows.values()})
     mine = tuple(sorted(rows[jax.process_index()]))
-    return DataLayout(batch_size, shard_id=parts.index(mine), num_shards=len(parts))
+    return parts.index(mine), len(parts)
 
   def get_mesh_axes(self, train_state: Any) -> Any:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
@@ -207,7 +194,6 @@ class PjitPartitioner:
     fn: Callable[..., Any],
     in_axis_resources: Any,
     out_axis_resources: Any,
-    static_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
   ) -> PartitionedFunction:
     """Returns `fn` jitted for the mesh; resources are PartitionSpec trees (None: replicated)."""
@@ -215,7 +201,6 @@ class PjitPartitioner:
       fn,
       in_shardings=self.shardings(in_axis_resources),
       out_shardings=self.shardings(out_axis_resources),
-      static_argnums=static_argnums,
       donate_argnums=donate_argnums,
     )
     return PartitionedFunction(fn, jitted, self)

@@ -1,25 +1,35 @@
-"""Writes metrics to TensorBoard event files and to `metrics.jsonl`, files that grow.
+"""Reports the metrics of a run: to files, to Weights & Biases and on the terminal.
 
-Objects of a store cannot grow, and TensorFlow, which writes events, does not support all stores. So
-the files are local, and uploaded as a whole when they have changed.
+Files are TensorBoard's event files and `metrics.jsonl`, which grow. Objects of a store cannot grow,
+and TensorFlow, which writes events, does not support all stores. So the files are local, and
+uploaded as a whole when they have changed.
 """
 
 import json
+import math
 import os
 import pathlib
+import secrets
 import shutil
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import clu.metrics
 import jax
 import numpy as np
 
-from vmsst import storage
+from vmsst import errors, storage
+from vmsst.io import progress_bar
+from vmsst.jobs import outputs
+
+_LIVE_SECONDS = 0.5  # between changes of the live line
+_UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
+WANDB_ID_FILE = "wandb_run_id.txt"
+"""File in MODEL_DIR with the ID of its Weights & Biases run, which a resumed run continues."""
 
 
 class LogFolder:
@@ -63,9 +73,6 @@ class LogFolder:
       if path.is_file() and self._uploaded.get(name) != (version := storage.version(path)):
         storage.upload(path, f"{self._url}/{name}")
         self._uploaded[name] = version
-
-
-_UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
 
 
 def numbers(
@@ -155,3 +162,176 @@ class SummaryWriter:
       self._lines.close()
       self._logs.upload()
       self._folder = self._logs = self._events = self._lines = None
+
+
+def send_to_wandb(
+  model_dir: str,
+  summary_writer: Any,
+  step: int,
+  summarize_config_fn: Callable[..., None],
+  project: str = "vmsst",
+  name: str | None = None,
+) -> None:
+  """Begins or continues a Weights & Biases run, then calls another `summarize_config_fn`.
+
+  Metrics have the names of their TensorBoard folders, such as `train/loss`. The run's configuration
+  is `gin`, the whole gin configuration without credentials in addresses.
+
+  Args:
+    model_dir: Folder of the run, on a local disk.
+    summary_writer: TensorBoard writer of the runtime, which has written nothing so far.
+    step: Current step.
+    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+    project: Project, created if needed.
+    name: Display name of the run; None: the name of the folder.
+
+  Raises:
+    InputError: wandb is not installed, or `model_dir` is a URL.
+  """
+  if jax.process_index() == 0:
+    with errors.requires("wandb", "logging to Weights & Biases"):
+      import gin
+      import wandb
+      from wandb.integration import tensorboard
+    folder = model_dir.rstrip("/")
+    if storage.is_url(folder):
+      raise errors.InputError(
+        f"Weights & Biases cannot read metrics in {folder}; set a local MODEL_DIR, or remove "
+        "runs/wandb.gin"
+      )
+    path = storage.path(folder) / WANDB_ID_FILE
+    if not path.is_file():
+      outputs.write_text(path, secrets.token_hex(4))
+    tensorboard.patch(root_logdir=folder)
+    wandb.init(
+      project=project,
+      name=name or os.path.basename(folder),
+      id=path.read_text().strip(),
+      resume="allow",
+      dir=folder,
+      config={"gin": errors.without_credentials(gin.config_str())},
+    )
+  summarize_config_fn(model_dir, summary_writer, step)
+
+
+# --------------------------------------------------------------------------------------------
+# On the terminal
+
+
+def print_once(text: str) -> None:
+  """Prints a line, from the first process alone."""
+  if jax.process_index() == 0:
+    print(text, flush=True)
+
+
+class Progress(progress_bar.Bar):
+  """The progress of training: step, time, steps/s, loss, examples/s, tokens/s.
+
+  Updates one line in place on a terminal; writes a line every 15 seconds elsewhere.
+  """
+
+  def __init__(self, first_step: int, total_steps: int, batch_size: int):
+    """Shows nothing before the first update, and nothing except in the first process."""
+    self._batch_size = batch_size
+    self._metrics: Mapping[str, Any] = {}
+    super().__init__(
+      initial=first_step,
+      total=total_steps,
+      bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+      unit=" steps",
+      mininterval=_LIVE_SECONDS if sys.stderr.isatty() else progress_bar.LINE_SECONDS,
+      miniters=1,
+      delay=1e-9,
+      position=0,
+      disable=jax.process_index() != 0,
+      lines=True,
+    )
+
+  @property
+  def format_dict(self) -> dict[str, Any]:
+    """The parts of the line; reads the metrics, which waits for the devices."""
+    fields = super().format_dict
+    shown = {n: self._metrics[n] for n in ("loss", "tokens_per_example") if n in self._metrics}
+    values = numbers(shown, 1, 1.0)
+    done = self.n - self.initial
+    rate = fields["rate"] or (done / fields["elapsed"] if fields["elapsed"] else 0.0)
+    parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+    parts.append(f"{self.format_sizeof(rate * self._batch_size)} examples/s")
+    if "tokens_per_example" in values:
+      tokens = values["tokens_per_example"] * rate * self._batch_size
+      parts.append(f"{self.format_sizeof(tokens)} tokens/s")
+    return {**fields, "postfix": ", ".join(parts)}
+
+  def show(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Shows the finished `step` with its clu metrics, from time to time and at the last step."""
+    self._metrics = metrics
+    if not self.update(step - self.n) and step == self.total:
+      self.refresh()
+
+  def close(self) -> None:
+    """Shows nothing more."""
+    self.delay = math.inf
+    super().close()
+
+  def end_line(self, message: str = "") -> None:
+    """Ends the live line, for example for an evaluation; `unpause` continues with another."""
+    if not self.disable:
+      if sys.stderr.isatty() and self._metrics:
+        self.fp.write("\n")
+      if message:
+        print(message, file=self.fp, flush=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
+  """Returns numbers as aligned text, one line per row."""
+  cells = [[title, *columns]]
+  cells += [
+    [name, *("" if v is None else _number(v) for v in values)] for name, values in rows.items()
+  ]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  header, *lines = (
+    "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
+  )
+  return "\n".join([header, "-" * len(header), *lines])
+
+
+def _number(value: float) -> str:
+  if isinstance(value, int):
+    return f"{value:,}"
+  return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+class EvaluationLog:
+  """Keeps the metrics of every evaluation task, for a table."""
+
+  def __init__(self):
+    self._seen: dict[str, dict[int, dict[str, float]]] = {}
+
+  def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
+    """Records the metrics of an evaluation at `step`."""
+    for task, metrics in metrics_by_task.items():
+      numbers = {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
+      }
+      if numbers:
+        self._seen.setdefault(task, {})[step] = numbers
+
+  def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
+    """Prints a table for every task: metrics in rows; first, best and newest step in columns.
+
+    Args:
+      best: The best checkpoint, as `t5x.read_best` returns it; an earlier process may have
+        evaluated it.
+    """
+    best_step = None
+    if best is not None:
+      task, _, metric = best["metric"].partition("/")
+      best_step = int(best["checkpoint"].rpartition("_")[2])
+      self._seen.setdefault(task, {}).setdefault(best_step, {metric: best["value"]})
+    for task, seen in self._seen.items():
+      steps = [step for step in sorted(seen) if step in (min(seen), best_step, max(seen))]
+      columns = [f"step {step}{' (best)' if step == best_step else ''}" for step in steps]
+      rows = {name: [seen[step].get(name) for step in steps] for name in seen[steps[-1]]}
+      print_once(f"\n{table(task, columns, rows)}")

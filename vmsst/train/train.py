@@ -18,7 +18,7 @@ from vmsst.errors import InputError, check_choice
 from vmsst.formats import encoder_json, t5x
 from vmsst.io import manifest
 from vmsst.train import actions as actions_lib
-from vmsst.train import checkpoints, input_pipeline, partitioning, progress
+from vmsst.train import checkpoints, input_pipeline, partitioning, summaries
 from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
@@ -48,7 +48,6 @@ def train(
   inference_evaluator_cls: Callable[..., Any] | None = None,
   get_dataset_fn: Callable[..., Any] | None = None,
   actions: Mapping[str, Sequence[actions_lib.BaseAction]] | None = None,
-  train_eval_get_dataset_fn: Callable[..., Any] = input_pipeline.get_training_eval_datasets,
   run_eval_before_training: bool = False,
   on_sigterm: Callable[[], object] | None = None,
   evaluator: Any = None,
@@ -84,7 +83,6 @@ def train(
       converter.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"), which see the metrics and may
       stop the run.
-    train_eval_get_dataset_fn: Returns the data of the training evaluation.
     run_eval_before_training: Whether to evaluate before the first step too.
     on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
     evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
@@ -118,9 +116,9 @@ def train(
   if not (train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator):
     eval_period = 0
   began = time.time()
-  layout = partitioner.get_data_layout(train_dataset_cfg.batch_size)
-  shard = (layout.shard_id, layout.num_shards)
-  log = progress.EvaluationLog()
+  batch_size = train_dataset_cfg.batch_size
+  shard = partitioner.data_shard(batch_size)
+  log = summaries.EvaluationLog()
 
   def converter(**options: Any) -> Any:  # imports seqio
     return model.FEATURE_CONVERTER_CLS(**options)
@@ -144,7 +142,7 @@ def train(
     )
     train_eval_datasets: Mapping[str, Any] = {}
     if train_eval_dataset_cfg is not None:
-      train_eval_datasets = train_eval_get_dataset_fn(
+      train_eval_datasets = input_pipeline.get_training_eval_datasets(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
@@ -153,7 +151,7 @@ def train(
     initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
-      input_shapes={name: (layout.batch_size, *x.shape[1:]) for name, x in spec.items()},
+      input_shapes={name: (batch_size, *x.shape[1:]) for name, x in spec.items()},
       input_types={name: x.dtype for name, x in spec.items()},
       partitioner=partitioner,
     )
@@ -192,7 +190,7 @@ def train(
       )
     )
     del train_state  # the trainer donates it
-    trainer.check(layout.batch_size, total_steps)
+    trainer.check(batch_size)
     if infer_eval_dataset_cfg is not None:
       from vmsst.train import eval as eval_lib
 
@@ -205,31 +203,21 @@ def train(
     if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
     # After all that may fail, so that a mistake does not replace the files of the run.
-    train_state_lib.write_model_info(
-      model_dir, initializer.global_train_state_shape, initializer.train_state_axes
-    )
+    initializer.write_model_info(model_dir)
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
-    bar = progress.Progress(first_step, total_steps, layout.batch_size)
+    bar = summaries.Progress(first_step, total_steps, batch_size)
 
     def is_due(period: int) -> bool:
       return period > 0 and (step == total_steps or step % period == 0)
 
-    def first_not_finite() -> str:
-      number = trainer.first_not_finite
-      return f". The loss of step {number} is the first that is not finite" if number else ""
-
     def act(mode: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
       if todo := actions.get(mode):
-        stops, failure = False, ""
+        stops = False
         if jax.process_index() == 0:
           stops = any([action.run(trainer.train_state, metrics) for action in todo])
-          failure = next((action.failure for action in todo if action.failure), "")
         if jax.process_count() > 1:
-          stops, failed = multihost_utils.broadcast_one_to_all(np.asarray([stops, bool(failure)]))
-          failure = failure or ("an action failed; see the output of process 0" if failed else "")
-        if failure:
-          raise InputError(failure + first_not_finite())
+          stops = multihost_utils.broadcast_one_to_all(np.asarray(stops))
         trainer.stop_training |= bool(stops)
 
     def evaluate() -> None:
@@ -254,7 +242,6 @@ def train(
           raise InputError(
             f"the parameters are not finite after step {step}, so they are not saved; the last "
             "checkpoint is from before. Lower the learning rate or check the data"
-            + first_not_finite()
           )
         check_claim()
         trainer.train_writer.flush()  # a checkpoint never precedes the metrics of its steps
@@ -273,7 +260,7 @@ def train(
         plan = f"training to step {total_steps}"
         if step == total_steps:
           plan = f"already at the last step, {total_steps}: nothing to train"
-        progress.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
+        summaries.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
 
         periods = [period for period in (eval_period, save_period) if period]
         periods.append(stats_period or min([*periods, total_steps]))
@@ -299,7 +286,7 @@ def train(
     finally:
       log.print_tables(t5x.read_best(model_dir))
     if stop.signal:
-      progress.print_once(
+      summaries.print_once(
         f"Stopped by {stop.signal} at step {step}; rerun the same command to resume."
       )
     if stop.signal == "SIGINT":

@@ -7,13 +7,13 @@ Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.core
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 from flax import serialization, struct, traverse_util
 from flax.linen import partitioning as flax_partitioning
@@ -231,20 +231,19 @@ class TrainStateInitializer:
     )
     return shapes.restore_state(state)
 
-
-def write_model_info(folder: str, shapes: Any, axes: Any) -> None:
-  """Writes the arrays of a train state (names, shapes, axes) to `folder`/model-info.txt."""
-  if jax.process_index() != 0:
-    return
-  logical = traverse_util.flatten_dict(shapes.as_logical_axes().state_dict(), sep="/")
-  mesh = traverse_util.flatten_dict(axes.state_dict(), sep="/")
-  arrays = traverse_util.flatten_dict(shapes.state_dict(), sep="/")
-  lines = [
-    f"{name}  {array.dtype}{list(array.shape)}  axes={logical.get(name)}  mesh={mesh.get(name)}"
-    for name, array in sorted(arrays.items())
-  ]
-  parameters = sum(
-    int(np.prod(array.shape)) for name, array in arrays.items() if name.startswith("target/")
-  )
-  text = "\n".join([*lines, f"parameters: {parameters:,}", ""])
-  outputs.write_text(storage.path(folder) / "model-info.txt", text)
+  def write_model_info(self, folder: str) -> None:
+    """Writes the arrays of the state (names, shapes, axes) to `folder`/model-info.txt."""
+    if jax.process_index() != 0:
+      return
+    shapes = self.global_train_state_shape
+    logical, mesh, arrays = (
+      traverse_util.flatten_dict(state.state_dict(), sep="/")
+      for state in (shapes.as_logical_axes(), self.train_state_axes, shapes)
+    )
+    lines = [
+      f"{name}  {array.dtype}{list(array.shape)}  axes={logical.get(name)}  mesh={mesh.get(name)}"
+      for name, array in sorted(arrays.items())
+    ]
+    parameters = sum(math.prod(x.shape) for name, x in arrays.items() if name[:7] == "target/")
+    text = "\n".join([*lines, f"parameters: {parameters:,}", ""])
+    outputs.write_text(storage.path(folder) / "model-info.txt", text)

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from absl import logging
 from jax.sharding import PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.io import watchdog
-from vmsst.train import input_pipeline, partitioning, progress, summaries
+from vmsst.io import progress_bar
+from vmsst.train import input_pipeline, partitioning, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
   BaseAction,
   EarlyStoppingAction,
@@ -176,9 +177,6 @@ class Trainer:
     rng: Random key of the run; each step folds its number into it.
     learning_rate_fn: Returns the learning rate of a step.
     num_microbatches: Number of microbatches per batch; None for 1.
-
-  Attributes:
-    first_not_finite: The first step with a NaN or infinite loss, or None.
   """
 
   def __init__(
@@ -207,7 +205,7 @@ class Trainer:
     self.eval_writers = {
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
-    self.first_not_finite: int | None = None
+    self._all_finite = True
     self._make_sums: Callable[[], Any] | None = None
     self._start_time = time.time()
 
@@ -288,7 +286,7 @@ class Trainer:
     batches: Iterator[Batch],
     num_steps: int,
     start_step: int,
-    bar: "progress.Progress | None" = None,
+    bar: summaries.Progress | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, Scalars]:
     """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
@@ -309,9 +307,10 @@ class Trainer:
 
     def finish_oldest() -> None:
       number, metrics, finite = in_flight.popleft()
-      if self.first_not_finite is None and not np.asarray(finite):  # waits for the devices
-        self.first_not_finite = number
-      watchdog.alive()
+      if not np.asarray(finite) and self._all_finite:  # waits for the devices
+        logging.warning("The loss of step %d is the first that is not finite.", number)
+        self._all_finite = False
+      progress_bar.alive()
       if bar is not None:
         bar.show(number, metrics)
 
@@ -348,7 +347,7 @@ class Trainer:
           batch = input_pipeline.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
-        watchdog.alive()
+        progress_bar.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
       jax.block_until_ready(total)
@@ -357,27 +356,16 @@ class Trainer:
       self.eval_writers[name].flush()
     return results
 
-  def check(self, batch_size: int, total_steps: int) -> None:
-    """Raises InputError if microbatches and slices do not divide the batch, or the schedule ends.
-
-    A schedule ends if its learning rate is zero in the last tenth of the steps.
-    """
-    slices = getattr(self._model, "embedding_slices", 1)
+  def check(self, batch_size: int) -> None:
+    """Raises InputError if microbatches and slices do not divide the batch."""
     for name, parts in (
       ("num_microbatches", self._num_microbatches or 1),
-      ("embedding_slices", slices),
+      ("embedding_slices", getattr(self._model, "embedding_slices", 1)),
     ):
-      wanted = f"a divisor of the batch size, {batch_size}"
-      errors.check(batch_size % parts == 0, name, parts, wanted)
-      batch_size //= parts
-    rates = np.asarray(jax.vmap(self._learning_rate_fn)(jnp.arange(max(1, total_steps))))
-    last = rates[total_steps * 9 // 10 :].max()
-    if last < rates.max() and last <= min(1e-8, 1e-3 * rates.max()):  # T5X's schedules end at 1e-8
-      end = np.flatnonzero(rates > last)[-1] + 1
-      raise InputError(
-        f"TRAIN_STEPS is {total_steps}, but the learning rate falls to {last:.0e} at step {end}; "
-        "let the schedule end at TRAIN_STEPS, as gin/runs/linear_decay.gin does"
+      errors.check(
+        batch_size % parts == 0, name, parts, f"a divisor of the batch size, {batch_size}"
       )
+      batch_size //= parts
 
   def close(self) -> None:
     """Finishes writing the metrics."""

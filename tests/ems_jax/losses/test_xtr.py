@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tiny_models import assert_trees_close
 
-from ems_jax.losses import token_targets, xtr
+from ems_jax.losses import xtr
+from vmsst.arrays import devices
 from vmsst.losses import vocabulary
 
 B, T, D, S, V = 5, 4, 6, 7, 50
@@ -35,7 +36,7 @@ def make_inputs(name, batch=B, length=T, width=D, size=V):
   arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
   tokens_BT = make_tokens(batch, length, size)
   if name == "xtr":
-    targets = token_targets.xtr_targets(tokens_BT)
+    targets = xtr.xtr_targets(tokens_BT)
     return (*arrays, rng.uniform(0.5, 2.0, size=batch).astype(np.float32)), targets
   return (*arrays, rng.uniform(0.5, 2.0, size=(batch, length)).astype(np.float32)), tokens_BT
 
@@ -133,18 +134,6 @@ def test_value_and_gradients_equal_the_dense_form(name, chunk):
   assert_trees_close(found, expected, rtol=1e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("task", ["counted once", "ugt"])
-def test_other_targets_equal_the_dense_form(task):
-  arrays, _ = make_inputs("xtr")
-  tokens_BT = make_tokens(B, T, V)
-  targets = token_targets.xtr_targets(tokens_BT, count_repeats=task != "counted once")
-  if task == "ugt":
-    targets = token_targets.ugt_targets(targets, np.array([tokens_BT[0, 0], 0, 7, 8, 0], np.int32))
-  (value, _), gradients = ours_with_gradients("xtr", arrays, targets)
-  expected = jax.value_and_grad(lambda x: dense_sum("xtr", x, targets))(arrays)
-  assert_trees_close((value, gradients), expected, rtol=1e-4, atol=1e-4)
-
-
 @either
 def test_values_equal_the_dense_form_with_and_without_differentiation(name):
   arrays, targets = make_inputs(name)
@@ -211,7 +200,7 @@ def test_gradients_of_many_chunks_are_summed_in_float32():
     return vocabulary.weighted_nll(hidden_M11, None, table, None, token_M1, one_M1, **options)[0]
 
   def of_xtr(table):
-    targets = token_targets.TokenTargets(token_M1, one_M1)
+    targets = xtr.TokenTargets(token_M1, one_M1)
     return xtr.weighted_kl(one_M1, table, targets, one_M1[:, 0], **options)[0]
 
   for loss in (of_tokens, of_xtr):
@@ -236,5 +225,16 @@ def test_logits_of_the_whole_batch_never_exist(name):
 def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT = make_tokens(B, T, V)
   tokens_BT[3, 0] = V
-  _, kl_B = ours("xtr", make_inputs("xtr")[0], token_targets.xtr_targets(tokens_BT))
+  _, kl_B = ours("xtr", make_inputs("xtr")[0], xtr.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("columns", [60000, 250112 // 8, 250112])
+def test_a_chunk_leaves_time_to_the_matmuls_unless_the_memory_is_too_small(device, columns):
+  chunk = vocabulary.default_chunk(columns, device)
+  logits = 6 * chunk * columns / device.memory
+  assert logits <= 1 / 12 or chunk == 512
+  # Per element of the kernel: 12 bytes, and 6 FLOPs per row.
+  share = (12 / device.bandwidth) / (6 * chunk / device.flops)
+  assert share <= 0.1 or logits > 1 / 24  # twice as many rows would not fit

@@ -10,15 +10,15 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import evaluation_job
-from vmsst.evaluation import benchmarks, embedder, suite
-from vmsst.evaluation.benchmarks import knowledge_search
+from vmsst.evaluation import benchmarks, embedder
+from vmsst.evaluation.benchmarks import questions
 from vmsst.io import input_files
 from vmsst.jobs import engines
 
 LARGE = ("bucc", "paracrawl", "questions")
 
 
-class Pickling(engines.Engine):
+class Pickling:
   """Writes parts as another process would, but in this one.
 
   Attributes:
@@ -103,40 +103,23 @@ def test_an_interrupted_job_resumes_after_the_last_benchmark(evaluate, tmp_path,
     assert left == right
 
 
-def test_data_options_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
-  (tatoeba,) = benchmarks.get_benchmarks(["tatoeba"])
-
-  def run(*dimensions, **options):
-    chosen = [suite.dataclasses.replace(tatoeba, options=options)]
-    found, calls, lines = evaluate(chosen=chosen, dimensions=dimensions)
+def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
+  def run(*dimensions):
+    found, calls, lines = evaluate(names=["tatoeba"], dimensions=dimensions)
     cuts = found["benchmarks"]["tatoeba"].get("dimensions", [])
     return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
 
   assert run() == (True, [], "tatoeba: waiting")
-  changed = "tatoeba: its data, options or dimensions have changed"
+  changed = "tatoeba: its data or dimensions have changed"
   assert run(2, 4) == (True, [2, 4, 6], changed)
   assert run(4) == (False, [2, 4, 6], "tatoeba: finished before")
   assert run(3, 6) == (True, [3, 6], changed)
-  assert run(3, choice="a") == (True, [3, 6], changed)
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", [f"nein {n}" for n in range(5)])
-  assert run(3, choice="a") == (True, [3, 6], changed)
+  assert run(3) == (True, [3, 6], changed)
   shutil.rmtree(data / "tatoeba")
   assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
   _, _, lines = evaluate(names=["sts", "tatoeba"])
-  assert "tatoeba: finished before; its data is no longer present: no file or folder" in lines[1]
-
-
-def test_an_encoder_is_identified_by_its_digest_if_it_has_one(evaluate):
-  def digested(digest):
-    encoder = load_encoder()[1]
-    encoder.digest = digest
-    return encoder
-
-  found, _, _ = evaluate(digested("1" * 64))
-  assert found["encoder"] == {"name": "E", "digest": "1" * 64}
-  assert not evaluate(digested("1" * 64), name="moved")[1]
-  with pytest.raises(errors.InputError, match=r"encoder is moved \(1{12}\), not E \(2{12}\); give"):
-    evaluate(digested("2" * 64))
+  assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
 def test_results_that_have_changed_are_written_again(evaluate, tmp_path):
@@ -161,7 +144,7 @@ def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, t
 
 
 def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
-  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(questions, "SHARD", 2)
   monkeypatch.setattr(embedder, "WINDOW", 3)
   expected, _, _ = evaluate(names=LARGE, dimensions=[2, 4])
   engine = Pickling()
@@ -175,7 +158,7 @@ def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
 def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   evaluate, data, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(questions, "SHARD", 2)
   records = [json.dumps({"question": f"who {n}", "answer": str(n % 4)}) for n in range(7)]
   line_files.write_lines(data / "paq" / "PAQ.2.jsonl", records)
   whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")

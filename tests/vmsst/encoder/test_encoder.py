@@ -19,8 +19,7 @@ import vmsst
 from vmsst import errors
 from vmsst.data import vocabularies
 from vmsst.encoder import encoder as encoder_lib
-from vmsst.formats import encoder_json
-from vmsst.io import checksums
+from vmsst.formats import encoder_json, t5x
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
@@ -44,7 +43,7 @@ def run(tmp_path_factory, params):
   tiny_encoders.save_training_checkpoint(
     folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}}
   )
-  checksums.write(
+  t5x.write_checksums(
     epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
   )
   (folder / "checkpoint_200.orbax-checkpoint-tmp-0" / "state").mkdir(parents=True)

@@ -1,3 +1,5 @@
+import functools
+import itertools
 from concurrent import futures
 
 import naive_search
@@ -5,7 +7,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 from vmsst.search import exact_search
 
 
@@ -14,7 +16,7 @@ def small(monkeypatch):
   """Makes blocks small, and what is stored per vector large."""
   for name, rows in (("_HELD_ROWS", 10), ("_READ_ROWS", 5), ("_TASK_ROWS", 4)):
     monkeypatch.setattr(exact_search, name, rows)
-  monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
+  monkeypatch.setattr(array_files, "_IN_MEMORY", 0)
 
 
 @pytest.mark.usefixtures("small")
@@ -116,9 +118,9 @@ def test_blocks_give_what_one_search_gives_to_the_bit(monkeypatch, counts):
 
   def run_blocks(function, blocks):
     ran.append(len(blocks))
-    return map(function, blocks)
+    return itertools.starmap(function, blocks)
 
-  search = exact_search.block_search(exact_search.search, run_blocks)
+  search = functools.partial(exact_search.search_blocks, run_blocks=run_blocks)
   for one, other in zip(
     [
       exact_search.top_k(*sides, 3, search=search),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.cli import searches
+from vmsst.cli import vector_jobs
 from vmsst.search import exact_search, faiss_index
 
 COUNT, WIDTH = 900, 8
@@ -104,7 +104,7 @@ def test_defaults_rescore_and_probe_enough_to_find_the_nearest(factory):
 def folder(tmp_path, vectors_ND):
   """A folder of vectors and an index of them."""
   naive_search.write_vectors(tmp_path / "vectors", vectors_ND, shard_rows=250)
-  searches.build_index(tmp_path / "vectors", tmp_path / "index", factory="IVF8,SQ8")
+  vector_jobs.build_index(tmp_path / "vectors", tmp_path / "index", factory="IVF8,SQ8")
   return tmp_path
 
 

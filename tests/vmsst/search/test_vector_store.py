@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.io import npy_files
+from vmsst.io import array_files
 from vmsst.jobs import job
 from vmsst.search import vector_store
 
@@ -92,7 +92,7 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   content = bytearray(store.cat_file(path))
   content[-1] ^= 1
   store.pipe_file(path, bytes(content))
-  npy_files._downloaded.cache_clear()
+  array_files._downloaded.cache_clear()
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002.*: (damaged|broken)"):
     vector_store.open_vectors("gs://bucket/v")[:]
   store.rm_file(path)

@@ -7,7 +7,7 @@ import pytest
 import toy_runs
 
 from vmsst.formats import t5x
-from vmsst.train import checkpoints, trainer
+from vmsst.train import trainer
 
 
 def test_early_stopping_waits_for_its_patience():
@@ -40,7 +40,7 @@ def test_the_best_checkpoint_of_a_run_and_the_newest_stay(tmp_path, keep, steps)
   )
   assert min(means, key=means.get) == 2  # training raises the mean
   assert t5x.find_checkpoint(tmp_path).name == "checkpoint_2"
-  found = map(checkpoints.checkpoint_step, checkpoints.all_checkpoints(tmp_path))
+  found = map(t5x.step_of, t5x.all_checkpoints(tmp_path))
   assert [*found] == steps
 
 

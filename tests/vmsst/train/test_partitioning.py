@@ -44,15 +44,13 @@ def fake_partitioner(process_of_device):
 
 
 def test_processes_that_share_rows_of_the_mesh_read_the_same_data():
-  own_rows = fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).get_data_layout(8)
-  assert (own_rows.num_shards, own_rows.shard_id) == (2, 0)
-  shared_rows = fake_partitioner([[0, 1], [0, 1]]).get_data_layout(8)
-  assert (shared_rows.num_shards, shared_rows.shard_id) == (1, 0)
+  assert fake_partitioner([[0, 0], [0, 0], [1, 1], [1, 1]]).data_shard(8) == (0, 2)
+  assert fake_partitioner([[0, 1], [0, 1]]).data_shard(8) == (0, 1)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_a_multiple():
   with pytest.raises(InputError, match=r"BATCH_SIZE=6 .*data axis .*\(4 of 4.*multiple of 4"):
-    fake_partitioner([[0], [0], [0], [0]]).get_data_layout(6)
+    fake_partitioner([[0], [0], [0], [0]]).data_shard(6)
 
 
 def test_a_parameter_whose_axis_has_no_rule_is_named_not_replicated():

@@ -7,13 +7,10 @@ import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import toy_runs
 
-from vmsst.errors import InputError
-from vmsst.train import train_state, trainer
-from vmsst.train.optimizers import create_learning_rate_scheduler
+from vmsst.train import gin_utils, train_state, trainer
 
 STEPS = 7
 
@@ -141,31 +138,16 @@ def test_microbatches_are_computed_on_all_devices(tmp_path):
   assert float(parts) < 1.5 * float(whole)
 
 
-LINEAR = {"factors": "linear_decay", "warmup_steps": 10}
+def test_the_trainer_for_upstream_changes_nothing_here(tmp_path, monkeypatch):
+  gin_utils.install_t5x()
+  from vmsst.train import step_trainer
 
-
-@pytest.mark.parametrize(
-  ("schedule", "lasts", "ends"),
-  [
-    (create_learning_rate_scheduler(**LINEAR, decay_factor=0.01), [0, 1, 10, 118], [130, 10**5]),
-    (optax.linear_schedule(3e-5, 0.0, 1000), [0, 1, 1000, 1100], [1200]),
-    (optax.cosine_decay_schedule(1e-9, 1000), [1000], [1200]),
-    (optax.cosine_onecycle_schedule(1000, 2e-5, 0.1), [1, 1000, 1050], [1200]),
-    (create_learning_rate_scheduler(), [0, 1, 10**6], []),
-    (create_learning_rate_scheduler("constant", 1e-9), [1, 1000], []),
-    (
-      create_learning_rate_scheduler("constant * cosine_decay", 3e-5, 0, steps_per_cycle=1000),
-      [1000, 10**4], [],
-    ),
-  ],
-)  # fmt: skip
-def test_a_run_must_not_last_much_longer_than_its_schedule(schedule, lasts, ends):
-  unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
-  model = toy_runs.ToyModel()
-  trainer = toy_runs.make_trainer(learning_rate_fn=schedule)(model=model, eval_names=[], **unused)
-  for steps in lasts:
-    trainer.check(8, steps)
-  for steps in ends:
-    with pytest.raises(InputError, match=f"TRAIN_STEPS is {steps}, but .* at step (99|1)\\d+;"):
-      trainer.check(8, steps)
-  trainer.close()
+  assert issubclass(step_trainer.StepTrainer, trainer.Trainer)
+  options = {"total_steps": 7, "period": 3, "stats_period": 1}
+  options["train_eval_dataset_cfg"] = toy_runs.config("validation", shuffle=False)
+  _, expected = toy_runs.run(tmp_path / "plain", model=toy_runs.Growing(), **options)
+  monkeypatch.setattr(trainer, "Trainer", step_trainer.StepTrainer)
+  _, state = toy_runs.run(tmp_path / "own", model=toy_runs.Growing(), **options)
+  jax.tree.map(np.testing.assert_array_equal, state.state_dict(), expected.state_dict())
+  updates = toy_runs.metrics(tmp_path / "own" / "training_eval" / "toy", "updates")
+  assert updates == {4: 4, 7: 7}

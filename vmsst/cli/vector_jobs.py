@@ -1,5 +1,9 @@
-"""Jobs of `vmsst index`, `search`, `mine` and `score`; parts are shards, blocks and windows."""
+"""Jobs of `vmsst embed`, `index`, `search`, `mine` and `score`.
 
+Parts are spans of lines, shards of an index, blocks of a search and windows of pairs.
+"""
+
+import contextlib
 import functools
 import os
 import pathlib
@@ -8,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vmsst import storage
-from vmsst.io import manifest, npy_files
+from vmsst import errors, storage
+from vmsst.encoder import encoding
+from vmsst.io import array_files, manifest, text_files
 from vmsst.jobs import engines, job
 from vmsst.search import device_search, exact_search, faiss_index, vector_store
 from vmsst.search.vector_store import EmbeddedText
@@ -17,7 +22,111 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.mining import bitext_mining
 
+_SPAN_LINES = 1 << 14  # An interruption costs at most one span of each process.
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
+
+
+def embed(
+  encoder: Any,
+  paths: Sequence[str],
+  folder: str | os.PathLike[str],
+  *,
+  name: str,
+  field: str | None = None,
+  language: str | None = None,
+  dtype: str = "float32",
+  dimensions: int | None = None,
+  batch_size: int = 128,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
+  method: str = "encode",
+) -> tuple[int, int]:
+  """Writes one vector per line of text files, empty lines included.
+
+  Args:
+    encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
+    paths: UTF-8 texts, plain or gzipped, whose lines follow each other.
+    folder: Output folder; see `vector_store`.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
+    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
+    language: Code of the text's language, for encoders that need it.
+    dtype: float32, or float16 for half the space.
+    dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
+      for; None: all.
+    batch_size: Lines per batch. It changes only rounding, and a job may resume with another one.
+    engine: Where to compute; None: in this process.
+    load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
+      any.
+    method: Method of the encoder; see `encoding.encode`.
+
+  Returns:
+    Number and width of the vectors.
+
+  Raises:
+    InputError: a text cannot be read or changes while it is read, the folder has other vectors or
+      files or is being written, or a value is not finite in this dtype.
+    ValueError: the encoder returns arrays of another shape.
+  """
+  engine = engine or engines.Local()
+  width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
+  if dimensions is not None and dimensions > width:
+    raise errors.InputError(
+      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+    )
+  cut = text_files.cut(paths, _SPAN_LINES)
+  inputs = {"encoder": encoding.identity(encoder, name), "text": cut.identity}
+  options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
+  source = encoding.source_of(encoder, name, load)
+  width = dimensions or width
+  write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
+  with job.Job(folder, inputs=inputs, options=options) as work:
+    if work.finished:
+      return cut.identity["lines"], width
+    parts = [
+      job.Part(
+        vector_store.shard_name(number),
+        (span,),
+        key=[span.digest, span.first],
+        size=span.lines,
+        title=str(span),
+      )
+      for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
+    ]
+    with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
+      prepare = functools.partial(_prepare_span, source, method, field, language)
+      facts = work.run("embed", write, parts, engine, prepare)
+    encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
+    work.finish(dimension=width, dtype=dtype)
+  return cut.identity["lines"], width
+
+
+def _prepare_span(
+  source: encoding.EncoderSource,
+  method: str,
+  field: str | None,
+  language: str | None,
+  span: text_files.Span,
+) -> Any:
+  """Returns the texts of a span, tokenized if the encoder supports it for the method."""
+  texts = list(text_files.texts(span.read(), span.name, field, span.first))
+  return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
+
+
+def _embed_span(
+  source: encoding.EncoderSource,
+  method: str,
+  language: str | None,
+  batch_size: int,
+  width: int,
+  dtype: str,
+  path: pathlib.Path,
+  prepared: Any,
+) -> dict[str, Any]:
+  """Writes the vectors of a span; returns their number, and how many texts were cut."""
+  vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
+  with path.open("wb") as stream:
+    np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
+  return {"rows": len(vectors_ND), "cut": cut}
 
 
 def build_index(
@@ -81,33 +190,38 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
   """Returns an exact search in blocks; each block is a part of a job."""
 
   def run_blocks(
-    find: Callable[[exact_search.Block], exact_search.Both], blocks: Sequence[exact_search.Block]
+    find: exact_search.Search, blocks: Sequence[exact_search.Block]
   ) -> Iterator[exact_search.Both]:
     parts = []
     for number, block in enumerate(blocks):
-      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block]
+      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
       title = "sources {:,} to {:,} and targets {:,} to {:,}".format(
         *(row + (place == 0) for span in spans for place, row in enumerate(span))
       )
-      parts.append(job.Part(f"block-{number:05d}.npz", (block,), key=spans, title=title))
+      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans, title=title))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
-      arrays = npy_files.read(work.path(part.name))
+      arrays = array_files.read(work.path(part.name))
       forward, backward = (
         exact_search.Neighbors(arrays[f"{name}_index"].astype(np.int64), arrays[f"{name}_score"])
         for name in ("forward", "backward")
       )
       yield forward, backward
 
-  return exact_search.block_search(device_search.search, run_blocks)
+  return functools.partial(
+    exact_search.search_blocks, search=device_search.search, run_blocks=run_blocks
+  )
 
 
 def _write_block(
-  find: Callable[[exact_search.Block], exact_search.Both],
+  find: exact_search.Search,
   path: pathlib.Path,
-  block: exact_search.Block,
+  source: exact_search.Selection,
+  target: exact_search.Selection,
+  k_source: int,
+  k_target: int | None,
 ) -> None:
-  forward, backward = find(block)
+  forward, backward = find(source, target, k_source, k_target)
   backward = backward or exact_search.no_neighbors(0, 0)  # not requested, and not read
   arrays = (x for near in (forward, backward) for x in (near.index_NK.astype("i4"), near.score_NK))
   with path.open("wb") as stream:
@@ -116,7 +230,7 @@ def _write_block(
 
 def describe(text: EmbeddedText) -> dict[str, Any]:
   """Returns what identifies a text and its vectors, as inputs of a job."""
-  name = f"{text.path} with {text.folder}"
+  name = f"{text.path} with {text.vectors.folder}"
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 
 
@@ -137,23 +251,21 @@ def search(
   """Writes the lines nearest to each query as `text_search.as_line`.
 
   Args:
-    encoder: The encoder of the vectors; see `embedding.embed`.
+    encoder: The encoder of the vectors; see `embed`.
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
     count: Lines per query, a small number; all lines, if there are fewer.
-    name: See `embedding.embed`.
+    name: See `embed`.
     language: Code of the queries' language, for encoders that need it.
     batch_size: Queries per batch.
     index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
-    load: See `embedding.embed`.
+    load: See `embed`.
 
   Raises:
-    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embedding.embed`.
+    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
   """
-  from vmsst.cli import embedding  # Here: mining needs no encoder.
-  from vmsst.encoder import encoding
   from vmsst.mining import text_search
 
   engine = engine or engines.Local()
@@ -166,7 +278,7 @@ def search(
   options = {"count": count, "language": language}
   with job.Job(output, inputs=inputs, options=options, is_folder=False) as work:
     folder = work.path("queries")
-    embedding.embed(
+    embed(
       encoder,
       [queries],
       folder,
@@ -186,8 +298,9 @@ def search(
     near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
     read_text, texts = corpus.reader(), embedded.texts()
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
-      for rows in exact_search.blocks(len(near)):
-        hits = text_search.hits(near[rows], read_text)
+      for rows in exact_search.blocks(len(near.index_NK)):
+        block = exact_search.Neighbors(*(x[rows] for x in near))
+        hits = text_search.hits(block, read_text)
         for query_hits, query in zip(hits, texts, strict=False):
           stream.write(f"{text_search.as_line(query, query_hits)}\n")
       for _ in texts:  # The digest is compared at the end of the file.
@@ -230,7 +343,7 @@ def score(
         if work.done(part, key) is None:
           with work.part(part, key) as (path, _), path.open("wb") as stream:
             np.save(stream, scores(*window))
-        yield npy_files.read(work.path(part))
+        yield array_files.read(work.path(part))
 
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
