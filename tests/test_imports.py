@@ -216,6 +216,7 @@ TESTED_IN = {
   "vmsst.models.base": "vmsst/models/test_contrastive.py",
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
+  "vmsst.opus.card": "vmsst/opus/test_builder.py",
   "vmsst.paths": "launch/test_main.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",

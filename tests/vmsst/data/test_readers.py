@@ -77,23 +77,18 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
     "swh-eng.lafand.tsv.gz": ("swh", "eng"),
     "Europarl.v8.fr-en.tsv": ("fra", "eng"),
     "x.zh-TW-en.tmx": ("cmn", "eng"),
-    "OpenSubtitles.pt_BR-es.jsonl": ("por", "spa"),
     "x.pt_br-zh_tw.tsv": ("por", "cmn"),
     "x.sr_Latn-ca_valencia.tsv": ("srp", "cat"),
-    "x.es_419-zh_Hant_TW.tsv": ("spa", "cmn"),
   }.items():
     assert tuple(x.iso639_3 for x in readers.languages_in_name(name)) == expected
   assert readers.languages_in_name("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
-  for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv", "new_de-en.tsv", "x.en-qx.tsv"):
+  for name in ("train-dev.tsv", "de-en.fr-en.tsv", "x.en-qx.tsv"):
     with pytest.raises(errors.InputError, match="its name has"):
       readers.languages_in_name(name)
-  path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
-  (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
-  assert (bitext.source, bitext.target) == (language("de"), language("en"))
 
 
 def test_moses_files_with_any_code_of_opus(tmp_path):
-  for code in ("pt_br", "zh_tw", "zh_CN", "rm_sursilv"):
+  for code in ("pt_br", "zh_CN"):
     names = [f"Ted.en-{code}.{side}" for side in ("en", code)]
     paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
     for path in paths:
@@ -103,7 +98,6 @@ def test_moses_files_with_any_code_of_opus(tmp_path):
         assert bitext.paths == tuple(map(str, paths))
   for names, message in (
     (("Subs.en-ze_en.en", "Subs.en-ze_en.ze_en"), "a known language code, but .* in English;"),
-    (("Other.en-ze_en.ze_en",), "unknown format or language code"),
     (("x.de-en.de",), "needs one counterpart .* in German"),
     (("x.zip",), "unknown format"),
   ):
@@ -127,20 +121,15 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
     readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 
-SCORES = (
-  "0.5", "5", ".75", "5.", "1e-05", "-3.2e-06", "9.5E-1", "+0.5", "-1", "\u22121", " 0.9 ", "95%",
-  "95 %", "0,9", "1.234,5", "1,234.5", "1 234,5", "1'234", "1/2", "nan", "-NaN", "inf",
-  "\u0661\u066b\u0665",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+  "score", ["5", ".75", "-3.2e-06", "9.5E-1", "\u22121", " 0.9 ", "95 %", "1.234,5", "1/2", "-NaN"]
+)
 def test_scores_before_pairs_are_skipped_in_every_notation(tmp_path, score):
   path = line_files.write_tsv(tmp_path / "m.de-en.tsv", [(score, "ja", "yes"), (1, "nein", "no")])
   assert _read(path) == [("ja", "yes"), ("nein", "no")]
 
 
-@pytest.mark.parametrize("text", ["1 apple", "e", "-", "", "5e", "%", "1990s", "in", "a1"])
+@pytest.mark.parametrize("text", ["1 apple", "-", "", "5e", "1990s"])
 def test_a_column_with_a_text_is_no_column_of_scores(tmp_path, text):
   path = line_files.write_text(tmp_path / "x.de-en.tsv", f"{text}\tja\tyes\n1\tnein\tno\n\n")
   assert _read(path) == [(text, "ja"), ("1", "nein")]
@@ -159,7 +148,6 @@ BROKEN = {
   "outer.de-en.jsonl": (b'{"translation": {"de": "x", "en": "y"}, "id": 1, "x": 0}', "'x': '0'"),
   "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
   "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: ill-formed XML"),
-  "g.de-en.tmx": (b"<tmx></tmx>", r"g.de-en.tmx: contains no pair"),
   "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
 }
 

@@ -135,15 +135,9 @@ def test_pairs_are_padded_under_their_own_names():
   [
     ({"inputs": 3, "input": 3}, "needs 'inputs'"),
     ({"inputs": 3, "negatives": (1, 3)}, "only has .*negatives and teacher"),
-    ({"inputs": (3, 12)}, r"\['inputs'\] is \(3, 12\); set it to one number"),
     ({"inputs": 3, "teacher_inputs": 5}, r"\['teacher_inputs'\] is 5; set it to 4, as the teach"),
   ],
 )
 def test_lengths_that_do_not_fit_the_data_are_refused(lengths, message):
   with pytest.raises(errors.InputError, match=message):
     seqio_tasks.check_lengths({"inputs": [None], "teacher_inputs": [4]}, lengths)
-
-
-def test_wrong_types_are_refused():
-  with pytest.raises(ValueError, match="Got int64, expected int32"):
-    BitextFeatureConverter()(_dataset(tf.int64, inputs=[1, 2]), {"inputs": 3})

@@ -49,8 +49,7 @@ def test_the_recipes_of_the_papers():
   assert [x.name for x in ems.corpora if x.only_where_nothing_else] == ["Tatoeba"]
   assert {corpus.cap for corpus in soft.corpora} == {25_000}
   assert soft.validation.count(25_000) == 5000
-  assert len(soft.corpora) == len(ems.corpora) == 8
-  assert len(soft.expected) == 10
+  assert (len(soft.corpora), len(ems.corpora), len(soft.expected)) == (8, 8, 10)
 
 
 def test_a_recipe_takes_its_corpora_versions_and_pairs():
@@ -61,17 +60,10 @@ def test_a_recipe_takes_its_corpora_versions_and_pairs():
     ("vmsst", ("JW300", "v1", "de", "en"), False),  # corpus
     ("vmsst", ("Tanzil", "v1", "en", "fa"), False),  # language
     ("ems", ("OpenSubtitles", "v2024", "en", "zh_TW"), True),
+    ("ems", ("OpenSubtitles", "v2024", "zh_CN", "zh_TW"), False),  # one language, in two scripts
     ("soft_contrastive", ("news-commentary", "v16", "en", "ru"), True),
   ):
     assert recipes.load(recipe).wants(release(*part)) == wanted, (recipe, part)
-
-
-def test_scripts_that_count_as_one_language_are_one_in_the_dataset():
-  ems, vmsst = recipes.load("ems"), recipes.load("vmsst")
-  chinese, taiwan, english = map(languages.language, ("zh", "zh_TW", "en"))
-  assert ems.pair_name(taiwan, english) == ems.pair_name(chinese, english) == "cmn_eng"
-  assert vmsst.pair_name(taiwan, english) == "cmnHant_eng"
-  assert not ems.wants_pair(chinese, taiwan)
 
 
 def test_a_recipe_of_one_s_own(tmp_path):
@@ -89,7 +81,6 @@ def test_a_recipe_of_one_s_own(tmp_path):
   assert sorted(["A", "b"], key=mine.order) == ["b", "A"]
   assert mine.corpus("b").limit("deu_eng") == 5
   assert mine.cleaning.max_ratio == 4.0
-  assert [mine.validation.count(size) for size in (3, 8, 100)] == [0, 2, 3]
   assert recipes.load(path).digest == mine.digest
   assert msgspec.structs.replace(mine, description="x").digest == mine.digest
   assert msgspec.structs.replace(mine, seed=8).digest != mine.digest
@@ -101,13 +92,11 @@ def test_a_recipe_of_one_s_own(tmp_path):
   ("text", "message"),
   [
     ("name: x\ncorpora: [{nam: A}]\n", r"unknown field `nam` - at `corpora\[0\]`"),
-    ("name: x\ncorpora: [{name: A}, {name: a}]\n", "corpora has a twice"),
     ("name: x\ncorpora: [{name: A, caps: {de: 1}}]\n", r"'de' is not two codes.*\[0\]\.caps`"),
     ("name: ../../x\n", "regex .* - at `name`"),
     ("name: x\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
     ("name: x\ntargets: {de: 1}\n", "targets are for pairs with pivots"),
     ("name: !!python/object/apply:os.system ['touch ran']\n", "could not determine a constructor"),
-    ("? [a\n: b\n", r"bad\.yaml: .*line 2"),
   ],
 )
 def test_a_wrong_recipe_is_refused_with_file_and_key(tmp_path, text, message):

@@ -42,8 +42,9 @@ def _zip(path, german, english, **more):
 NUMBERED = [(i, *row) for i, row in enumerate(ROWS, 1)]
 
 
-@pytest.mark.parametrize("layout", ["folders", "loose", "flat"])
-@pytest.mark.parametrize("kind", ["zip", "tmx", "tsv"])
+@pytest.mark.parametrize(
+  ("kind", "layout"), [("zip", "folders"), ("tmx", "loose"), ("tsv", "flat"), ("zip", "flat")]
+)
 def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
   # The second pair's file has English first, the dataset's pair has it first too; Turkish last.
   swapped = [(english, german) for german, english in ROWS]
@@ -84,7 +85,6 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
     "Ted.v1.en-fr": "tmx", "Ted.v1.en-pt": "zip", "Ted.v1.en-pt_BR": "zip",
     "Ted.v1.en-sr_Latn": "zip",
   }  # fmt: skip
-  assert [release.name for release in found] == sorted(release.name for release in found)
   assert _read(found[0]) == ([(1, "a", "a")], [])
   assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
     ("Books.en-fr.en", "its counterpart Books.en-fr.fr is missing"),
@@ -94,9 +94,8 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
     ("no-nb.txt.zip", "both sides are Norwegian Bokmål"),
     ("ze_en-zh.txt.zip", "unknown language code 'ze_en'"),
   ]
-  for name in ("Books/v1", "none"):
-    with pytest.raises(errors.InputError, match=r"no OPUS release below|No such file"):
-      releases.scan(str(tmp_path / name))
+  with pytest.raises(errors.InputError, match="no OPUS release below"):
+    releases.scan(str(tmp_path / "Books/v1"))
 
 
 def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
@@ -114,10 +113,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   faults = [(f"b.tsv:{i}", what) for i, what in enumerate((utf8, columns, size, nul), 2)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
   # A lone CR is no line end.
-  assert _read(_zip(tmp_path / "c.zip", b"a\nd\re", b"b\rc\ne\r\n")) == (
-    [(1, "a", "b\rc"), (2, "d\re", "e")],
-    [],
-  )
+  assert _read(_zip(tmp_path / "c.zip", b"d\re", b"e\r\n")) == ([(1, "d\re", "e")], [])
 
 
 def test_one_side_ends_before_the_other(tmp_path):
@@ -131,18 +127,14 @@ def test_one_side_ends_before_the_other(tmp_path):
 def test_damaged_archives_are_reported(tmp_path):
   damaged = "no zip archive, or a damaged one; download it again"
   sides = {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}
-  good, stored = opus_tree.zipped(sides), io.BytesIO()
+  stored = io.BytesIO()
   with zipfile.ZipFile(stored, "w") as archive:
     for name, data in sides.items():
       archive.writestr(name, data)
-  encrypted = bytearray(good)
-  encrypted[6] |= 1
-  encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1  # In the directory too.
   for content, what in {
     stored.getvalue().replace(b"xx\nyy", b"xx\nzy"): damaged,  # Its checksum shows it.
     b"<html>not found</html>": damaged,
-    good[:-30]: damaged,
-    bytes(encrypted): damaged,
+    opus_tree.zipped(sides)[:-30]: damaged,
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "0 members end with .en; it needs one",
     opus_tree.zipped(
       {**sides, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}
