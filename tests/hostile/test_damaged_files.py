@@ -80,14 +80,13 @@ def readers_of_data(folder):
   opus_tree.write(folder / "opus", PARTS)
   tree = killed_commands.contents(benchmark_trees.write(folder / "benchmarks"))
   plain = {k.removesuffix(".gz"): gzip.decompress(x) if ".gz" in k else x for k, x in tree.items()}
-  moses = {"News/v1/moses/N.de-en.de": SIDES[0], "News/v1/moses/N.de-en.en": SIDES[1]}
   return [
     Reader("bitext", {
       "m.de-en.de": SIDES[0], "m.de-en.en": SIDES[1], "x.de-en.tsv": TSV,
       "x.de-tr.tsv.gz": gzip.compress(TSV), "x.de-fr.tmx": TMX,
       "x.de-es.tmx.gz": gzip.compress(TMX), "j.de-en.jsonl": JSONL,
       "t.de-en.tsv": TSV.replace(b"\n", b"\tno\t\n")}, bitext),
-    Reader("opus releases", {**killed_commands.contents(folder / "opus"), **moses}, opus_releases),
+    Reader("opus releases", killed_commands.contents(folder / "opus"), opus_releases),
     Reader("benchmarks", plain, all_benchmarks),
     Reader("questions", {
       "a.jsonl": b'{"question": "who?", "answer": ["he", "she"]}\n'}, questions),

@@ -62,7 +62,7 @@ def text(report: Report) -> str:
       release.corpus,
       release.version,
       recipe.pair_name(*release.pair),
-      " ".join(map(below, release.paths)),
+      below(release.path),
       release.size,
     ]
     for release in report.releases

@@ -5,7 +5,6 @@
 | `CORPUS/VERSION/moses/de-en.txt.zip` | layout of OPUS; the folder `moses` is optional |
 | `CORPUS/VERSION/tmx/de-en.tmx.gz` | as above; plain or gzipped |
 | `CORPUS/VERSION/tsv/de-en.tsv.gz` | as above; first two columns, in the order of the name |
-| `CORPUS/VERSION/moses/x.de-en.de` and `x.de-en.en` | an unpacked archive |
 | `CORPUS_VERSION_moses_de-en.txt.zip` | flat names of opustools, for all formats |
 
 A corpus may be named `OPUS-CORPUS`, as in the storage of OPUS, and be deeper below the folder. The
@@ -14,7 +13,6 @@ not.
 """
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -22,17 +20,16 @@ from collections.abc import Iterator
 from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, input_files, manifest
+from vmsst.io import archives
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
 _NAME = re.compile(
-  r"(?P<stem>(?P<corpus>.+)_(?P<version>[^_]+)_(?:moses|tmx|tsv)_|.+\.)?"
-  rf"(?P<first>{_CODE})-(?P<second>{_CODE})"
-  rf"(?P<ending>\.txt\.zip|\.tmx(?:\.gz)?|\.tsv(?:\.gz)?|\.(?P<side>{_CODE})(?:\.gz)?)"
+  r"(?:(?P<corpus>.+)_(?P<version>[^_]+)_(?:moses|tmx|tsv)_|.+\.)?"
+  rf"(?P<first>{_CODE})-(?P<second>{_CODE})\.(?P<format>txt\.zip|tmx|tsv)(?:\.gz)?"
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
-_FORMATS = ("zip", "moses", "tmx", "tsv")  # In order of preference.
+_FORMATS = ("zip", "tmx", "tsv")  # In order of preference.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +39,8 @@ class Release:
   Attributes:
     corpus: Name in OPUS, such as "Europarl".
     version: Version, such as "v8".
-    paths: The file, or the two files of a plain Moses pair (in the order of `codes`).
-    format: "zip" (a Moses pair in an archive), "moses", "tsv" or "tmx".
+    path: The file.
+    format: "zip" (a Moses pair in an archive), "tsv" or "tmx".
     pair: Languages of the two sides of the dataset's pairs; see `ordered`.
     size: Bytes on disk.
     codes: The language codes in the file name, in its order (the order of the columns of a TSV
@@ -52,7 +49,7 @@ class Release:
 
   corpus: str
   version: str
-  paths: tuple[str, ...]
+  path: str
   format: str
   pair: tuple[Language, Language]
   size: int
@@ -62,11 +59,6 @@ class Release:
   def name(self) -> str:
     """A unique name that is valid as a file name: "Europarl.v8.de-en"."""
     return f"{self.corpus}.{self.version}.{'-'.join(self.codes)}"
-
-  @functools.cached_property
-  def identity(self) -> str:
-    """Hash of the contents of the files, which are read once."""
-    return manifest.digest([input_files.sha256(path) for path in self.paths])
 
 
 def ordered(first: Language, second: Language) -> tuple[Language, Language]:
@@ -79,7 +71,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   """Returns the releases below `root`, sorted by name, and a fault for each file left out.
 
   If a version of a corpus has a language pair in several formats, one is used: the archive, else
-  Moses files, TMX or TSV. Files that are not a release are ignored.
+  TMX or TSV. Files that are not a release are ignored.
 
   Raises:
     InputError: there is no release below `root`.
@@ -92,7 +84,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       release = _release(root, path, match)
       if isinstance(release, Fault):
         faults.append(release)
-      elif release is not None:
+      else:
         found.append(release)
   if not found:
     left_out = f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
@@ -119,12 +111,12 @@ def read(release: Release) -> Iterator[Row | Fault]:
   )
   try:
     if release.format == "zip":
-      sides = _sides(archives.members(release.paths[0]), release.codes)
+      sides = _sides(archives.members(release.path), release.codes)
       items = formats.parse_moses([(str(side), archives.member_chunks(side)) for side in sides])
     else:  # The sides are in the order of the file, in TMX in that of the pair.
-      items = formats.parse(release.format, release.paths, release.pair)
+      items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
-    yield Fault(release.paths[0], str(error))
+    yield Fault(release.path, str(error))
     return
   empty = True
   for item in items:
@@ -133,23 +125,11 @@ def read(release: Release) -> Iterator[Row | Fault]:
       item = Row(item.number, item.texts[::-1])
     yield item
   if empty:
-    yield Fault(release.paths[0], "holds no pair of the two languages")
+    yield Fault(release.path, "holds no pair of the two languages")
 
 
-def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | None:
-  """Returns the release of a file; None for the second side of a Moses pair."""
-  first, second, side = match["first"], match["second"], match["side"]
-  paths = [path]
-  if side is not None:
-    if side not in (first, second):
-      return None  # Such as x.de-en.ids.
-    other = f"{match['stem'] or ''}{first}-{second}.{second if side == first else first}"
-    candidates = (os.path.join(os.path.dirname(path), other + end) for end in ("", ".gz"))
-    paths += [full for full in candidates if storage.is_file(full)][:1]
-    if len(paths) < 2:
-      return Fault(path, f"its counterpart {other} is missing")
-    if side == second:
-      return None  # The first side stands for both.
+def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault:
+  """Returns the release of a file, or why it is left out."""
   corpus, version = match["corpus"], match["version"]
   if not corpus:
     folders = os.path.relpath(path, root).split(os.sep)[:-1]
@@ -158,17 +138,14 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault | No
     if len(folders) < 2:
       return Fault(path, "neither its folders nor its name show corpus and version")
     corpus, version = folders[-2:]
-  source, target = map(languages.opus_language, (first, second))
+  codes = (match["first"], match["second"])
+  source, target = map(languages.opus_language, codes)
   if source is None or target is None:
-    return Fault(path, f"unknown language code {(second if source else first)!r}")
+    return Fault(path, f"unknown language code {codes[source is not None]!r}")
   if source == target:
     return Fault(path, f"both sides are {source.name}")
-  kind = {".txt": "zip", ".tmx": "tmx", ".tsv": "tsv"}.get(match["ending"][:4], "moses")
-  size = sum(map(storage.size, paths))
-  corpus = corpus.removeprefix("OPUS-")
-  return Release(
-    corpus, version, tuple(paths), kind, ordered(source, target), size, (first, second)
-  )
+  corpus, pair = corpus.removeprefix("OPUS-"), ordered(source, target)
+  return Release(corpus, version, path, match["format"][-3:], pair, storage.size(path), codes)
 
 
 def _folded(code: str) -> str:

@@ -29,7 +29,7 @@ def tree(tmp_path, monkeypatch):
     opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in _texts("cümle", 20)], "tmx"),
   ]
   opus_tree.write_build(tmp_path, parts, "Wer ist es?", "Who is it?")
-  (tmp_path / "opus/<b>.de-en.de").touch()
+  (tmp_path / "opus/<b>.de-en.tmx").touch()
   return tmp_path
 
 
@@ -74,7 +74,7 @@ def test_tfds_reads_what_was_built(tree):
     "| deu_eng | Europarl | 41 | 1 | 40 | 32 | 8 |",
     "| all |  | 61 | 1 | 60 | 48 | 12 |",
     "| tatoeba | 2 | 1 |",
-    "- &lt;b>.de-en.de: its counterpart &lt;b>.de-en.en is missing",
+    "- &lt;b>.de-en.tmx: neither its folders nor its name show corpus and version",
     '      "name": "mine",',
   ):
     assert f"\n{line}" in card

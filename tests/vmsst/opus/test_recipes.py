@@ -10,7 +10,7 @@ TOP = 1 << 64
 
 def release(corpus, version, source, target):
   pair = releases.ordered(languages.language(source), languages.language(target))
-  return releases.Release(corpus, version, ("x",), "zip", pair, 1, (source, target))
+  return releases.Release(corpus, version, "x", "zip", pair, 1, (source, target))
 
 
 def random_ranks(sizes, seed=0, buckets=3):
