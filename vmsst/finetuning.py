@@ -5,7 +5,6 @@ TensorFlow nor seqio nor gin. All functions import what they need when they are 
 command line reads the signature and the docstring of `finetune` for `--help`.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -481,7 +480,7 @@ def _source(
 
 
 def _report(folder: pathlib.Path) -> str:
-  """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
+  """Returns the results of a run as a table in Markdown."""
   from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
@@ -496,17 +495,6 @@ def _report(folder: pathlib.Path) -> str:
     loss = f"{losses[step]:.4f}" if step in losses else ""
     accuracy = f"{accuracies[step]:.2f}" if step in accuracies else ""
     lines.append(f"| {step} | {loss} | {accuracy} |")
-  with contextlib.suppress(ImportError):
-    from matplotlib import figure
-
-    drawn = figure.Figure(figsize=(8, 3), layout="constrained")
-    for axes, name, values in zip(
-      drawn.subplots(1, 2), ("loss", "accuracy (dev)"), (losses, accuracies), strict=True
-    ):
-      axes.plot(list(values), list(values.values()))
-      axes.set(xlabel="step", title=name)
-    drawn.savefig(folder / "curves.svg")
-    lines += ["", "![curves](curves.svg)"]
   return "\n".join([*lines, ""])
 
 

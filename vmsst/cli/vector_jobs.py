@@ -3,7 +3,6 @@
 Parts are spans of lines, shards of an index, blocks of a search and windows of pairs.
 """
 
-import contextlib
 import functools
 import os
 import pathlib
@@ -74,9 +73,9 @@ def embed(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   cut = text_files.cut(paths, _SPAN_LINES)
-  inputs = {"encoder": encoding.identity(encoder, name), "text": cut.identity}
+  source = encoding.EncoderSource(encoder, name, load)
+  inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
-  source = encoding.source_of(encoder, name, load)
   width = dimensions or width
   write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
@@ -92,9 +91,8 @@ def embed(
       )
       for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
-    with encoding.using(source, encoder) if engine.in_process else contextlib.nullcontext():
-      prepare = functools.partial(_prepare_span, source, method, field, language)
-      facts = work.run("embed", write, parts, engine, prepare)
+    prepare = functools.partial(_prepare_span, source, method, field, language)
+    facts = work.run("embed", write, parts, engine, prepare)
     encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
     work.finish(dimension=width, dtype=dtype)
   return cut.identity["lines"], width

@@ -239,7 +239,7 @@ class Encoder(compatibility.Members):
   def encode(
     self,
     sentences: Texts | PreparedTexts,
-    *positional: Any,
+    *,
     language: Language = None,
     prefix: str | None = None,
     prompt_name: str | None = None,
@@ -271,7 +271,6 @@ class Encoder(compatibility.Members):
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
         with one sentence per line. Or what `prepare` has returned for them.
-      *positional: Not supported; name the options.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -301,8 +300,8 @@ class Encoder(compatibility.Members):
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: an option has no name, the sentences have no order or are keys (a set, a
-        dictionary, a data frame), or an item is not a string (None, bytes, a number).
+      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
+        item is not a string (None, bytes, a number).
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision` is unknown.
@@ -316,8 +315,6 @@ class Encoder(compatibility.Members):
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-    if positional:
-      raise TypeError(f"{positional[0]!r} has no name; write, for example, batch_size=32")
     errors.check(device is None, "device", device, backends.DEVICES)
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     one = isinstance(sentences, str)
@@ -380,24 +377,22 @@ class Encoder(compatibility.Members):
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
 
-  def encode_query(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
+  def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
-    return self._encode_as("query", sentences, *positional, **options)
+    return self._encode_as("query", sentences, **options)
 
-  def encode_document(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
+  def encode_document(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of texts to be found.
 
     As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
     and that is not empty.
     """
-    return self._encode_as("document", sentences, *positional, **options)
+    return self._encode_as("document", sentences, **options)
 
-  def _encode_as(
-    self, role: tokenizers.Role, sentences: Texts, *positional: Any, **options: Any
-  ) -> Any:
+  def _encode_as(self, role: tokenizers.Role, sentences: Texts, **options: Any) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
       options["prefix"] = tokenizers.role_prompt(self.prompts, role)
-    return self.encode(sentences, *positional, **options)
+    return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
     """Returns the prefix that the arguments of `encode` ask for."""

@@ -27,7 +27,7 @@ _READ_ROWS = 1 << 11  # Targets read at once.
 _TASK_ROWS = 1 << 11  # Sources per task of a thread: fixed, so that rounding is too.
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
-# Sources and targets of a block of `block_search`: multiples of the rows that a search reads at
+# Sources and targets of a block of `search_blocks`: multiples of the rows that a search reads at
 # once. Sources are in at least 8 blocks if these have 8,192 or more.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8

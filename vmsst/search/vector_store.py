@@ -86,10 +86,6 @@ class Vectors:
       return blocks[0]
     return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
-  def shards(self) -> Iterator[np.ndarray]:
-    """Yields the arrays of the shards, read-only."""
-    return map(self._read, range(len(self._paths)))
-
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
     shard_N = np.searchsorted(self._bounds, row_N, side="right") - 1

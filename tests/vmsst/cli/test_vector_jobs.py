@@ -116,7 +116,7 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   with pytest.raises(errors.InputError, match="vectors of another text than"):
     vector_store.open_text(text, folder)
   naive_search.write_vectors(tmp_path / "foreign", np.ones([23, 3]))
-  assert len(vector_store.open_text(text, tmp_path / "foreign")) == 23
+  assert len(vector_store.open_text(text, tmp_path / "foreign").vectors) == 23
 
 
 def test_broken_input_is_an_error(text, tmp_path):

@@ -32,36 +32,9 @@ def naive(query, count):
   return [(row + 1, naive_search.LETTERS[row]) for row in order[:count]]
 
 
-def test_the_nearest_lines_are_those_of_a_stable_sort(tmp_path):
-  encoder, base = make_encoder(), naive_search.write_letters(tmp_path, naive_search.LETTERS)
-  found = zip(
-    naive_search.LETTER_QUERIES,
-    text_search.Searcher(encoder, base).search(naive_search.LETTER_QUERIES, 12),
-    strict=True,
-  )
-  for query, hits in found:
-    assert [(hit.line, hit.text) for hit in hits] == naive(query, 12)
-    x = exact_search.unit_rows(np.array([naive_search.letters_vector(query)], float))[0]
-    for hit in hits:
-      y = np.array(naive_search.letters_vector(hit.text)) / np.linalg.norm(
-        naive_search.letters_vector(hit.text)
-      )
-      assert hit.score == pytest.approx(x @ y, abs=1e-6)
-
-
-def test_cosines_are_at_most_1(tmp_path):
-  vectors = np.random.default_rng(0).normal(size=[300, 999]).astype(np.float32)
-  score_NN = exact_search.unit_rows(vectors) @ exact_search.unit_rows(vectors).T
-  assert score_NN.max() > 1  # by rounding
-  encoder = fake_encoders.FakeEncoder(
-    lambda text: vectors[abs(int(text or 0))] * (-1 if text.startswith("-") else 1)
-  )
-  path = line_files.write_lines(tmp_path / "x.txt", map(str, range(300)))
-  vector_jobs.embed(encoder, [str(path)], tmp_path / "x", name="x")
-  searcher = text_search.Searcher(encoder, vector_store.open_text(str(path), tmp_path / "x"))
-  for sign, prefix in ((1, ""), (-1, "-")):
-    found = searcher.search([f"{prefix}{row}" for row in range(300)], 300)
-    assert max(sign * hit.score for hits in found for hit in hits) == 1
+def test_cosines_are_at_most_1():
+  near = exact_search.Neighbors(np.array([[0, 1]]), np.array([[1.0000001, -1.0000001]], "f4"))
+  assert [hit.score for hit in text_search.hits(near, str)[0]] == [1, -1]
 
 
 def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
