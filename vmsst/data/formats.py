@@ -231,7 +231,7 @@ def record_rows(
       yield Fault(place, f"the text fields are {fields}; {2 + negatives} are expected")
     else:
       grade = next(iter(grades.values()), None)
-      yield Row(number, tuple(text for _, text in sides), further, grade)
+      yield Row(number, tuple(str(text) for _, text in sides), further, grade)
 
 
 def _grades(record: Mapping[str, Any]) -> dict[str, str]:

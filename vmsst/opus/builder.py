@@ -171,11 +171,11 @@ def _build(
           spans.setdefault((pair, corpus), []).append(slice(offset, end))
           offset = end
     if not offset:
-      counts: collections.Counter[str] = collections.Counter()
+      total: collections.Counter[str] = collections.Counter()
       for facts in cleaned:
-        counts.update({**facts["counts"], **facts["fault_kinds"]})
+        total.update({**facts["counts"], **facts["fault_kinds"]})
       raise errors.InputError(
-        f"no pair of texts is left of {dict(counts)}; relax the recipe's rules"
+        f"no pair of texts is left of {dict(total)}; relax the recipe's rules"
       )
     stream.flush()
     ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))

@@ -17,10 +17,9 @@ LENGTHS = {"inputs": 9, "targets": 7}
 TEXTS = [("x " * (i % 17), f"Y{i} " * (i % 5)) for i in range(256)]
 
 
-def _texts(vocabulary, max_length, keep_all=False):
-  return batches.Texts(
-    "x", tables.TextTable(TEXTS, {}), batches.Tokenizer(vocabulary, max_length, keep_all)
-  )
+def _texts(vocabulary, max_length):
+  tokenizer = batches.Tokenizer(vocabulary, max_length, keep_all=False)
+  return batches.Texts("x", tables.TextTable(TEXTS, {}), tokenizer)
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
@@ -45,14 +44,6 @@ def test_rows_have_the_ids_of_the_vocabulary_and_counts_warn(kind, max_length, c
   batches.check_texts([texts], LENGTHS)
   assert f"Of the first 256 pairs, dropped: {256 - len(kept)} (" in caplog.text
   assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
-
-
-def test_evaluation_keeps_all_rows():
-  texts = _texts(BYTES, 6, keep_all=True)
-  chunks = batches.read_rows([texts], [1.0], LENGTHS, shuffle=False, seed=0, num_epochs=1)
-  inputs_NT = np.concatenate([chunk["inputs"] for chunk in chunks])
-  assert len(inputs_NT) == 256
-  assert np.count_nonzero(inputs_NT, axis=1).max() == 6
 
 
 def _ids(window=10, **options):

@@ -49,7 +49,6 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
     lines = [pair[column] for pair in PAIRS]
     path = line_files.write_lines(tmp_path / f"e.de-en.{code}{suffix}", lines)
   assert _read(path) == PAIRS  # Either file stands for both.
-  assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(str(path))
   tmx = line_files.write_text(tmp_path / f"f.de-en.tmx{suffix}", TMX)
   assert _read(tmx) == [("Hallo Welt", "hello world"), ("grün", "green & blue"), ("allein", "")]
 
@@ -66,9 +65,6 @@ def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_a
   assert next(readers.read_rows(bitext)).further == 1
   with pytest.raises(errors.InputError, match=r"jsonl:1: the text fields are .* 4 are expected"):
     list(readers.read_rows(bitext, negatives=2))
-  (known,) = readers.find_bitext(str(path), languages=("de", "en"))
-  with pytest.raises(errors.InputError, match="only TSV files contain hard negatives"):
-    list(readers.read_rows(known, negatives=1))
 
 
 def test_languages_come_from_the_name_or_are_given(tmp_path):
@@ -96,14 +92,10 @@ def test_moses_files_with_any_code_of_opus(tmp_path):
         (bitext,) = readers.find_bitext(str(path), languages=given)
         assert bitext.target == language(code)
         assert bitext.paths == tuple(map(str, paths))
-  for names, message in (
-    (("Subs.en-ze_en.en", "Subs.en-ze_en.ze_en"), "a known language code, but .* in English;"),
-    (("x.de-en.de",), "needs one counterpart .* in German"),
-    (("x.zip",), "unknown format"),
-  ):
-    paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
+  for name, message in (("x.de-en.de", "needs one counterpart"), ("x.zip", "unknown format")):
+    path = line_files.write_text(tmp_path / name, "a\n")
     with pytest.raises(errors.InputError, match=message):
-      readers.find_bitext(str(paths[0]))
+      readers.find_bitext(str(path))
 
 
 def test_moses_languages_without_a_pair_in_the_name(tmp_path):
@@ -146,7 +138,6 @@ BROKEN = {
   "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"jsonl:1: 'English' has no text; .*'fr'"),
   "label.de-en.jsonl": (b'{"de": "x", "en": "y", "label": 0}\n', "jsonl:1: .*'label': '0'.*remove"),
   "outer.de-en.jsonl": (b'{"translation": {"de": "x", "en": "y"}, "id": 1, "x": 0}', "'x': '0'"),
-  "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
   "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: ill-formed XML"),
   "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
 }

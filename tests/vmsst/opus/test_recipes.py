@@ -159,13 +159,3 @@ def test_targets_level_the_largest_cells_of_a_language_and_count_both_pivots():
     ("fra", 10_000, 70, 70),
     ("spa", 30, 20, 300),
   ]
-
-
-def test_ranks_at_both_ends_of_their_range():
-  ranks = {("deu_eng", "A"): [np.array([0, TOP - 1], np.uint64)]}
-  for cap in (1, 2):
-    recipe = recipes.Recipe("x", corpora=(recipes.Corpus("A", cap=cap),))
-    cuts = recipes.plan(recipe, ranks)
-    assert taken(ranks, cuts)["deu_eng", "A"] == (cap, 0)
-    assert cuts["deu_eng", "A"].counts(ranks["deu_eng", "A"]).tolist() == [[cap, 0]]
-  assert recipes.plan(recipe, {("deu_eng", "A"): []})["deu_eng", "A"] == (0, 0)
