@@ -50,12 +50,6 @@ def embed(folder):
   return ["embed", "encoder", "a.txt.gz", "b.txt", "out/vectors"]
 
 
-def index(folder):
-  """Writes vectors; returns the arguments that index them."""
-  naive_search.write_vectors(folder / "a.vectors", _vectors(0))
-  return ["index", "a.vectors", "out/index", "--factory=IVF256,PQ8"]
-
-
 def mine(folder):
   """Writes two texts and their vectors; returns the arguments that mine them."""
   for number, side in enumerate("ab", 1):
@@ -102,8 +96,6 @@ KILLED = {
   search: ("vectors-*.npy.json", 2),
   evaluate: ("*search-*.npz.json", 1),
 }
-# An index of this size is built too quickly to be killed.
-COMMANDS = [*KILLED, index]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +169,7 @@ def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", COMMANDS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
 def test_two_processes_write_the_same(expected, tmp_path, make):
   command = [*_VMSST, *make(tmp_path), "--workers=2"]
   subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)

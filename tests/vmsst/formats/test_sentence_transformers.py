@@ -1,6 +1,5 @@
 """Released encoders and exports, against sentence-transformers and `vmsst.load`."""
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -74,7 +73,7 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize(("prefix", "prompts", "expected"), PROMPTS)
-def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path):
+def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path, st):
   """Our encoder, its export in both libraries, and its import from the files of the other."""
   run, out = tmp_path / "run", tmp_path / "out"
   vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"]), prefix, prompts)
@@ -83,18 +82,11 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
   )
   original = vmsst.load(run)
   original.save(out)
-  # What sentence-transformers looks up, whether it is installed or not.
-  written = json.loads((out / "config_sentence_transformers.json").read_text())
-  default = written["prompts"].get(written["default_prompt_name"], "")
-  assert (default, written["prompts"]["query"], written["prompts"]["document"]) == expected
   export = vmsst.load(out)
   (out / "encoder.json").unlink()
   released_folders.import_encoder(out, tmp_path / "back")
   opened = [original, export, vmsst.load(tmp_path / "back")]
-  with contextlib.suppress(ImportError):
-    import sentence_transformers
-
-    opened.append(sentence_transformers.SentenceTransformer(str(out), device="cpu"))
+  opened.append(st.SentenceTransformer(str(out), device="cpu"))
   for method, prompt in zip(("encode", "encode_query", "encode_document"), expected, strict=True):
     expected_ND = original.encode(["Welt", "eine Welt"], prefix=prompt)
     for each in opened:
@@ -102,8 +94,7 @@ def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_file
         getattr(each, method)(["Welt", "eine Welt"]), expected_ND, atol=1e-5
       )
   for name, prompt in prompts.items():
-    if (name, prompt) != ("document", ""):  # in the export, that of `encode_document`
-      assert opened[-1].prompts[name] == opened[2].prompts[name] == prompt
+    assert opened[-1].prompts[name] == opened[2].prompts[name] == prompt
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
@@ -181,30 +172,19 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path):
   assert vmsst.load(tmp_path / "out").dimension == 12
 
 
-_OWN = {"query": "q: ", "passage": "p: "}
-
-
 @pytest.mark.parametrize(
-  ("name", "file", "expected"),
+  ("name", "prefix"),
   [
-    ("m", {"prompts": _OWN | {"document": ""}}, ("", {**_OWN, "document": "p: "})),
-    (
-      "m",
-      {"prompts": {"x": "x: "}, "default_prompt_name": "x"},
-      ("x: ", {"query": "", "document": "", "x": "x: "}),
-    ),
-    ("my-e5", None, ("query: ", {"query": "query: ", "passage": "passage: "})),
-    ("models--a--my-e5-base/snapshots/0a1b", None, ("query: ", {"passage": "passage: "})),
-    ("multilingual-e5-large-instruct", None, ("", {})),
+    ("my-e5", "query: "),
+    ("models--a--my-e5-base/snapshots/0a1b", "query: "),
+    ("multilingual-e5-large-instruct", ""),
   ],
 )
-def test_prompts_are_those_of_the_files(tmp_path, name, file, expected):
+def test_the_prompts_of_an_e5_follow_from_its_name(tmp_path, name, prefix):
   released_folders.write(tmp_path / name, "bert", {"config_sentence_transformers.json": None})
-  if file is not None:
-    (tmp_path / name / "config_sentence_transformers.json").write_text(json.dumps(file))
-  released = sentence_transformers.read(tmp_path / name).assets.vocabulary
-  assert (released.prefix, released.prompts | expected[1]) == (expected[0], released.prompts)
-  assert bool(released.prompts) == bool(expected[1])
+  vocabulary = sentence_transformers.read(tmp_path / name).assets.vocabulary
+  assert vocabulary.prefix == prefix
+  assert vocabulary.prompts.get("document", "") == prefix.replace("query", "passage")
 
 
 @pytest.mark.parametrize("case", released_folders.POOLED, ids=released_folders.name_of)
