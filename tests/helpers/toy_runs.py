@@ -4,14 +4,14 @@ As a script, kills training runs and compares their results with an undisturbed 
 """
 
 import functools
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
-import time
-import traceback
 import warnings
 
 import clu.metrics
@@ -29,7 +29,6 @@ from flax.linen.partitioning import AxisMetadata
 
 from vmsst import storage
 from vmsst.data import batches, loader
-from vmsst.io import checksums
 from vmsst.train import (
   adafactor,
   checkpoints,
@@ -40,7 +39,6 @@ from vmsst.train import (
   train_state,
   trainer,
 )
-from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
 
@@ -305,10 +303,6 @@ def expected_rows(start, count):
 # Runs that are killed
 
 PERIOD = 5
-# Kills come some milliseconds after the n-th start of an event in an attempt.
-MOMENTS = (
-  ("step", 12, 20), ("save", 3, 60), ("checksums", 3, 2), ("evaluate", 2, 80), ("start", 1, 900),
-)  # fmt: skip
 
 
 class Watched(ToyModel):
@@ -346,66 +340,14 @@ def written_metrics(folder):
   Repeated steps must have the same values.
   """
   found = {}
-
-  def add(place, step, name, value):
-    if not name.startswith("timing/"):
-      key = (place, step, name)
-      assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
-
-  for path in sorted(folder.rglob("*.jsonl")):
-    for line in path.read_text().splitlines():
-      record = json.loads(line)
+  for path in folder.rglob("*.jsonl"):
+    for record in map(json.loads, path.read_text().splitlines()):
       step = record.pop("step")
       for name, value in record.items():
-        add(str(path.relative_to(folder)), step, name, value)
+        if not name.startswith("timing/"):
+          key = (str(path.relative_to(folder)), step, name)
+          assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
   return found
-
-
-def _kill_after(milliseconds):
-  def kill():
-    time.sleep(milliseconds / 1000)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-  threading.Thread(target=kill, daemon=True).start()
-
-
-def _arm(event, count, milliseconds):
-  """Kills this process some milliseconds after `event` begins for the `count`-th time."""
-  if event == "start":
-    _kill_after(milliseconds)
-    return
-  owner, name = {
-    "step": (input_pipeline.TrainIterator, "__next__"),
-    "save": (checkpoints.CheckpointManager, "save"),
-    "checksums": (checksums, "write"),
-    "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
-  }[event]
-  inner, seen = getattr(owner, name), []
-
-  def wrapped(*args, **kwargs):
-    seen.append(1)
-    if len(seen) == count:
-      _kill_after(milliseconds)
-    return inner(*args, **kwargs)
-
-  setattr(owner, name, wrapped)
-
-
-def _in_a_child(work):
-  """Runs `work` in a forked child; returns its status from os.waitpid."""
-  sys.stdout.flush()
-  child = os.fork()
-  if not child:
-    code = 1
-    try:
-      work()
-      code = 0
-    except BaseException:
-      traceback.print_exc()
-    finally:
-      sys.stdout.flush()
-      os._exit(code)
-  return os.waitpid(child, 0)[1]
 
 
 def assert_same_runs(first, second, total_steps):
@@ -429,22 +371,31 @@ def kill(folder, kills, cwd):
   commands.run([sys.executable, __file__, folder, kills], cwd=cwd)
 
 
+def _attempt(folder, steps, count=0, seconds=0.0):
+  """Trains; kills this process some seconds after its `count`-th batch, if `count`."""
+  advance, batches_so_far = input_pipeline.TrainIterator.__next__, itertools.count(1)
+
+  def counted(self):
+    if next(batches_so_far) == count:
+      threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return advance(self)
+
+  input_pipeline.TrainIterator.__next__ = counted
+  train_watched(folder, steps)
+
+
 def _main(folder, kills):
-  steps = 10 * kills
-  assert _in_a_child(lambda: train_watched(folder / "whole", steps)) == 0
-  draw = random.Random(0)
-  for number in range(kills):
-    event, counts, delays = MOMENTS[number % len(MOMENTS)]
-    count, milliseconds = draw.randint(1, counts), draw.uniform(0, delays)
-
-    def attempt(event=event, count=count, milliseconds=milliseconds):
-      _arm(event, count, milliseconds)
-      train_watched(folder / "killed", steps)
-
-    status = _in_a_child(attempt)
-    print(f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}", flush=True)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-  assert _in_a_child(lambda: train_watched(folder / "killed", steps)) == 0
+  draw, steps = random.Random(0), 10 * kills
+  # Batches are trained, saved and evaluated in some 10 ms each.
+  moments = [(draw.randint(1, 12), draw.uniform(0, 0.15)) for _ in range(kills)]
+  for name, moment in (("whole", ()), *(("killed", x) for x in moments), ("killed", ())):
+    process = multiprocessing.get_context("fork").Process(
+      target=_attempt, args=(folder / name, steps, *moment)
+    )
+    process.start()
+    process.join()
+    print(name, moment, process.exitcode, flush=True)
+    assert process.exitcode == (-signal.SIGKILL if moment else 0)
 
 
 if __name__ == "__main__":

@@ -89,12 +89,6 @@ def test_what_does_not_match_is_named(run_folder, model, rules, message):
     initializer(toy_runs.ToyModel(**model)).from_checkpoint(path, reading(assignment_map=rules))
 
 
-def test_a_parameter_that_a_checkpoint_lacks_is_named_not_made():
-  leaf = jax.ShapeDtypeStruct((2,), np.float32)
-  with pytest.raises(InputError, match="checkpoint_1 lacks target/b; it has target/a"):
-    checkpoints.find_arrays("checkpoint_1", {"target/a": leaf}, {"target": {"a": leaf, "b": leaf}})
-
-
 def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
   for place, mode, message in (

@@ -12,9 +12,7 @@ import pytest
 import servers
 import tiny_encoders
 import toy_runs
-from jax._src import xla_bridge
 
-from vmsst.errors import InputError
 from vmsst.train import distributed
 
 TOLERANCE = 1e-6  # Sums over the batch have another order.
@@ -148,12 +146,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("fate", "victim", "count"),
-  [
-    ("error", 1, 4),
-    ("error", 0, 2),
-    ("SIGKILL", 1, 2),
-    ("SIGSTOP", 1, 2),  # a lost network
-  ],
+  [("error", 1, 4), ("SIGKILL", 1, 2), ("SIGSTOP", 1, 2)],  # the last: a lost network
 )
 def test_if_one_process_dies_the_others_soon_stop_and_say_why(tmp_path, fate, victim, count):
   codes, texts = run(tmp_path / "run", count, fate=fate, victim=victim)
@@ -210,7 +203,6 @@ FOUND_BY_JAX = {
     ({}, {}, None),
     ({"count": 1}, SLURM, None),
     ({}, SLURM, FOUND_BY_JAX),
-    ({}, {**SLURM, "SLURM_NTASKS": "1"}, None),
     ({}, {"TPU_ML_PLATFORM": "JAX"}, FOUND_BY_JAX),
     ({"multi_process": True}, {}, FOUND_BY_JAX),
     (
@@ -237,10 +229,3 @@ def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environmen
   except Initialized as joined:
     (found,) = joined.args
   assert found == expected
-
-
-def test_an_index_beyond_the_number_of_processes_is_refused(monkeypatch):
-  monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
-  joined = distributed.joined(**ADDRESS, count=2, index=2)
-  with pytest.raises(InputError, match="process_id < num_processes"), joined:
-    pass

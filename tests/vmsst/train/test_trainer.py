@@ -91,25 +91,6 @@ def test_microbatches_have_the_gradients_of_the_batch(summed):
     np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
 
 
-class Sometimes(toy_runs.ToyModel):
-  """Has no loss in its second step, such as LASER in a batch without translations."""
-
-  def loss_fn(self, params, batch, dropout_rng, step):
-    weight = jnp.float32(step != 1)
-    loss, metrics = super().loss_fn(params, batch, dropout_rng)
-    mean = metrics["loss"]
-    metric = mean.replace(total=mean.total * weight, count=mean.count * weight)
-    return loss * weight, {"loss": metric}
-
-  def eval_fn(self, params, batch, step):
-    return self.loss_fn(params, batch, None, step)
-
-
-def test_a_loss_of_no_pairs_is_not_a_failure(tmp_path):
-  toy_runs.run(tmp_path, model=Sometimes(), total_steps=4, stats_period=4)
-  assert (tmp_path / "checkpoint_4").is_dir()
-
-
 FLOPS = """
 import sys
 sys.path.insert(0, sys.argv[1])
