@@ -45,6 +45,8 @@ from vmsst.formats import t5x as t5x_checkpoints
 from vmsst.io import checksums
 from vmsst.jobs import outputs
 
+Bindings = dict[str, Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -52,7 +54,7 @@ class Row:
 
   Attributes:
     label: Its name in the table.
-    gin_file: The gin file to train.
+    gin_files: The gin files to train with, in order.
     variant: A gin file whose settings are added if they differ from those of its include.
     bindings: Additional settings.
     baseline: Label of the row of the encoder before training; None: another row has it.
@@ -61,7 +63,7 @@ class Row:
   """
 
   label: str
-  gin_file: str
+  gin_files: tuple[str, ...]
   variant: str | None = None
   bindings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   baseline: str | None = None
@@ -97,49 +99,95 @@ class Comparison:
 _DEEPER = {"t5.T5Config.num_encoder_layers": 3}
 
 
-def _ems_row(label: str, variant: str | None = None, model: str = "", **bindings: Any) -> Row:
+def _ems_row(label: str, variant: str | None = None, **bindings: Any) -> Row:
+  """A row with the data, sizes and optimizer of EMS."""
+  model = {"laser": "models/laser.gin", "bitranslation": "models/bitranslation.gin"}.get(variant)
   return Row(
     label,
-    f"comparison/ems_{model}.gin" if model else "ems_small.gin",
-    variant and f"ems/{variant}.gin",
+    ("ems_small.gin", model) if model else ("ems_small.gin",),
+    f"ems/{variant}.gin" if variant and not model else None,
     bindings={"EVAL_PERIOD": "%TRAIN_STEPS"} | bindings,
-    baseline=None if variant or model else "untrained",
+    baseline=None if variant else "untrained",
   )
+
+
+_EMS_T5 = {
+  "t5.T5Config.num_encoder_layers": "%NUM_LAYERS",
+  "t5.T5Config.num_heads": 4,
+  "t5.T5Config.head_dim": 64,
+  "t5.T5Config.mlp_dim": 512,
+}
+_EMS_LASER = {
+  "ENCODER": "@transformer.TransformerConfig()",
+  "TRANSFORMER_DECODER": "@decoder/transformer.TransformerConfig()",
+  "decoder/transformer.TransformerConfig.emb_dim": 608,  # 320 + 32 + 256
+}
 
 
 def _batches_row(label: str, *, grouped: bool) -> Row:
   steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
-  return Row(label, "contrastive_small.gin", bindings={"GROUP_BY_LENGTH": grouped, **steps})
+  return Row(label, ("contrastive_small.gin",), bindings={"GROUP_BY_LENGTH": grouped, **steps})
+
+
+def _objective(label: str, model: str, *, baseline: str | None = None, **bindings: Any) -> Row:
+  own: Bindings = {}
+  if model == "contrastive":
+    own["DROPOUT_RATE"] = 0.0  # two passes over the data
+  elif model.startswith("vmsst"):
+    own["KL_ANNEAL_STEPS"] = 20000  # ten times the steps, as in section 6.4
+  files = (f"models/{model}.gin", "runs/comparison.gin")
+  return Row(label, files, bindings=own | bindings, baseline=baseline)
 
 
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
   """A row of "objectives" with a quarter of the steps, so that all take three hours."""
-  annealing = {"KL_ANNEAL_STEPS": 5000} if model.startswith("vmsst") else {}
-  steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS", **annealing}
-  return Row(label, f"comparison/{model}.gin", bindings=steps | bindings)
+  annealing = {"KL_ANNEAL_STEPS": 5000} if model == "vmsst" else {}
+  steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
+  return _objective(label, model, **steps, **annealing, **bindings)
 
 
-def _four_languages(label: str, model: str) -> Row:
+def _four_languages(label: str, model: str, **bindings: Any) -> Row:
   patterns = [f"bitext_tatoeba/{code}-eng.tsv.gz" for code in ("ara", "spa", "tur")]
-  return _ablation(label, model, PATTERNS=patterns)
+  return _ablation(label, model, PATTERNS=patterns, **bindings)
+
+
+_FOUR_ENCODERS = {
+  "LANGUAGE_ENCODER_GROUPS": "@languages.random_groups()",
+  "languages.random_groups.count": 4,
+  "languages.random_groups.seed": 0,
+  "languages.random_groups.codes": ("ar", "de", "en", "es", "fr", "it", "pt", "ru", "tr"),
+}
+_FULL = {
+  "LANGUAGE_ENCODER_GROUPS": "@languages.own_groups()",
+  "DECODER_GROUPS": "@languages.own_groups()",
+  "languages.own_groups.codes": ("es", "en", "ar", "tr"),
+  # The copy identifies the language: each decoder has a single start vector.
+  "ENCODER_LANGUAGE_EMBEDDING": False,
+  "DECODER_LANGUAGE_EMBEDDING": False,
+}
 
 
 def _students() -> Iterator[tuple[str, Row]]:
   """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
+  hard = {"LABELS": "hard", "TCM": False, "TEACHER": None, "TEACHER_DIM": None}
+  muse = {
+    "ENCODER": "@transformer.TransformerConfig()",
+    "sentence_encoder.SentenceEncoder.head": False,
+  }
   for code, name in {"fra": "en-fr", "rus": "en-ru", "deu": "en-de", "spa": "en-es"}.items():
-    bindings = {"PATTERNS": [f"bitext_tatoeba/{code}-eng.tsv.gz"]}
-    for key, label in {
-      "soft": "soft contrastive",
-      "hard": "hard contrastive",
-      "mse": "MSE",
-      "muse": "mUSE",
-    }.items():
+    files = {"PATTERNS": [f"bitext_tatoeba/{code}-eng.tsv.gz"]}
+    for key, label, model, features, bindings in (
+      ("soft", "soft contrastive", "soft_contrastive", "teacher", {}),
+      ("hard", "hard contrastive", "soft_contrastive", "teacher", hard),
+      ("mse", "MSE", "distillation", "teacher", {}),
+      ("muse", "mUSE", "hard_negatives", "hard_negatives", muse),
+    ):
       yield (
         f"{name}/{key}",
         Row(
           f"{name}, {label}",
-          f"comparison/student_{key}.gin",
-          bindings=bindings,
+          (f"models/{model}.gin", "runs/student_comparison.gin", f"runs/{features}.gin"),
+          bindings=files | bindings,
           baseline=f"{name}, pretrained" if key == "soft" else None,
           teacher=key in ("soft", "mse"),
           negatives=key == "muse",
@@ -148,7 +196,17 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 
 def _released() -> Iterator[tuple[str, Row]]:
-  """Yields losses and labels for each language pair, from a released encoder."""
+  """Yields losses and labels for each language pair, from a released encoder, for 2 cores."""
+  setting = {
+    "starting_encoders.max_length.limit": 64,
+    "BATCH_SIZE": 32,  # section 4.1
+    "SCALE": 10.0,
+    "LEARNING_RATE": 3e-5,  # of the release
+    "EVAL_PERIOD": "%TRAIN_STEPS",
+    "CHECKPOINT_PERIOD": "%TRAIN_STEPS",
+    "KEEP_CHECKPOINTS": 1,
+    "train.run_eval_before_training": False,
+  }
   soft = {"OBJECTIVE": "soft_contrastive"}
   plain = {**soft, "finetuning.model.monolingual": False}
   for name, path in {
@@ -167,8 +225,8 @@ def _released() -> Iterator[tuple[str, Row]]:
         f"{name}/{key}",
         Row(
           f"{name}, {label}",
-          "comparison/released.gin",
-          bindings={"PAIRS": [path], **bindings},
+          ("finetune.gin",),
+          bindings={"PAIRS": [path], **setting, **bindings},
           baseline=f"{name}, released" if key == "soft" else None,
           teacher=key not in ("hard", "muse"),
           negatives=key == "muse",
@@ -180,10 +238,10 @@ COMPARISONS = {
   # Table 1 of the VMSST paper.
   "objectives": Comparison(
     {
-      "contrastive": Row("CONTRASTIVE", "comparison/contrastive.gin", baseline="untrained"),
-      "bitranslation": Row("BITRANSLATION", "comparison/bitranslation.gin"),
-      "vmsst_contrastive": Row("VMSST CONTRASTIVE", "comparison/vmsst_contrastive.gin"),
-      "vmsst": Row("VMSST", "comparison/vmsst.gin"),
+      "contrastive": _objective("CONTRASTIVE", "contrastive", baseline="untrained"),
+      "bitranslation": _objective("BITRANSLATION", "bitranslation"),
+      "vmsst_contrastive": _objective("VMSST CONTRASTIVE", "vmsst_contrastive"),
+      "vmsst": _objective("VMSST", "vmsst"),
     },
     suite="objectives",
   ),
@@ -200,8 +258,8 @@ COMPARISONS = {
       "no_language_token": _ems_row("- langs tok", "no_language_token"),
       "shared_embedding": _ems_row("share L_emb params", "shared_embedding"),
       "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # the unknown piece, which is rare
-      "laser": _ems_row("LASER (transformer)", model="laser"),
-      "bitranslation": _ems_row("BITRANSLATION", model="bitranslation"),
+      "laser": _ems_row("LASER (transformer)", "laser", **_EMS_LASER),
+      "bitranslation": _ems_row("BITRANSLATION", "bitranslation", **_EMS_T5),
     },
     suite="ems",
   ),
@@ -210,7 +268,7 @@ COMPARISONS = {
     {
       "vmsst": _ablation("VMSST"),
       "factorized": _ablation("VMSST (fact.)", FACTORIZED=True),
-      "4_encoders": _ablation("VMSST (4 enc.)", "vmsst_4_encoders"),
+      "4_encoders": _ablation("VMSST (4 enc.)", **_FOUR_ENCODERS),
       "no_kl": _ablation("VMSST (no KL)", KL_WEIGHT=0.0),
       "1_encoder": _ablation("VMSST (1 enc.)", SINGLE_ENCODER=True),
       "no_encoder_language": _ablation("VMSST (no enc. l.e.)", ENCODER_LANGUAGE_EMBEDDING=False),
@@ -224,7 +282,9 @@ COMPARISONS = {
       "4_languages/contrastive": _four_languages("4 lang.: CONTRASTIVE", "contrastive"),
       "4_languages/bitranslation": _four_languages("4 lang.: BITRANSLATION", "bitranslation"),
       "4_languages/vmsst": _four_languages("4 lang.: VMSST", "vmsst"),
-      "4_languages/full": _four_languages("4 lang.: VMSST (full enc., full dec.)", "vmsst_full"),
+      "4_languages/full": _four_languages(
+        "4 lang.: VMSST (full enc., full dec.)", "vmsst", **_FULL
+      ),
     },
     suite="objectives",
     same=("VOCAB_SIZE", "MAX_LENGTH", "EMBED_DIM", "BATCH_SIZE", "TRAIN_STEPS"),
@@ -253,7 +313,6 @@ COMPARISONS = {
   ),
 }
 
-Bindings = dict[str, Any]
 Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the table and seed
 
 
@@ -292,11 +351,14 @@ def parse_gin(text: str) -> Bindings:
 
 def read_row(row: Row, overrides: Bindings) -> Bindings:
   """Returns the bindings of a row's gin files, its own bindings, and those of the command line."""
-  return read_gin(vmsst.gin_dir() / row.gin_file) | row_overrides(row) | overrides
+  bindings: Bindings = {}
+  for name in row.gin_files:
+    bindings |= read_gin(vmsst.gin_dir() / name)
+  return bindings | row_overrides(row) | overrides
 
 
 def row_overrides(row: Row) -> Bindings:
-  """Returns the settings of a row in addition to its gin file."""
+  """Returns the settings of a row in addition to its gin files."""
   if row.variant is None:
     return dict(row.bindings)
   path = vmsst.gin_dir() / row.variant
@@ -437,10 +499,10 @@ def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_
   return str(made)
 
 
-def train(gin_file: str, run: pathlib.Path, overrides: Bindings) -> None:
-  given = [f"--gin.{name}={as_gin(value)}" for name, value in overrides.items()]
-  command = ["-m", "vmsst.launch.main", "train", f"--gin_file={gin_file}", *given]
-  run_command(f"training of {run}", *command)
+def train(gin_files: Iterable[str], run: pathlib.Path, overrides: Bindings) -> None:
+  arguments = [f"--gin_file={name}" for name in gin_files]
+  arguments += [f"--gin.{name}={as_gin(value)}" for name, value in overrides.items()]
+  run_command(f"training of {run}", "-m", "vmsst.launch.main", "train", *arguments)
 
 
 def as_gin(value: Any) -> str:
@@ -500,7 +562,7 @@ def compare(options: argparse.Namespace) -> None:
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
     if not last.is_dir():
       own |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
-      train(row.gin_file, run, {"MODEL_DIR": str(run), **places, **own})
+      train(row.gin_files, run, {"MODEL_DIR": str(run), **places, **own})
       if not last.is_dir():  # SIGTERM ends training without an error
         raise SystemExit(f"training of {run} was stopped; rerun the same command to resume")
     encoders = {"evaluation": "trained"}

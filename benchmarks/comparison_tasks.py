@@ -12,11 +12,10 @@ from vmsst import languages
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import (
   bitext_mining,
+  bitext_retrieval,
   documents,
-  parallel,
   questions,
   sts,
-  tatoeba,
 )
 from vmsst.search import exact_search
 
@@ -104,13 +103,14 @@ def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[s
   made = {
     "sts": sts.STS,
     "xlsts": _cut(sts.XLSTS, seen),
-    "tatoeba": _cut(tatoeba.BENCHMARK, seen),
-    "tatoeba_all": dataclasses.replace(tatoeba.BENCHMARK, name="tatoeba_all"),
+    "tatoeba": _cut(bitext_retrieval.TATOEBA, seen),
+    "tatoeba_all": dataclasses.replace(bitext_retrieval.TATOEBA, name="tatoeba_all"),
     "mining": _cut(bitext_mining.MINING, seen),
     "mkqa_small": questions.MKQA_SMALL,
     "stsb": _cut(sts.STSB, seen),
     "ntrex": dataclasses.replace(
-      parallel.NTREX, read=functools.partial(parallel.read_ntrex, keep=lambda code: seen([code]))
+      bitext_retrieval.NTREX,
+      read=functools.partial(bitext_retrieval.read_ntrex, keep=lambda code: seen([code])),
     ),
     "sib200": dataclasses.replace(documents.SIB200, read=functools.partial(_read_topics, seen)),
   }
@@ -178,7 +178,7 @@ def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndar
   english = languages.language("en")
   codes = [languages.language(side.language) for side in task.sides]
   searches = [
-    near.index_NK[:, 0] == np.arange(len(near))
+    near.index_NK[:, 0] == np.arange(len(near.index_NK))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
     for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)

@@ -1,7 +1,7 @@
 """Models the time of training steps on absent GPUs and TPUs, from what XLA compiles.
 
-  python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l_8.gin ems.gin
-  python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l_8.gin
+  python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l.gin ems.gin
+  python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l.gin
 
 Each run is `t5x train --dry_run=memory --topology=...` with gin files and bindings, such as
 NUM_MICROBATCHES=4, joined by `+`. The kernels of the compiled step are counted as often as their

@@ -53,7 +53,7 @@ from ems_jax.models import ems as ems_model
 from ems_jax.networks import ems as ems_network
 from vmsst.arrays import devices
 from vmsst.data import vocabularies
-from vmsst.losses import fused_gradients
+from vmsst.losses import vocabulary
 from vmsst.models import bitranslation, contrastive
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import sentence_encoder, t5, transformer
@@ -195,7 +195,7 @@ def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any
   """Sets the chunk of vocabulary projections; None: the default of the device."""
   if chunk is None:
     return contextlib.nullcontext()
-  return mock.patch.object(fused_gradients, "default_chunk", return_value=chunk)
+  return mock.patch.object(vocabulary, "default_chunk", return_value=chunk)
 
 
 # --------------------------------------------------------------------------------------------

@@ -29,11 +29,13 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import measure
 import numpy as np
+
+from vmsst.train import trainer
 
 OURS, THEIRS = "ours", "theirs"
 THRESHOLDS = (60.0, 65.0, 72.0)
@@ -62,19 +64,65 @@ def add_line(folder: pathlib.Path, line: Line) -> None:
 # --------------------------------------------------------------------------------------------
 # Ours
 
+
+class TimedTrainer(trainer.Trainer):
+  """Appends `{"step", "seconds"}` to a file whenever training pauses.
+
+  Args:
+    *args: Those of `Trainer`.
+    log: The file.
+    limit: Seconds of training after which the run stops, to be resumed later.
+    **kwargs: Those of `Trainer`.
+  """
+
+  def __init__(self, *args: Any, log: str, limit: float, **kwargs: Any):
+    super().__init__(*args, **kwargs)
+    self._log, self._limit, self._spent = pathlib.Path(log), limit, 0.0
+    self._write({"started": time.time()})
+
+  def train(self, batches: Any, num_steps: int, start_step: int, **kwargs: Any) -> Any:
+    """Trains as `Trainer` does, until all steps are finished."""
+    began = time.perf_counter()
+    done, metrics = super().train(batches, num_steps, start_step, **kwargs)
+    seconds = time.perf_counter() - began
+    self._spent += seconds
+    self._write({"step": start_step + done, "seconds": seconds})
+    self.stop_training |= self._spent > self._limit
+    return done, metrics
+
+  def _write(self, values: Mapping[str, float]) -> None:
+    with self._log.open("a", encoding="utf-8") as stream:
+      stream.write(json.dumps(values) + "\n")
+
+
+class Reached(trainer.BaseAction):
+  """Stops a run when its accuracy reaches a target.
+
+  Args:
+    target: Accuracy in percent.
+  """
+
+  def __init__(self, target: float):
+    self._target = target
+
+  def run(self, train_state: Any, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Returns whether to stop."""
+    return any(float(x["accuracy/average"]) >= self._target for x in metrics_by_task.values())
+
+
 GIN = """
 from __gin__ import dynamic_registration
 import __main__ as train_script
 from t5x import trainer
 from t5x import utils
-import timed_trainer
+import time_to_accuracy
 ACTIONS = {{
     'TRAIN': [@trainer.TerminateOnNanAction()],
-    'INFER_EVAL': [@timed_trainer.Reached()],
+    'INFER_EVAL': [@time_to_accuracy.Reached()],
 }}
-timed_trainer.Reached.target = {target}
-train_script.train.trainer_cls = @timed_trainer.TimedTrainer
-timed_trainer.TimedTrainer:
+time_to_accuracy.Reached.target = {target}
+train_script.train.trainer_cls = @time_to_accuracy.TimedTrainer
+time_to_accuracy.TimedTrainer:
   num_microbatches = %NUM_MICROBATCHES
   learning_rate_fn = @utils.create_learning_rate_scheduler()
   log = {log!r}
@@ -129,12 +177,12 @@ def read_pairs(data: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 def tatoeba_accuracy(model: Any, data: pathlib.Path) -> float:
   """Returns the mean over languages and directions, in percent."""
-  from vmsst.evaluation.benchmarks import tatoeba
+  from vmsst.evaluation.benchmarks import bitext_retrieval
 
   found = []
-  paths = tatoeba.paths_in(data / "tatoeba")
+  paths = bitext_retrieval.tatoeba_files(data / "tatoeba")
   for code in LANGUAGES:
-    task = tatoeba.task(code, *paths[code])
+    task = bitext_retrieval.tatoeba_task(code, *paths[code])
     sides = [model.encode(list(side.texts), batch_size=_BATCH) for side in task.sides]
     found += [result.metrics["average"] for result in task.score(*sides)]
   return float(np.mean(found))

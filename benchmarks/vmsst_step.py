@@ -40,7 +40,7 @@ from vocab_projection import matmul
 
 from vmsst import arrays
 from vmsst.data import vocabularies
-from vmsst.models import generation
+from vmsst.models import bitranslation
 from vmsst.models import vmsst as vmsst_model
 from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
@@ -55,13 +55,13 @@ TOLERANCE = 1e-4
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: replacements of `generation.score`
+# The variants: replacements of `bitranslation.score`
 
 
 def dense_score(network, params, tokens, embedded, languages, sentence, weights, *, dropout_rng):
   """Scores all rows in one decoder call with the concatenated projection; counts no tokens."""
   tokens_NT, embedded_NTD, languages_N, sentence_NZ, weights_N = map(
-    generation.rows, (tokens, embedded, languages, sentence, weights)
+    bitranslation.rows, (tokens, embedded, languages, sentence, weights)
   )
   hidden_NTD = networks.run(
     network, params, "decode", embedded_NTD, languages_N, sentence_NZ, dropout_rng=dropout_rng
@@ -74,10 +74,12 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
   nll_M = jax.nn.logsumexp(logits_MV, axis=1) - target_M1[:, 0]
   nll_BRT = jnp.where(tokens != arrays.PAD_ID, nll_M.reshape(tokens.shape), 0.0)
   weighted = jnp.sum(weights_N.reshape(weights.shape)[..., None] * nll_BRT)
-  return generation.Scores(weighted, jax.lax.stop_gradient(nll_BRT), jnp.zeros(tokens.shape, bool))
+  return bitranslation.Scores(
+    weighted, jax.lax.stop_gradient(nll_BRT), jnp.zeros(tokens.shape, bool)
+  )
 
 
-def one_by_one(score: Callable[..., generation.Scores]) -> Callable[..., generation.Scores]:
+def one_by_one(score: Callable[..., bitranslation.Scores]) -> Callable[..., bitranslation.Scores]:
   """Returns a function that calls `score` for each row of the pairs separately."""
 
   def each(network, params, *arrays, dropout_rng):
@@ -86,16 +88,16 @@ def one_by_one(score: Callable[..., generation.Scores]) -> Callable[..., generat
       for row in range(arrays[0].shape[1])
     ]
     weighted, *per_token = zip(*scores, strict=True)
-    return generation.Scores(sum(weighted), *(jnp.concatenate(x, axis=1) for x in per_token))
+    return bitranslation.Scores(sum(weighted), *(jnp.concatenate(x, axis=1) for x in per_token))
 
   return each
 
 
-SCORES: dict[str, Callable[..., generation.Scores]] = {
+SCORES: dict[str, Callable[..., bitranslation.Scores]] = {
   BASELINE: one_by_one(dense_score),
-  "four_calls": one_by_one(generation.score),
+  "four_calls": one_by_one(bitranslation.score),
   "dense": dense_score,
-  OURS: generation.score,
+  OURS: bitranslation.score,
 }
 CONCATENATING = (BASELINE, "dense")
 
@@ -151,7 +153,7 @@ def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]
   """Returns the function that computes loss, metrics and gradients."""
 
   def run(params, batch, rng):
-    with mock.patch.object(generation, "score", SCORES[variant]):
+    with mock.patch.object(bitranslation, "score", SCORES[variant]):
       return jax.value_and_grad(model.loss_fn, has_aux=True)(params, batch, rng, 1000)
 
   return run

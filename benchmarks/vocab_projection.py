@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import measure
 
 from vmsst.arrays import devices
-from vmsst.losses import fused_gradients, vocabulary
+from vmsst.losses import vocabulary
 
 BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 
@@ -45,7 +45,7 @@ BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 # The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). For dense,
 # the third argument has both kernels and the fourth is None.
 
-matmul = fused_gradients.matmul
+matmul = vocabulary.matmul
 
 
 def nll(logits_MV: jax.Array, targets_BT: jax.Array) -> jax.Array:
@@ -199,7 +199,7 @@ def report(
   }
   if variant == OURS:
     device = devices.of_kind(line["device"])
-    default = fused_gradients.default_chunk(options.vocabulary, device)
+    default = vocabulary.default_chunk(options.vocabulary, device)
     line["chunk"] = options.chunk or default
   if lower_bound:
     line["share_of_lower_bound"] = round(lower_bound / min(seconds), 3)

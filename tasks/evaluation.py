@@ -20,8 +20,8 @@ from vmsst import errors, storage
 from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
+from vmsst.evaluation.benchmarks import bitext_retrieval
 from vmsst.evaluation.benchmarks import questions as questions_lib
-from vmsst.evaluation.benchmarks import tatoeba as tatoeba_lib
 from vmsst.formats import encoder_json
 from vmsst.io import checksums
 from vmsst.languages import Language, language
@@ -57,7 +57,7 @@ def tatoeba(
     InputError: the folder or a language does not exist.
   """
   folder = storage.path(storage.absolute(root))
-  paths = tatoeba_lib.paths_in(folder)
+  paths = bitext_retrieval.tatoeba_files(folder)
   codes = {language(code): code for code in sorted(paths)}
   wanted = [*codes] if languages is None else [*map(language, languages)]
   if missing := [x.name for x in wanted if x not in codes]:
@@ -67,7 +67,7 @@ def tatoeba(
   chosen = [codes[x] for x in wanted]
 
   def load() -> list[suite_lib.Task]:
-    return [tatoeba_lib.task(code, *paths[code]) for code in chosen]
+    return [bitext_retrieval.tatoeba_task(code, *paths[code]) for code in chosen]
 
   key = (str(folder), chosen, [storage.version(x) for code in chosen for x in paths[code]])
   return _register("tatoeba", key, "test", load, vocabulary, max_length)
@@ -105,7 +105,7 @@ def sample_retrieval(
 
     english = texts("en")
     return [
-      tatoeba_lib.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
+      bitext_retrieval.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
     ]
 
   key = (chosen, num_meanings)
@@ -200,7 +200,7 @@ def suite(
     benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
     paq_distractors: Random questions of PAQ to search, in addition to right ones; see
-      `knowledge_search.sample`.
+      `questions.knowledge_sample`.
     training_languages: Codes of the languages of the training data, which count as seen; None:
       unknown.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
@@ -226,7 +226,7 @@ def suite(
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages, benchmark.options, versions),
+        (str(folder), training_languages, paq_distractors, versions),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,
@@ -316,7 +316,7 @@ def _pair_task(
   """Returns the task of retrieving translations among the texts of a language pair."""
   source, target = map(readers.language_code, pair)
   texts = [*zip(*rows, strict=True)]
-  return tatoeba_lib.retrieval_task(name, (source, target), texts, "target", several=True)
+  return bitext_retrieval.retrieval_task(name, (source, target), texts, "target", several=True)
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:

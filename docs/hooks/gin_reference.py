@@ -20,7 +20,6 @@ FOLDERS = {
   "meshes": "Meshes and devices",
   "": "Run files",
   "ablations": "Ablations of VMSST",
-  "comparison": "Comparisons at a small size",
   "ems": "EMS: ablations and variants",
   "soft": "Soft contrastive learning and distillation",
   "models": "Models",

@@ -7,32 +7,110 @@ the softmax's log-sum and the logits of those tokens:
 
 Each sentence has one row of logits, not one per token, and no row of targets. Logits exist for a
 few sentences at a time, and their gradients are computed in the forward pass (see
-`vmsst.losses.fused_gradients`). The results are exact.
+`vmsst.losses.vocabulary`). The results are exact.
+
+A target distribution is a list of tokens with their shares, never an array of vocabulary size. The
+shares of a token that is listed twice add up. The paper does not define the length of a sentence;
+here it is the number of its tokens, including unknown ones, without padding. EMS's vocabulary has
+neither BOS nor EOS. For vocabularies that do (<s> and </s>, [CLS] and [SEP]), `special_ids`
+excludes them, because they carry no information about the sentence.
 
 Axes: `E` input of the vocabulary projection, `C` sentences of one chunk, `N` chunks.
 
-Reference: the EMS paper, section III-B.
+References: the EMS paper, section III-B; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from ems_jax.losses import token_targets
+from vmsst import arrays
 from vmsst.arrays import devices, layouts
-from vmsst.losses import fused_gradients
+from vmsst.losses import vocabulary
+
+
+class TokenTargets(NamedTuple):
+  """A distribution over the vocabulary for each sentence.
+
+  Attributes:
+    tokens_BT: Tokens in any order.
+    share_BT: Probability that each position adds to its token; 0 at padding.
+  """
+
+  tokens_BT: Int[Array, "B T"]
+  share_BT: Float[Array, "B T"]
+
+
+def is_word(tokens: Int[Array, "... T"], special_ids: Sequence[int]) -> Bool[Array, "... T"]:
+  """Returns True at tokens that are neither padding nor one of `special_ids`."""
+  return ~jnp.isin(tokens, jnp.array((arrays.PAD_ID, *special_ids)))
+
+
+def xtr_targets(
+  tokens_BT: Int[Array, "B T"], *, special_ids: Sequence[int] = (), count_repeats: bool = True
+) -> TokenTargets:
+  """Returns the token distribution of each sentence: p(w) = N_w / |S| (EMS paper, equation 7).
+
+  In a sentence without tokens, all shares are 0.
+
+  Args:
+    tokens_BT: The sentence to predict, the other side of the pair; 0 is padding.
+    special_ids: Ids in addition to padding that do not count as tokens, such as BOS and EOS.
+    count_repeats: If False, a token has the share 1 / |S| however often it occurs, as in the
+      released code; shares may then sum to less than 1.
+  """
+  is_token_BT = is_word(tokens_BT, special_ids)
+  length_B1 = jnp.sum(is_token_BT, axis=1, keepdims=True, dtype=jnp.float32)
+  if not count_repeats:
+    same_BTT = tokens_BT[:, :, None] == tokens_BT[:, None, :]
+    occurred_before_BT = jnp.any(jnp.tril(same_BTT, k=-1), axis=2)
+    is_token_BT &= ~occurred_before_BT
+  return TokenTargets(tokens_BT, is_token_BT / jnp.maximum(length_B1, 1.0))
+
+
+def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
+  """Returns targets of the unified generative task: half other sentence, half own masked token.
+
+  p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
+
+  The weights are those of the code released with Mao et al. 2021, which masks one random token in
+  one sentence of a pair. The sentence without a mask keeps the XTR targets.
+
+  Args:
+    targets: The XTR targets, [B, T].
+    masked_B: The masked token of the encoded sentence (the one that predicts `targets`); 0 if it
+      has no mask.
+
+  Returns:
+    The targets, [B, T + 1].
+  """
+  masked_B1 = masked_B[:, None]
+  half_B1 = 0.5 * (masked_B1 != arrays.PAD_ID)
+  return TokenTargets(
+    jnp.concatenate([targets.tokens_BT, masked_B1], axis=1),
+    jnp.concatenate([(1.0 - half_B1) * targets.share_BT, half_B1], axis=1),
+  )
+
+
+def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
+  """Returns sum_w p(w) log p(w) of each distribution, in nats."""
+  # Summing share * log(p of its token) over positions adds up the shares of each token.
+  same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
+  probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
+  log_BT = jnp.log(jnp.where(targets.share_BT > 0, probability_BT, 1.0))
+  return jnp.sum(targets.share_BT * log_BT, axis=1)
 
 
 def weighted_kl(
   hidden_BE: Float[Array, "B E"],
   kernel_EV: Float[Array, "E V"],
-  targets: token_targets.TokenTargets,
+  targets: TokenTargets,
   weights_B: Float[Array, "B"],
   *,
   chunk: int | None = None,
@@ -54,22 +132,22 @@ def weighted_kl(
   Args:
     hidden_BE: One vector per sentence.
     kernel_EV: Kernel of the logits; for an embedding table, its transpose.
-    targets: Distribution that each vector must predict (see `token_targets`). Shares need not sum
+    targets: Distribution that each vector must predict (see `xtr_targets`). Shares need not sum
       to 1. A token outside the vocabulary makes the sum NaN.
     weights_B: Weight of each sentence in the sum.
     chunk: Sentences whose logits a device holds at a time; None: by the device
-      (`fused_gradients.default_chunk`), 512 on a CPU.
+      (`vocabulary.default_chunk`), 512 on a CPU.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
     ValueError: `chunk` is below 1.
   """
-  fused_gradients.check_chunk(chunk)
+  vocabulary.check_chunk(chunk)
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
   targets = jax.lax.stop_gradient(targets)
   with jax.named_scope("projection"):
     total, cross_entropy_B = _cross_entropy(plan, _Inputs(hidden_BE, kernel_EV, weights_B), targets)
-  negative_entropy_B = token_targets.negative_entropy(targets)
+  negative_entropy_B = negative_entropy(targets)
   return total + jnp.sum(weights_B * negative_entropy_B), cross_entropy_B + negative_entropy_B
 
 
@@ -103,12 +181,12 @@ class _Plan(NamedTuple):
     """Returns the plan for the current mesh and axis rules."""
     batch_axes, vocab_axes = layouts.mesh_axes(batch=batch, vocab=vocab_size)
     columns = layouts.local_size(vocab=vocab_size)
-    chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
+    chunk = chunk or vocabulary.default_chunk(columns, devices.current())
     return cls(batch_axes, vocab_axes, vocab_size, chunk, dtype)
 
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns `a @ b` with operands in the plan's dtype."""
-    return fused_gradients.matmul(a, b, self.dtype)
+    return vocabulary.matmul(a, b, self.dtype)
 
   def cut(self, x: jax.Array) -> jax.Array:
     """Returns [B, ...] as [N, C, ...]: the fewest chunks of equal size, zeros at the end."""
@@ -151,7 +229,7 @@ class _Plan(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(
-  plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
+  plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array]:
   """Returns sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's value."""
   values = plan.on_mesh(functools.partial(_values, plan), plan.rows)
@@ -160,7 +238,7 @@ def _cross_entropy(
 
 
 def _forward(
-  plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
+  plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[tuple[jax.Array, jax.Array], _Inputs]:
   """Computes `_cross_entropy` and the gradients of its sum."""
   outputs = (plan.rows, plan.rows, plan.columns)
@@ -171,10 +249,10 @@ def _forward(
   return (jnp.sum(inputs.weights_B * cross_entropy_B), cross_entropy_B), gradients
 
 
-_cross_entropy.defvjp(_forward, fused_gradients.scale_gradients)
+_cross_entropy.defvjp(_forward, vocabulary.scale_gradients)
 
 
-def _values(plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets) -> jax.Array:
+def _values(plan: _Plan, inputs: _Inputs, targets: TokenTargets) -> jax.Array:
   """Returns the cross-entropy of a device's sentences."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
 
@@ -187,7 +265,7 @@ def _values(plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets) -
 
 
 def _values_and_gradients(
-  plan: _Plan, inputs: _Inputs, targets: token_targets.TokenTargets
+  plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns a device's cross-entropies and gradients of hidden states and its kernel part."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
@@ -204,9 +282,7 @@ def _values_and_gradients(
     )
     scale_C1 = (weights_C * mass_C / scored.total_C)[:, None]
     hidden_gradient_CE = scale_C1 * plan.matmul(gradient_CV, kernel_EV.T)
-    kernel_gradient_EV = fused_gradients.product_of_rows(
-      scale_C1 * hidden_CE, gradient_CV, plan.dtype
-    )
+    kernel_gradient_EV = vocabulary.product_of_rows(scale_C1 * hidden_CE, gradient_CV, plan.dtype)
     return kernel_gradient_EV, (scored.cross_entropy_C, hidden_gradient_CE)
 
   def step(sum_EV: jax.Array, chunk: tuple[Any, ...]) -> tuple[jax.Array, Any]:
@@ -218,7 +294,7 @@ def _values_and_gradients(
     # Skip the sum over chunks: for few sentences it costs more than softmax and targets.
     kernel_gradient_EV, parts = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
-    start_EV = jnp.zeros(kernel_EV.shape, fused_gradients.accumulation_dtype(plan.dtype))
+    start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))
     kernel_gradient_EV, parts = jax.lax.scan(step, start_EV, chunks)
   cross_entropy_NC, hidden_gradient_NCE = parts
   batch, width = inputs.hidden_BE.shape
@@ -247,7 +323,7 @@ class _Scored(NamedTuple):
 
 
 def _score(
-  plan: _Plan, hidden_CE: jax.Array, kernel_EV: jax.Array, targets: token_targets.TokenTargets
+  plan: _Plan, hidden_CE: jax.Array, kernel_EV: jax.Array, targets: TokenTargets
 ) -> _Scored:
   """Scores sentences; the vocabulary may be sharded over devices."""
   logits_CV = plan.matmul(hidden_CE, kernel_EV)

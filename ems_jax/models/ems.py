@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ems_jax.losses import ranking, token_targets, xtr
+from ems_jax.losses import ranking, xtr
 from ems_jax.networks import ems
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, gradient_caching, matryoshka
+from vmsst.models import base, bitranslation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -119,9 +119,9 @@ class EmsModel(base.BitextModel):
     within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
     sides).
     """
-    pairs = generation.pairs_in_batch(batch)
+    pairs = bitranslation.pairs_in_batch(batch)
     count = len(pairs.tokens_B2T)
-    mask_rng, encoder_rng = generation.split_rng(dropout_rng, 2)
+    mask_rng, encoder_rng = bitranslation.split_rng(dropout_rng, 2)
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
     if self.masking != "none" and mask_rng is not None:
       words_B2U, masked_B2 = mask_one_token(
@@ -158,21 +158,21 @@ class EmsModel(base.BitextModel):
     self,
     params: Any,
     vector_B2S: Float[Array, "B 2 S"],
-    pairs: generation.Pairs,
+    pairs: bitranslation.Pairs,
     masked_B2: Int[Array, "B 2"],
   ) -> _Term:
     """Returns equation 6: each sentence predicts the other side of its pair."""
     count = len(vector_B2S)
-    other_language_N = generation.rows(generation.other_side(pairs.languages_B2))
-    targets = token_targets.xtr_targets(
-      generation.rows(generation.other_side(pairs.tokens_B2T[..., self._leading :])),
+    other_language_N = bitranslation.rows(bitranslation.other_side(pairs.languages_B2))
+    targets = xtr.xtr_targets(
+      bitranslation.rows(bitranslation.other_side(pairs.tokens_B2T[..., self._leading :])),
       special_ids=self.vocabulary.special_ids,
       count_repeats=self.count_repeats,
     )
     if self.masking == "ugt":
-      targets = token_targets.ugt_targets(targets, generation.rows(masked_B2))
+      targets = xtr.ugt_targets(targets, bitranslation.rows(masked_B2))
     loss, kl_N = xtr.weighted_kl(
-      self._apply(params, generation.rows(vector_B2S), other_language_N, method="xtr_hidden"),
+      self._apply(params, bitranslation.rows(vector_B2S), other_language_N, method="xtr_hidden"),
       self._apply(params, method="xtr_kernel"),
       targets,
       jnp.full(2 * count, 1 / count),
@@ -185,7 +185,7 @@ class EmsModel(base.BitextModel):
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
       raise errors.InputError(f"a batch of {count} has no {groups} equal groups; choose a divisor")
-    compared_NC = self._apply(params, generation.rows(vector_B2S), method="compared")
+    compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="compared")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(
       compared[:, :, 0], compared[:, :, 1]
@@ -216,7 +216,7 @@ def mask_one_token(
     The tokens, and the masked token of each side or 0. A side without tokens is not changed.
   """
   side_rng, token_rng = jax.random.split(rng)
-  is_token_B2T = token_targets.is_word(tokens_B2T, special_ids)
+  is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]

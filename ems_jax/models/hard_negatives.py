@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ems_jax.losses import ranking
 from vmsst import arrays
 from vmsst.losses import contrastive
-from vmsst.models import base, generation, gradient_caching, matryoshka
+from vmsst.models import base, bitranslation, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 
 
@@ -85,7 +85,7 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
       return tuple(
         gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
-        for tokens_BRU, part_rng in zip(tokens, generation.split_rng(rng, 2), strict=True)
+        for tokens_BRU, part_rng in zip(tokens, bitranslation.split_rng(rng, 2), strict=True)
       )
 
     tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])

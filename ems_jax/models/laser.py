@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ems_jax.networks import laser
 from vmsst import arrays, errors, languages
 from vmsst.losses import vocabulary
-from vmsst.models import base, generation
+from vmsst.models import base, bitranslation
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -98,12 +98,12 @@ class LaserModel(base.BitextModel):
     tokens_per_example (real tokens of both sides). A batch without translations has loss 0; metrics
     of only such batches are NaN.
     """
-    pairs = generation.pairs_in_batch(batch)
+    pairs = bitranslation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
     first, second = translations(pairs, is_target_B2)
     tokens = (first.tokens + second.tokens).astype(jnp.float32)
     weight = 1 / jnp.maximum(tokens, 1)
-    first_rng, second_rng = generation.split_rng(dropout_rng, 2)
+    first_rng, second_rng = bitranslation.split_rng(dropout_rng, 2)
     loss, correct = self._score(params, first, weight, first_rng)
     # Skip the second direction if no pair has two target languages.
     second_loss, second_correct = jax.lax.cond(
@@ -152,7 +152,7 @@ class LaserModel(base.BitextModel):
 
 
 def translations(
-  pairs: generation.Pairs, is_target_B2: Bool[Array, "B 2"]
+  pairs: bitranslation.Pairs, is_target_B2: Bool[Array, "B 2"]
 ) -> tuple[Translations, Translations]:
   """Returns the first and the second translation of each pair, if it has them.
 

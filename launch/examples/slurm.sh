@@ -13,7 +13,7 @@
 
 source "$HOME/venv/bin/activate" || exit                    # change
 train=(
-  t5x train --gin_file=vmsst_24l.gin --gin_file=meshes/24l_32.gin
+  t5x train --gin_file=vmsst_24l.gin --gin_file=meshes/24l.gin
   --gin.MODEL_DIR="'/scratch/vmsst'"                        # change
   --gin.OPUS_DATA_DIR="'/scratch/tfds'"                     # change
   --gin.VOCABULARY_PATH="'/scratch/sentencepiece.model'"    # change

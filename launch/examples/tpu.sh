@@ -22,7 +22,7 @@ stop() { stopped=1; kill -TERM "$pid" 2>/dev/null; }
 stopped=
 pid=
 trap stop TERM
-t5x train --gin_file=vmsst_24l.gin --gin_file=meshes/24l_32.gin \
+t5x train --gin_file=vmsst_24l.gin --gin_file=meshes/24l.gin \
   --gin.MODEL_DIR="'gs://bucket/runs/vmsst'" \
   --gin.OPUS_DATA_DIR="'gs://bucket/tfds'" \
   --gin.VOCABULARY_PATH="'gs://bucket/mt5/sentencepiece.model'" & # change

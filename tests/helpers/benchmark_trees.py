@@ -38,18 +38,17 @@ def _pairs():
   texts, scores = [row[1:] for row in rated], [row[:1] for row in rated]
   found = {
     "sts/STS12.MSRpar.tsv": rated,
-    "sts/JSTS.ja.valid.tsv": rated,
-    "sts/STS13-en/in/STS.input.FNWN.txt": texts,
-    "sts/STS13-en/in/STS.gs.FNWN.txt.gz": scores,
+    "sts/2013/STS.input.FNWN.txt": texts,
+    "sts/2013/STS.gs.FNWN.txt.gz": scores,
     "xlsts/STS17.track1.ar-ar.tsv.gz": rated,
-    "xlsts/in/STS.input.track5.en-en.txt": texts,
-    "xlsts/gold/x/STS.gs.track5.en-en.txt": scores,
+    "xlsts/STS.input.track5.en-en.txt": texts,
+    "xlsts/STS.gs.track5.en-en.txt": scores,
     "stsb/stsb.de.tsv": [("test", "f", 2012, n, n, f"ein {n}", f"zwei {n % 3}") for n in range(4)],
     "ted/all_talks_train.tsv": [(*_TED, "talk_name")]
     + [(*(f"{code} {n}" for code in _TED), "talk") for n in range(4)],
     "tatoeba/.hidden": ["not part of the data"],
   }
-  for path in ("mining/de-en", "bucc2018/de-en.training", "bucc2018/de-en/de-en.test"):
+  for path in ("mining/de-en", "bucc2018/de-en.training"):
     for code in ("de", "en"):
       found[f"{path}.{code}"] = [(f"{code}{n}", f"s {n}") for n in range(4)]
     found[f"{path}.gold"] = [("de1", "en1"), ("de2", "en2")]
@@ -60,7 +59,6 @@ def _aligned():
   """Returns files of five sentences, which share them up to a word."""
   words = {
     "tatoeba/tatoeba.deu-eng.deu": "ja", "tatoeba/tatoeba.deu-eng.eng.gz": "yes",
-    "flores200/dev/eng_Latn.dev": "a", "flores200/dev/deu_Latn.dev.gz": "ein",
     "flores200/devtest/eng_Latn.devtest": "a", "flores200/devtest/deu_Latn.devtest.gz": "ein",
     "flores200/devtest_augmented/eng_Latn_augmented.devtest": "no",
     "ntrex/NTREX-128/newstest2019-src.eng.txt": "a",

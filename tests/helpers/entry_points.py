@@ -92,8 +92,8 @@ def ems_files() -> Files:
   model = sentencepiece_model()
   pieces = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
   sizes = {
-    "vocab_size": pieces, "emb_dim": 16, "mlp_dim": 24, "num_layers": 1, "max_positions": 12,
-    "language_dim": None, "share_embedding": True, "projection_dim": 5,
+    "vocab_size": pieces, "emb_dim": 16, "num_heads": 2, "mlp_dim": 24, "num_layers": 1,
+    "max_positions": 12, "language_dim": None, "share_embedding": True, "projection_dim": 5,
   }  # fmt: skip
   weights = _weights(ems.rows(sizes))
   table = weights["model.bert.embedding.word_embedding.embedding.weight"]

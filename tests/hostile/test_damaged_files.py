@@ -24,7 +24,8 @@ import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.evaluation import benchmarks, results_files
-from vmsst.evaluation.benchmarks import files, knowledge_search
+from vmsst.evaluation.benchmarks import files
+from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import tensors
 from vmsst.io import archives, line_spans, text_fields, text_files
 from vmsst.opus import releases
@@ -69,7 +70,7 @@ def all_benchmarks(folder):
 
 def questions(folder):
   for span in line_spans.cut([str(folder / "a.jsonl")], 2).spans:
-    list(files.parsed(span.read(), knowledge_search.Question, span.name, span.first))
+    list(files.parsed(span.read(), questions_lib.Question, span.name, span.first))
 
 
 def texts(folder):

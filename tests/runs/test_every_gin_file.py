@@ -17,18 +17,15 @@ pytestmark = pytest.mark.slow
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
   path.relative_to(ROOT).as_posix()
-  for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
+  for pattern in ("*.gin", "ablations/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
 # Start from a released encoder, as test_from_imports.py and test_finetuning.py train.
-FROM_IMPORTS = re.compile(
-  r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin|comparison/released.*"
-)
+FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin")
 FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
 # Reads a dataset like that of `vmsst data build`; the other files of paper size read text files.
 OF_OPUS = "soft_contrastive.gin"
 STEPS, PERIOD = 20, 5
-TEACHER = f"checkpoint_{STEPS + 10}"
 
 TINY = """
 EMBED_DIM = 16
@@ -80,10 +77,6 @@ OF_ONE_FILE = {
     *TINY_EMS.strip().splitlines(),
     "decoder/transformer.TransformerConfig.emb_dim = 56",  # 8 + 32 + 16
   ],
-  "comparison/ems_laser.gin": [
-    *TINY_EMS.strip().splitlines(),
-    "decoder/transformer.TransformerConfig.emb_dim = 368",  # 320 + 32 + 16
-  ],
   "ems/t5_encoder.gin": TINY_T5.strip().splitlines(),
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
 }
@@ -118,8 +111,6 @@ for file, own in plan["files"].items():
   required = gin_utils.unset_macros()
   folder = pathlib.Path(plan["folder"], file.removesuffix(".gin"))
   macros = {**dict.fromkeys(required, plan["folder"]), **plan["macros"], "MODEL_DIR": str(folder)}
-  if "student" in file:  # starts from the teacher
-    macros["INITIAL_CHECKPOINT_PATH"] = plan["teacher"]
   bindings = [f"{name} = {value!r}" for name, value in macros.items() if name in defined]
   parse(files, [*plan["bindings"], *own, *bindings])
   gin.get_configurable(train)()
@@ -153,8 +144,7 @@ def write_teacher(folder):
 
 def bindings_of(file):
   """Returns the bindings that make a file's model tiny."""
-  student = "soft" in file or "student" in file
-  tiny = TINY_STUDENT if student else TINY_EMS if file.startswith("ems") else TINY_T5
+  tiny = TINY_STUDENT if "soft" in file else TINY_EMS if file.startswith("ems") else TINY_T5
   if file.startswith("laser"):
     tiny = TINY_LASER
   return [*tiny.strip().splitlines(), *OF_ONE_FILE.get(file, [])]
@@ -174,7 +164,6 @@ def train(folder, files):
   plan = {
     "root": str(ROOT),
     "folder": str(folder / "runs"),
-    "teacher": str(folder / "runs" / TEACHER),
     "of_opus": OF_OPUS,
     "opus": {name: [line[:2] for line in lines] for name, lines in rows.items()},
     "files": {file: bindings_of(file) for file in files},

@@ -16,7 +16,7 @@ from vmsst.opus import recipes
 ROOT = vmsst.gin_dir()
 RUN_FILES = sorted(
   path.relative_to(ROOT).as_posix()
-  for pattern in ("*.gin", "ablations/*.gin", "comparison/*.gin", "ems/*.gin", "soft/*.gin")
+  for pattern in ("*.gin", "ablations/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
 # Files to put after the run file, for `t5x eval` and `t5x infer`: function, required macros,
@@ -26,23 +26,21 @@ FOLLOWING = {
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
-# Run files on meshes that divide the batch: its parts as microbatches and as slices.
+# Run files with settings for meshes/24l.gin that divide the batch, as in docs/scaling.md: its
+# parts as microbatches and as slices.
 ON_MESH = {
-  ("vmsst_24l.gin", "meshes/24l_1.gin"): (8, 1),
-  ("vmsst_24l.gin", "meshes/24l_8.gin"): (4, 1),
-  ("vmsst_contrastive_24l.gin", "meshes/24l_32.gin"): (1, 1),
-  ("vmsst_contrastive_24l.gin", "meshes/contrastive_24l_1.gin"): (1, 16),
-  ("contrastive_24l.gin", "meshes/contrastive_24l_8.gin"): (1, 4),
+  ("vmsst_24l.gin", "NUM_MICROBATCHES = 8"): (8, 1),
+  ("vmsst_contrastive_24l.gin", ""): (1, 1),
+  ("contrastive_24l.gin", "EMBEDDING_SLICES = 16"): (1, 16),
 }
-# Number of shards of the token table and of a feed-forward kernel.
+# Number of shards of the token table and of a feed-forward kernel, by a mesh file and a binding.
 CUT = {
-  "meshes/data_parallel.gin": (1, 1),
-  "meshes/fully_sharded.gin": (8, 8),
-  "meshes/tensor_parallel.gin": (2, 2),
-  "meshes/vocabulary_sharded.gin": (2, 1),
-  "both.gin": (8, 8),
+  ("", ""): (1, 1),
+  ("meshes/fully_sharded.gin", ""): (8, 8),
+  ("", "NUM_PARTITIONS = 2"): (2, 2),
+  ("meshes/vocabulary_sharded.gin", ""): (2, 1),
+  ("meshes/fully_sharded.gin", "NUM_PARTITIONS = 2"): (8, 8),
 }
-BOTH_MESHES = "include 'meshes/tensor_parallel.gin'\ninclude 'meshes/fully_sharded.gin'\n"
 # Pairs of Table 11 of the soft contrastive paper by the bindings that select them, as soft/me5.gin
 # documents.
 ONE_PAIR = {
@@ -180,7 +178,6 @@ VARIANTS = {
   "ablations/vmsst_24l_1_decoder_layer": {"num_decoder_layers": 1},
   "ablations/vmsst_24l_no_kl": {"kl_weight": 0},
   "ablations/vmsst_24l_single_encoder": {"single_encoder": True},
-  "ablations/vmsst_24l_single_encoder_no_language": {"single_encoder": True, **_NO_LANGUAGE},
   "ablations/vmsst_24l_no_encoder_language": _NO_LANGUAGE,
   "ablations/vmsst_24l_no_decoder_language": {"decoder_language_embedding": False},
   "ablations/vmsst_6l_full": {
@@ -196,7 +193,6 @@ VARIANTS = {
   "ems/shared_embedding": {"share_embedding": True},
   "ems/ugt": {"masking": "ugt", "mask_id": 2},
   "ems/labse_vanilla": {**_NO_XTR, **_NO_MLP, **_AMS},
-  "ems/labse_vanilla_scale_100": {**_NO_XTR, **_NO_MLP, **_AMS, "scale": 100},
   "ems/labse_mlp": {**_NO_XTR, **_AMS},
   "ems/labse_joint": _AMS,
   "ems/language_table": {"num_languages": 60_000},
@@ -289,14 +285,14 @@ def numbers():
 def bindings_of(value):
   return gin.get_bindings(f"{value.__module__.rpartition('.')[2]}.{value.__name__}")
 
-def bind(defined, required, follow=()):
+def bind(defined, required, follow=(), extra=()):
   # No data here: task names replace what would register them.
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
   of_encoder = {x for x in named if gin.config._CONFIG[(x, "gin.macro")]["value"] == ""}
   values = dict.fromkeys((*required, *named - of_encoder), "placeholder")
   own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
   values |= {name: own[name] for name in own.keys() & values.keys()}
-  bindings = [f"{name} = {value!r}" for name, value in values.items()]
+  bindings = [*(f"{name} = {value!r}" for name, value in values.items()), *filter(None, extra)]
   gin_utils.parse_gin_flags([], follow, bindings)  # in addition to what is parsed
   gin.get_configurable(train)()
 
@@ -373,9 +369,9 @@ def follow(function, file):
     "model": type(bound["model"]).__name__,
   }
 
-def on_mesh(file, mesh):
+def on_mesh(file, binding):
   parse(file, finalize=False)
-  bind(macros()[0], gin_utils.unset_macros(), follow=[mesh])
+  bind(macros()[0], gin_utils.unset_macros(), ["meshes/24l.gin"], [binding])
   model, parts = given["train"]["model"], gin.query_parameter("%NUM_MICROBATCHES") or 1
   model.check_microbatches(parts)
   return {
@@ -384,8 +380,8 @@ def on_mesh(file, mesh):
     "scan_layers": model.network.config.scan_layers,
   }
 
-def shards(mesh):
-  parse("quickstart.gin", finalize=False, follow=[mesh])
+def shards(mesh, binding):
+  parse("quickstart.gin", filter(None, [binding]), False, filter(None, [mesh]))
   partitioner = gin.get_configurable(partitioning.PjitPartitioner)()
   with partitioner.context():
     specs = [logical_to_mesh_axes(axes) for axes in (("vocab", "embed"), ("mlp", "embed"))]
@@ -394,7 +390,7 @@ def shards(mesh):
 
 following = json.loads(sys.argv[3])
 reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[5])}}
-reports["shards"] = {mesh: shards(mesh) for mesh in json.loads(sys.argv[6])}
+reports["shards"] = [shards(*mesh) for mesh in json.loads(sys.argv[6])]
 reports |= {file: report(file) for file in sys.argv[7:]}
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
@@ -413,7 +409,7 @@ def reports(tmp_path_factory):
     ),
     **{row_name(*row): f"include '{row[0]}.gin'\n{row[1]}\n" for row in SOFT_ROWS},
   }
-  for name, text in {**extra, "both.gin": BOTH_MESHES}.items():
+  for name, text in extra.items():
     (folder / name).write_text(text)
   files = [*RUN_FILES, *(folder / name for name in extra)]
   output = folder / "reports.json"
@@ -426,9 +422,9 @@ def reports(tmp_path_factory):
 
 
 # Sizes for 2 cores, of no paper.
-SMALL = re.compile(r"finetune|contrastive_short|.*_small|comparison/.*")
+SMALL = re.compile(r"finetune|contrastive_short|.*_small")
 # The papers sample batches at random from all pairs, or from those of one language pair.
-OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*|comparison/student_.*")
+OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*")
 
 
 def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports):
@@ -460,8 +456,8 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
     expected = {"required": required, "checkpoint": checkpoint, "output_dir": f"/run/{output}"}
     expected |= {"task": "placeholder", "model": "VmsstModel"}
     assert reports[file] | expected == reports[file]
-  for (file, mesh), parts in ON_MESH.items():
-    found = reports["on_mesh"][f"{file} {mesh}"]
+  for (file, binding), parts in ON_MESH.items():
+    found = reports["on_mesh"][f"{file} {binding}"]
     assert found == {"microbatches": parts[0], "slices": parts[1], "scan_layers": True}
   plain, own = reports["vmsst_24l_mt5.gin"], reports["own_files.gin"]
   assert set(own["required"]) == {*plain["required"], "PATTERNS"}
@@ -524,7 +520,7 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
 
 
 def test_each_mesh_cuts_what_it_says(reports):
-  assert {mesh: tuple(cut) for mesh, cut in reports["shards"].items()} == CUT
+  assert [*map(tuple, reports["shards"])] == [*CUT.values()]
 
 
 @pytest.mark.slow
@@ -538,8 +534,8 @@ def test_meshes_do_not_change_the_losses(tmp_path):
     rows = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
     return [row["loss"] for row in rows if "loss" in row]
 
-  (tmp_path / "both.gin").write_text(BOTH_MESHES)
   alone = losses("alone", 1)
-  for number, mesh in enumerate(CUT):
-    found = losses(str(number), 8, f"--gin_file={mesh}")
-    np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=mesh)
+  for number, (mesh, binding) in enumerate(CUT):
+    options = [f"--gin_file={mesh}"] * bool(mesh) + [f"--gin_bindings={binding}"] * bool(binding)
+    found = losses(str(number), 8, *options)
+    np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=f"{mesh} {binding}")

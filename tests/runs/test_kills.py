@@ -73,7 +73,6 @@ def test_build(start):
   imports = [
     "vmsst.opus.builder",
     "vmsst.evaluation.benchmarks",
-    "vmsst.evaluation.evaluation_texts",
   ]
   check(*killed_commands.run(imports, argv, start.parent, moments=(20, [100, 2000, 9000])))
 

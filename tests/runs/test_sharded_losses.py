@@ -10,7 +10,7 @@ import tiny_models
 from flax.linen import partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ems_jax.losses import token_targets, xtr
+from ems_jax.losses import xtr
 from vmsst.losses import vocabulary
 
 MESHES = ((4, 2), (8, 1), (1, 8))
@@ -38,7 +38,7 @@ def make_inputs(batch=B, size=V):
 
 def xtr_loss(arrays, tokens_BT):
   hidden_BE, kernel_EV, weights_B = arrays
-  targets = token_targets.xtr_targets(tokens_BT)
+  targets = xtr.xtr_targets(tokens_BT)
   total, kl_B = xtr.weighted_kl(hidden_BE, kernel_EV, targets, weights_B, chunk=5)
   return total + kl_B.sum(), kl_B  # the second has no gradient
 

@@ -1,7 +1,7 @@
 """`vmsst eval` and `vmsst report`."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
@@ -37,7 +37,6 @@ def evaluate(
   seen: list[Language] | None = None,
   max_length: Positive | None = None,
   dimensions: list[Positive] | None = None,
-  mkqa_questions: Literal["answered", "all"] = "answered",
   list: bool = False,
   computing: Backend,
   engine: GpuWorkers,
@@ -61,8 +60,6 @@ def evaluate(
     max_length: Maximum tokens per text; longer ones are cut (default: the encoder's own).
     dimensions: Also evaluate vectors cut to their first N dimensions, for encoders trained with
       MATRYOSHKA_DIMS; texts are embedded once.
-    mkqa_questions: MKQA questions to score: those with an answer, or all; the third without an
-      answer then counts as wrong.
     list: Print the benchmarks and their files, and exit.
   """
   from vmsst import languages
@@ -103,7 +100,7 @@ def evaluate(
     for benchmark in chosen:  # Errors in files are found before encoders are opened.
       files_of_data.digest(benchmark)
       benchmark.read(files_of_data.root)
-    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"], mkqa_questions=mkqa_questions)
+    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"])
   workers = engines.Local() if mteb else engine.chosen()
   for code in seen or ():
     languages.language(code)

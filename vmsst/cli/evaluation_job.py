@@ -101,8 +101,8 @@ def evaluate(
 ) -> results_files.Results:
   """Evaluates an encoder, and writes results.json.
 
-  Benchmarks that an earlier call has finished are evaluated again only if their data or options
-  have changed, or if they lack some of the dimensions.
+  Benchmarks that an earlier call has finished are evaluated again only if their data have changed,
+  or if they lack some of the dimensions.
 
   Args:
     benchmarks: The benchmarks.
@@ -119,20 +119,20 @@ def evaluate(
     vectors = JobEmbedder(work, engine, encoder, name, **options)
     finished = _finished(work)
     for benchmark in benchmarks:
-      key, current = benchmark.name, [data.digest(benchmark), benchmark.options]
+      key, digest = benchmark.name, data.digest(benchmark)
       if stored := finished.get(key):
         cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
-        if _key(stored) == current and cuts.issuperset(vectors.dimensions):
+        if stored["digest"] == digest and cuts.issuperset(vectors.dimensions):
           report(f"{key}: finished before")
         elif reason := benchmark.files.absence(data.root):
           report(f"{key}: finished before; its data is no longer present: {reason}")
         else:
-          report(f"{key}: its data, options or dimensions have changed")
+          report(f"{key}: its data or dimensions have changed")
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
       results["digest"] = data.digest(benchmark)
-      with work.part(f"benchmarks/{benchmark.name}.json", _key(results)) as (path, _):
+      with work.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
     results = suite.evaluate(
@@ -160,10 +160,6 @@ def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
     with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
       content = input_files.read_bytes(path)
       stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
-      if work.done(f"benchmarks/{path.name}", _key(stored)) is not None:
+      if work.done(f"benchmarks/{path.name}", stored["digest"]) is not None:
         finished[path.name.removesuffix(".json")] = stored
   return finished
-
-
-def _key(results: results_files.BenchmarkResults) -> Any:
-  return [results["digest"], results["options"]]

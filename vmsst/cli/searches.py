@@ -81,15 +81,15 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
   """Returns an exact search in blocks; each block is a part of a job."""
 
   def run_blocks(
-    find: Callable[[exact_search.Block], exact_search.Both], blocks: Sequence[exact_search.Block]
+    find: exact_search.Search, blocks: Sequence[exact_search.Block]
   ) -> Iterator[exact_search.Both]:
     parts = []
     for number, block in enumerate(blocks):
-      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block]
+      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
       title = "sources {:,} to {:,} and targets {:,} to {:,}".format(
         *(row + (place == 0) for span in spans for place, row in enumerate(span))
       )
-      parts.append(job.Part(f"block-{number:05d}.npz", (block,), key=spans, title=title))
+      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans, title=title))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
       arrays = npy_files.read(work.path(part.name))
@@ -99,15 +99,20 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
       )
       yield forward, backward
 
-  return exact_search.block_search(device_search.search, run_blocks)
+  return functools.partial(
+    exact_search.search_blocks, search=device_search.search, run_blocks=run_blocks
+  )
 
 
 def _write_block(
-  find: Callable[[exact_search.Block], exact_search.Both],
+  find: exact_search.Search,
   path: pathlib.Path,
-  block: exact_search.Block,
+  source: exact_search.Selection,
+  target: exact_search.Selection,
+  k_source: int,
+  k_target: int | None,
 ) -> None:
-  forward, backward = find(block)
+  forward, backward = find(source, target, k_source, k_target)
   backward = backward or exact_search.no_neighbors(0, 0)  # not requested, and not read
   arrays = (x for near in (forward, backward) for x in (near.index_NK.astype("i4"), near.score_NK))
   with path.open("wb") as stream:
@@ -116,7 +121,7 @@ def _write_block(
 
 def describe(text: EmbeddedText) -> dict[str, Any]:
   """Returns what identifies a text and its vectors, as inputs of a job."""
-  name = f"{text.path} with {text.folder}"
+  name = f"{text.path} with {text.vectors.folder}"
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 
 
@@ -186,8 +191,9 @@ def search(
     near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
     read_text, texts = corpus.reader(), embedded.texts()
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
-      for rows in exact_search.blocks(len(near)):
-        hits = text_search.hits(near[rows], read_text)
+      for rows in exact_search.blocks(len(near.index_NK)):
+        block = exact_search.Neighbors(*(x[rows] for x in near))
+        hits = text_search.hits(block, read_text)
         for query_hits, query in zip(hits, texts, strict=False):
           stream.write(f"{text_search.as_line(query, query_hits)}\n")
       for _ in texts:  # The digest is compared at the end of the file.

@@ -311,7 +311,7 @@ def search(
         f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
         "give the original encoder with --encoder"
       )
-    logging.getLogger(__name__).warning("%s: %s", searched.folder, differences)
+    logging.getLogger(__name__).warning("%s: %s", searched.vectors.folder, differences)
   with local_file(queries) as path, file_to_write(output) as place:
     searches.search(
       model,

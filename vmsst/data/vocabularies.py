@@ -12,13 +12,15 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vmsst import arrays, errors
-from vmsst.data import formats, readers, word_splitting
+from vmsst.data import word_splitting
 from vmsst.data.word_splitting import Languages
 from vmsst.io import input_files, text_fields, text_files
-from vmsst.languages import Language
+
+if TYPE_CHECKING:
+  from vmsst.languages import Language
 
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
@@ -27,7 +29,7 @@ _PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
 _RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sentences with it
 
 # A sentence and its language, or None if it is not needed.
-_Sentence = tuple[str, Language | None]
+_Sentence = tuple[str, "Language | None"]
 # Capital letters of Unicode 14 to 17. Python versions disagree on their small letters, so
 # `small_letters` keeps them.
 _NEW_CAPITALS = re.compile(
@@ -374,6 +376,8 @@ def _texts_by_file(
   patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
 ) -> dict[str, Iterator[_Sentence]]:
   """Returns the sentences of every input; a file is opened when its first sentence is read."""
+  from vmsst.data import formats, readers
+
   texts: dict[str, Iterator[_Sentence]] = {}
   for path in readers.find_files(patterns):
     if _PLAIN_TEXT.fullmatch(path):

@@ -22,13 +22,15 @@ import tempfile
 import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vmsst import errors, languages
+from vmsst import errors
 from vmsst.data import input_texts
-from vmsst.languages import Language
 
-Languages = str | Language | Sequence[str | Language] | None
+if TYPE_CHECKING:
+  from vmsst.languages import Language
+
+Languages: TypeAlias = "str | Language | Sequence[str | Language] | None"
 """One language for all texts, or one for each text: codes of any standard, or `Language`s."""
 
 _CHINESE = ("cmn", "wuu", "yue")
@@ -50,20 +52,22 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     ValueError: the numbers of languages and texts differ.
     TypeError: the texts are not a list of strings, such as one string or a dictionary.
   """
+  from vmsst import languages  # reads the table
+
   input_texts.check(texts)
   if language is None:
     raise errors.InputError(
       "this vocabulary splits text into words by the rules of its language: pass language=, such "
       'as language="de", or one for each text'
     )
-  if isinstance(language, (str, Language)):
+  if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
   if len(language) != len(texts):
     raise ValueError(f"{len(language)} languages for {len(texts)} texts")
-  places: dict[Language, list[int]] = {}
+  places: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
   for index, one in enumerate(language):
-    row = one if isinstance(one, Language) else language_row(one)
+    row = one if isinstance(one, languages.Language) else language_row(one)
     places.setdefault(row, []).append(index)
   words = [""] * len(texts)
   for row, of_row in places.items():
@@ -98,7 +102,7 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def _moses(language: Language) -> Callable[[str], list[str]]:
+def _moses(language: "Language") -> Callable[[str], list[str]]:
   with errors.requires("ems", f"splitting {language.name} into words"):
     import sacremoses
   tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)

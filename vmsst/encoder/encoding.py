@@ -22,9 +22,8 @@ from vmsst.io import input_files, npy_files, progress_bar
 if TYPE_CHECKING:
   from vmsst.data.readers import BitextFile
 
-_WINDOW = (
-  1 << 14
-)  # Texts of bitexts with vectors in memory; even, so that windows have whole pairs.
+# Texts of a bitext with vectors in memory at once; even, so that windows contain whole pairs.
+_WINDOW = 1 << 14
 
 
 def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:

@@ -17,10 +17,12 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Collection, Hashable, Sequence
+import statistics
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
+from vmsst.evaluation import results_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,3 +130,31 @@ def _language(code: str) -> str:
     return languages.language(code).name
   except errors.InputError:
     return code
+
+
+SCORE = "Score"
+SCORE_PARTS: dict[str, list[tuple[str, str]]] = {
+  "English STS": [("sts", "pearson")],
+  "XL STS": [("xlsts", "pearson")],
+  "Tatoeba": [("tatoeba", "average")],
+  "BUCC": [("bucc", "cosine_f1"), ("bucc", "margin_f1")],
+  "NQ": [("questions", "nq")],
+  "MKQA": [("questions", "mkqa")],
+}
+"""The six parts of section 6.2: each is the mean of these averages, by benchmark and name."""
+
+
+def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:
+  """Returns the Score of section 6.2 of the VMSST paper for what `suite.evaluate` returns.
+
+  It is the mean of English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean
+  of F1 by cosine and by margin), NQ and MKQA (accuracy). Returns these parts too, by name; {} if
+  one is missing or lacks sets.
+  """
+  summaries = {name: scored["summary"] for name, scored in results["benchmarks"].items()}
+  parts: results_files.Numbers = {}
+  for name, keys in SCORE_PARTS.items():
+    if any(key not in summaries.get(benchmark, {}) for benchmark, key in keys):
+      return {}
+    parts[name] = statistics.fmean(summaries[benchmark][key] for benchmark, key in keys)
+  return {SCORE: statistics.fmean(parts.values()), **parts}

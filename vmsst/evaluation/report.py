@@ -12,7 +12,7 @@ import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import papers, plots, results_files, suite
-from vmsst.evaluation.benchmarks import agnosticism, averages, own_files
+from vmsst.evaluation.benchmarks import agnosticism, own_files
 from vmsst.io import input_files, text_files
 
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
@@ -128,9 +128,9 @@ def sections(
 ) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
-  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": [], "options": {}}
+  score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": []}
   for encoder, results in evaluated.items():
-    if summary := averages.overall_score(results):
+    if summary := papers.overall_score(results):
       by_benchmark.setdefault("score", {})[encoder] = {**score, "summary": summary}  # type: ignore
   for encoder, results in evaluated.items():
     for name, scored in results["benchmarks"].items():
@@ -142,7 +142,7 @@ def sections(
     compared = [average for benchmark, average in papers.content()["main"] if benchmark == name]
     for encoder, scored in of_encoder.items():
       summary = scored["summary"]
-      chosen = [x for x in summary if x.removesuffix(averages.INCOMPLETE) in compared]
+      chosen = [x for x in summary if x.removesuffix(suite.INCOMPLETE) in compared]
       for average in chosen or [*summary][:1]:
         main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
   names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
@@ -182,9 +182,6 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
   section.notes.extend([remarks[name]] if name in remarks else [])
   results: dict[str, list[suite.Result]] = {}
   for encoder, scored in of_encoder.items():
-    for option, choice in scored["options"].items():
-      if remark := remarks.get(f"{option} {choice}"):
-        section.notes.append(f"{encoder}: {remark}")
     results[encoder] = suite.collect_results(scored)
     for text in results[encoder]:
       if text.arrays:

@@ -46,7 +46,6 @@ class BenchmarkResults(TypedDict):
     summary: Averages by name.
     missing: Names of the results and languages that are missing.
     results: All results.
-    options: Choices in its protocol.
     digest: Digest of its files; `vmsst eval` adds it.
     dimensions: Averages for each number of dimensions, if several were requested.
   """
@@ -55,7 +54,6 @@ class BenchmarkResults(TypedDict):
   summary: Numbers
   missing: list[str]
   results: list[ResultRecord]
-  options: dict[str, str]
   digest: NotRequired[str]
   dimensions: NotRequired[list[Cut]]
 

@@ -10,9 +10,10 @@ import hashlib
 import itertools
 import math
 import os
+import statistics
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +24,9 @@ from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
 from vmsst.io import checksums
+
+INCOMPLETE = " (incomplete)"
+"""End of the name of an average that lacks sets."""
 
 _NAMED = 5  # Missing sets that are named.
 
@@ -162,7 +166,6 @@ class Benchmark:
     averages: Maps all results, the test of seen languages and whether all sets have results to the
       benchmark's own averages by name.
     sets: The results that it should have, if they are known: names, or languages.
-    options: Choices in its protocol, by name, for results and reports.
   """
 
   name: str
@@ -171,7 +174,6 @@ class Benchmark:
   read: Callable[[storage.Path], Sequence[Task]]
   averages: Callable[[Sequence[Result], Seen, bool], Numbers]
   sets: Sequence[str | languages.Language] = ()
-  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def missing(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
@@ -195,6 +197,55 @@ def shortened(names: Sequence[str]) -> str:
   """Returns the first of many names and the number of others, for people."""
   more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
   return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
+  """Returns the mean of numbers under a name that is marked if some are missing; {} if all are."""
+  values = list(values)
+  if not values:
+    return {}
+  return {name if complete else name + INCOMPLETE: statistics.fmean(values)}
+
+
+def group_means(
+  results: Iterable[Result], metric: str, groups: Mapping[str, Collection[str]]
+) -> Numbers:
+  """Returns the mean of a metric over each group of results, given by their names."""
+  value_by_name = {
+    result.name: result.metrics[metric] for result in results if metric in result.metrics
+  }
+  means: Numbers = {}
+  for name, group in groups.items():
+    values = [value_by_name[key] for key in group if key in value_by_name]
+    means |= mean(name, values, complete=len(values) == len(group))
+  return means
+
+
+def seen_means(
+  name: str, results: Sequence[Result], metric: str, seen: Seen, *, complete: bool
+) -> Numbers:
+  """Returns means over results whose languages were all seen in training, and over the others."""
+  means: Numbers = {}
+  if seen is not None:
+    for part, wanted in (("seen", True), ("unseen", False)):
+      values = [x.metrics[metric] for x in results if seen(x.languages) == wanted]
+      means |= mean(f"{name} {part}", values, complete=complete)
+  return means
+
+
+def metric_means(
+  *metrics: str,
+) -> Callable[[Sequence[Result], Seen, bool], Numbers]:
+  """Returns a benchmark's `averages`: the mean and `seen_means` of each metric over all results."""
+
+  def summarize(results: Sequence[Result], seen: Seen, complete: bool) -> Numbers:
+    means: Numbers = {}
+    for metric in metrics:
+      means |= mean(metric, (x.metrics[metric] for x in results), complete=complete)
+      means |= seen_means(metric, results, metric, seen, complete=complete)
+    return means
+
+  return summarize
 
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
@@ -318,7 +369,6 @@ def _score(
       | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]
       for x in by_size[None]
     ],
-    "options": dict(benchmark.options),
   }
   if summaries:
     cuts = {size or vectors.width: x for size, x in (*summaries.items(), (None, summary))}

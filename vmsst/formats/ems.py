@@ -17,11 +17,11 @@ from vmsst import errors, languages
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, transformers
 from vmsst.formats.encoder_json import Converted
-from vmsst.formats.tensors import Row, Rule, dense, norm
+from vmsst.formats.tensors import Row, dense, norm
 from vmsst.networks import sentence_encoder, transformer
 
 _LAYERS = "model.bert.encoder.layer"
-_WORDS = "model.bert.embedding.word_embedding.embedding.weight"
+_WORDS = "model.bert.embedding.word_embedding.embedding"
 _POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
 _LANGUAGES = "model.la_tag_linear.embedding.weight"
 _LOGITS = "model.decoder.decoder.weight"
@@ -56,7 +56,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     name = name.removeprefix("module.")
     stored[name.replace("model.decoder.transform.", "model.transform.")] = tensor
   try:
-    vocab_size, width = stored[_WORDS].shape
+    vocab_size, width = stored[f"{_WORDS}.weight"].shape
     has_languages = _LANGUAGES in stored
     num_languages, language_dim = stored[_LANGUAGES].shape if has_languages else (0, 0)
     sizes: dict[str, Any] = {
@@ -75,10 +75,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     raise errors.InputError(
       f"{path} holds no EMS; give EMS_model.pt of the release, or its state dict as .safetensors"
     ) from None
-  config = transformer.TransformerConfig(
-    **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
-  )
-  table = rows(sizes)
+  config, table = _config(sizes), rows(sizes)
   names = {row.source for row in table}
   tensors.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
@@ -120,31 +117,37 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
       `projection_dim`), and `num_source_languages`, the rows of the release's language table. None
       or 0: that part is missing.
   """
-  table = [
-    Rule(_WORDS, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim")),
-    Rule(_POSITIONS, (_POSITION_TABLE,), ("position_rows", "emb_dim")),
-    *norm("model.bert.embedding.layer_norm", "encoder/embedding_layer_norm"),
-    *transformers.bert_layers(_LAYERS, transformers.self_attention("self_attention")),
-    *dense("model.transform.dense", "xtr_transform", "xtr_dim", "xtr_inputs"),
-    *norm("model.transform.LayerNorm", "xtr_norm", "xtr_dim"),
-  ]
-  if sizes["language_dim"]:
-    table += [
-      Rule(_LANGUAGES, (_LANGUAGE_TABLE,), ("num_source_languages", "language_dim")),
-      *norm("model.la_tag_linear.layer_norm", "language_layer_norm", "language_dim"),
-    ]
-  if not sizes["share_embedding"]:
-    table += dense("model.decoder.decoder", "xtr_logits", "vocab_size", "xtr_dim", bias=False)
-  if sizes["projection_dim"]:
-    table += dense("alignproj.0", "projection_hidden")
-    table += dense("alignproj.3", "projection", "projection_dim")
-  xtr_inputs = sizes["emb_dim"] + (sizes["language_dim"] or 0)
-  derived = {
-    "position_rows": sizes["max_positions"] + 1,
-    "xtr_inputs": xtr_inputs,
-    "xtr_dim": sizes["emb_dim"] if sizes["share_embedding"] else xtr_inputs,
+  width, config = sizes["emb_dim"], _config(sizes)
+  wide = width + (sizes["language_dim"] or 0)
+  head = width if sizes["share_embedding"] else wide
+  layer_names = {
+    name.replace("self.", "self_attention."): target
+    for name, target in transformers.BERT_LAYER.items()
   }
-  return tensors.expand(table, {**sizes, **derived})
+  table = transformers.table(config, {_WORDS: tensors.TOKEN_TABLE}, _LAYERS, layer_names)
+  table += [
+    Row(_POSITIONS, (sizes["max_positions"] + 1, width), (_POSITION_TABLE,)),
+    *norm("model.bert.embedding.layer_norm", width, "encoder/embedding_layer_norm"),
+    *dense("model.transform.dense", (head, wide), "xtr_transform"),
+    *norm("model.transform.LayerNorm", head, "xtr_norm"),
+  ]
+  if dim := sizes["language_dim"]:
+    table.append(Row(_LANGUAGES, (sizes["num_source_languages"], dim), (_LANGUAGE_TABLE,)))
+    table += norm("model.la_tag_linear.layer_norm", dim, "language_layer_norm")
+  if not sizes["share_embedding"]:
+    shape = sizes["vocab_size"], head
+    table += dense("model.decoder.decoder", shape, "xtr_logits", bias=False)
+  if projected := sizes["projection_dim"]:
+    table += dense("alignproj.0", (width, width), "projection_hidden")
+    table += dense("alignproj.3", (projected, width), "projection")
+  return table
+
+
+def _config(sizes: Mapping[str, Any]) -> transformer.TransformerConfig:
+  """Returns the config of the encoder."""
+  return transformer.TransformerConfig(
+    **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
+  )
 
 
 def _language_codes(vocabulary: vocabularies.SentencePieceVocabulary) -> list[str]:

@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator
 
-from vmsst import errors, languages, storage
+from vmsst import errors, storage
 from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.io import text_files
 
@@ -225,6 +225,8 @@ def card(
     results: Averages of an evaluation, as a Markdown list.
   """
   import huggingface_hub
+
+  from vmsst import languages
 
   assets = saved.assets
   network, config = assets.network, assets.network.config

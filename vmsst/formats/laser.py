@@ -26,7 +26,7 @@ import numpy as np
 from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, transformers
-from vmsst.formats.tensors import TOKEN_TABLE, Row, Rule, norm
+from vmsst.formats.tensors import TOKEN_TABLE, Row
 from vmsst.io import input_files, text_files
 from vmsst.networks import sentence_encoder, transformer
 
@@ -36,14 +36,20 @@ if TYPE_CHECKING:
 _URL = "https://dl.fbaipublicfiles.com/nllb/laser/"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _UNKNOWN = 3
-_WORDS = "embed_tokens.weight"
+_WORDS = "embed_tokens"
 _NO_PARAMETERS = ("version", "embed_positions._float_tensor")
 _MAX_TOKENS = 12_000
 # Row of the first position in fairseq.
 _OFFSET = 2
 _LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
-_OTHERS = ("self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+_LAYER = {
+  "self_attn.q_proj": "attention/query",
+  "self_attn.k_proj": "attention/key",
+  "self_attn.v_proj": "attention/value",
+  "self_attn.out_proj": "attention/out",
+  "fc1": "mlp/wi",
+  "fc2": "mlp/wo",
+}
 
 
 class _LstmOptions(msgspec.Struct, rename={
@@ -104,7 +110,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
   # Checkpoints of training have a decoder, too.
-  start = "encoder." if f"encoder.{_WORDS}" in state else ""
+  start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
   config: "lstm.LstmConfig | transformer.TransformerConfig"
@@ -164,7 +170,7 @@ def _lstm(path: pathlib.Path, options: dict[str, Any]) -> "tuple[lstm.LstmConfig
   sizes = transformers.checked(path, options, _LstmOptions, {"bidirectional": True})
   config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
   gates = 4 * config.hidden_dim
-  table = [Row(_WORDS, (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
+  table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
   for i in range(config.num_layers):
     inputs = config.width if i else config.emb_dim
     shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
@@ -195,13 +201,16 @@ def _transformer(
     embedding_norm=options.layernorm_embedding,
     scale_embeddings=not options.no_scale_embedding,
   )
-  rules = [
-    Rule(_WORDS, (TOKEN_TABLE,), ("vocab_size", "emb_dim")),
-    *transformers.bert_layers("layers", _ATTENTION, _OTHERS, place),
-    *(norm("layernorm_embedding", "encoder/embedding_layer_norm") if config.embedding_norm else ()),
-    *(norm("layer_norm", "encoder/encoder_norm") if place == "pre" else ()),
-  ]
-  return config, tensors.expand(rules, dataclasses.asdict(config))
+  names = {_WORDS: TOKEN_TABLE}
+  if config.embedding_norm:
+    names["layernorm_embedding"] = "encoder/embedding_layer_norm"
+  if place == "pre":
+    names["layer_norm"] = "encoder/encoder_norm"
+  norms = {
+    "self_attn_layer_norm": f"{place}_attention_layer_norm",
+    "final_layer_norm": f"{place}_mlp_layer_norm",
+  }
+  return config, transformers.table(config, names, "layers", _LAYER | norms)
 
 
 def _positions(rows: int, width: int) -> np.ndarray:

@@ -14,12 +14,12 @@ names of other parameters (language encoder, decoder) are not published.
 """
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from vmsst import errors
 from vmsst.data import vocabularies
@@ -42,169 +42,123 @@ _UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
 }
 _CROSS_ATTENTION = "EncDecAttention"
-# Names of mT5's parameters in T5X, and in models that start from it.
-_INSTEAD = {
-  "/pre_cross_attention_layer_norm/": "/pre_injection_layer_norm/",
-  "decoder/logits_dense/": "logits_hidden/",
-}
-
-_norm = functools.partial(tensors.norm, bias=False)
-# Names in transformers, and in T5X.
-_DECODER = (
-  *transformers.t5_stack(
-    "decoder",
-    *_norm("0.layer_norm", "pre_self_attention_layer_norm"),
-    *transformers.t5_attention("0.SelfAttention", "self_attention"),
-    *_norm("1.layer_norm", "pre_cross_attention_layer_norm"),
-    *transformers.t5_attention("1.EncDecAttention", "encoder_decoder_attention"),
-    *_norm("2.layer_norm", "pre_mlp_layer_norm"),
-    *transformers.t5_mlp("2.DenseReluDense"),
+# Names of the decoder's modules in transformers, and in models that start from mT5.
+_DECODER = {
+  "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
+    "decoder/relpos_bias/rel_embedding"
   ),
-  *tensors.dense("lm_head", "decoder/logits_dense", "vocab_size", bias=False),
-)
+  "decoder.final_layer_norm": "decoder/decoder_norm",
+}
+_DECODER_LAYER = {
+  "layer.0.layer_norm": "pre_self_attention_layer_norm",
+  "layer.0.SelfAttention.q": "self_attention/query",
+  "layer.0.SelfAttention.k": "self_attention/key",
+  "layer.0.SelfAttention.v": "self_attention/value",
+  "layer.0.SelfAttention.o": "self_attention/out",
+  "layer.1.layer_norm": "pre_injection_layer_norm",
+  "layer.1.EncDecAttention.q": "cross_attention/query",
+  "layer.1.EncDecAttention.k": "cross_attention/key",
+  "layer.1.EncDecAttention.v": "cross_attention/value",
+  "layer.1.EncDecAttention.o": "cross_attention/out",
+  "layer.2.layer_norm": "pre_mlp_layer_norm",
+  "layer.2.DenseReluDense.wi_0": "mlp/wi_0",
+  "layer.2.DenseReluDense.wi_1": "mlp/wi_1",
+  "layer.2.DenseReluDense.wo": "mlp/wo",
+}
 
 
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
 ) -> Converted:
-  """Returns an mT5, whose vectors are means of token states: not yet a sentence encoder; or VMSST.
+  """Returns an mT5, whose vectors are means of token states: it is not yet a sentence encoder.
+
+  Or VMSST, if the projection is among the weights. As in the released code, it reads 512 tokens of
+  a sentence, though it was trained on 32; see `max_length` of `vmsst.load`.
 
   Args:
     source: Its folder.
-    vocabulary: Its SentencePiece model; None: `spiece.model` in the folder or, without one,
+    vocabulary: Its SentencePiece model; default: `spiece.model` in the folder or, without one,
       `tokenizer.json`, which newer versions of transformers write instead.
     whole: Whether to return all that training can start from, or the encoder alone.
 
   Raises:
     InputError: the source cannot be used.
   """
-  sizes, stored = read_config(source), transformers.open_tensors(source)
-  if any(name.startswith(_VMSST) for name in stored):
-    return _convert_vmsst(source, stored, vocabulary)
-  if not whole:
+  sizes, stored = _read_config(source), transformers.open_tensors(source)
+  left_out: dict[str, str] = {}
+  is_vmsst = any(name.startswith(_VMSST) for name in stored)
+  if is_vmsst:
+    names = {x: x.removeprefix(_VMSST) for x in stored if x.startswith((_VMSST, _PROJECTION))}
+    left_out = dict.fromkeys(stored.keys() - names, "the sentence encoder has no such parameter")
+    stored = {name: stored[x] for x, name in names.items()}
+  elif not whole:
     stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
   if not any(name.startswith("decoder.") for name in stored):
     sizes["num_decoder_layers"] = 0
-  table, left_out = match(stored, sizes, source)
+  # A copy of the token table may stand for it.
+  if _TABLE not in stored and _COPIES[0] in stored:
+    stored[_TABLE] = stored.pop(_COPIES[0])
+  left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in stored}
+  stored = {name: tensor for name, tensor in stored.items() if name not in _UNUSED}
+  table, width = rows(sizes), sizes["emb_dim"]
+  if is_vmsst:
+    width = stored[_PROJECTION].shape[0] if _PROJECTION in stored else 0
+    table.append(Row(_PROJECTION, (width, sizes["emb_dim"]), ("mean/kernel",), transposed=True))
+  tensors.check(table, stored, str(source))
   left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
   used = [row for row in table if _CROSS_ATTENTION not in row.source]
-  if whole:
-    used = [dataclasses.replace(row, targets=_training_targets(*row.targets)) for row in used]
-  vocabulary = vocabulary or source / VOCABULARY_FILE
-  config = transformers.read_object(source / transformers.CONFIG_FILE)
-  tokenizer, settings = tokenizers.read(source, config)
 
+  def params() -> dict[str, np.ndarray]:
+    arrays = tensors.to_parameters(used, stored)
+    if whole and not is_vmsst:  # both encoders of VMSST start from the same
+      copies = {f"language_{x}": y for x, y in arrays.items() if x.startswith("encoder/")}
+      return arrays | copies
+    return arrays
+
+  vocabulary = vocabulary or source / VOCABULARY_FILE
+  tokenizer, settings = None, tokenizers.Settings()
+  if not is_vmsst:
+    config = transformers.read_object(source / transformers.CONFIG_FILE)
+    tokenizer, settings = tokenizers.read(source, config)
+  elif not vocabulary.is_file():
+    raise errors.InputError(
+      f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
+    )
   pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
   if not vocabulary.is_file():
     path = str(source / tokenizers.TOKENIZER_FILE)
     pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
-  assets = msgspec.structs.replace(
-    encoder_assets(sizes, pieces, sizes["emb_dim"], head=False),
-    max_length=min(settings.limit or MAX_LENGTH, MAX_LENGTH),
-  )
+  network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
+  max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
+  assets = encoder_json.EncoderAssets(network, pieces, max_length)
   note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
   return Converted(
-    params=lambda: tensors.to_parameters(used, stored),
+    params=params,
     sizes=sizes,
     left_out=left_out,
     assets=assets if tokenizer or vocabulary.is_file() else None,
-    notes=() if sizes["num_decoder_layers"] else (note,),
-  )
-
-
-def _convert_vmsst(
-  source: pathlib.Path, stored: dict[str, tensors.StoredTensor], vocabulary: pathlib.Path | None
-) -> Converted:
-  """Returns VMSST.
-
-  As in the released code, it reads 512 tokens of a sentence, though it was trained on 32; see
-  `max_length` of `vmsst.load`.
-  """
-  sizes = read_config(source) | {"num_decoder_layers": 0}
-  own = {x: y for x, y in stored.items() if x.startswith(_VMSST) or x == _PROJECTION}
-  tensors_by_name = {name.removeprefix(_VMSST): tensor for name, tensor in own.items()}
-  dimension = own[_PROJECTION].shape[0] if _PROJECTION in own else 0
-  shape = (dimension, sizes["emb_dim"])
-  head = Row(_PROJECTION, shape, ("mean/kernel",), transposed=True)
-  table, copies = match(tensors_by_name, sizes, source, head)
-  vocabulary = vocabulary or source / VOCABULARY_FILE
-  if not vocabulary.is_file():
-    raise errors.InputError(
-      f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
-    )
-  pieces = vocabularies.SentencePieceVocabulary(str(vocabulary))
-  return Converted(
-    params=lambda: tensors.to_parameters(table, tensors_by_name),
-    sizes=sizes,
-    left_out={
-      **{_VMSST + name: reason for name, reason in copies.items()},
-      **dict.fromkeys(stored.keys() - own.keys(), "the sentence encoder has no such parameter"),
-    },
-    assets=encoder_assets(sizes, pieces, dimension, head=True),
+    notes=() if sizes["num_decoder_layers"] or is_vmsst else (note,),
   )
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the tensors of an mT5 in transformers and the T5X parameters that they are.
+  """Returns the tensors of an mT5 in transformers and the parameters that they become.
 
   Args:
     sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
   """
-  encoder = transformers.t5_encoder("wi_0", "wi_1")
-  table = (*encoder, *(_DECODER if sizes.get("num_decoder_layers") else ()))
-  joined = {"joined": sizes["num_heads"] * sizes["head_dim"]}
-  return tensors.expand(table, {**sizes, **joined})
+  config = transformers.exported_config(_t5_config(sizes))
+  table = transformers.T5.rows(config)
+  if layers := sizes.get("num_decoder_layers"):
+    config = dataclasses.replace(config, num_layers=layers)
+    table += transformers.table(config, _DECODER, "decoder.block", _DECODER_LAYER, stack="decoder")
+    shape = config.vocab_size, config.emb_dim
+    table += tensors.dense("lm_head", shape, "logits_hidden", bias=False)
+  return table
 
 
-def match(
-  stored: dict[str, tensors.StoredTensor],
-  sizes: Mapping[str, int],
-  where: pathlib.Path,
-  *head: Row,
-) -> tuple[list[Row], dict[str, str]]:
-  """Returns what each tensor of an mT5 becomes, and the reason for those that become nothing.
-
-  Args:
-    stored: All tensors in transformers' names. A copy of the token table may stand for it.
-    sizes: As for `rows`.
-    where: The source, for messages.
-    *head: What the tensors of a head become.
-
-  Raises:
-    InputError: a tensor is missing, has another shape or is unknown.
-  """
-  if _TABLE not in stored and _COPIES[0] in stored:
-    stored[_TABLE] = stored.pop(_COPIES[0])
-  table = [*rows(sizes), *head]
-  left_out = {name: reason for name, reason in _UNUSED.items() if name in stored}
-  used = {name: tensor for name, tensor in stored.items() if name not in left_out}
-  tensors.check(table, used, str(where))
-  return table, left_out
-
-
-def encoder_assets(
-  sizes: Mapping[str, Any], vocabulary: vocabularies.Vocabulary, dimension: int, *, head: bool
-) -> encoder_json.EncoderAssets:
-  """Returns what `vmsst.load` needs to know about the encoder of an mT5.
-
-  Args:
-    sizes: As for `rows`.
-    vocabulary: mT5's.
-    dimension: Width of the sentence vectors.
-    head: Whether a projection follows the mean of token states.
-  """
-  config = t5.T5Config(**{key: x for key, x in sizes.items() if key != "num_decoder_layers"})
-  network = sentence_encoder.SentenceEncoder(config, dimension, head=head)
-  return encoder_json.EncoderAssets(network, vocabulary, MAX_LENGTH)
-
-
-def _training_targets(name: str) -> tuple[str, ...]:
-  """Returns the parameters of a model that starts from a T5X parameter."""
-  if name.startswith("encoder/"):
-    return (name, f"language_{name}")
-  for theirs, ours in _INSTEAD.items():
-    name = name.replace(theirs, ours)
-  return (name,)
+def _t5_config(sizes: Mapping[str, Any]) -> t5.T5Config:
+  return t5.T5Config(**{key: x for key, x in sizes.items() if key != "num_decoder_layers"})
 
 
 class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
@@ -223,7 +177,7 @@ class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   relpos_max_distance: transformers.Size = 128
 
 
-def read_config(folder: pathlib.Path) -> dict[str, int]:
+def _read_config(folder: pathlib.Path) -> dict[str, int]:
   """Returns the attributes of a T5Config, and `num_decoder_layers`, in a `config.json`.
 
   Raises:

@@ -239,16 +239,18 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   )
   named, left_out = architecture.named(source, transformers.open_tensors(source))
   table = architecture.rows(dataclasses.replace(config, vocab_size=rows))
-  all_rows = transformers.layer_rows(network)
-  for (name, _), layer_table in zip(layers, all_rows, strict=True):
-    table += [dataclasses.replace(row, source=f"{name}/{row.source}") for row in layer_table]
+  tensors.check(table, named, str(source))
+  heads = []
+  for (name, _), layer_table in zip(layers, transformers.layer_rows(network), strict=True):
     if layer_table:
       stored = transformers.open_tensors(folder / name)
-      named |= {f"{name}/{source}": tensor for source, tensor in stored.items()}
-  tensors.check(table, named, str(source))
+      tensors.check(layer_table, stored, str(folder / name))
+      heads.append((layer_table, stored))
 
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, named)
+    for layer_table, stored in heads:
+      arrays |= tensors.to_parameters(layer_table, stored)
     if padding_id:
       table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:

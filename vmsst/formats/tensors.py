@@ -2,20 +2,19 @@
 
 `open_file` reads safetensors, and state dicts of PyTorch without running code.
 
-A table has one `Rule` for each tensor of a format: its name there, its axes, and the parameter that
-it becomes. `expand` makes the rows of a model of given sizes, `check` compares them with the
-tensors in a file, and `to_parameters` converts. Exports use the same rows backward (`to_tensors`).
+A table has one `Row` for each tensor of a model: its name in another library, its shape, and the
+parameters that it becomes. `check` compares a table with the tensors in a file, and `to_parameters`
+converts. Exports use the same rows backward (`to_tensors`).
 """
 
-import dataclasses
-import itertools
+import functools
 import json
 import math
 import mmap
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +36,7 @@ _ALIGNMENT = 64
 _BLOCK = 1 << 22
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
   """A tensor in a file.
 
   Attributes:
@@ -97,17 +95,20 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
       mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
   except safetensors.SafetensorError as error:
     raise errors.InputError(f"{path} is not a valid safetensors file: {error}") from error
+  return {
+    name: StoredTensor(
+      tuple(entry["shape"]), f"{name} in {path}", functools.partial(_load, mapped, 8 + size, entry)
+    )
+    for name, entry in header.items()
+    if name != "__metadata__"
+  }
 
-  def stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
-    shape, start = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
 
-    def load() -> np.ndarray:
-      kind = _TYPES[entry["dtype"]]
-      return np.frombuffer(mapped, kind, math.prod(shape), start).reshape(shape)
-
-    return StoredTensor(shape, f"{name} in {path}", load)
-
-  return {name: stored(name, x) for name, x in header.items() if name != "__metadata__"}
+def _load(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
+  """Returns a tensor of a safetensors file whose data begin at `start`."""
+  shape, (offset, _) = entry["shape"], entry["data_offsets"]
+  array = np.frombuffer(mapped, _TYPES[entry["dtype"]], math.prod(shape), start + offset)
+  return array.reshape(shape)
 
 
 def write_file(
@@ -167,13 +168,15 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
     isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
   ):
     raise errors.InputError(f"{path} holds no state_dict of names and tensors")
-
-  def stored(name: str, tensor: Any) -> StoredTensor:
+  return {
     # NumPy has no bfloat16; float32 represents it exactly.
-    plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    return StoredTensor(tuple(tensor.shape), f"{name} in {path}", plain.numpy)
-
-  return {name: stored(name, tensor) for name, tensor in state.items()}
+    name: StoredTensor(
+      tuple(tensor.shape),
+      f"{name} in {path}",
+      (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy,
+    )
+    for name, tensor in state.items()
+  }
 
 
 def some(names: Iterable[str], count: int = 3) -> str:
@@ -187,47 +190,16 @@ def some(names: Iterable[str], count: int = 3) -> str:
 # Tables
 
 TOKEN_TABLE = "token_embedder/embedding"
-# Stands for a layer's number in the names of a rule.
-_LAYER = "{i}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-  """Says which parameter a tensor becomes.
-
-  Attributes:
-    source: The tensor's name in the other library; `{i}` stands for a layer's number.
-    target: Name of the parameter, with `{i}` likewise. Several are equal parts of the tensor along
-      its first axis.
-    axes: Names of the sizes of the tensor's axes, in order.
-    transposed: Whether the parameter is the tensor's transpose.
-    plus: Constant added to the tensor.
-    layers: Name of the number of layers, for a rule that every layer has.
-    first_layer: First layer with this tensor. In those before, the parameter is 1 and unused.
-  """
-
-  source: str
-  target: tuple[str, ...]
-  axes: tuple[str, ...]
-  transposed: bool = False
-  plus: float = 0.0
-  layers: str | None = None
-  first_layer: int = 0
-
-
-Table = Sequence[Rule]
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
   """What a tensor becomes.
 
   Attributes:
     source: Its name in the other library; empty: there is no tensor, and the parameter is 1.
     shape: Its shape there.
-    targets: Names of the parameters that it becomes.
-    transposed: Whether they are its transpose.
-    fused: Whether they are its parts along the first axis; otherwise, all are the whole.
+    targets: Names of the parameters. Several are equal parts of the tensor along its first axis.
+    transposed: Whether the parameters are its transpose.
     plus: Constant added to the tensor.
   """
 
@@ -235,92 +207,23 @@ class Row:
   shape: tuple[int, ...]
   targets: tuple[str, ...]
   transposed: bool = False
-  fused: bool = False
   plus: float = 0.0
 
-  def parameters(self, array: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the parameters that the tensor becomes, by name."""
-    parts = np.split(array, len(self.targets)) if self.fused else [array] * len(self.targets)
-    made = {}
-    for name, part in zip(self.targets, parts, strict=True):
-      part = np.ascontiguousarray(part.T) if self.transposed else part
-      made[name] = part + np.float32(self.plus) if self.plus else part
-    return made
 
-  def tensor(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the tensor that becomes these parameters."""
-    parts = [params[name] for name in (self.targets if self.fused else self.targets[:1])]
-    parts = [part - np.float32(self.plus) if self.plus else part for part in parts]
-    parts = [np.ascontiguousarray(part.T if self.transposed else part) for part in parts]
-    return np.concatenate(parts) if self.fused else parts[0]
-
-
-def dense(
-  source: str,
-  target: str,
-  outputs: str = "emb_dim",
-  inputs: str = "emb_dim",
-  *,
-  bias: bool = True,
-) -> tuple[Rule, ...]:
-  """Returns the rules of a dense layer of PyTorch, whose weight is [outputs, inputs]."""
-  rules = (
-    Rule(f"{source}.weight", (f"{target}/kernel",), (outputs, inputs), transposed=True),
-    Rule(f"{source}.bias", (f"{target}/bias",), (outputs,)),
-  )
-  return rules if bias else rules[:1]
+def dense(source: str, shape: tuple[int, int], *targets: str, bias: bool = True) -> list[Row]:
+  """Returns the rows of a dense layer of PyTorch, whose weight has the shape (outputs, inputs)."""
+  rows = [Row(f"{source}.weight", shape, tuple(f"{x}/kernel" for x in targets), transposed=True)]
+  if bias:
+    rows.append(Row(f"{source}.bias", shape[:1], tuple(f"{x}/bias" for x in targets)))
+  return rows
 
 
 def norm(
-  source: str, target: str, width: str = "emb_dim", *, bias: bool = True, plus: float = 0.0
-) -> tuple[Rule, ...]:
-  """Returns the rules of a normalization layer of PyTorch; `plus` is added to its weight."""
-  rules = (
-    Rule(f"{source}.weight", (f"{target}/scale",), (width,), plus=plus),
-    Rule(f"{source}.bias", (f"{target}/bias",), (width,)),
-  )
-  return rules if bias else rules[:1]
-
-
-def each_layer(layers: str, source: str, target: str, table: Table) -> tuple[Rule, ...]:
-  """Returns the rules of all layers of a stack, from those of one layer.
-
-  Args:
-    layers: Name of the number of layers.
-    source: Start of the tensors' names, with `{i}` in it.
-    target: Start of the parameters' names, with `{i}` in it.
-    table: Rules of one layer.
-  """
-  return tuple(
-    dataclasses.replace(
-      rule,
-      source=source + rule.source,
-      target=tuple(target + name for name in rule.target),
-      layers=layers,
-    )
-    for rule in table
-  )
-
-
-def expand(table: Table, sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the rows of a model of these sizes, layer by layer."""
-  rows = []
-  for layers, group in itertools.groupby(table, lambda rule: rule.layers):
-    rules = tuple(group)
-    for i in range(1 if layers is None else sizes[layers]):
-      for rule in rules:
-        targets = tuple(name.replace(_LAYER, str(i)) for name in rule.target)
-        rows.append(
-          Row(
-            rule.source.replace(_LAYER, str(i)) if i >= rule.first_layer else "",
-            tuple(sizes[axis] for axis in rule.axes),
-            targets,
-            rule.transposed,
-            len(targets) > 1,
-            rule.plus,
-          )
-        )
-  return rows
+  source: str, width: int, target: str, *, bias: bool = True, plus: float = 0.0
+) -> list[Row]:
+  """Returns the rows of a normalization layer of PyTorch; `plus` is added to its weight."""
+  rows = [Row(f"{source}.weight", (width,), (f"{target}/scale",), plus=plus)]
+  return [*rows, Row(f"{source}.bias", (width,), (f"{target}/bias",))] if bias else rows
 
 
 def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -> None:
@@ -353,13 +256,22 @@ def to_parameters(rows: Iterable[Row], stored: Mapping[str, StoredTensor]) -> di
   params: dict[str, np.ndarray] = {}
   for row in rows:
     array = stored[row.source].read() if row.source else np.ones(row.shape, np.float32)
-    params |= row.parameters(array)
+    for name, part in zip(row.targets, np.split(array, len(row.targets)), strict=True):
+      part = np.ascontiguousarray(part.T) if row.transposed else part
+      params[name] = part + np.float32(row.plus) if row.plus else part
   return params
 
 
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the tensors that become these parameters, by their names in the other library."""
-  return {row.source: row.tensor(params) for row in rows if row.source}
+  tensors = {}
+  for row in rows:
+    if row.source:
+      parts = [params[name] - np.float32(row.plus) if row.plus else params[name]
+               for name in row.targets]  # fmt: skip
+      parts = [np.ascontiguousarray(part.T if row.transposed else part) for part in parts]
+      tensors[row.source] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+  return tensors
 
 
 # --------------------------------------------------------------------------------------------
@@ -369,11 +281,10 @@ def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[st
 # either layout.
 
 _STACK = "/layers/"
-_SEPARATE_LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
+_LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
   """The stored arrays that make a parameter.
 
   Attributes:
@@ -412,7 +323,7 @@ def find(name: str, shape: tuple[int, ...], stored: Mapping[str, Any]) -> Source
   """
   if name in stored:
     return Source((name,))
-  if layer := _SEPARATE_LAYER.fullmatch(name):
+  if layer := _LAYER.fullmatch(name):
     stack, index = f"{layer[1]}{_STACK}{layer[3]}", int(layer[2])
     if stack in stored and stored[stack].shape and index < stored[stack].shape[0]:
       return Source((stack,), layer=index)

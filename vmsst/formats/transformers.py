@@ -9,8 +9,6 @@ before the row of the first token: a BERT that counts from 0 computes the same f
 """
 
 import dataclasses
-import functools
-import itertools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,7 +18,7 @@ import numpy as np
 
 from vmsst import arrays, errors
 from vmsst.formats import tensors
-from vmsst.formats.tensors import Row, Rule, Table, dense, norm
+from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5, transformer
 
 CONFIG_FILE = "config.json"
@@ -265,8 +263,14 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
   feed_forward_proj: Literal["relu", "gated-gelu", "gated-silu"] = "relu"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
+Names = Mapping[str, str | tuple[str, ...]]
+"""Names of parameters by the names of modules in another library.
+
+Several parameters are equal parts of the module's weight.
+"""
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   """An encoder of transformers.
 
   Attributes:
@@ -277,8 +281,10 @@ class Architecture:
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
     attributes: Returns further attributes, given the options.
     described: Returns further keys of `config.json`, given a TransformerConfig.
-    table: Rules of its weights.
-    ungated: Rules of models without a gate in the feed-forward layer, if both kinds exist.
+    names: Names of the modules outside the layers; the first is the token table.
+    layers: Start of the names of layers.
+    layer_names: Names of the modules of a layer.
+    plus: What the network adds to the scales of norms.
     prefixes: What may precede the names of weights, for models with a pre-training head.
     left_out: By the start of a tensor's name, the reason that it is not imported.
   """
@@ -286,12 +292,14 @@ class Architecture:
   name: str
   model_type: str
   options: type[Any]
-  required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  required: Mapping[str, Any] = {}
+  fixed: Mapping[str, Any] = {}
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
   described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
-  table: Table
-  ungated: Table = ()
+  names: Names
+  layers: str
+  layer_names: Names
+  plus: float = 0.0
   prefixes: tuple[str, ...]
   left_out: Mapping[str, str]
 
@@ -327,12 +335,7 @@ class Architecture:
 
   def rows(self, config: transformer.TransformerConfig) -> list[Row]:
     """Returns the tensors of a model and the parameters that they become."""
-    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
-    widths = {"joined": joined, "joined_kv": joined_kv, "head_width": config.head_width,
-              "qkv": joined + 2 * joined_kv, "mlp_twice": 2 * config.mlp_dim,
-              "num_encoder_layers": config.num_layers}  # fmt: skip
-    table = self.table if config.gated or not self.ungated else self.ungated
-    return tensors.expand(table, {**vars(config), **widths})
+    return table(config, self.names, self.layers, self.layer_names, plus=self.plus)
 
   def named(
     self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
@@ -343,7 +346,7 @@ class Architecture:
       where: The source, for messages.
       stored: All tensors.
     """
-    words = self.table[0].source
+    words = f"{next(iter(self.names))}.weight"
     prefix = next((prefix for prefix in self.prefixes if prefix + words in stored), None)
     if prefix is None:
       raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
@@ -361,72 +364,81 @@ class Architecture:
     return named, left_out
 
 
-def _token_table(source: str) -> Rule:
-  return Rule(source, (tensors.TOKEN_TABLE,), ("vocab_size", "emb_dim"))
+def table(
+  config: transformer.TransformerConfig,
+  names: Names,
+  layers: str,
+  layer_names: Names,
+  *,
+  stack: str = "encoder",
+  plus: float = 0.0,
+) -> list[Row]:
+  """Returns the tensors of a transformer and the parameters that they become.
 
-
-def _layers(source: str, *table: Rule) -> tuple[Rule, ...]:
-  return tensors.each_layer("num_layers", f"{source}.{{i}}.", "encoder/layers_{i}/", table)
+  Args:
+    config: Sizes, and which modules have a bias or a gate.
+    names: Names of the modules outside the layers.
+    layers: Start of the names of layers, before the layer's number.
+    layer_names: Names of the modules of a layer.
+    stack: Start of the names of the layers' parameters.
+    plus: What the network adds to the scales of norms.
+  """
+  joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
+  width, wide = config.emb_dim, config.mlp_dim
+  # By the last part of a parameter's name; those of norms have the width of the network.
+  tables = {
+    "embedding": (config.vocab_size, width),
+    "position_embedding": (config.max_positions, width),
+    "token_type_embedding": (config.num_token_types, width),
+    "rel_embedding": (config.relpos_buckets, config.num_heads),
+  }
+  kernels = {
+    "query": (joined, width), "key": (joined_kv, width), "value": (joined_kv, width),
+    "out": (width, joined), "wi": (wide, width), "wi_0": (wide, width), "wi_1": (wide, width),
+    "wo": (width, wide),
+  }  # fmt: skip
+  has_norm_bias = config.norm == "layer" and config.norm_bias
+  modules = [(source, "", target) for source, target in names.items()]
+  for i in range(config.num_layers):
+    start = f"{stack}/layers_{i}/"
+    modules += [(f"{layers}.{i}.{x}", start, target) for x, target in layer_names.items()]
+  rows = []
+  for source, start, target in modules:
+    targets = [start + x for x in ((target,) if isinstance(target, str) else target)]
+    kinds = [x.rpartition("/")[2] for x in targets]
+    if kinds[0] in tables:
+      is_transposed = kinds[0] == "rel_embedding"
+      rows.append(Row(f"{source}.weight", tables[kinds[0]], (*targets,), is_transposed))
+    elif kinds[0] in kernels:
+      if not kinds[0].startswith("wi") or config.gated == (kinds[0] != "wi"):
+        shape = sum(kernels[kind][0] for kind in kinds), kernels[kinds[0]][1]
+        rows += tensors.dense(source, shape, *targets, bias=config.use_bias)
+    elif targets == [f"{stack}/layers_0/pre_attention_layer_norm"] and not config.first_norm:
+      rows.append(Row("", (width,), (f"{targets[0]}/scale",)))
+    else:
+      size = config.head_width if kinds[0] in ("query_norm", "key_norm") else width
+      rows += tensors.norm(source, size, targets[0], bias=has_norm_bias, plus=plus)
+  return rows
 
 
 # --------------------------------------------------------------------------------------------
 # BERT and its relatives, which differ in names and positions
 
-
-def bert_layers(
-  source: str,
-  attention: tuple[str, str, str, str],
-  others: tuple[str, str, str, str] = (
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-  ),
-  place: str = "post",
-) -> tuple[Rule, ...]:
-  """Returns the rules of all layers of a BERT.
-
-  Args:
-    source: Start of the layers' names.
-    attention: Names of the linear layers of queries, keys, values and outputs.
-    others: Names of the norm of attention, of the feed-forward layers, and of their norm.
-    place: "post", norms after the residual sums, or "pre", before the layers.
-  """
-  query, key, value, out = attention
-  attention_norm, wide, narrow, mlp_norm = others
-  return _layers(
-    source,
-    *dense(query, "attention/query"),
-    *dense(key, "attention/key"),
-    *dense(value, "attention/value"),
-    *dense(out, "attention/out"),
-    *norm(attention_norm, f"{place}_attention_layer_norm"),
-    *dense(wide, "mlp/wi", "mlp_dim"),
-    *dense(narrow, "mlp/wo", "emb_dim", "mlp_dim"),
-    *norm(mlp_norm, f"{place}_mlp_layer_norm"),
-  )
-
-
-def self_attention(name: str) -> tuple[str, str, str, str]:
-  """Returns the names of the linear layers of BERT's attention, given that of its inner module."""
-  inner = (f"attention.{name}.{part}" for part in ("query", "key", "value"))
-  return *inner, "attention.output.dense"  # type: ignore[return-value]
-
-
-_POSITIONS = Rule(
-  "embeddings.position_embeddings.weight",
-  (_POSITION_TABLE,),
-  ("max_positions", "emb_dim"),
-)
-_EMBEDDING_NORM = norm("embeddings.LayerNorm", "encoder/embedding_layer_norm")
-_WORDS = (_token_table("embeddings.word_embeddings.weight"), _POSITIONS)
-_TYPES = Rule(
-  "embeddings.token_type_embeddings.weight",
-  (_TYPE_TABLE,),
-  ("num_token_types", "emb_dim"),
-)
-
-
+BERT_LAYER = {
+  "attention.self.query": "attention/query",
+  "attention.self.key": "attention/key",
+  "attention.self.value": "attention/value",
+  "attention.output.dense": "attention/out",
+  "attention.output.LayerNorm": "post_attention_layer_norm",
+  "intermediate.dense": "mlp/wi",
+  "output.dense": "mlp/wo",
+  "output.LayerNorm": "post_mlp_layer_norm",
+}
+_EMBEDDINGS = {
+  "embeddings.word_embeddings": tensors.TOKEN_TABLE,
+  "embeddings.position_embeddings": _POSITION_TABLE,
+  "embeddings.LayerNorm": "encoder/embedding_layer_norm",
+}
 _BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
 
 
@@ -435,12 +447,9 @@ BERT = Architecture(
   model_type="bert",
   options=_BertOptions,
   required=_BERT_REQUIRED,
-  table=(
-    *_WORDS,
-    _TYPES,
-    *_EMBEDDING_NORM,
-    *bert_layers("encoder.layer", self_attention("self")),
-  ),
+  names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
+  layers="encoder.layer",
+  layer_names=BERT_LAYER,
   prefixes=("", "bert.", "roberta."),
   left_out={
     _POOLER: _PRETRAINING,
@@ -449,7 +458,7 @@ BERT = Architecture(
     "embeddings.position_ids": _NO_PARAMETER,
   },
 )
-_ROBERTA = dataclasses.replace(
+_ROBERTA = msgspec.structs.replace(
   BERT,
   name="XLMRobertaModel",
   # RoBERTa counts positions from the row after the row of padding.
@@ -459,41 +468,42 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   model_type="distilbert",
   options=_DistilbertOptions,
-  table=(
-    *_WORDS,
-    *_EMBEDDING_NORM,
-    *bert_layers(
-      "transformer.layer",
-      ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
-      ("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
-    ),
-  ),
+  names=_EMBEDDINGS,
+  layers="transformer.layer",
+  layer_names={
+    "attention.q_lin": "attention/query",
+    "attention.k_lin": "attention/key",
+    "attention.v_lin": "attention/value",
+    "attention.out_lin": "attention/out",
+    "sa_layer_norm": "post_attention_layer_norm",
+    "ffn.lin1": "mlp/wi",
+    "ffn.lin2": "mlp/wo",
+    "output_layer_norm": "post_mlp_layer_norm",
+  },
   prefixes=("", "distilbert."),
   left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
 )
-
-
 _MPNET = Architecture(
   name="MPNetModel",
   model_type="mpnet",
   options=_MpnetOptions,
   required=_BERT_REQUIRED,
   fixed={"position_offset": 2},
-  table=(
-    *_WORDS,
-    *_EMBEDDING_NORM,
-    Rule(
-      "encoder.relative_attention_bias.weight",
-      ("encoder/relpos_bias/rel_embedding",),
-      ("relpos_buckets", "num_heads"),
-      transposed=True,
-    ),
-    *bert_layers(
-      "encoder.layer",
-      ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"),
-      ("attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
-    ),
-  ),
+  names={
+    **_EMBEDDINGS,
+    "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding",
+  },
+  layers="encoder.layer",
+  layer_names={
+    "attention.attn.q": "attention/query",
+    "attention.attn.k": "attention/key",
+    "attention.attn.v": "attention/value",
+    "attention.attn.o": "attention/out",
+    "attention.LayerNorm": "post_attention_layer_norm",
+    "intermediate.dense": "mlp/wi",
+    "output.dense": "mlp/wo",
+    "output.LayerNorm": "post_mlp_layer_norm",
+  },
   prefixes=("", "mpnet."),
   left_out={
     _POOLER: _PRETRAINING,
@@ -563,30 +573,20 @@ _MODERNBERT = Architecture(
     "window": x.local_attention // 2 + 1,
   },
   described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
-  table=(
-    _token_table("embeddings.tok_embeddings.weight"),
-    *norm("embeddings.norm", "encoder/embedding_layer_norm", bias=False),
-    *_layers(
-      "layers",
-      Rule("attn_norm.weight", ("pre_attention_layer_norm/scale",), ("emb_dim",), first_layer=1),
-      Rule(
-        "attn.Wqkv.weight",
-        tuple(f"attention/{part}/kernel" for part in ("query", "key", "value")),
-        ("qkv", "emb_dim"),
-        transposed=True,
-      ),
-      *dense("attn.Wo", "attention/out", "emb_dim", "joined", bias=False),
-      *norm("mlp_norm", "pre_mlp_layer_norm", bias=False),
-      Rule(
-        "mlp.Wi.weight",
-        ("mlp/wi_0/kernel", "mlp/wi_1/kernel"),
-        ("mlp_twice", "emb_dim"),
-        transposed=True,
-      ),
-      *dense("mlp.Wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
-    ),
-    *norm("final_norm", "encoder/encoder_norm", bias=False),
-  ),
+  names={
+    "embeddings.tok_embeddings": tensors.TOKEN_TABLE,
+    "embeddings.norm": "encoder/embedding_layer_norm",
+    "final_norm": "encoder/encoder_norm",
+  },
+  layers="layers",
+  layer_names={
+    "attn_norm": "pre_attention_layer_norm",
+    "attn.Wqkv": ("attention/query", "attention/key", "attention/value"),
+    "attn.Wo": "attention/out",
+    "mlp_norm": "pre_mlp_layer_norm",
+    "mlp.Wi": ("mlp/wi_0", "mlp/wi_1"),
+    "mlp.Wo": "mlp/wo",
+  },
   fixed={
     "positions": "rotary",
     "norm_place": "before",
@@ -600,38 +600,19 @@ _MODERNBERT = Architecture(
 )
 
 
-def _decoder_table(mlp_norms: tuple[str, str | None], plus: float) -> tuple[Rule, ...]:
-  """Returns the weights of Qwen and Gemma.
-
-  Args:
-    mlp_norms: Names of the norms before and after the feed-forward layer. With the latter, there is
-      a norm after attention too.
-    plus: What the network adds to the scales of norms.
-  """
-  scale = functools.partial(norm, bias=False, plus=plus)
-  before, after = mlp_norms
-  return (
-    _token_table("embed_tokens.weight"),
-    *_layers(
-      "layers",
-      *scale("input_layernorm", "pre_attention_layer_norm"),
-      *dense("self_attn.q_proj", "attention/query", "joined", bias=False),
-      *dense("self_attn.k_proj", "attention/key", "joined_kv", bias=False),
-      *dense("self_attn.v_proj", "attention/value", "joined_kv", bias=False),
-      *dense("self_attn.o_proj", "attention/out", "emb_dim", "joined", bias=False),
-      *scale("self_attn.q_norm", "attention/query_norm", "head_width"),
-      *scale("self_attn.k_norm", "attention/key_norm", "head_width"),
-      *(scale("post_attention_layernorm", "post_attention_layer_norm") if after else ()),
-      *scale(before, "pre_mlp_layer_norm"),
-      *dense("mlp.gate_proj", "mlp/wi_0", "mlp_dim", bias=False),
-      *dense("mlp.up_proj", "mlp/wi_1", "mlp_dim", bias=False),
-      *dense("mlp.down_proj", "mlp/wo", "emb_dim", "mlp_dim", bias=False),
-      *(scale(after, "post_mlp_layer_norm") if after else ()),
-    ),
-    *scale("norm", "encoder/encoder_norm"),
-  )
-
-
+_DECODER_NAMES = {"embed_tokens": tensors.TOKEN_TABLE, "norm": "encoder/encoder_norm"}
+_DECODER_LAYER = {
+  "input_layernorm": "pre_attention_layer_norm",
+  "self_attn.q_proj": "attention/query",
+  "self_attn.k_proj": "attention/key",
+  "self_attn.v_proj": "attention/value",
+  "self_attn.o_proj": "attention/out",
+  "self_attn.q_norm": "attention/query_norm",
+  "self_attn.k_norm": "attention/key_norm",
+  "mlp.gate_proj": "mlp/wi_0",
+  "mlp.up_proj": "mlp/wi_1",
+  "mlp.down_proj": "mlp/wo",
+}
 _DECODER = {
   "positions": "rotary", "qk_norm": True, "norm": "rms", "embedding_norm": False,
   "use_bias": False, "gated": True,
@@ -646,7 +627,9 @@ _QWEN3 = Architecture(
     **_described_decoder(x),
     "rope_parameters": {"rope_type": "default", "rope_theta": x.rope_theta},
   },
-  table=_decoder_table(("post_attention_layernorm", None), 0.0),
+  names=_DECODER_NAMES,
+  layers="layers",
+  layer_names={**_DECODER_LAYER, "post_attention_layernorm": "pre_mlp_layer_norm"},
   fixed={**_DECODER, "norm_place": "before"},
   prefixes=("", "model."),
   left_out={"lm_head.": _PRETRAINING},
@@ -672,7 +655,15 @@ _GEMMA3 = Architecture(
     "sliding_window": x.window if x.causal else 2 * (x.window - 1),
     "use_bidirectional_attention": not x.causal,
   },
-  table=_decoder_table(("pre_feedforward_layernorm", "post_feedforward_layernorm"), 1.0),
+  names=_DECODER_NAMES,
+  layers="layers",
+  layer_names={
+    **_DECODER_LAYER,
+    "post_attention_layernorm": "post_attention_layer_norm",
+    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+    "post_feedforward_layernorm": "post_mlp_layer_norm",
+  },
+  plus=1.0,
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
   prefixes=("", "model."),
   left_out={"lm_head.": _PRETRAINING},
@@ -687,54 +678,7 @@ _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
 
 
-def t5_attention(source: str, target: str) -> tuple[Rule, ...]:
-  """Returns the rules of an attention layer of T5."""
-  return (
-    *dense(f"{source}.q", f"{target}/query", "joined", bias=False),
-    *dense(f"{source}.k", f"{target}/key", "joined", bias=False),
-    *dense(f"{source}.v", f"{target}/value", "joined", bias=False),
-    *dense(f"{source}.o", f"{target}/out", "emb_dim", "joined", bias=False),
-  )
-
-
-def t5_mlp(source: str, inner: tuple[str, ...] = ("wi_0", "wi_1")) -> tuple[Rule, ...]:
-  """Returns the rules of a feed-forward layer of T5, given the names of its first layers."""
-  wide = (dense(f"{source}.{x}", f"mlp/{x}", "mlp_dim", bias=False) for x in inner)
-  narrow = dense(f"{source}.wo", "mlp/wo", "emb_dim", "mlp_dim", bias=False)
-  return (*itertools.chain(*wide), *narrow)
-
-
-def t5_stack(name: str, *layer: Rule) -> tuple[Rule, ...]:
-  """Returns the rules of an encoder or decoder of T5, from those of a layer."""
-  return (
-    Rule(
-      f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-      (f"{name}/relpos_bias/rel_embedding",),
-      ("relpos_buckets", "num_heads"),
-      transposed=True,
-    ),
-    *tensors.each_layer(
-      f"num_{name}_layers", f"{name}.block.{{i}}.layer.", f"{name}/layers_{{i}}/", layer
-    ),
-    *norm(f"{name}.final_layer_norm", f"{name}/{name}_norm", bias=False),
-  )
-
-
-def t5_encoder(*inner: str) -> tuple[Rule, ...]:
-  """Returns the rules of T5's encoder, given the names of first feed-forward layers."""
-  return (
-    _token_table("shared.weight"),
-    *t5_stack(
-      "encoder",
-      *norm("0.layer_norm", "pre_attention_layer_norm", bias=False),
-      *t5_attention("0.SelfAttention", "attention"),
-      *norm("1.layer_norm", "pre_mlp_layer_norm", bias=False),
-      *t5_mlp("1.DenseReluDense", inner),
-    ),
-  )
-
-
-_T5 = Architecture(
+T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
@@ -749,8 +693,26 @@ _T5 = Architecture(
     "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
     "is_encoder_decoder": False,
   },
-  table=t5_encoder("wi_0", "wi_1"),
-  ungated=t5_encoder("wi"),
+  names={
+    "shared": tensors.TOKEN_TABLE,
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
+      "encoder/relpos_bias/rel_embedding"
+    ),
+    "encoder.final_layer_norm": "encoder/encoder_norm",
+  },
+  layers="encoder.block",
+  layer_names={
+    "layer.0.layer_norm": "pre_attention_layer_norm",
+    "layer.0.SelfAttention.q": "attention/query",
+    "layer.0.SelfAttention.k": "attention/key",
+    "layer.0.SelfAttention.v": "attention/value",
+    "layer.0.SelfAttention.o": "attention/out",
+    "layer.1.layer_norm": "pre_mlp_layer_norm",
+    "layer.1.DenseReluDense.wi": "mlp/wi",
+    "layer.1.DenseReluDense.wi_0": "mlp/wi_0",
+    "layer.1.DenseReluDense.wi_1": "mlp/wi_1",
+    "layer.1.DenseReluDense.wo": "mlp/wo",
+  },
   fixed={
     "max_positions": T5_MAX_POSITIONS,
     "positions": "relative",
@@ -777,8 +739,8 @@ ARCHITECTURES: dict[str, Architecture] = {
   "modernbert": _MODERNBERT,
   "qwen3": _QWEN3,
   "gemma3_text": _GEMMA3,
-  "t5": _T5,
-  "mt5": _T5,
+  "t5": T5,
+  "mt5": T5,
 }
 """By the `model_type` of transformers."""
 
@@ -793,7 +755,7 @@ def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, A
     InputError: no architecture of transformers does.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
-  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, _T5):
+  for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):
     record = architecture.describe(config)
     try:
       sizes = architecture.sizes(pathlib.Path(CONFIG_FILE), record)
@@ -821,7 +783,7 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
       layer_norm_eps=1e-6,
       gated=True,
       activation="gelu_tanh",
-      **_T5.fixed,
+      **T5.fixed,
     )  # fmt: skip
   if not isinstance(config, transformer.TransformerConfig):
     raise errors.InputError(
@@ -910,14 +872,12 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
   """Returns, for each layer after the pooling, the tensors of its module, if it has any."""
   rows = []
-  for (name, layer), inputs in zip(network.layers.items(), network.widths, strict=False):
-    table: Table = ()
+  for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):
-      table = dense("linear", name, "features", "inputs", bias=layer.bias)
-    elif isinstance(layer, sentence_encoder.LayerNorm):
-      table = norm("norm", name, "inputs")
-    sizes = {"inputs": inputs, "features": getattr(layer, "features", inputs)}
-    rows.append(tensors.expand(table, sizes))
+      rows.append(tensors.dense("linear", (layer.features, width), name, bias=layer.bias))
+    else:
+      has_norm = isinstance(layer, sentence_encoder.LayerNorm)
+      rows.append(tensors.norm("norm", width, name) if has_norm else [])
   return rows
 
 

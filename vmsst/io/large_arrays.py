@@ -1,4 +1,4 @@
-"""Arrays, and sorted records, that may be larger than memory: in temporary files.
+"""Arrays that may be larger than memory: in temporary files.
 
 The system caches the files in memory. They have no name and vanish with the arrays. Small arrays
 are in memory.
@@ -7,7 +7,7 @@ are in memory.
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import IO
 
 import numpy as np
@@ -49,46 +49,6 @@ def _mapped(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
     file.seek(0)
     return np.frombuffer(bytearray(file.read()), dtype)
   return np.frombuffer(mmap.mmap(file.fileno(), size), dtype)
-
-
-_RECORDS = 1 << 18  # In a block.
-
-
-class Records:
-  """Records of whole numbers, sorted by the first number, then by the second, and so on.
-
-  They are in an unnamed file, which vanishes with the process. The system maps it into memory: as
-  much of it as is free, so that more records than fit are sorted on disk.
-  """
-
-  def __init__(self, width: int):
-    """Makes an empty collection of records of `width` numbers."""
-    self._type = np.dtype(f"S{8 * width}")
-    self._file = tempfile.TemporaryFile()  # noqa: SIM115
-    self._width = width
-
-  def __enter__(self) -> "Records":
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self._file.close()
-
-  def add(self, record_NW: np.ndarray) -> None:
-    """Adds records, uint64."""
-    # Big-endian bytes are in the order of the numbers.
-    self._file.write(np.ascontiguousarray(record_NW, ">u8").data)
-
-  def sorted(self) -> Iterator[np.ndarray]:
-    """Yields all records, uint64 [B, width], ascending, in blocks of at most about 260,000."""
-    self._file.flush()
-    count = self._file.tell() // self._type.itemsize
-    if not count:
-      return
-    bytes_N = np.memmap(self._file, self._type, "r+", shape=(count,))
-    bytes_N.sort()
-    for start in range(0, count, _RECORDS):
-      block_B = np.array(bytes_N[start : start + _RECORDS])
-      yield block_B.view(">u8").reshape(-1, self._width).astype(np.uint64)
 
 
 def descending_keys(score_N: np.ndarray) -> np.ndarray:

@@ -6,8 +6,10 @@ sentence:
 
   [z; h] W = h W_h + z W_s
 
-Logits exist for a few sentences at a time, and their gradients are computed in the forward pass
-(see `fused_gradients`). The results are exact.
+A softmax over a large vocabulary is best differentiated while its logits exist. The loss is a
+weighted sum with weights known in advance, so the forward pass computes the gradients chunk by
+chunk, and the backward pass only multiplies them by a number. Logits exist for a few sentences at a
+time. The results are exact.
 
 Axes: `C` sentences of one chunk, `N` chunks, `X` rows `N C` or both axes (`_Plan.rows`), `R` shards
 of the batch, `M` tokens of a chunk, `c` sentences of a chunk on one shard.
@@ -15,7 +17,7 @@ of the batch, `M` tokens of a chunk, `c` sentences of a chunk on one shard.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays
 from vmsst.arrays import devices, layouts
-from vmsst.losses import fused_gradients
+
+Inputs = TypeVar("Inputs")
+
+# Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer cost time for the kernel and
+# its gradient, and more only take memory (benchmarks/vocab_projection.py).
+_CHUNK = 512
+# Time of a chunk's kernels and gradients, as a part of that of its matmuls, and logits, as a part
+# of the memory. The latter has precedence.
+_KERNEL_SHARE = 0.1
+_MEMORY_SHARE = 1 / 12
+_LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
 
 
 class TokenAux(NamedTuple):
@@ -68,7 +80,7 @@ def weighted_nll(
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
     weights_BT: Weight of each token in the sum.
     chunk: Tokens whose logits a device holds at a time, rounded to whole sentences; None: by the
-      device (`fused_gradients.default_chunk`), 512 on a CPU.
+      device (`default_chunk`), 512 on a CPU.
       Under a mesh entered by `with mesh:`, which hides its size, tokens of all devices together.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
@@ -77,9 +89,9 @@ def weighted_nll(
   """
   if (sentence_BS is None) != (sentence_kernel_SV is None):
     raise ValueError("only one of sentence_BS and sentence_kernel_SV is None; pass both or neither")
-  fused_gradients.check_chunk(chunk)
+  check_chunk(chunk)
   columns = layouts.local_size(vocab=hidden_kernel_DV.shape[1])
-  chunk = chunk or fused_gradients.default_chunk(columns, devices.current())
+  chunk = chunk or default_chunk(columns, devices.current())
   plan = _Plan.make(*targets_BT.shape, chunk=chunk, dtype=dtype)
   weights_BT = jnp.where(targets_BT == arrays.PAD_ID, 0.0, weights_BT)
   inputs = _Inputs(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, weights_BT)
@@ -155,7 +167,18 @@ class _Plan(NamedTuple):
 
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns `a @ b` with operands in the plan's dtype."""
-    return fused_gradients.matmul(a, b, self.dtype)
+    return matmul(a, b, self.dtype)
+
+
+def scale_gradients(
+  plan: Any, gradients: Inputs, cotangents: tuple[jax.Array, Any]
+) -> tuple[Inputs, None]:
+  """Backward pass of (plan, inputs, targets): scales the gradients computed in the forward pass.
+
+  Auxiliary outputs, the second of the function, have no gradient.
+  """
+  del plan
+  return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -202,7 +225,7 @@ def _forward(
     return (kernel_gradient_RDV, sentence_NCV), (scored.aux, hidden_gradient_CTD)
 
   # One sum per shard, so that devices add theirs up once instead of once per chunk.
-  sum_dtype = fused_gradients.accumulation_dtype(plan.dtype)
+  sum_dtype = accumulation_dtype(plan.dtype)
   start_RDV = jnp.zeros((plan.shards, *kernel_DV.shape), sum_dtype)
   start_RDV = plan.constrain(start_RDV, ("batch", None, "vocab"))
   chunks = map(plan.cut, (inputs.hidden_BTD, targets_BT, inputs.weights_BT))
@@ -224,7 +247,7 @@ def _forward(
   return (jnp.sum(inputs.weights_BT * aux.nll_BT), aux), gradients
 
 
-_weighted_nll.defvjp(_forward, fused_gradients.scale_gradients)
+_weighted_nll.defvjp(_forward, scale_gradients)
 
 
 def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
@@ -257,7 +280,7 @@ def _sentence_gradients(
     sentence_XS.astype(plan.dtype),
     gradient_XV.astype(plan.dtype),
     axes=(every_row, every_row),
-    preferred_element_type=fused_gradients.accumulation_dtype(plan.dtype),
+    preferred_element_type=accumulation_dtype(plan.dtype),
   )
   return gradient_BS, kernel_gradient_SV
 
@@ -283,7 +306,7 @@ def _logits(
 def _by_shard(plan: _Plan, a_MD: jax.Array, b_MV: jax.Array) -> jax.Array:
   """Returns `a.T @ b` of the rows of each shard, [R, D, V]."""
   if plan.shards == 1:
-    return fused_gradients.product_of_rows(a_MD, b_MV, plan.dtype)[None]
+    return product_of_rows(a_MD, b_MV, plan.dtype)[None]
   a_RMD, b_RMV = (x.reshape(plan.shards, -1, x.shape[-1]) for x in (a_MD, b_MV))
   product_RDV = plan.matmul(a_RMD.swapaxes(1, 2), b_RMV)
   return plan.constrain(product_RDV, ("batch", None, "vocab"))
@@ -320,3 +343,47 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
   by_token = (nll_M1, real_M1 & (target_M1 > rival_M1))
   aux = TokenAux(*(x.reshape(targets_CT.shape) for x in by_token))
   return _Scored(aux, gradient_MV, total_M1)
+
+
+def default_chunk(columns: int, device: devices.Device | None) -> int:
+  """Returns the rows of logits that a device should hold at a time, a power of two.
+
+  In every chunk of M rows, a kernel of K elements is read twice, and its float32 gradient is read
+  and written: 12 K bytes. The matmuls take 6 M K FLOPs. Enough rows make the former negligible, if
+  the memory has room for their logits.
+
+  >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
+  4096
+
+  Args:
+    columns: Columns of the kernel on the device.
+    device: The device; None for a CPU.
+  """
+  if device is None:
+    return _CHUNK
+  enough = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
+  most = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
+  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(enough)), most))))
+
+
+def check_chunk(chunk: int | None) -> None:
+  """Raises ValueError for a chunk size below 1; None is the default size."""
+  if chunk is not None and chunk < 1:
+    raise ValueError(f"chunk is {chunk}; it must be at least 1")
+
+
+def accumulation_dtype(dtype: str) -> Any:
+  """Returns the dtype of matmul results, sums and softmaxes for a compute dtype."""
+  return jnp.promote_types(dtype, jnp.float32)
+
+
+def matmul(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
+  """Returns `a @ b` with operands cast to `dtype` and accumulated in `accumulation_dtype`."""
+  return jnp.matmul(
+    a.astype(dtype), b.astype(dtype), preferred_element_type=accumulation_dtype(dtype)
+  )
+
+
+def product_of_rows(a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
+  """Returns `a.T @ b` with operands cast to `dtype` and accumulated in `accumulation_dtype`."""
+  return layouts.product_of_rows(a.astype(dtype), b.astype(dtype), dtype=accumulation_dtype(dtype))

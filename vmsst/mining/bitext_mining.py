@@ -3,9 +3,8 @@
 `mine` compares vectors; `pair_scores` scores by cosine or by likelihood.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _WINDOW = 1 << 13
 
 
-@dataclasses.dataclass(frozen=True)
-class Mined:
+class Mined(NamedTuple):
   """Result of `mine`.
 
   Attributes:
@@ -83,27 +81,39 @@ def mine(
     settings = [{"width": side["width"]} for side in settings]
   if differences := manifest.differences(*settings):
     raise errors.InputError(
-      f"the vectors of {source.folder} and {target.folder} differ: {differences}; compute both "
-      "with the same encoder"
+      f"the vectors of {source.vectors.folder} and {target.vectors.folder} differ: {differences}; "
+      "compute both with the same encoder"
     )
-  sides = _Sentences(source), _Sentences(target)
+  texts = source, target
+  first = [first_lines(text) for text in texts]
+  rows = [
+    large_arrays.concatenate(
+      (
+        block.start + np.flatnonzero(first_N[block] == np.arange(block.start, block.stop))
+        for block in exact_search.blocks(len(first_N))
+      ),
+      np.int64,
+    )
+    for first_N in first
+  ]
   gold_G2 = None
   if gold is not None:
-    rows = [side.rows(lines, gold) for side, lines in zip(sides, read_gold(gold), strict=True)]
-    gold_G2 = np.unique(np.array(rows, np.int64).T, axis=0)
+    known = zip(read_gold(gold), first, texts, strict=True)
+    gold_G2 = np.unique(np.array([_gold_rows(gold, *side) for side in known], np.int64).T, axis=0)
   pairs = margins.margin_pairs(
-    *(exact_search.Selection(side.text.vectors, side.row_M) for side in sides),
+    exact_search.Selection(source.vectors, rows[0]),
+    exact_search.Selection(target.vectors, rows[1]),
     neighbors=neighbors,
     margin=margin,
     retrieval=retrieval,
     search=search,
   )
-  for block in exact_search.blocks(len(pairs)):  # Row numbers become those of lines.
-    pairs.source_P[block] = sides[0].row_M[pairs.source_P[block]]
-    pairs.target_P[block] = sides[1].row_M[pairs.target_P[block]]
-    # Thresholds compare what is printed.
-    pairs.score_P[block] = exact_search.round_scores(pairs.score_P[block])
-  best = None
+  for block in exact_search.blocks(len(pairs)):  # Row numbers become line numbers.
+    pairs.source_P[block] = rows[0][pairs.source_P[block]]
+    pairs.target_P[block] = rows[1][pairs.target_P[block]]
+    # Thresholds compare what is printed, with 6 decimals.
+    pairs.score_P[block] = np.round(pairs.score_P[block], 6)
+  candidates, best = len(pairs), None
   if gold_G2 is not None:
     best = margins.best_f1(pairs, gold_G2) if len(pairs) else None
     if best is None or not best.f1:
@@ -112,8 +122,9 @@ def mine(
         "another gold file, or --threshold"
       )
     threshold = best.threshold
-  kept = pairs if threshold is None else pairs.at_least(threshold)
-  return Mined(kept, len(sides[0].row_M), len(sides[1].row_M), len(pairs), best)
+  if threshold is not None:
+    pairs = pairs[: np.count_nonzero(pairs.score_P >= threshold)].view(np.recarray)
+  return Mined(pairs, len(rows[0]), len(rows[1]), candidates, best)
 
 
 def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> Iterator[str]:
@@ -141,68 +152,47 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
   return sources, targets
 
 
-class _Sentences:
-  """The distinct sentences of a text.
+def _gold_rows(
+  gold: str, line_numbers: Sequence[int], first_N: np.ndarray, text: EmbeddedText
+) -> list[int]:
+  """Returns the rows that represent lines of a text, whose numbers are from a gold file."""
+  for number, line in enumerate(line_numbers, 1):
+    if not 1 <= line <= len(first_N) or first_N[line - 1] < 0:
+      raise errors.InputError(
+        f"{gold}:{number}: there is no sentence in line {line} of {text.path}, which has "
+        f"{len(first_N):,} lines, counted from 1"
+      )
+  return [int(first_N[line - 1]) for line in line_numbers]
 
-  Attributes:
-    text: The text.
-    first_N: Row of the first line that differs only in white space; -1 for blank lines.
-    row_M: The rows of the sentences: of lines that are the first.
+
+def first_lines(text: EmbeddedText) -> np.ndarray:
+  """Returns the first row that differs only in white space from each row, int64 [N].
+
+  Blank lines have -1. The text is read once; hashes are in a temporary file if they are many.
+
+  Raises:
+    InputError: all lines are blank.
   """
-
-  def __init__(self, text: EmbeddedText):
-    """Reads the text once, without keeping it in memory."""
-    self.text = text
-    key_N = large_arrays.full(len(text), 0, np.int64)
-    visible_N = large_arrays.full(len(text), False, bool)
-    for row, line in enumerate(text.texts()):
-      key_N[row] = hash(" ".join(line.split()))
-      visible_N[row] = not text_fields.is_blank(line)
-    if not visible_N.any():
-      raise errors.InputError(f"{text.path} contains no sentence")
-    self.first_N = _first_rows(key_N, visible_N)
-    self.row_M = large_arrays.concatenate(
-      (
-        rows.start + np.flatnonzero(self.first_N[rows] == np.arange(rows.start, rows.stop))
-        for rows in exact_search.blocks(len(text))
-      ),
-      np.int64,
-    )
-
-  def rows(self, lines: Sequence[int], gold: str) -> list[int]:
-    """Returns the rows that represent some lines, which count from 1 and are from a gold file."""
-    for number, line in enumerate(lines, 1):
-      if not 1 <= line <= len(self.first_N) or self.first_N[line - 1] < 0:
-        raise errors.InputError(
-          f"{gold}:{number}: there is no sentence in line {line} of {self.text.path}, which has "
-          f"{len(self.first_N):,} lines, counted from 1"
-        )
-    return [int(self.first_N[line - 1]) for line in lines]
-
-
-def _first_rows(key_N: np.ndarray, wanted_N: np.ndarray) -> np.ndarray:
-  """Returns for each wanted row the first one with the same key, int64 [N], in bounded memory.
-
-  Rows that are not wanted get -1.
-  """
-  first_N = large_arrays.full(len(key_N), -1, np.int64)
-  with large_arrays.Records(2) as records:
-    for block in exact_search.blocks(len(key_N)):
-      row_B = np.arange(block.start, block.stop, dtype=np.uint64)
-      record_B2 = np.stack([key_N[block].view(np.uint64), row_B], axis=1)
-      records.add(record_B2[wanted_N[block]])
-    before_12 = np.empty((0, 2), np.uint64)  # The key of the record before, and its first row.
-    for record_B2 in records.sorted():
-      record_C2 = np.concatenate([before_12, record_B2])
-      key_C, row_C = record_C2[:, 0], record_C2[:, 1].astype(np.int64)
-      first_C = row_C[np.searchsorted(key_C, key_C)]
-      first_N[row_C] = first_C
-      before_12 = np.array([[key_C[-1], first_C[-1]]], np.uint64)
+  key_N2 = large_arrays.full((len(text.vectors), 2), 0, ">u8")  # hash and row; sorted by bytes
+  count = 0
+  for row, line in enumerate(text.texts()):
+    if not text_fields.is_blank(line):
+      key_N2[count, 0], key_N2[count, 1] = hash(" ".join(line.split())) % (1 << 63), row
+      count += 1
+  if not count:
+    raise errors.InputError(f"{text.path} contains no sentence")
+  key_N2[:count].view("S16")[:, 0].sort()
+  first_N = large_arrays.full(len(key_N2), -1, np.int64)
+  before_12 = key_N2[:0]  # the key before a block, and its first row
+  for block in exact_search.blocks(count):
+    key_B, row_B = np.concatenate([before_12, key_N2[block]]).T.astype(np.int64)
+    first_B = row_B[np.searchsorted(key_B, key_B)]
+    first_N[row_B] = first_B
+    before_12 = np.array([[key_B[-1], first_B[-1]]])
   return first_N
 
 
-@dataclasses.dataclass(frozen=True)
-class TextColumn:
+class TextColumn(NamedTuple):
   """Sources or targets: a text file, or a column or key of its lines.
 
   Attributes:
@@ -220,8 +210,7 @@ Languages = tuple[str | None, str | None]
 OnCut = Callable[[int, int, int], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scorer:
+class Scorer(NamedTuple):
   """A way to score pairs of texts.
 
   Attributes:

@@ -70,7 +70,7 @@ class Searcher:
     row_M = corpus.visible_rows()
     name = name or getattr(encoder, "path", None)
     if name is not None and (differences := other_encoder(corpus, encoder, name)):
-      logging.getLogger(__name__).warning("%s: %s", corpus.folder, differences)
+      logging.getLogger(__name__).warning("%s: %s", corpus.vectors.folder, differences)
     self._encoder, self._corpus = encoder, corpus
     self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
     self._read_text = corpus.reader()
@@ -78,7 +78,7 @@ class Searcher:
     if index is None or index.exact:
       self._nearest = lambda query_ND, k: nearest_lines(query_ND, corpus, row_M, k, search)
     else:
-      visible_N = np.zeros(len(corpus), bool)
+      visible_N = np.zeros(len(corpus.vectors), bool)
       visible_N[row_M] = True
       self._nearest = lambda query_ND, k: index.nearest(
         exact_search.unit_rows(query_ND), k, visible_N
@@ -147,7 +147,7 @@ def nearest_lines(
   near = exact_search.top_k(
     query_ND, exact_search.Selection(corpus.vectors, row_M), k, search=search
   )
-  for block in exact_search.blocks(len(near)):
+  for block in exact_search.blocks(len(near.index_NK)):
     near.index_NK[block] = row_M[near.index_NK[block]]
   return near
 
@@ -156,8 +156,8 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
   """Raises InputError unless the vectors of a corpus have this width."""
   if corpus.vectors.shape[1] != width:
     raise errors.InputError(
-      f"{corpus.folder} has vectors of width {corpus.vectors.shape[1]}, the encoder's have width "
-      f"{width}: give the encoder that computed them"
+      f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, the encoder's have "
+      f"width {width}: give the encoder that computed them"
     )
 
 

@@ -1,12 +1,137 @@
-"""BITRANSLATION: generates each sentence of a pair from the other's vector (VMSST, section 6.3)."""
+"""BITRANSLATION, and what it shares with VMSST: pairs as rows, and their decoder scores.
 
-from typing import Any
+Axes: `R` rows per pair in one decoder call, `N` the `B R` rows of a batch, `Z` conditioning vector
+of the decoder.
+"""
+
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from vmsst.models import base, generation
+from vmsst import arrays
+from vmsst.losses import vocabulary
+from vmsst.models import base
 from vmsst.networks import sentence_encoder, vmsst
+
+
+class Pairs(NamedTuple):
+  """Both sides of each pair of a batch: `inputs`, then `targets`."""
+
+  tokens_B2T: Int[Array, "B 2 T"]
+  mask_B2T: Bool[Array, "B 2 T"]
+  languages_B2: Int[Array, "B 2"]
+
+
+def pairs_in_batch(batch: base.Batch) -> Pairs:
+  """Returns the sides of the batch's pairs, the shorter padded to the longer."""
+  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
+  languages_B2 = jnp.concatenate([batch["input_language"], batch["target_language"]], axis=1)
+  return Pairs(tokens_B2T, tokens_B2T != arrays.PAD_ID, languages_B2)
+
+
+def embed(
+  network: vmsst.BitranslationNetwork, params: Any, pairs: Pairs
+) -> Float[Array, "B 2 T D"]:
+  """Returns token vectors, looked up once for encoders and decoder."""
+  return cast(jax.Array, network.apply({"params": params}, pairs.tokens_B2T, method="embed"))
+
+
+def rows(x: Float[Array, "B R ..."]) -> Float[Array, "N ..."]:
+  """Returns all rows along one axis; those of a pair stay together and on the same device."""
+  return x.reshape(-1, *x.shape[2:])
+
+
+def other_side(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 2 ..."]:
+  """Returns the sides of each pair swapped."""
+  return jnp.flip(x, axis=1)
+
+
+def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
+  """Returns `count` keys split from one, or `count` times None without a key."""
+  return [None] * count if rng is None else list(jax.random.split(rng, count))
+
+
+class Scores(NamedTuple):
+  """The decoder's scores of sentences.
+
+  Attributes:
+    weighted: Sum over all tokens of weight times negative log-likelihood.
+    nll_BRT: Negative log-likelihood of each token in nats, without gradient.
+    correct_BRT: Whether each token was the most likely one, without gradient.
+  """
+
+  weighted: Float[Array, ""]
+  nll_BRT: Float[Array, "B R T"]
+  correct_BRT: Bool[Array, "B R T"]
+
+
+def score(
+  network: vmsst.BitranslationNetwork,
+  params: Any,
+  tokens_BRT: Int[Array, "B R T"],
+  embedded_BRTD: Float[Array, "B R T D"],
+  languages_BR: Int[Array, "B R"],
+  sentence_BRZ: Float[Array, "B R Z"],
+  weights_BR: Float[Array, "B R"],
+  *,
+  dropout_rng: jax.Array | None,
+) -> Scores:
+  """Scores rows of tokens given their conditioning vectors, in one decoder call.
+
+  Args:
+    network: Network with decoder and vocabulary projection.
+    params: Its parameters.
+    tokens_BRT: Tokens to predict; padding never counts.
+    embedded_BRTD: Their vectors.
+    languages_BR: Their languages.
+    sentence_BRZ: Conditioning vector of each row.
+    weights_BR: Weight of the tokens of each row.
+    dropout_rng: Key of the decoder's dropout, or None.
+  """
+  hidden_NTD = vmsst.run(
+    network,
+    params,
+    "decode",
+    rows(embedded_BRTD),
+    rows(languages_BR),
+    rows(sentence_BRZ),
+    dropout_rng=dropout_rng,
+  )
+  projected = network.apply({"params": params}, hidden_NTD, rows(sentence_BRZ), method="project")
+  projection = cast(vmsst.Projection, projected)
+  weights_BRT = weights_BR[..., None] * (tokens_BRT != arrays.PAD_ID)
+  weighted, aux = vocabulary.weighted_nll(
+    *projection,
+    rows(tokens_BRT),
+    rows(weights_BRT),
+    dtype=network.config.dtype,
+  )
+  shape = tokens_BRT.shape
+  return Scores(weighted, aux.nll_BT.reshape(shape), aux.correct_BT.reshape(shape))
+
+
+def token_metrics(
+  name: str, scores: Scores, part: slice, mask_B2T: Bool[Array, "B 2 T"]
+) -> base.Metrics:
+  """Returns metrics per real token of two rows of each pair: nll/<name> and token_accuracy/<name>.
+
+  Args:
+    name: Name of these rows.
+    scores: Scores of all rows.
+    part: Range of these rows.
+    mask_B2T: True at their real tokens.
+  """
+  count = jnp.sum(mask_B2T, dtype=jnp.float32)
+  nll, correct = (
+    jnp.sum(jnp.where(mask_B2T, value_BRT[:, part], 0.0))
+    for value_BRT in (scores.nll_BRT, scores.correct_BRT)
+  )
+  return {
+    f"nll/{name}": base.ratio(nll, count),
+    f"token_accuracy/{name}": base.ratio(correct, count),
+  }
 
 
 class BitranslationModel(base.BitextModel):
@@ -31,32 +156,32 @@ class BitranslationModel(base.BitextModel):
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
     tokens_per_example (real tokens of both sides).
     """
-    encoder_rng, decoder_rng = generation.split_rng(dropout_rng, 2)
-    pairs = generation.pairs_in_batch(batch)
+    encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
+    pairs = pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
-    embedded_B2TD = generation.embed(self.network, params, pairs)
+    embedded_B2TD = embed(self.network, params, pairs)
     mean_NS = vmsst.run(
       self.network,
       params,
       "semantic_mean",
-      generation.rows(embedded_B2TD),
-      generation.rows(pairs.mask_B2T),
+      rows(embedded_B2TD),
+      rows(pairs.mask_B2T),
       dropout_rng=encoder_rng,
     )
     mean_B2S = mean_NS.reshape(count, 2, -1)
-    scores = generation.score(
+    scores = score(
       self.network,
       params,
       pairs.tokens_B2T,
       embedded_B2TD,
       pairs.languages_B2,
-      generation.other_side(mean_B2S),
+      other_side(mean_B2S),
       jnp.full((count, 2), 1 / count),
       dropout_rng=decoder_rng,
     )
     metrics = {
       "loss": base.ratio(scores.weighted * count, count),
-      **generation.token_metrics("translation", scores, slice(0, 2), pairs.mask_B2T),
+      **token_metrics("translation", scores, slice(0, 2), pairs.mask_B2T),
       **base.vector_metrics(mean_B2S, batch),
     }
     return scores.weighted, metrics

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from vmsst import errors
 from vmsst.errors import InputError
 from vmsst.losses import gaussian
-from vmsst.models import base, contrastive, generation, gradient_caching
+from vmsst.models import base, bitranslation, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
 # A latent with less mutual information with the text, in nats, is reported as collapsed.
@@ -157,12 +157,12 @@ class VmsstModel(base.BitextModel):
     *,
     dropout: bool,
   ) -> _Terms:
-    encoder_rng, decoder_rng, *latent_rngs = generation.split_rng(rng, 2 + len(LATENTS))
+    encoder_rng, decoder_rng, *latent_rngs = bitranslation.split_rng(rng, 2 + len(LATENTS))
     if not dropout:
       encoder_rng = decoder_rng = None
-    pairs = generation.pairs_in_batch(batch)
+    pairs = bitranslation.pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
-    embedded_B2TD = generation.embed(self.network, params, pairs)
+    embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, encoder_rng)
     mean_B2S = by_side.semantic_mean_BS
     latents = _latents_of_pairs(by_side, side_B)
@@ -170,9 +170,9 @@ class VmsstModel(base.BitextModel):
     samples = (gaussian.sample(*latent, key if self.elbo_sample else None) for latent, key in keyed)
     own_B2G = by_side.language_mean_BG
     translated_B2G = own_B2G if self.language_mean else jnp.zeros_like(own_B2G)
-    translated_B2Z = _conditions(translated_B2G, generation.other_side(mean_B2S))
+    translated_B2Z = _conditions(translated_B2G, bitranslation.other_side(mean_B2S))
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0])
-    scores = generation.score(
+    scores = bitranslation.score(
       self.network,
       params,
       _twice(pairs.tokens_B2T),
@@ -191,8 +191,8 @@ class VmsstModel(base.BitextModel):
       total += self.elbo_weight * kl_weight * jnp.sum(kl_B)
     metrics = {
       "loss": base.ratio(total, count),
-      **generation.token_metrics("translation", scores, _TRANSLATION, pairs.mask_B2T),
-      **generation.token_metrics("reconstruction", scores, _RECONSTRUCTION, pairs.mask_B2T),
+      **bitranslation.token_metrics("translation", scores, _TRANSLATION, pairs.mask_B2T),
+      **bitranslation.token_metrics("reconstruction", scores, _RECONSTRUCTION, pairs.mask_B2T),
       "kl_weight": base.ratio(kl_weight, 1),
       **base.vector_metrics(mean_B2S, batch),
     }
@@ -202,13 +202,13 @@ class VmsstModel(base.BitextModel):
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
     """Returns lower bounds on the log-likelihood of both sides, given z_sem of the given ones."""
-    pairs = generation.pairs_in_batch(batch)
-    embedded_B2TD = generation.embed(self.network, params, pairs)
+    pairs = bitranslation.pairs_in_batch(batch)
+    embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
     latents = list(_latents_of_pairs(by_side, side_B).values())
 
     def log_likelihood(z: Sequence[jax.Array]) -> Float[Array, "B"]:
-      scores = generation.score(
+      scores = bitranslation.score(
         self.network,
         params,
         pairs.tokens_B2T,
@@ -231,7 +231,7 @@ class VmsstModel(base.BitextModel):
   def _posteriors(
     self,
     params: Any,
-    pairs: generation.Pairs,
+    pairs: bitranslation.Pairs,
     embedded_B2TD: Float[Array, "B 2 T D"],
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
@@ -240,7 +240,7 @@ class VmsstModel(base.BitextModel):
       self.network,
       params,
       "posteriors",
-      *(generation.rows(x) for x in (embedded_B2TD, pairs.mask_B2T, pairs.languages_B2)),
+      *(bitranslation.rows(x) for x in (embedded_B2TD, pairs.mask_B2T, pairs.languages_B2)),
       dropout_rng=dropout_rng,
     )
     return vmsst.Posteriors(*(x.reshape(*pairs.languages_B2.shape, -1) for x in of_rows))
@@ -254,7 +254,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
     rng: Key of the samples for the mutual information; None: a fixed key.
   """
   metrics = {}
-  keys = generation.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
+  keys = bitranslation.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
   for (name, latent), key in zip(latents.items(), keys, strict=True):
     mean_BK, log_variance_BK = map(jax.lax.stop_gradient, latent)
     kl_B = gaussian.kl_from_standard(mean_BK, log_variance_BK)

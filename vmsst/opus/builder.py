@@ -20,7 +20,7 @@ from tensorflow_datasets.core import naming
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards
-from vmsst.evaluation import benchmarks, evaluation_texts
+from vmsst.evaluation import benchmarks
 from vmsst.io import manifest
 from vmsst.jobs import engines, job
 from vmsst.opus import card, cleaning, recipes, stages
@@ -74,7 +74,7 @@ def build(
       f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
-  texts = evaluation_texts.iter_texts(benchmarks.BENCHMARKS.values(), evaluation)
+  texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
   held_out = cleaning.EvaluationSentences.of(texts)
   identities = [(release.name, release.identity) for release in chosen]
   settings: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Normalizes and filters pairs of texts, and finds sentences of evaluation sets among them.
 
-    sentences = EvaluationSentences.of(evaluation_texts.iter_texts(BENCHMARKS.values(), "/data"))
+    sentences = EvaluationSentences.of(benchmarks.held_out_texts(BENCHMARKS.values(), "/data"))
     sentences.sets(sentence_key("Hello, world!"))  # ("tatoeba",), or () if in no set
 
 Sentences are compared without case, punctuation and spaces (`text_key`). Texts without letters and

@@ -55,29 +55,30 @@ def search_on_devices(
   forward = exact_search.no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else exact_search.no_neighbors(len(target.row_N), k_target)
   step = _step(mesh, None if k_target is None else min(k_target, height))
-  for row, source_BD in exact_search.unit_blocks(source, height):
-    held = forward[row : row + len(source_BD)]
-    best = _padded(held.score_NK, height), _padded(held.index_NK.astype(np.int32), height)
+  for rows, source_BD in source.unit_blocks(height):
+    shape = height, k_source
+    best = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int32)
     query_BD, best = jax.device_put((_padded(source_BD, height), best), whole)
     waiting = None
-    for column, target_CD in exact_search.unit_blocks(target, width):
+    for columns, target_CD in target.unit_blocks(width):
       base_CD = jax.device_put(_padded(target_CD, width), shared)
-      size_2 = np.array([len(held), len(target_CD)], np.int32)
-      best, near = step(query_BD, base_CD, best, size_2, np.int32(column))
-      if backward is not None:
-        # Merges the block before while the devices compute this one.
-        _merge_backward(waiting)
-        waiting = backward[column : column + len(target_CD)], near, row
-    _merge_backward(waiting)
-    held.score_NK[:], held.index_NK[:] = (np.asarray(x)[: len(held)] for x in best)
+      size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
+      best, near = step(query_BD, base_CD, best, size_2, np.int32(columns.start))
+      # Merges the block before while the devices compute this one.
+      _merge_backward(backward, waiting, rows.start)
+      waiting = columns, near
+    _merge_backward(backward, waiting, rows.start)
+    forward.score_NK[rows], forward.index_NK[rows] = (np.asarray(x)[: len(source_BD)] for x in best)
   return forward, backward
 
 
-def _merge_backward(waiting: tuple[exact_search.Neighbors, Best, int] | None) -> None:
-  if waiting is not None:
-    best, near, row = waiting
-    score_CK, index_CK = (np.asarray(x)[: len(best)] for x in near)
-    exact_search.merge(best, exact_search.Neighbors(index_CK, score_CK), row)
+def _merge_backward(
+  backward: exact_search.Neighbors | None, block: tuple[slice, Best] | None, start: int
+) -> None:
+  if backward is not None and block is not None:
+    columns, near = block
+    score_CK, index_CK = (np.asarray(x)[: columns.stop - columns.start] for x in near)
+    exact_search.merge(backward, columns, exact_search.Neighbors(index_CK, score_CK), start)
 
 
 @functools.cache

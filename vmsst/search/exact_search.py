@@ -7,12 +7,11 @@ of their cosines: remove duplicates before a search.
 """
 
 import collections
-import dataclasses
-import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import threadpoolctl
@@ -45,8 +44,7 @@ class Rows(Protocol):
     """Returns consecutive rows as an array."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
   """Some rows of vectors, which are read when they are used.
 
   Attributes:
@@ -57,27 +55,18 @@ class Selection:
   rows: Rows
   row_N: np.ndarray | range
 
-  @property
-  def shape(self) -> tuple[int, int]:
-    """Number of selected rows, and D."""
-    return len(self.row_N), self.rows.shape[1]
-
-  def __getitem__(self, rows: slice) -> np.ndarray:
-    """Returns consecutive selected rows as an array."""
-    row_B = self.row_N[rows]
-    if not len(row_B):
-      return np.asarray(self.rows[:0])
-    first = int(row_B[0])
-    block_BD = np.asarray(self.rows[first : int(row_B[-1]) + 1])
-    return block_BD if len(block_BD) == len(row_B) else block_BD[np.asarray(row_B) - first]
-
-  def part(self, rows: slice) -> "Selection":
-    """Returns some of the selected rows, without reading them."""
-    return Selection(self.rows, self.row_N[rows])
+  def unit_blocks(self, height: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yields places of selected rows and their vectors at length 1, float32 [B, D], B <= height."""
+    for places in blocks(len(self.row_N), height):
+      row_B = self.row_N[places]
+      first = int(row_B[0])
+      block_BD = np.asarray(self.rows[first : int(row_B[-1]) + 1])
+      if len(block_BD) != len(row_B):
+        block_BD = block_BD[np.asarray(row_B) - first]
+      yield places, unit_rows(block_BD, places.start)
 
 
-@dataclasses.dataclass(frozen=True)
-class Neighbors:
+class Neighbors(NamedTuple):
   """The K nearest vectors of each of N, nearest first.
 
   Attributes:
@@ -87,13 +76,6 @@ class Neighbors:
 
   index_NK: np.ndarray
   score_NK: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.index_NK)
-
-  def __getitem__(self, rows: slice) -> "Neighbors":
-    """Returns a view of some rows."""
-    return Neighbors(self.index_NK[rows], self.score_NK[rows])
 
 
 Both = tuple[Neighbors, Neighbors | None]
@@ -115,6 +97,10 @@ class Search(Protocol):
     """
 
 
+Block = tuple[Selection, Selection, int, int | None]
+"""The arguments of a `Search` of some sources and targets."""
+
+
 def search(source: Selection, target: Selection, k_source: int, k_target: int | None, /) -> Both:
   """The `Search` for CPUs: computes each score once, for both directions.
 
@@ -127,74 +113,88 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
   with _SEARCHING:
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     threads = max((library["num_threads"] for library in blas.info()), default=1)
-    computing: collections.deque[Callable[[], None]] = collections.deque()
     with blas.limit(limits=1), futures.ThreadPoolExecutor(threads) as pool:
-      for start, held_HD in unit_blocks(source, _HELD_ROWS):
-        for column, target_CD in unit_blocks(target, _READ_ROWS):
-          columns = None if backward is None else backward[column : column + len(target_CD)]
-          for piece in blocks(len(held_HD), _TASK_ROWS):
-            rows = forward[start + piece.start : start + piece.stop]
-            task = pool.submit(_better, held_HD[piece], target_CD, rows, columns)
-            sides = [(rows, column), (columns, start + piece.start)]
-            computing.append(functools.partial(_merge_sides, task, sides))
-            if len(computing) > threads:
-              computing.popleft()()
-        while computing:
-          computing.popleft()()
+      tasks = (
+        (
+          rows.start + piece.start,
+          columns.start,
+          pool.submit(
+            _better,
+            held_HD[piece],
+            target_CD,
+            forward.score_NK[rows][piece],
+            None if backward is None else backward.score_NK[columns],
+          ),
+        )
+        for rows, held_HD in source.unit_blocks(_HELD_ROWS)
+        for columns, target_CD in target.unit_blocks(_READ_ROWS)
+        for piece in blocks(len(held_HD), _TASK_ROWS)
+      )
+      computing = collections.deque(itertools.islice(tasks, threads))
+      while computing:
+        row, column, task = computing.popleft()
+        computing.extend(itertools.islice(tasks, 1))
+        (row_R, near), *near_back = task.result()
+        merge(forward, row + row_R, near, column)
+        if backward is not None:
+          ((column_R, near),) = near_back
+          merge(backward, column + column_R, near, row)
   return forward, backward
 
 
-Block = tuple[Selection, Selection]
-"""Sources and targets that are searched together."""
-
-
-def block_search(
-  search: Search,
-  run_blocks: Callable[[Callable[[Block], Both], Sequence[Block]], Iterable[Both]] = map,
-) -> Search:
-  """Returns a `Search` that divides a large one into blocks, with the result of a search in one.
+def search_blocks(
+  source: Selection,
+  target: Selection,
+  k_source: int,
+  k_target: int | None,
+  /,
+  *,
+  search: Search = search,
+  run_blocks: Callable[[Search, Sequence[Block]], Iterable[Both]] = itertools.starmap,
+) -> Both:
+  """A `Search` that divides a large one into blocks, with the result of a search in one.
 
   Blocks begin at rows where `search` would begin to read anyway, so that not even rounding changes.
 
   Args:
+    source: See `Search`.
+    target: See `Search`.
+    k_source: See `Search`.
+    k_target: See `Search`.
     search: Searches a block.
-    run_blocks: Applies a function to blocks, in order, as `map` does, perhaps in other processes.
+    run_blocks: Applies `search` to blocks, in order, perhaps in other processes.
   """
-
-  def search_blocks(
-    source: Selection, target: Selection, k_source: int, k_target: int | None, /
-  ) -> Both:
-    forward = no_neighbors(len(source.row_N), k_source)
-    backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
-    multiple = max(1, -(-len(source.row_N) // _SOURCE_BLOCKS // _LEAST_SOURCES))
-    height = min(_BLOCK_SOURCES, multiple * _LEAST_SOURCES)
-    spans = [
-      (rows, columns)
-      for rows in blocks(len(source.row_N), height)
-      for columns in blocks(len(target.row_N), _BLOCK_TARGETS)
-    ]
-    run = functools.partial(_search_block, search, k_source, k_target)
-    parts = [(source.part(rows), target.part(columns)) for rows, columns in spans]
-    for (rows, columns), (near, near_back) in zip(spans, run_blocks(run, parts), strict=True):
-      merge(forward[rows], near, columns.start)
-      if backward is not None and near_back is not None:
-        merge(backward[columns], near_back, rows.start)
-    return forward, backward
-
-  return search_blocks
-
-
-def _search_block(search: Search, k_source: int, k_target: int | None, block: Block) -> Both:
-  source, target = block
-  most_back = None if k_target is None else min(k_target, len(source.row_N))
-  return search(source, target, min(k_source, len(target.row_N)), most_back)
+  forward = no_neighbors(len(source.row_N), k_source)
+  backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
+  multiple = max(1, -(-len(source.row_N) // _SOURCE_BLOCKS // _LEAST_SOURCES))
+  height = min(_BLOCK_SOURCES, multiple * _LEAST_SOURCES)
+  spans = [
+    (rows, columns)
+    for rows in blocks(len(source.row_N), height)
+    for columns in blocks(len(target.row_N), _BLOCK_TARGETS)
+  ]
+  parts = [
+    (
+      source._replace(row_N=source.row_N[rows]),
+      target._replace(row_N=target.row_N[columns]),
+      min(k_source, columns.stop - columns.start),
+      None if k_target is None else min(k_target, rows.stop - rows.start),
+    )
+    for rows, columns in spans
+  ]
+  for (rows, columns), (near, near_back) in zip(spans, run_blocks(search, parts), strict=True):
+    merge(forward, rows, near, columns.start)
+    if backward is not None and near_back is not None:
+      merge(backward, columns, near_back, rows.start)
+  return forward, backward
 
 
 def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -> Neighbors:
   """Returns the k nearest vectors of a base for every query, by cosine, or all.
 
   Args:
-    query_ND: Vectors of the queries, of any length, `Rows`; or one vector [D], which is [1, D].
+    query_ND: Vectors of the queries, of any length, `Rows` or a `Selection`; or one
+      vector [D], which is [1, D].
     base_MD: The vectors to search, the same; read in blocks.
     k: Neighbors per query, a small number.
     search: Finds them; `vmsst.search.device_search.search` uses accelerators.
@@ -229,15 +229,19 @@ def mutual_top_k(
 
 
 def _checked(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, Selection, int]:
-  sides = [side if hasattr(side, "shape") else np.asarray(side) for side in (source_ND, target_MD)]
-  for side in sides:
-    if len(side.shape) != 2:
-      raise ValueError(f"the shape must be [N, D], not {side.shape}")
-  if sides[0].shape[1] != sides[1].shape[1]:
-    widths = sides[0].shape[1], sides[1].shape[1]
-    raise ValueError(f"both sides must have one width, not {widths[0]} and {widths[1]}")
+  sides = [
+    side if hasattr(side, "shape") or isinstance(side, Selection) else np.asarray(side)
+    for side in (source_ND, target_MD)
+  ]
+  shapes = [(side.rows if isinstance(side, Selection) else side).shape for side in sides]
+  for shape in shapes:
+    if len(shape) != 2:
+      raise ValueError(f"the shape must be [N, D], not {shape}")
+  if shapes[0][1] != shapes[1][1]:
+    raise ValueError(f"both sides must have one width, not {shapes[0][1]} and {shapes[1][1]}")
   source, target = (
-    side if isinstance(side, Selection) else Selection(side, range(side.shape[0])) for side in sides
+    side if isinstance(side, Selection) else Selection(side, range(shape[0]))
+    for side, shape in zip(sides, shapes, strict=True)
   )
   return source, target, errors.as_integer("k", k)
 
@@ -269,17 +273,6 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
   return vectors_ND / np.where(norm_N > 0, norm_N, np.float32(1))[:, None]
 
 
-def unit_blocks(rows: Rows, height: int) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields vectors at length 1, float32 [B, D], B <= `height`, after the first's number."""
-  for block in blocks(rows.shape[0], height):
-    yield block.start, unit_rows(rows[block], block.start)
-
-
-def round_scores(score_N: Any) -> np.ndarray:
-  """Returns scores as commands print them, with 6 decimals, float64; thresholds compare these."""
-  return np.round(np.asarray(score_N, np.float64), 6)
-
-
 def no_neighbors(count: int, k: int) -> Neighbors:
   """Returns neighbors before a search: row 0 with a cosine of -inf."""
   return Neighbors(
@@ -287,14 +280,17 @@ def no_neighbors(count: int, k: int) -> Neighbors:
   )
 
 
-def merge(best: Neighbors, new: Neighbors, start: int) -> None:
-  """Merges new neighbors into the best; their rows count from `start` and come after all others."""
-  score_NL = np.concatenate([best.score_NK, new.score_NK], axis=1)
-  index_NL = np.concatenate([best.index_NK, start + new.index_NK], axis=1)
+def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
+  """Merges new neighbors of some rows into the best.
+
+  The numbers of the new neighbors count from `start`; they come after all others.
+  """
+  score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
+  index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)
   # Stable: among equal scores the earlier row comes first.
-  order_NK = np.argsort(-score_NL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
-  best.score_NK[:] = np.take_along_axis(score_NL, order_NK, axis=1)
-  best.index_NK[:] = np.take_along_axis(index_NL, order_NK, axis=1)
+  order_RK = np.argsort(-score_RL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
+  best.score_NK[rows] = np.take_along_axis(score_RL, order_RK, axis=1)
+  best.index_NK[rows] = np.take_along_axis(index_RL, order_RK, axis=1)
 
 
 def blocks(count: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
@@ -303,23 +299,23 @@ def blocks(count: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
 
 
 def _better(
-  source_PD: np.ndarray, target_CD: np.ndarray, rows: Neighbors, columns: Neighbors | None
+  source_PD: np.ndarray, target_CD: np.ndarray, best_PK: np.ndarray, best_CK: np.ndarray | None
 ) -> list[tuple[np.ndarray, Neighbors]]:
-  """Returns what can change the best of rows and, if these are requested, of columns of scores.
+  """Returns what can change the best scores of rows and, if these are given, of columns.
 
   Only scores above the worst of the best so far can: blocks are merged in order, so that among
-  equal scores, those of the best have the lower numbers.
+  equal scores, the best so far have the lower numbers.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)
   np.matmul(source_PD, target_CD.T, out=score_BC[:count])
   score_BC[count:] = -np.inf
-  row_R = np.flatnonzero(score_BC[:count].max(axis=1) > rows.score_NK[:, -1])
-  better = [(row_R, _top_k(score_BC[row_R], rows.score_NK.shape[1]))]
-  if columns is not None:
-    k = columns.score_NK.shape[1]
+  row_R = np.flatnonzero(score_BC[:count].max(axis=1) > best_PK[:, -1])
+  better = [(row_R, _top_k(score_BC[row_R], best_PK.shape[1]))]
+  if best_CK is not None:
+    k = best_CK.shape[1]
     group_CG = score_BC.reshape(-1, _GROUP, len(target_CD)).max(axis=1).T
-    column_R = np.flatnonzero(group_CG.max(axis=1) > columns.score_NK[:, -1])
+    column_R = np.flatnonzero(group_CG.max(axis=1) > best_CK[:, -1])
     # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
     group_RK = np.sort(_top_k(np.ascontiguousarray(group_CG[column_R]), k).index_NK, axis=1)
     row_RL = (group_RK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
@@ -329,17 +325,6 @@ def _better(
     index_RK = np.take_along_axis(row_RL, near.index_NK, axis=1)
     better.append((column_R, Neighbors(index_RK, near.score_NK)))
   return better
-
-
-def _merge_sides(
-  task: futures.Future[list[tuple[np.ndarray, Neighbors]]],
-  sides: Iterable[tuple[Any, int]],
-) -> None:
-  """Merges the result of `_better` into the best of both sides, given each side's first number."""
-  for (best, first), (row_R, new) in zip(sides, task.result(), strict=False):
-    changed = Neighbors(best.index_NK[row_R], best.score_NK[row_R])
-    merge(changed, new, first)
-    best.index_NK[row_R], best.score_NK[row_R] = changed.index_NK, changed.score_NK
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:

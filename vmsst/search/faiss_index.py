@@ -271,7 +271,8 @@ class Index:
         if len(lacking_P):
           row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
         parts = list(exact_search.blocks(len(query_BD), _PIECE))
-        args = ([x[part] for part in parts] for x in (query_BD, row_BC, neighbors[block]))
+        best = (x[block] for x in neighbors)
+        args = ([x[part] for part in parts] for x in (query_BD, row_BC, *best))
         list(pool.map(self._rescore, *args))
     return neighbors
 
@@ -297,15 +298,15 @@ class Index:
     return self._index.search(np.ascontiguousarray(query_ND, np.float32), count, params=params)[1]
 
   def _rescore(
-    self, query_BD: np.ndarray, row_BC: np.ndarray, neighbors: exact_search.Neighbors
+    self, query_BD: np.ndarray, row_BC: np.ndarray, index_BK: np.ndarray, score_BK: np.ndarray
   ) -> None:
-    """Sets the nearest candidates by their vectors."""
+    """Sets the nearest candidates by their vectors, and their scores."""
     stored_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
     score_BC = _cosines(query_BD, stored_PD.reshape(*row_BC.shape, -1))
     score_BC[row_BC < 0] = -np.inf
-    order_BK = np.lexsort((row_BC, -score_BC))[:, : neighbors.index_NK.shape[1]]
-    neighbors.index_NK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
-    neighbors.score_NK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
+    order_BK = np.lexsort((row_BC, -score_BC))[:, : index_BK.shape[1]]
+    index_BK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
+    score_BK[:] = np.take_along_axis(score_BC, order_BK, axis=1)
 
 
 def index_search(source_index: Index, target_index: Index) -> exact_search.Search:
@@ -327,9 +328,8 @@ def index_search(source_index: Index, target_index: Index) -> exact_search.Searc
         wanted_N = large_arrays.full(index.shape[0], False, bool)
         wanted_N[base.row_N] = True
         near = exact_search.no_neighbors(len(queries.row_N), k)
-        for first, query_BD in exact_search.unit_blocks(queries, _QUERIES):
+        for rows, query_BD in queries.unit_blocks(_QUERIES):
           found = index.nearest(query_BD, k, wanted_N)
-          rows = slice(first, first + len(query_BD))
           near.index_NK[rows] = np.searchsorted(base.row_N, found.index_NK)
           near.score_NK[rows] = found.score_NK
           bar.update(len(query_BD))

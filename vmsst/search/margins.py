@@ -5,11 +5,8 @@ finds a threshold from known translations. Vectors are read in blocks, as in `ex
 stored per sentence is in temporary files if it is large. Row numbers break ties.
 """
 
-import bisect
-import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,37 +20,13 @@ Retrieval = Literal["max", "forward", "backward", "intersection"]
 Best = tuple[np.ndarray, np.ndarray]
 """The best neighbor of each sentence of a side, int64 [N], and its score, float64 [N]."""
 
-_PAIR = np.dtype([("source", np.int64), ("target", np.int64), ("score", np.float64)])
+PAIR = np.dtype([("source_P", np.int64), ("target_P", np.int64), ("score_P", np.float64)])
+"""A candidate translation: row of the source, row of the target, score."""
+Pairs = np.recarray
+"""Records of `PAIR`, best first; among equal scores, the lower source row comes first."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairs:
-  """Candidate translations, best first.
-
-  Attributes:
-    source_P: Row of the source, int64.
-    target_P: Row of the target, int64.
-    score_P: Scores, float64, descending; among equal ones the lower source row comes first.
-  """
-
-  source_P: np.ndarray
-  target_P: np.ndarray
-  score_P: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.score_P)
-
-  def at_least(self, threshold: float) -> "Pairs":
-    """Returns the pairs with a score of at least `threshold`, a view."""
-    count = bisect.bisect_right(self.score_P, -threshold, key=lambda score: -score)
-    return self._of(slice(count))
-
-  def _of(self, places: np.ndarray | list[int] | slice) -> "Pairs":
-    return Pairs(self.source_P[places], self.target_P[places], self.score_P[places])
-
-
-@dataclasses.dataclass(frozen=True)
-class F1:
+class F1(NamedTuple):
   """Agreement of pairs with a score of at least `threshold` with the gold pairs, 0 to 1."""
 
   f1: float
@@ -76,12 +49,13 @@ def cosine_pairs(
   near = exact_search.top_k(source_ND, target_MD, 1, search=search)
   score_N = near.score_NK[:, 0].astype(np.float64)
   order_N = np.argsort(-score_N, kind="stable")
-  return Pairs(order_N, near.index_NK[order_N, 0], score_N[order_N])
+  columns = [order_N, near.index_NK[order_N, 0], score_N[order_N]]
+  return np.rec.fromarrays(columns, dtype=PAIR)
 
 
 def margin_pairs(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
+  source_ND: exact_search.Rows | exact_search.Selection,
+  target_MD: exact_search.Rows | exact_search.Selection,
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
@@ -125,13 +99,16 @@ def margin_pairs(
     [(0, 3), (1, 2), (2, 1)]
   """
   errors.check_choice("margin", margin, _MARGINS)  # Before the search, which can take long.
-  errors.check_choice("retrieval", retrieval, _RETRIEVALS)
-  neighbors = errors.as_integer("neighbors", neighbors)
+  errors.check_choice("retrieval", retrieval, _SIDES)
   near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
-  pairs = _RETRIEVALS[retrieval](best_neighbors(*near, margin))
-  records = (np.rec.fromarrays([x.source_P, x.target_P, x.score_P], dtype=_PAIR) for x in pairs)
-  pair_P = large_arrays.concatenate(records, _PAIR)
-  return Pairs(pair_P["source"], pair_P["target"], pair_P["score"])
+  best = best_neighbors(*near, margin)
+  pairs = _sorted_pairs(best, _SIDES[retrieval])
+  if retrieval == "max":
+    pairs = _one_to_one(pairs, [len(index_N) for index_N, _ in best])
+  elif retrieval == "intersection":
+    source_M, _ = best[1]
+    pairs = (x[source_M[x.target_P] == x.source_P] for x in pairs)
+  return large_arrays.concatenate(pairs, PAIR).view(np.recarray)
 
 
 def best_neighbors(
@@ -147,14 +124,21 @@ def best_neighbors(
   Returns:
     For sources and for targets: the neighbor's row, [N] or [M], the lowest among equal scores, and
     its score.
-
-  Raises:
-    ValueError: the margin is unknown.
   """
-  errors.check_choice("margin", margin, _MARGINS)
-  means = _means(forward), _means(backward)
-  both = (forward, *means), (backward, *means[::-1])
-  return tuple(_best_neighbor(_MARGINS[margin], *side) for side in both)  # type: ignore[return-value]
+  means = [_means(near) for near in (forward, backward)]
+  best = []
+  for near, mean_N, mean_M in zip((forward, backward), means, means[::-1], strict=True):
+    index_N = large_arrays.full(len(mean_N), 0, np.int64)
+    score_N = large_arrays.full(len(mean_N), 0, np.float64)
+    for rows in exact_search.blocks(len(mean_N)):
+      cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
+      score_BK = _MARGINS[margin](cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
+      score_N[rows] = score_BK.max(axis=1)
+      # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
+      best_BK = score_BK == score_N[rows, None]
+      index_N[rows] = np.where(best_BK, index_BK, len(mean_M)).min(axis=1)
+    best.append((index_N, score_N))
+  return best[0], best[1]
 
 
 def margin_scores(
@@ -172,7 +156,6 @@ def margin_scores(
       not an integer of 1 or more, or the margin is unknown.
   """
   errors.check_choice("margin", margin, _MARGINS)
-  neighbors = errors.as_integer("neighbors", neighbors)
   forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, search=search)
   count = len(forward.index_NK)
   if len(backward.index_NK) != count:
@@ -220,75 +203,56 @@ _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:
-  mean_N = large_arrays.full(len(near), 0, np.float64)
-  for rows in exact_search.blocks(len(near)):
+  mean_N = large_arrays.full(len(near.score_NK), 0, np.float64)
+  for rows in exact_search.blocks(len(mean_N)):
     near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
   return mean_N
 
 
-def _best_neighbor(
-  score: Callable[[np.ndarray, np.ndarray], np.ndarray],
-  near: exact_search.Neighbors,
-  mean_N: np.ndarray,
-  mean_M: np.ndarray,
-) -> Best:
-  """Returns the best-scoring of K neighbors of each of N, and its score."""
-  index_N = large_arrays.full(len(near), 0, np.int64)
-  score_N = large_arrays.full(len(near), 0, np.float64)
-  for rows in exact_search.blocks(len(near)):
-    cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
-    score_BK = score(cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
-    score_N[rows] = score_BK.max(axis=1)
-    # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
-    best_BK = score_BK == score_N[rows, None]
-    index_N[rows] = np.where(best_BK, index_BK, mean_M.size).min(axis=1)
-  return index_N, score_N
+def _sorted_pairs(best: Sequence[Best], sides: Sequence[int]) -> Iterator[Pairs]:
+  """Yields the candidates of the sources (0) and targets (1), best first, in blocks.
+
+  They are sorted in a temporary file if they are many.
+  """
+  # Big-endian bytes are in the order of the numbers: descending score, source, target.
+  key_P3 = large_arrays.full((sum(len(best[side][0]) for side in sides), 3), 0, ">u8")
+  first = 0
+  for side in sides:
+    index_N, score_N = best[side]
+    for rows in exact_search.blocks(len(index_N)):
+      key_B3 = key_P3[first + rows.start : first + rows.stop]
+      key_B3[:, 0] = large_arrays.descending_keys(score_N[rows])
+      key_B3[:, 1 + side] = np.arange(rows.start, rows.stop)
+      key_B3[:, 2 - side] = index_N[rows]
+    first += len(index_N)
+  key_P3.view("S24")[:, 0].sort()
+  for rows in exact_search.blocks(len(key_P3)):
+    key_B, source_B, target_B = key_P3[rows].T.astype(np.uint64)
+    yield np.rec.fromarrays([source_B, target_B, large_arrays.scores(key_B)], dtype=PAIR)
 
 
-def _of_side(best: Sequence[Best], side: int) -> Iterator[Pairs]:
-  """Yields the candidates of the sources (0) or targets (1), in their order."""
-  index_N, score_N = best[side]
-  for rows in exact_search.blocks(len(index_N)):
-    row_B, index_B = np.arange(rows.start, rows.stop), index_N[rows]
-    sides = (row_B, index_B) if side == 0 else (index_B, row_B)
-    yield Pairs(sides[0], sides[1], score_N[rows])
+def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pairs]:
+  """Yields pairs whose sentences are in no better pair that is kept.
 
-
-def _sorted(blocks: Iterable[Pairs]) -> Iterator[Pairs]:
-  """Yields pairs, best first, in blocks; they are in temporary files meanwhile."""
-  with large_arrays.Records(3) as records:
-    for pairs in blocks:
-      columns = large_arrays.descending_keys(pairs.score_P), pairs.source_P, pairs.target_P
-      records.add(np.stack([x.astype(np.uint64) for x in columns], axis=1))
-    for record_B3 in records.sorted():
-      number_B, source_B, target_B = record_B3.T
-      yield Pairs(
-        source_B.astype(np.int64), target_B.astype(np.int64), large_arrays.scores(number_B)
-      )
-
-
-def _intersection(best: Sequence[Best]) -> Iterator[Pairs]:
-  source_M, _ = best[1]
-  for pairs in _sorted(_of_side(best, 0)):
-    yield pairs._of(source_M[pairs.target_P] == pairs.source_P)
-
-
-def _one_to_one(best: Sequence[Best]) -> Iterator[Pairs]:
-  """Yields pairs whose sentences are in no better pair that is kept."""
-  used_N, used_M = (large_arrays.full(len(index_N), 0, np.uint8).data for index_N, _ in best)
-  for pairs in _sorted(itertools.chain(_of_side(best, 0), _of_side(best, 1))):
+  Args:
+    blocks: Pairs, best first.
+    counts: Numbers of sources and targets.
+  """
+  used_N, used_M = (large_arrays.full(count, 0, np.uint8).data for count in counts)
+  for pairs in blocks:
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
     for row, (source, target) in enumerate(both):
       if not used_N[source] and not used_M[target]:
         used_N[source] = used_M[target] = 1
         kept.append(row)
-    yield pairs._of(kept)
+    yield pairs[kept].view(np.recarray)
 
 
-_RETRIEVALS: Mapping[str, Callable[[Sequence[Best]], Iterator[Pairs]]] = {
-  "max": _one_to_one,
-  "forward": lambda best: _sorted(_of_side(best, 0)),
-  "backward": lambda best: _sorted(_of_side(best, 1)),
-  "intersection": _intersection,
+_SIDES: Mapping[str, tuple[int, ...]] = {
+  "max": (0, 1),
+  "forward": (0,),
+  "backward": (1,),
+  "intersection": (0,),
 }
+"""By retrieval, whether candidates of sources (0) or targets (1) are sorted."""

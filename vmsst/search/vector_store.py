@@ -5,13 +5,15 @@ A folder that `vmsst embed` wrote has shards `vectors-00000.npy`, ... and the re
 """
 
 import bisect
-import dataclasses
 import functools
 import hashlib
+import itertools
+import mmap
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,19 +43,19 @@ class Vectors:
     self.folder = os.fspath(folder)
     record = manifest.read(folder, "give a folder that `vmsst embed` wrote, or embed again")
     self.settings = record.settings
-    parts = [
-      record.parts[name] for name in sorted(record.parts, key=lambda name: (len(name), name))
-    ]
+    names = sorted(record.parts, key=lambda name: (len(name), name))
+    parts = [record.parts[name] for name in names]
     try:
       width, self.dtype = int(record.facts["dimension"]), np.dtype(record.facts["dtype"])
       rows = [int(part.facts["rows"]) for part in parts]
     except (KeyError, TypeError, ValueError) as error:
       raise errors.InputError(f"{folder} has no vectors ({error!r}); {_AGAIN}") from None
     self._sha256 = [part.sha256 for part in parts]
-    self._paths = [storage.absolute(os.path.join(folder, shard_name(n))) for n in range(len(parts))]
+    self._paths = [storage.absolute(os.path.join(folder, name)) for name in names]
     self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
-    self._ends = np.cumsum([0, *rows], dtype=np.int64).tolist()[1:]
-    self.shape: tuple[int, int] = (sum(rows), width)
+    # Shard i has the rows from bound i to bound i + 1.
+    self._bounds: list[int] = [0, *itertools.accumulate(rows)]
+    self.shape: tuple[int, int] = (self._bounds[-1], width)
     if not storage.is_url(folder):
       with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         check = functools.partial(checksums.check, fix=_AGAIN)
@@ -76,10 +78,10 @@ class Vectors:
       raise IndexError(f"rows can be read in order only, not in steps of {step}")
     blocks = []
     while start < stop:
-      index = bisect.bisect_right(self._ends, start)
-      first = self._first(index)
+      index = bisect.bisect_right(self._bounds, start) - 1
+      first = self._bounds[index]
       blocks.append(self._read(index)[start - first : stop - first])
-      start = self._ends[index]
+      start = self._bounds[index + 1]
     if len(blocks) == 1:
       return blocks[0]
     return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
@@ -90,21 +92,17 @@ class Vectors:
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
-    shard_N = np.searchsorted(self._ends, row_N, side="right")
+    shard_N = np.searchsorted(self._bounds, row_N, side="right") - 1
     taken_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
       place_P = np.flatnonzero(shard_N == index)
-      row_P, path = row_N[place_P] - self._first(index), self._paths[index]
+      row_P, path = row_N[place_P] - self._bounds[index], self._paths[index]
       if storage.is_url(path):
-        shape = self._ends[index] - self._first(index), self.shape[1]
+        shape = self._bounds[index + 1] - self._bounds[index], self.shape[1]
         taken_ND[place_P] = npy_files.read_rows(path, shape, self.dtype.name, row_P)
       else:
         taken_ND[place_P] = self._read(index)[row_P]
     return taken_ND
-
-  def _first(self, index: int) -> int:
-    """Returns the number of a shard's first row."""
-    return self._ends[index - 1] if index else 0
 
   def _read(self, index: int) -> np.ndarray:
     """Returns the rows of a shard."""
@@ -126,7 +124,7 @@ class ArrayVectors(Vectors):
         f"{name}: {array_ND.dtype} of shape {array_ND.shape}; give vectors as rows, [N, D], of "
         "float32 or float16 (`astype`)"
       )
-    self.shape, self.dtype, self._ends = array_ND.shape, array_ND.dtype, [len(array_ND)]
+    self.shape, self.dtype, self._bounds = array_ND.shape, array_ND.dtype, [0, len(array_ND)]
     digest = hashlib.sha256(npy_files.header(self.shape, self.dtype.name))
     for start in range(0, len(array_ND), _CHECKED):
       block_BD = array_ND[start : start + _CHECKED]
@@ -178,24 +176,18 @@ def open_vectors(vectors: Any) -> Vectors:
   return Vectors(path)
 
 
-@dataclasses.dataclass(frozen=True)
-class EmbeddedText:
+class EmbeddedText(NamedTuple):
   """A text file, or a column or key of its lines, and the vectors of its texts.
 
   Attributes:
     path: The text file.
-    folder: The folder of vectors.
     vectors: One row per line.
     digest: Hash of the text; reading another text from the path is an error.
   """
 
   path: str
-  folder: storage.Path
   vectors: Vectors
   digest: str
-
-  def __len__(self) -> int:
-    return len(self.vectors)
 
   @property
   def encoder(self) -> dict[str, Any]:
@@ -228,18 +220,16 @@ class EmbeddedText:
   def reader(self) -> Callable[[int], str]:
     """Returns a function of a row that returns its text.
 
-    Reads the file once; the texts are copied to a temporary file if they are large.
+    Reads the file once, and copies the texts to a temporary file.
     """
-    end_N = large_arrays.full(len(self) + 1, 0, np.int64)
-
-    def contents() -> Iterator[np.ndarray]:
+    end_N = large_arrays.full(len(self.vectors) + 1, 0, np.int64)
+    with tempfile.TemporaryFile() as file:
       for row, text in enumerate(self.texts()):
-        content_B = np.frombuffer(text.encode(), np.uint8)
-        end_N[row + 1] = end_N[row] + len(content_B)
-        yield content_B
-
-    content_B = large_arrays.concatenate(contents(), np.uint8)
-    return lambda row: content_B[end_N[row] : end_N[row + 1]].tobytes().decode()
+        end_N[row + 1] = end_N[row] + file.write(text.encode())
+      file.write(b"\n")  # an empty file cannot be mapped
+      file.flush()
+      content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return lambda row: content[end_N[row] : end_N[row + 1]].decode()
 
 
 def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
@@ -255,16 +245,15 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
     InputError: the text or vectors are missing, incomplete or broken, or do not match.
   """
   path, vectors = os.fspath(path), open_vectors(vectors)
-  folder = vectors.folder
   text = fingerprint(path)
   stored = vectors.settings.get("text")
   is_other = isinstance(stored, dict) and stored.get("digest") != text["digest"]
   if is_other or text["lines"] != len(vectors):
     raise errors.InputError(
-      f"{folder} has {len(vectors):,} vectors of another text than {path} with {text['lines']:,} "
-      "lines, or of an earlier version: recompute them (`vmsst embed`)"
+      f"{vectors.folder} has {len(vectors):,} vectors of another text than {path} with "
+      f"{text['lines']:,} lines, or of an earlier version: recompute them (`vmsst embed`)"
     )
-  return EmbeddedText(path, storage.path(folder), vectors, text["digest"])
+  return EmbeddedText(path, vectors, text["digest"])
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from tiny_models import assert_trees_close
 
-from ems_jax.losses import token_targets, xtr
+from ems_jax.losses import xtr
+from vmsst.arrays import devices
 from vmsst.losses import vocabulary
 
 B, T, D, S, V = 5, 4, 6, 7, 50
@@ -35,7 +37,7 @@ def make_inputs(name, batch=B, length=T, width=D, size=V):
   arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
   tokens_BT = make_tokens(batch, length, size)
   if name == "xtr":
-    targets = token_targets.xtr_targets(tokens_BT)
+    targets = xtr.xtr_targets(tokens_BT)
     return (*arrays, rng.uniform(0.5, 2.0, size=batch).astype(np.float32)), targets
   return (*arrays, rng.uniform(0.5, 2.0, size=(batch, length)).astype(np.float32)), tokens_BT
 
@@ -137,9 +139,9 @@ def test_value_and_gradients_equal_the_dense_form(name, chunk):
 def test_other_targets_equal_the_dense_form(task):
   arrays, _ = make_inputs("xtr")
   tokens_BT = make_tokens(B, T, V)
-  targets = token_targets.xtr_targets(tokens_BT, count_repeats=task != "counted once")
+  targets = xtr.xtr_targets(tokens_BT, count_repeats=task != "counted once")
   if task == "ugt":
-    targets = token_targets.ugt_targets(targets, np.array([tokens_BT[0, 0], 0, 7, 8, 0], np.int32))
+    targets = xtr.ugt_targets(targets, np.array([tokens_BT[0, 0], 0, 7, 8, 0], np.int32))
   (value, _), gradients = ours_with_gradients("xtr", arrays, targets)
   expected = jax.value_and_grad(lambda x: dense_sum("xtr", x, targets))(arrays)
   assert_trees_close((value, gradients), expected, rtol=1e-4, atol=1e-4)
@@ -211,7 +213,7 @@ def test_gradients_of_many_chunks_are_summed_in_float32():
     return vocabulary.weighted_nll(hidden_M11, None, table, None, token_M1, one_M1, **options)[0]
 
   def of_xtr(table):
-    targets = token_targets.TokenTargets(token_M1, one_M1)
+    targets = xtr.TokenTargets(token_M1, one_M1)
     return xtr.weighted_kl(one_M1, table, targets, one_M1[:, 0], **options)[0]
 
   for loss in (of_tokens, of_xtr):
@@ -236,5 +238,48 @@ def test_logits_of_the_whole_batch_never_exist(name):
 def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT = make_tokens(B, T, V)
   tokens_BT[3, 0] = V
-  _, kl_B = ours("xtr", make_inputs("xtr")[0], token_targets.xtr_targets(tokens_BT))
+  _, kl_B = ours("xtr", make_inputs("xtr")[0], xtr.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
+
+
+SENTENCES = [[3, 3, 4, 5], [7], [2, 5, 2, 2, 6, 1], []]  # an unknown word (1) is a token
+SENTENCES_BT = np.array([sentence + [0] * (6 - len(sentence)) for sentence in SENTENCES], np.int32)
+
+
+def dense_rows(targets):
+  """The distributions as rows of vocabulary size."""
+  found_BV = np.zeros((len(targets.tokens_BT), 9))
+  for b, (tokens_T, share_T) in enumerate(zip(*map(np.asarray, targets), strict=True)):
+    for token, share in zip(tokens_T, share_T, strict=True):
+      found_BV[b, token] += share
+  return found_BV
+
+
+def equation_7(sentence):
+  counts = collections.Counter(sentence)
+  return [counts[w] / len(sentence) if w in counts else 0.0 for w in range(9)]
+
+
+def test_targets_are_equation_7():
+  found_BV = dense_rows(xtr.xtr_targets(SENTENCES_BT))
+  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES], rtol=1e-6)
+  np.testing.assert_allclose(found_BV.sum(axis=1), [1, 1, 1, 0], rtol=1e-6)
+  # The release counts repeated tokens once.
+  found_BV = dense_rows(xtr.xtr_targets(SENTENCES_BT, count_repeats=False))
+  np.testing.assert_allclose(found_BV[0], [0, 0, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0, 0])
+  np.testing.assert_allclose(found_BV.sum(axis=1), [3 / 4, 1, 4 / 6, 0], rtol=1e-6)
+  # Special ids are not part of a sentence.
+  tokens_BT = np.array([[8, 3, 3, 4, 5, 1], [8, 7, 1, 0, 0, 0]])
+  found_BV = dense_rows(xtr.xtr_targets(tokens_BT, special_ids=(1, 8)))
+  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES[:2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("columns", [60000, 250112 // 8, 250112])
+def test_a_chunk_leaves_time_to_the_matmuls_unless_the_memory_is_too_small(device, columns):
+  chunk = vocabulary.default_chunk(columns, device)
+  logits = 6 * chunk * columns / device.memory
+  assert logits <= 1 / 12 or chunk == 512
+  # Per element of the kernel: 12 bytes, and 6 FLOPs per row.
+  share = (12 / device.bandwidth) / (6 * chunk / device.flops)
+  assert share <= 0.1 or logits > 1 / 24  # twice as many rows would not fit

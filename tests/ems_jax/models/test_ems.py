@@ -32,7 +32,6 @@ VARIANTS = {
   "no_mlp": ({"projection_dim": None}, {}),
   "shared_embedding": ({"share_embedding": True}, {}),
   "labse_vanilla": ({"xtr": False, "projection_dim": None}, AMS),
-  "labse_vanilla_scale_100": ({"xtr": False, "projection_dim": None}, AMS | {"scale": 100.0}),
   "labse_mlp": ({"xtr": False}, AMS),
   "labse_joint": ({}, AMS),
   "release": ({"xtr_layer_norm": True}, {"count_repeats": False, "negative_groups": 2}),

@@ -5,7 +5,7 @@ import pytest
 from flax.linen import partitioning
 
 from vmsst.arrays import layouts
-from vmsst.losses import fused_gradients
+from vmsst.losses import vocabulary
 from vmsst.train import partitioning as runtime_partitioning
 
 
@@ -38,8 +38,8 @@ def test_product_of_rows_sums_outer_products(width, other, dtype):
   expected = sum(np.outer(a, b) for a, b in zip(*map(np.float64, (a_MA, b_MB)), strict=True))
   for product in (
     lambda a, b: layouts.product_of_rows(a, b, dtype=jnp.float32),
-    lambda a, b: fused_gradients.product_of_rows(a, b, dtype),
-    lambda a, b: fused_gradients.matmul(a.T, b, dtype),
+    lambda a, b: vocabulary.product_of_rows(a, b, dtype),
+    lambda a, b: vocabulary.matmul(a.T, b, dtype),
   ):
     found = jax.jit(product)(a_MA, b_MB)
     assert found.dtype == jnp.float32

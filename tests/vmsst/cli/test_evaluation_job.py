@@ -11,7 +11,7 @@ import pytest
 from vmsst import errors, storage
 from vmsst.cli import evaluation_job
 from vmsst.evaluation import benchmarks, embedder, suite
-from vmsst.evaluation.benchmarks import knowledge_search
+from vmsst.evaluation.benchmarks import questions
 from vmsst.io import input_files
 from vmsst.jobs import engines
 
@@ -103,23 +103,19 @@ def test_an_interrupted_job_resumes_after_the_last_benchmark(evaluate, tmp_path,
     assert left == right
 
 
-def test_data_options_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
-  (tatoeba,) = benchmarks.get_benchmarks(["tatoeba"])
-
-  def run(*dimensions, **options):
-    chosen = [suite.dataclasses.replace(tatoeba, options=options)]
-    found, calls, lines = evaluate(chosen=chosen, dimensions=dimensions)
+def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
+  def run(*dimensions):
+    found, calls, lines = evaluate(names=["tatoeba"], dimensions=dimensions)
     cuts = found["benchmarks"]["tatoeba"].get("dimensions", [])
     return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
 
   assert run() == (True, [], "tatoeba: waiting")
-  changed = "tatoeba: its data, options or dimensions have changed"
+  changed = "tatoeba: its data or dimensions have changed"
   assert run(2, 4) == (True, [2, 4, 6], changed)
   assert run(4) == (False, [2, 4, 6], "tatoeba: finished before")
   assert run(3, 6) == (True, [3, 6], changed)
-  assert run(3, choice="a") == (True, [3, 6], changed)
   line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", [f"nein {n}" for n in range(5)])
-  assert run(3, choice="a") == (True, [3, 6], changed)
+  assert run(3) == (True, [3, 6], changed)
   shutil.rmtree(data / "tatoeba")
   assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
   _, _, lines = evaluate(names=["sts", "tatoeba"])
@@ -161,7 +157,7 @@ def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, t
 
 
 def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
-  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(questions, "SHARD", 2)
   monkeypatch.setattr(embedder, "WINDOW", 3)
   expected, _, _ = evaluate(names=LARGE, dimensions=[2, 4])
   engine = Pickling()
@@ -175,7 +171,7 @@ def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
 def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
   evaluate, data, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(knowledge_search, "SHARD", 2)
+  monkeypatch.setattr(questions, "SHARD", 2)
   records = [json.dumps({"question": f"who {n}", "answer": str(n % 4)}) for n in range(7)]
   line_files.write_lines(data / "paq" / "PAQ.2.jsonl", records)
   whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")

@@ -1,5 +1,9 @@
+import collections
+
+import pytest
+
 from vmsst.evaluation import benchmarks, papers
-from vmsst.evaluation.benchmarks import averages, parallel, tatoeba
+from vmsst.evaluation.benchmarks import bitext_retrieval
 
 
 def test_numbers_of_results_are_found_by_their_names_and_languages():
@@ -21,13 +25,43 @@ def test_numbers_of_results_are_found_by_their_names_and_languages():
 def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
   keys = [
     *papers.content()["main"],
-    *(key for part in averages.SCORE_PARTS.values() for key in part),
+    *(key for part in papers.SCORE_PARTS.values() for key in part),
     *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
     *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
-    *(("tatoeba", name) for name in tatoeba.GROUPS),
-    *(("flores", f"{x} {name}") for x, each in parallel.GROUPS.items() for name in each),
+    *(("tatoeba", name) for name in bitext_retrieval.TATOEBA_GROUPS),
+    *(
+      ("flores", f"{metric} {name}")
+      for metric, groups in bitext_retrieval.FLORES_GROUPS.items()
+      for name in groups
+    ),
     *(("mldoc", f"accuracy {way} English") for way in ("from", "into")),
   ]
   for benchmark, name in keys:
     assert benchmark in benchmarks.BENCHMARKS
     assert papers.find(benchmark, name, papers=papers.content()["papers"])
+
+
+def printed_rows():
+  """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
+  keys = [key for part in papers.SCORE_PARTS.values() for key in part]
+  rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
+  for number in papers.load():
+    if number.paper == "vmsst" and number.table in ("1", "4", "7"):
+      results, score = rows[number.table, number.system]
+      if number.benchmark == "score":
+        score.append(number.value)
+      elif (number.benchmark, number.name) in keys:
+        scored = results["benchmarks"].setdefault(number.benchmark, {"summary": {}, "missing": []})
+        scored["summary"][number.name] = number.value
+  return rows
+
+
+def test_printed_parts_give_the_printed_score():
+  rows = printed_rows()
+  assert len(rows) == 12 + 9 + 12
+  for results, (score,) in rows.values():
+    assert papers.overall_score(results)["Score"] == pytest.approx(score, abs=0.06)
+  # A part lacks sets.
+  summary = results["benchmarks"]["tatoeba"]["summary"]
+  summary["average (incomplete)"] = summary.pop("average")
+  assert papers.overall_score(results) == {}

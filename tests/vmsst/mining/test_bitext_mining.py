@@ -106,8 +106,9 @@ def test_the_threshold_is_that_of_the_best_f1_of_all(texts, tmp_path):
 
 def nothing_mutual(source, target, k_source, k_target, /):
   """Returns neighbors of which none is nearest in both directions."""
-  index_N1 = np.arange(source.shape[0])[:, None] % target.shape[0]
-  index_M1 = (np.arange(target.shape[0])[:, None] + 1) % source.shape[0]
+  counts = len(source.row_N), len(target.row_N)
+  index_N1 = np.arange(counts[0])[:, None] % counts[1]
+  index_M1 = (np.arange(counts[1])[:, None] + 1) % counts[0]
   return tuple(exact_search.Neighbors(x, np.full(x.shape, 0.9, "f4")) for x in (index_N1, index_M1))
 
 

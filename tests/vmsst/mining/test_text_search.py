@@ -70,7 +70,7 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
   base = naive_search.write_letters(tmp_path, naive_search.LETTERS)
   lines = "".join(json.dumps({"t": line}) + "\n" for line in naive_search.LETTERS)
   (tmp_path / "base.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-  base = vector_store.open_text(str(tmp_path / "base.jsonl.gz"), base.folder)
+  base = vector_store.open_text(str(tmp_path / "base.jsonl.gz"), base.vectors.folder)
   base.vectors.settings["field"] = "t"
   encoder = make_encoder()
   searcher = text_search.Searcher(encoder, base)

@@ -3,12 +3,14 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+from flax import traverse_util
 
 from ems_jax.models import hard_negatives
-from vmsst.models import contrastive
+from vmsst.models import contrastive, gradient_caching
 
 B, K, S = 8, 3, 16
 
@@ -120,3 +122,36 @@ def test_loss_and_metrics_are_those_of_loops(params, model_cls, options):
   if model_cls is HARD:
     masked = 3 if options.get("mask_duplicates") else 0
     assert found["negatives_per_example"] == (B * K - 1 - K - masked) / B
+
+
+def test_vectors_are_auxiliary_to_the_tokens_of_inputs():
+  model, batch = tiny_models.pair_model(), tiny_models.random_batch(8, 8, (6, 6), (2, 60))
+  params = tiny_models.random_params(model.network)
+  tokens_BT, aux = tiny_models.jit(model.predict_batch_with_aux)(params, batch)
+  np.testing.assert_array_equal(tokens_BT, batch["inputs"])
+  vector_BS = tiny_models.jit(model.network.apply)({"params": params}, batch["inputs"])
+  np.testing.assert_allclose(aux["embedding"], vector_BS, atol=1e-6)
+  _, metrics = jax.eval_shape(model.eval_fn, params, batch)
+  for leaf in traverse_util.flatten_dict(dict(metrics)).values():
+    assert {leaf.total.shape, leaf.count.shape} == {()}
+
+
+def test_each_slice_has_its_own_dropout():
+  def encode(x_BD, rng):
+    return x_BD * jax.random.bernoulli(rng, 0.5, x_BD.shape)
+
+  out_BD = gradient_caching.map_slices(encode, jnp.ones((4, 64)), slices=2, rng=jax.random.key(0))
+  # Rows 0 and 2 are the first slice, rows 1 and 3 the second.
+  assert not np.array_equal(out_BD[0::2], out_BD[1::2])
+
+
+def test_slices_need_less_memory():
+  batch = jax.tree.map(jnp.asarray, tiny_models.random_batch(0, 256, (32, 32), (2, 60)))
+
+  def temporaries(count):
+    model = tiny_models.pair_model(embedding_slices=count)
+    step = jax.jit(jax.grad(model.loss_fn, has_aux=True))
+    params = tiny_models.shapes_of(model.network)["params"]
+    return step.lower(params, batch, None).compile().memory_analysis().temp_size_in_bytes
+
+  assert temporaries(8) < temporaries(1) / 4

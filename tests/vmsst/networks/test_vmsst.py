@@ -9,7 +9,7 @@ from tiny_models import jit, random_params
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.models import generation
+from vmsst.models import bitranslation
 from vmsst.models import vmsst as models
 from vmsst.networks import t5
 from vmsst.networks import vmsst as networks
@@ -59,7 +59,7 @@ def test_factorized_scores_are_those_of_two_products_with_sentence_and_hidden_st
   params = random_params(network)
   sentence_BZ = some_sentences()[:, : network.sentence_dim]
   tokens_BRT, weights_BR = TOKENS_BT.reshape(2, 2, 6), np.array([[0.5, 1.0], [2.0, 0.1]])
-  found = jit(functools.partial(generation.score, network, dropout_rng=None))(
+  found = jit(functools.partial(bitranslation.score, network, dropout_rng=None))(
     params,
     tokens_BRT,
     params["token_embedder"]["embedding"][tokens_BRT],

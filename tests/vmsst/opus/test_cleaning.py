@@ -4,8 +4,7 @@ import unicodedata
 
 import pytest
 
-from vmsst.evaluation import evaluation_texts
-from vmsst.evaluation.benchmarks import BENCHMARKS
+from vmsst.evaluation.benchmarks import BENCHMARKS, held_out_texts
 from vmsst.io import text_files
 from vmsst.languages import LANGUAGES, language
 from vmsst.opus import cleaning
@@ -141,7 +140,7 @@ def test_sets_with_a_sentence(tmp_path):
 
 
 def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
-  held_out = EvaluationSentences.of(evaluation_texts.iter_texts([BENCHMARKS["tatoeba"]], data_root))
+  held_out = EvaluationSentences.of(held_out_texts([BENCHMARKS["tatoeba"]], data_root))
   german = text_files.read_lines(str(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz"))
   for text in german:
     for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):

@@ -1,3 +1,5 @@
+import functools
+import itertools
 from concurrent import futures
 
 import naive_search
@@ -116,9 +118,9 @@ def test_blocks_give_what_one_search_gives_to_the_bit(monkeypatch, counts):
 
   def run_blocks(function, blocks):
     ran.append(len(blocks))
-    return map(function, blocks)
+    return itertools.starmap(function, blocks)
 
-  search = exact_search.block_search(exact_search.search, run_blocks)
+  search = functools.partial(exact_search.search_blocks, run_blocks=run_blocks)
   for one, other in zip(
     [
       exact_search.top_k(*sides, 3, search=search),

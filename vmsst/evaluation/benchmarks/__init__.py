@@ -1,23 +1,23 @@
 """All benchmarks, by name in `BENCHMARKS`."""
 
-from collections.abc import Iterable
+import itertools
+import os
+from collections.abc import Iterable, Iterator
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import (
   agnosticism,
   bitext_mining,
+  bitext_retrieval,
   documents,
-  paracrawl,
-  parallel,
   questions,
   sts,
-  tatoeba,
 )
 
 ALL = "all"
 
-_MODULES = (sts, tatoeba, bitext_mining, questions, parallel, paracrawl, documents, agnosticism)
+_MODULES = (sts, bitext_retrieval, bitext_mining, questions, documents, agnosticism)
 BENCHMARKS: dict[str, suite.Benchmark] = {
   each.name: each
   for module in _MODULES
@@ -26,15 +26,11 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 }
 
 
-def get_benchmarks(
-  names: Iterable[str], *, mkqa_questions: questions.MkqaQuestions = "answered"
-) -> list[suite.Benchmark]:
+def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
   """Returns the benchmarks of these names, in the order of `BENCHMARKS`.
 
   Args:
     names: Names of benchmarks; "all" selects all.
-    mkqa_questions: Which of MKQA's questions count in `questions`: "answered" or "all"; those
-      without an answer are wrong.
 
   Raises:
     InputError: a name is unknown.
@@ -44,5 +40,35 @@ def get_benchmarks(
     raise errors.InputError(
       f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
-  known = BENCHMARKS | {questions.QUESTIONS.name: questions.benchmark(mkqa_questions)}
-  return [benchmark for name, benchmark in known.items() if name in wanted or ALL in wanted]
+  return [benchmark for name, benchmark in BENCHMARKS.items() if {name, ALL} & wanted]
+
+
+def held_out_texts(
+  benchmarks: Iterable[suite.Benchmark], root: str | os.PathLike[str]
+) -> Iterator[tuple[str, str]]:
+  """Yields the benchmark's name and the text, for every text to exclude from training.
+
+  Benchmarks without files are skipped; questions do not need their knowledge base. Training splits
+  of benchmarks, as in SIB-200 and MLDoc, are not excluded. Documents are yielded sentence by
+  sentence. Texts may repeat.
+
+  Args:
+    benchmarks: The benchmarks.
+    root: Data folder, local or in an object store, with one folder per benchmark.
+
+  Raises:
+    InputError: files are broken, or there is no evaluation set.
+  """
+  root = storage.path(root)
+  has_data = False
+  for benchmark in benchmarks:
+    sets: Iterable[Iterable[str]] = ()
+    if benchmark.files.absence(root) is None:
+      sets = (task.texts() for task in benchmark.read(root))
+    elif benchmark.name == questions.QUESTIONS.name:
+      sets = (questions_of_set.texts for questions_of_set in questions.question_sets(root))
+    for text in itertools.chain.from_iterable(sets):
+      has_data = True
+      yield benchmark.name, text
+  if not has_data:
+    raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")

@@ -27,7 +27,7 @@ import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files, parallel
+from vmsst.evaluation.benchmarks import bitext_retrieval, files
 from vmsst.io import text_files
 from vmsst.search import exact_search
 
@@ -170,11 +170,11 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
   texts = [result for result in results if result.arrays]
   if len(texts) > 1:
     values = (result.metrics["error"] for result in texts)
-    summary |= averages.mean("error, mean of texts", values, complete=complete)
+    summary |= suite.mean("error, mean of texts", values, complete=complete)
   for result in texts:
-    numbers = averages.by_seen("error", [*pair_errors(result)], "error", seen, complete=complete)
+    numbers = suite.seen_means("error", [*pair_errors(result)], "error", seen, complete=complete)
     for name, value in result.metrics.items():
-      numbers |= averages.mean(name, [value], complete=complete)
+      numbers |= suite.mean(name, [value], complete=complete)
     prefix = "" if result.name == ALL else f"{result.name}: "
     summary |= {prefix + name: value for name, value in numbers.items()}
   return summary
@@ -285,17 +285,17 @@ def mean_distance(first_ND: np.ndarray, second_ND: np.ndarray) -> float:
 
 
 BENCHMARK = dataclasses.replace(
-  parallel.NTREX,
+  bitext_retrieval.NTREX,
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
-  read=lambda root: [_usable_task(ALL, files.by_label(parallel.ntrex_files(root)))],
+  read=lambda root: [_usable_task(ALL, files.by_label(bitext_retrieval.ntrex_files(root)))],
   averages=summarize,
 )
 FLORES = dataclasses.replace(
-  parallel.FLORES,
+  bitext_retrieval.FLORES,
   name="agnosticism_flores",
   title="Language-agnosticism (FLORES, every ordered pair)",
-  read=lambda root: [_usable_task(ALL, files.by_label(parallel.flores_files(root, "devtest")))],
+  read=lambda root: [_usable_task(ALL, files.by_label(bitext_retrieval.flores_files(root)))],
   averages=summarize,
 )
 WMT2012 = suite.Benchmark(

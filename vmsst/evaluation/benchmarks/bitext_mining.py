@@ -9,19 +9,17 @@ Results are F1 at the best threshold for the gold pairs (VMSST, section 6.2):
 As in LASER, a sentence that occurs more than once in its corpus has one vector, which others are
 compared with, but pairs with it are dropped; gold pairs with it count as not found.
 
-The papers evaluate on BUCC's training data, whose gold pairs are public; `BUCC_TEST` needs the gold
-pairs of the test data.
+The papers evaluate on BUCC's training data, whose gold pairs are public.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from vmsst import errors, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.benchmarks import files
 from vmsst.io import text_files
 from vmsst.search import margins
 
@@ -62,13 +60,13 @@ def read_corpus(path: storage.Path) -> Corpus:
   return Corpus(list(rows), row_by_id, once_N)
 
 
-def _read_bucc(split: str, root: storage.Path) -> list[suite.Task]:
+def _read_bucc(root: storage.Path) -> list[suite.Task]:
   """Returns one task per language pair; only the vectors of one pair are in memory at a time."""
   paths = {
     name: path
     for name in PAIRS
     for pattern in ("*/", "")
-    for path in storage.find(root / "bucc2018", f"{pattern}{name}.{split}.gold")
+    for path in storage.find(root / "bucc2018", f"{pattern}{name}.training.gold")
   }
   return [dataclasses.replace(_read_pair(*pair), large=True) for pair in paths.items()]
 
@@ -103,8 +101,7 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
       kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
       best = {}  # If every sentence found occurs more than once.
       if kept_P.any():
-        pairs = margins.Pairs(*(x[kept_P] for x in (pairs.source_P, pairs.target_P, pairs.score_P)))
-        best = dataclasses.asdict(margins.best_f1(pairs, gold_G2))
+        best = margins.best_f1(pairs[kept_P], gold_G2)._asdict()
       for key in ("f1", "precision", "recall"):
         metrics[f"{method}_{key}"] = 100 * best.get(key, 0.0)
     metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
@@ -113,22 +110,17 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
   return suite.pair_task(name, codes, (foreign.texts, english.texts), score)
 
 
-def _bucc(name: str, title: str, split: str) -> suite.Benchmark:
-  return suite.Benchmark(
-    name=name,
-    title=title,
-    files=suite.Files(
-      ("bucc2018",),
-      f"xx-en.{split}.xx, xx-en.{split}.en and xx-en.{split}.gold, here or in folders",
-    ),
-    read=functools.partial(_read_bucc, split),
-    averages=averages.of_metrics(*METRICS),
-    sets=PAIRS,
-  )
-
-
-BUCC = _bucc("bucc", "BUCC 2018 (training data)", "training")
-BUCC_TEST = _bucc("bucc_test", "BUCC 2018 (test data)", "test")
+BUCC = suite.Benchmark(
+  name="bucc",
+  title="BUCC 2018 (training data)",
+  files=suite.Files(
+    ("bucc2018",),
+    "xx-en.training.xx, xx-en.training.en and xx-en.training.gold, here or in folders",
+  ),
+  read=_read_bucc,
+  averages=suite.metric_means(*METRICS),
+  sets=PAIRS,
+)
 MINING = suite.Benchmark(
   name="mining",
   title="Bitext mining in other corpora of BUCC's form",
@@ -136,5 +128,5 @@ MINING = suite.Benchmark(
     ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
   ),
   read=read_mining,
-  averages=averages.of_metrics(*METRICS),
+  averages=suite.metric_means(*METRICS),
 )

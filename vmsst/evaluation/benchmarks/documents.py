@@ -29,7 +29,7 @@ import numpy as np
 
 from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.benchmarks import files
 from vmsst.io import text_fields, text_files
 
 
@@ -212,10 +212,10 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
     parts |= {"accuracy from English": outward, "accuracy into English": inward}
   numbers: suite.Numbers = {}
   for name, part in parts.items():
-    numbers |= averages.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
-  numbers |= averages.by_seen("accuracy", between, "accuracy", seen, complete=complete)
+    numbers |= suite.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+  numbers |= suite.seen_means("accuracy", between, "accuracy", seen, complete=complete)
   within = [x.metrics["accuracy"] for x in results if x.languages[0] == x.languages[1]]
-  return numbers | averages.mean("English", within, complete=True)
+  return numbers | suite.mean("English", within, complete=True)
 
 
 def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:

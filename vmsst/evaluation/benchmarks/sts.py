@@ -7,10 +7,9 @@
   averages over ar-ar, ar-en, es-es, es-en and tr-en. Here es-en is track 4a, which has the same
   English pairs as the other four; track 4b (es-en, news and bad translations) and track 5 (en-en)
   have results but are not part of averages.
-* `STSB`, the STS Benchmark in English and translations, and the Japanese JSTS, which is not part of
-  averages. Each split of each language gives a result, `eng.dev` or `de.test`. The name of a split
-  with fewer pairs than published says so, as in "de.test (595 of 1379 pairs)". Training pairs are
-  not used.
+* `STSB`, the STS Benchmark in English and translations. Each split of each language gives a result,
+  `eng.dev` or `de.test`. The name of a split with fewer pairs than published says so, as in
+  "de.test (595 of 1379 pairs)". Training pairs are not used.
 
 The name of an average with missing sets, or over incomplete splits, ends in " (incomplete)".
 """
@@ -25,7 +24,7 @@ import numpy as np
 
 from vmsst import errors, storage
 from vmsst.evaluation import suite
-from vmsst.evaluation.benchmarks import averages, files
+from vmsst.evaluation.benchmarks import files
 from vmsst.io import text_files
 from vmsst.search import exact_search
 
@@ -58,7 +57,6 @@ _TRACKS = {  # Languages of the first and second sentences; names do not have th
 LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
 SPLITS = {"test": 1379, "dev": 1500}
 """Published numbers of pairs of the STS Benchmark."""
-_JSTS = "JSTS.ja.valid"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +109,7 @@ def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
   """
   from scipy import stats  # Here: it takes a second.
 
-  rounded_N = exact_search.round_scores(cosine_N)
+  rounded_N = np.round(cosine_N, 6)
   if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:  # Else rounding errors would be correlated.
     raise ValueError(f"all {len(score_N)} cosines or scores are equal: no correlation is defined")
   pearson = stats.pearsonr(cosine_N, score_N).statistic
@@ -129,50 +127,44 @@ def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> Score
 
 
 def _semeval_sets(
-  folder: storage.Path, official: Mapping[str, tuple[str, str]], year: str = ""
-) -> dict[str, ScoredPairs]:
-  """Reads the official sets in a folder, by name, such as STS12.MSRpar; ignores other files.
+  folder: storage.Path, archive: storage.Path, year: str, official: Mapping[str, tuple[str, str]]
+) -> list[ScoredPairs]:
+  """Reads the official sets of a year that exist, in their official order.
 
   Args:
-    folder: A folder with tables `STS12.MSRpar.tsv`, or files of the archives at any depth.
-    official: Languages of the sets, by name.
-    year: Year of the files of the archives, whose scores may be in any folder; default: in the name
-      of the folder below `folder`.
+    folder: Folder with tables `STS12.MSRpar.tsv`.
+    archive: Folder with the files of the archives.
+    year: Two digits.
+    official: Languages of the sets, by name, such as MSRpar.
 
   Raises:
     InputError: a file is broken.
   """
-  sets = []
-  for path in storage.find(folder, "STS1*.tsv*"):
-    name = files.plain_name(path).removesuffix(".tsv")
+  sets = {}
+  for path in storage.find(folder, f"STS{year}.*.tsv*"):
+    name = files.plain_name(path).removesuffix(".tsv").removeprefix(f"STS{year}.")
     if name in official:
-      sets.append(scored_table(path, name, official[name]))
-  anywhere = {files.plain_name(x): x for x in storage.find(folder, "**/STS.gs.*") if year}
-  for path in storage.find(folder, "**/STS*.input.*.txt*"):
-    folders = path.relative_to(folder).parts[:-1]
-    if any("train" in name for name in folders):
-      continue
-    years = re.findall(r"(?<!\d)(?:20)?(1[2-6])(?!\d)", folders[0] if folders else "")
+      sets[name] = scored_table(path, name, official[name])
+  for path in storage.find(archive, "STS*.input.*.txt*"):
     name = files.plain_name(path).split(".input.")[1].removesuffix(".txt").removeprefix("surprise.")
-    name = f"STS{year or ''.join(years[:1])}.{name}"
-    if name in official:
-      scores = files.plain_name(path).replace(".input.", ".gs.")
-      score_path = anywhere.get(scores) or files.plain_or_gzipped(path.with_name(scores))
-      pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
-      lines = [line.strip() for line in text_files.read_lines(str(score_path))]
-      # Of the 500 pairs published as track 6, the first 250 have a score.
-      if len(pairs) != len(lines) and not name.startswith("STS17.track6."):
-        raise errors.InputError(
-          f"{path} has {len(pairs)} lines and {score_path} has {len(lines)}, but each pair must "
-          "have a score line: copy both again"
-        )
-      rows = [
-        (files.number(score, score_path, line), pair[0], pair[1])
-        for line, (pair, score) in enumerate(zip(pairs, lines, strict=False), 1)
-        if score  # 2015 and 2016 have pairs without one.
-      ]
-      sets.append(ScoredPairs(name, official[name], rows))
-  return {pairs.name: pairs for pairs in sets}
+    if name not in official:
+      continue
+    gold = files.plain_or_gzipped(path.with_name(files.plain_name(path).replace(".input.", ".gs.")))
+    pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
+    scores = [line.strip() for line in text_files.read_lines(str(gold))]
+    # Of the 500 pairs published as track 6, the first 250 have a score.
+    if len(pairs) != len(scores) and not name.startswith("track6."):
+      raise errors.InputError(
+        f"{path} has {len(pairs)} lines and {gold} has {len(scores)}, but each pair must have a "
+        "score line: copy both again"
+      )
+    rows = [
+      (files.number(score, gold, line), pair[0], pair[1])
+      for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1)
+      if score  # 2015 and 2016 have pairs without one.
+    ]
+    sets[name] = ScoredPairs(name, official[name], rows)
+  return [sets[name] for name in official if name in sets]
 
 
 def _read_sts(root: storage.Path) -> list[suite.Task]:
@@ -181,12 +173,12 @@ def _read_sts(root: storage.Path) -> list[suite.Task]:
   Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
   of all sets of the year together except 2013's SMT, by the name of the year (STS12).
   """
-  names = itertools.chain.from_iterable(_NAMES.values())
-  by_name = _semeval_sets(root / "sts", dict.fromkeys(names, ("en", "en")))
   tasks = []
-  for year, names_of_year in _NAMES.items():
-    sets = [by_name[name] for name in names_of_year if name in by_name]
+  for year, names in SETS.items():
+    official = dict.fromkeys(names, ("en", "en"))
+    sets = _semeval_sets(root / "sts", root / "sts" / year, year[2:], official)
     if sets:
+      sets = [dataclasses.replace(x, name=f"STS{year[2:]}.{x.name}") for x in sets]
       sides = tuple(side for pairs in sets for side in pairs.sides)
       score = functools.partial(_score_year, f"STS{year[2:]}", sets)
       tasks.append(suite.Task(f"STS{year[2:]}", sides, score))
@@ -196,12 +188,11 @@ def _read_sts(root: storage.Path) -> list[suite.Task]:
 def _score_year(name: str, sets: Sequence[ScoredPairs], *vectors: np.ndarray) -> list[suite.Result]:
   of_set = list(zip(sets, vectors[::2], vectors[1::2], strict=True))
   results = [pairs.result(*both) for pairs, *both in of_set]
-  kept = [(pairs, cosines(*both)) for pairs, *both in of_set if pairs.name != _NOT_IN_SPEARMAN]
-  if kept:
-    score_N = np.array([row[0] for pairs, _ in kept for row in pairs.rows])
-    together = correlations(np.concatenate([cosine_N for _, cosine_N in kept]), score_N)
-    lacking = {*_NAMES[f"20{name[3:]}"]} - {pairs.name for pairs in sets} - {_NOT_IN_SPEARMAN}
-    metrics = averages.mean("spearman", [together["spearman"]], complete=not lacking)
+  of_set = [x for x in of_set if x[0].name != _NOT_IN_SPEARMAN]
+  if of_set:
+    cosine_N = np.concatenate([cosines(*both) for _, *both in of_set])
+    score_N = np.array([row[0] for pairs, *_ in of_set for row in pairs.rows])
+    metrics = {"spearman": correlations(cosine_N, score_N)["spearman"]}
     results.append(suite.Result(name, ("en",), metrics))
   return results
 
@@ -210,31 +201,25 @@ def _summarize_sts(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
   """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
-  names = {f"pearson {year}": name for year, name in _NAMES.items()}
-  years = {
-    "pearson": averages.of_groups(results, "pearson", names),
-    "spearman": {
-      key.replace("spearman", f"spearman 20{result.name[3:]}"): value
-      for result in results
-      if result.name[3:].isdecimal()  # All sets of a year.
-      for key, value in result.metrics.items()
-    },
-  }
+  by_name = {x.name: x.metrics for x in results}
+  groups = {f"pearson {year}": names for year, names in _NAMES.items()}
+  years = suite.group_means(results, "pearson", groups)
+  for year, names in _NAMES.items():
+    if whole := by_name.get(f"STS{year[2:]}"):
+      complete = by_name.keys() >= {*names} - {_NOT_IN_SPEARMAN}
+      years |= suite.mean(f"spearman {year}", [whole["spearman"]], complete=complete)
   summary: suite.Numbers = {}
-  for metric, by_year in years.items():
-    whole = [key for key in by_year if not key.endswith(averages.INCOMPLETE)]
-    summary |= averages.mean(metric, by_year.values(), complete=len(whole) == len(SETS))
-  return summary | years["pearson"] | years["spearman"]
+  for metric in METRICS:
+    values = [value for key, value in years.items() if key.startswith(metric)]
+    complete = years.keys() >= {f"{metric} {year}" for year in SETS}
+    summary |= suite.mean(metric, values, complete=complete)
+  return summary | years
 
 
 def _read_xlsts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per track, whose result has its name (track1.ar-ar)."""
-  official = {f"STS17.{name}": codes for name, codes in _TRACKS.items()}
-  by_name = _semeval_sets(root / "xlsts", official, "17")
-  return [
-    dataclasses.replace(by_name[name], name=name.removeprefix("STS17.")).task()
-    for name in sorted(by_name)
-  ]
+  folder = root / "xlsts"
+  return [pairs.task() for pairs in _semeval_sets(folder, folder, "17", _TRACKS)]
 
 
 def _summarize_xlsts(
@@ -249,7 +234,7 @@ def _summarize_xlsts(
   summary: suite.Numbers = {}
   for metric in METRICS:
     groups = {metric + part: names for part, names in parts.items()}
-    summary |= averages.of_groups(results, metric, groups)
+    summary |= suite.group_means(results, metric, groups)
   return summary
 
 
@@ -272,36 +257,21 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
         if any(task.name == name for task in tasks):
           raise errors.InputError(f"{path}: another file has {name} too; remove one")
         tasks.append(ScoredPairs(name, (code, code), pairs).task())
-  jsts = root / "sts" / f"{_JSTS}.tsv"
-  if storage.is_file(jsts):
-    tasks.append(scored_table(jsts, _JSTS, ("ja", "ja")).task())
   return tasks
 
 
 def _summarize_stsb(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means of each split over all languages, English, others, and seen and unseen ones."""
+  """Returns means of each split over all languages, and over seen and unseen ones."""
   summary: suite.Numbers = {}
   for split, metric in itertools.product(SPLITS, reversed(METRICS)):
-    by_language = {
-      code: result
-      for result in results
-      for code in LANGUAGES
-      if result.name.split(" ")[0] == f"{code}.{split}"
-    }
-    whole = {code for code, result in by_language.items() if result.name == f"{code}.{split}"}
-    for part, codes in (
-      ("", LANGUAGES),
-      (" English", LANGUAGES[:1]),
-      (" other languages", LANGUAGES[1:]),
-    ):
-      values = [by_language[code].metrics[metric] for code in codes if code in by_language]
-      summary |= averages.mean(f"{metric} {split}{part}", values, complete=whole >= {*codes})
-    there = list(by_language.values())
-    summary |= averages.by_seen(
-      f"{metric} {split}", there, metric, seen, complete=whole >= {*LANGUAGES}
-    )
+    names = {f"{code}.{split}" for code in LANGUAGES}
+    of_split = [x for x in results if x.name.split(" ")[0] in names]
+    whole = names == {x.name for x in of_split}
+    values = (x.metrics[metric] for x in of_split)
+    summary |= suite.mean(f"{metric} {split}", values, complete=whole)
+    summary |= suite.seen_means(f"{metric} {split}", of_split, metric, seen, complete=whole)
   return summary
 
 
@@ -321,8 +291,8 @@ XLSTS = suite.Benchmark(
   title="STS 2017, within and across languages",
   files=suite.Files(
     ("xlsts",),
-    "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, at any depth, or "
-    "STS17.trackN.xx-yy.tsv (score, sentences)",
+    "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, or STS17.trackN.xx-yy.tsv (score, "
+    "sentences)",
   ),
   read=_read_xlsts,
   averages=_summarize_xlsts,
@@ -330,14 +300,13 @@ XLSTS = suite.Benchmark(
 )
 STSB = suite.Benchmark(
   name="stsb",
-  title="STS Benchmark in 12 languages, and JSTS",
+  title="STS Benchmark in 12 languages",
   files=suite.Files(
     ("stsb",),
     "stsb.LL.tsv or stsb.LL.ANY.tsv (split, file, year, number, score, sentences), plain or .gz, "
-    "or English sts-dev.csv and sts-test.csv as published; ../sts/JSTS.ja.valid.tsv",
-    more=(f"sts/{_JSTS}.tsv",),
+    "or English sts-dev.csv and sts-test.csv as published",
   ),
   read=_read_stsb,
   averages=_summarize_stsb,
-  sets=(*(f"{code}.{split}" for code in LANGUAGES for split in SPLITS), _JSTS),
+  sets=tuple(f"{code}.{split}" for code in LANGUAGES for split in SPLITS),
 )

@@ -152,7 +152,8 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
   """
   forward, backward = exact_search.mutual_top_k(source_ND, target_MD, 4)
   (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, "ratio")
-  return _nearest(forward, target_N, len(backward)), _nearest(backward, source_M, len(forward))
+  counts = len(target_N), len(source_M)
+  return _nearest(forward, target_N, counts[1]), _nearest(backward, source_M, counts[0])
 
 
 def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) -> Nearest:

@@ -8,8 +8,8 @@ import line_files
 import pytest
 
 from vmsst import languages
-from vmsst.evaluation import benchmarks, embedder, suite
-from vmsst.evaluation.benchmarks import knowledge_search, questions
+from vmsst.evaluation import embedder, suite
+from vmsst.evaluation.benchmarks import questions
 
 
 def signs(text, width):
@@ -59,7 +59,7 @@ def loops(encoder, queries, base):
 
 def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, monkeypatch):
   base = write_all(tmp_path)
-  monkeypatch.setattr(knowledge_search, "SHARD", 7)
+  monkeypatch.setattr(questions, "SHARD", 7)
   encoder = sign_encoder()
   (task,) = questions.QUESTIONS.read(tmp_path)
   results = task.results(embedder.Embedder(encoder), [None])[None]
@@ -86,20 +86,6 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   assert len(questions.QUESTIONS.missing(results)) == 22
 
 
-def test_questions_without_an_answer_are_dropped_or_wrong(tmp_path):
-  write_all(tmp_path)
-  encoder = sign_encoder()
-  found = []
-  for choice in ("answered", "all"):
-    chosen = benchmarks.get_benchmarks(["questions"], mkqa_questions=choice)
-    found.append(suite.evaluate(encoder, chosen, tmp_path)["benchmarks"]["questions"])
-    assert found[-1]["options"] == {"mkqa_questions": choice}
-  for old, new in zip(*(each["results"] for each in found), strict=True):
-    share = 11 / 12 if old["name"].startswith("mkqa") else 1  # One of 12 has no answer.
-    assert new["metrics"]["accuracy"] == pytest.approx(share * old["metrics"]["accuracy"])
-  assert found[0]["summary"]["mkqa (incomplete)"] > 0
-
-
 def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search(tmp_path):
   base = write_all(tmp_path)
   encoder = sign_encoder()
@@ -123,7 +109,7 @@ def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(t
   queries = [("who won the old cup", frozenset(["3"])), ("What?", frozenset(["4", "7", "none"]))]
 
   def sample(queries, paths):
-    return [(x.question, x.answers) for x in knowledge_search.sample(queries, paths, 5)]
+    return [(x.question, x.answers) for x in questions.knowledge_sample(queries, paths, 5)]
 
   random_rows = sample([], [whole])
   assert len(random_rows) == 5

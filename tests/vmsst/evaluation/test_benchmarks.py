@@ -1,4 +1,4 @@
-"""Files of benchmarks that are broken or missing are named in one line."""
+import collections
 
 import benchmark_trees
 import line_files
@@ -6,8 +6,7 @@ import memory_store
 import pytest
 
 from vmsst import errors
-from vmsst.evaluation import evaluation_texts
-from vmsst.evaluation.benchmarks import BENCHMARKS
+from vmsst.evaluation.benchmarks import BENCHMARKS, held_out_texts
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,8 @@ def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(r
     assert all(texts for _, _, texts in local)
     local, remote = (benchmark.files.digest(root) for root in roots)
     assert local == remote
-  local, remote = (list(evaluation_texts.iter_texts(BENCHMARKS.values(), root)) for root in roots)
+  local, remote = (list(held_out_texts(BENCHMARKS.values(), root)) for root in roots)
   assert local == remote
-  # "bucc" and "bucc_test" share a folder, as do others; all benchmarks have texts.
   assert {name for name, _ in local} == {*BENCHMARKS}
 
 
@@ -85,3 +83,25 @@ def test_an_absent_benchmark_names_its_folders_and_files(tmp_path):
     (tmp_path / name).mkdir()
   reason = BENCHMARKS["mkqa_small"].files.absence(tmp_path)
   assert reason.startswith(f"no file or folder {tmp_path / 'mkqa' / 'mkqa.wide.tsv'} (")
+
+
+def texts_of(root):
+  texts = collections.defaultdict(set)
+  for name, text in held_out_texts(BENCHMARKS.values(), root):
+    texts[name].add(text)
+  return texts
+
+
+def test_only_texts_that_are_scored_or_looked_up_come_and_documents_come_by_sentence(tmp_path):
+  found = texts_of(benchmark_trees.write(tmp_path))
+  assert found["tatoeba"] == {f"{word} {n}" for word in ("ja", "yes") for n in range(5)}
+  assert found["sib200"] == {f"{split} {n}" for split in ("dev", "test") for n in range(4)}
+  assert found["mldoc"] == {"It is dev.", "It is test.", "This is english.", "This is german."}
+  assert found["paracrawl"] == {f"{word} {n}" for word in ("a", "ein") for n in range(5)}
+  # Not those of the knowledge base.
+  assert found["questions"] == {f"{word} {n}" for word in ("who", "where", "wo") for n in range(3)}
+
+
+def test_a_folder_without_evaluation_sets_is_an_error(tmp_path):
+  with pytest.raises(errors.InputError, match="has no evaluation set: give the data folder of"):
+    texts_of(tmp_path)

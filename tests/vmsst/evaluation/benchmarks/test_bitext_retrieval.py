@@ -1,0 +1,206 @@
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+
+import benchmark_trees
+import fake_encoders
+import line_files
+import numpy as np
+import pytest
+
+from vmsst import languages
+from vmsst.evaluation import papers
+from vmsst.evaluation.benchmarks import bitext_retrieval
+from vmsst.evaluation.metrics import retrieval
+
+
+def degrees_vector(text):
+  """Returns the point of the unit circle at the angle, in degrees, that ends `text`."""
+  return fake_encoders.angle_vector(str(np.radians(float(text.split()[-1]))))
+
+
+def write_pairs(root, code, foreign, english):
+  sides = {code: [f"{code} {x}" for x in foreign], "eng.gz": english}
+  for side, lines in sides.items():
+    line_files.write_lines(root / "tatoeba" / f"tatoeba.{code}-eng.{side}", lines)
+
+
+def test_both_directions_and_means_by_hand(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    bitext_retrieval, "TATOEBA_GROUPS", {"whole": ("cor", "yid"), "partial": ("deu", "fra")}
+  )
+  # The second German one finds the first in English; back, the second finds the third.
+  write_pairs(tmp_path, "deu", [0, 20, 90], [5, 60, 95])
+  write_pairs(tmp_path, "yid", [10], [300])  # One sentence is always found.
+  # A duplicate: both find the first, both ways.
+  write_pairs(tmp_path, "cor", [10, 10], [10, 10])
+  seen = [languages.language("de"), languages.language("en")]
+  found = benchmark_trees.run_benchmark(
+    bitext_retrieval.TATOEBA, fake_encoders.FakeEncoder(degrees_vector), tmp_path, seen=seen
+  )
+  by_name = {each["name"]: each["metrics"] for each in found["results"]}
+  german = {"to English": 200 / 3, "from English": 200 / 3, "average": 200 / 3}
+  assert by_name["deu"] == pytest.approx(german)
+  assert set(by_name["yid"].values()) == {100}
+  assert set(by_name["cor"].values()) == {50}
+  summary = found["summary"]
+  assert summary["average (incomplete)"] == pytest.approx((200 / 3 + 150) / 3)
+  assert summary["average seen (incomplete)"] == pytest.approx(200 / 3)
+  assert summary["average unseen (incomplete)"] == pytest.approx(75)
+  assert summary["whole"] == pytest.approx(75)
+  assert not any(name.startswith("partial") for name in summary)
+  assert len(found["missing"]) == 109
+
+
+def test_groups_of_the_ems_paper_are_those_whose_means_it_prints():
+  rows = collections.defaultdict(dict)
+  means = []
+  for number in papers.load():
+    if number.paper == "ems" and number.benchmark == "tatoeba":
+      if number.of is not None:
+        code = languages.language(number.of.removesuffix("-eng")).tatoeba
+        rows[number.system][code] = number.value
+      else:
+        means.append(number)
+  checked = collections.Counter()
+  for number in means:
+    if number.name in bitext_retrieval.TATOEBA_GROUPS and number.system in rows:
+      codes = bitext_retrieval.TATOEBA_GROUPS[number.name]
+      mean = np.mean([rows[number.system][code] for code in codes])
+      # Both the languages' numbers and the mean are rounded.
+      assert mean == pytest.approx(number.value, abs=0.101), (number.system, number.name)
+      checked[number.name] += 1
+  assert all(count >= 3 for count in checked.values())
+  assert len(checked) == 10
+
+
+def texts_and_vectors(codes, count=20):
+  """Writes translations with one repeated sentence per language; returns a vector per text."""
+  rng = np.random.default_rng(0)
+  meaning = rng.normal(size=[count, 6]) + 0.5
+  texts, vectors = {}, {}
+  for code in codes:
+    texts[code] = [f"{code} {i if i != 7 else 3}" for i in range(count)]
+    for text, vector in zip(texts[code], meaning, strict=True):
+      vectors.setdefault(text, vector + 0.8 * rng.normal(size=6))
+  return texts, vectors
+
+
+def test_every_ordered_pair_is_that_of_plain_loops(tmp_path):
+  codes = ["deu_Latn", "eng_Latn", "fra_Latn", "kor_Hang"]
+  texts, vectors = texts_and_vectors(codes)
+  for code in codes:
+    line_files.write_lines(tmp_path / "flores200" / "devtest" / f"{code}.devtest", texts[code])
+  seen = [languages.language(code) for code in ("de", "fr")]
+  groups = {"accuracy": {"a": ["de", "fr", "ko"]}, "xsim": {"b": ["en", "fr"], "c": ["en", "ja"]}}
+  averages = functools.partial(bitext_retrieval.summarize_pairs, groups)
+  benchmark = dataclasses.replace(bitext_retrieval.FLORES, averages=averages)
+  encoder = fake_encoders.table_encoder(vectors)
+  found = benchmark_trees.run_benchmark(benchmark, encoder, tmp_path, seen=seen)
+  names = [f"{x}-{y}" for x, y in itertools.permutations(codes, 2)]
+  assert [each["name"] for each in found["results"]] == names
+  values = {}
+  for each in found["results"]:
+    x, y = each["languages"]
+    sides = [[vectors[text] for text in texts[code]] for code in (x, y)]
+    nearest, _ = retrieval.nearest(*map(np.array, sides))
+    errors_ = [i for i, row in enumerate(nearest.margin_N) if texts[y][row] != texts[y][i]]
+    # Of two equal sentences the first is found for both.
+    hits = [i for i, row in enumerate(nearest.cosine_N) if row == i]
+    wanted = {"accuracy": 5 * len(hits), "xsim": 5 * len(errors_), "hubness": nearest.hubness}
+    assert each["metrics"] == pytest.approx(wanted)
+    assert 7 not in hits
+    values[x[:3], y[:3]] = each["metrics"]
+  parts = {
+    "": list(values),
+    " without English": [pair for pair in values if "eng" not in pair],
+    " to English": [pair for pair in values if pair[1] == "eng"],
+    " from English": [pair for pair in values if pair[0] == "eng"],
+    " seen": [("deu", "fra"), ("fra", "deu")],
+    " unseen": [pair for pair in values if {*pair} != {"deu", "fra"}],
+  }
+  for metric, (part, pairs) in itertools.product(bitext_retrieval.PARALLEL_METRICS, parts.items()):
+    expected = np.mean([values[pair][metric] for pair in pairs])
+    assert found["summary"][f"{metric}{part} (incomplete)"] == pytest.approx(expected)
+  foreign = [values[pair]["accuracy"] for pair in parts[" without English"]]
+  assert found["summary"]["accuracy a"] == pytest.approx(np.mean(foreign))
+  both = [values["eng", "fra"]["xsim"], values["fra", "eng"]["xsim"]]
+  assert found["summary"]["xsim b"] == pytest.approx(np.mean(both))
+  assert found["summary"]["xsim b: fr"] == pytest.approx(both[0])
+  assert not any(name.startswith("xsim c") for name in found["summary"])
+  assert len(found["missing"]) == 204 - 4
+
+
+def test_changed_english_sentences_are_taken_for_translations(tmp_path):
+  # The first source is nearest to a change of its translation, the second to its translation, the
+  # third to a change of another sentence.
+  axes = np.eye(7)
+  vectors = {f"x {i}": axes[i] for i in range(3)}
+  vectors |= {"y 0": axes[0] + 0.5 * axes[3], "y 1": axes[1], "y 2": axes[2] + axes[4]}
+  vectors |= {"y 0 not": axes[0] + 0.1 * axes[3], "y 1 new": axes[2] + 0.1 * axes[5]}
+  vectors["odd"] = axes[6]
+  folder = tmp_path / "flores200"
+  kinds = {"y 0 not": ("y 0", "Causality"), "y 1 new": ("y 1", "Entity"), "odd": ("y 2", "Number")}
+  types = {text: dict(zip(("src", "errtype"), x, strict=True)) for text, x in kinds.items()}
+  for path, lines in {
+    "devtest/deu_Latn.devtest": [f"x {i}" for i in range(3)],
+    "devtest/eng_Latn.devtest": [f"y {i}" for i in range(3)],
+    "devtest_augmented/eng_Latn_augmented.devtest": ["y 0 not ", "y 1 new", "odd"],
+    "devtest_augmented/eng_Latn_errtype.devtest.json": [json.dumps(types)],
+  }.items():
+    line_files.write_lines(folder / path, lines)
+  found = benchmark_trees.run_benchmark(
+    bitext_retrieval.FLORES, fake_encoders.table_encoder(vectors), tmp_path
+  )
+  by_name = {each["name"]: each["metrics"] for each in found["results"]}
+  assert by_name["eng_Latn-deu_Latn"].keys() == {"accuracy", "xsim", "hubness"}
+  shares = {"": 200 / 3, " Causality": 100 / 3, " Entity": 0, " Misaligned": 100 / 3, " Number": 0}
+  changed = {key[6:]: x for key, x in by_name["deu_Latn-eng_Latn"].items() if "++" in key}
+  assert changed == pytest.approx(shares)
+  assert found["summary"]["xsim++ (incomplete)"] == pytest.approx(200 / 3)
+  assert len(found["missing"]) == 204 - 2
+
+
+def test_ntrex_is_read_as_published_and_variants_of_a_language_are_not_compared(tmp_path):
+  texts, vectors = texts_and_vectors(["eng", "eng-GB", "deu", "zho-CN"], 4)
+  folder = tmp_path / "ntrex" / "NTREX-128"
+  line_files.write_lines(folder / "newstest2019-src.eng.txt", texts["eng"])
+  for code in ("eng-GB", "deu", "zho-CN"):
+    line_files.write_lines(folder / f"newstest2019-ref.{code}.txt", texts[code])
+  found = benchmark_trees.run_benchmark(
+    bitext_retrieval.NTREX, fake_encoders.table_encoder(vectors), tmp_path
+  )
+  names = {each["name"] for each in found["results"]}
+  assert len(names) == 4 * 3 - 2
+  assert {"eng-eng-GB", "eng-GB-eng"} & names == set()
+
+
+def test_queries_are_looked_up_by_margin(tmp_path):
+  rng = np.random.default_rng(1)
+  queries, candidates = [f"x{i}" for i in range(20)], [f"y{i}" for i in range(60)]
+  vectors = {text: rng.normal(size=5) + 0.5 for text in (*queries, *candidates)}
+  for x, y in zip(queries, candidates, strict=False):
+    vectors[y] = vectors[x] + 0.8 * rng.normal(size=5)
+  for name, sides in {"bg": (queries, candidates), "yo": (queries[:2], ["y1", "y0"])}.items():
+    for kind, texts in zip(("queries", "candidates"), sides, strict=True):
+      line_files.write_lines(tmp_path / "paracrawl" / f"v5.{name}-en.{kind}", texts)
+  sides = (np.array([vectors[text] for text in side]) for side in (queries, candidates))
+  forward, _ = retrieval.nearest(*sides)  # `test_retrieval.py` compares it with loops.
+  by_cosine, by_margin = (sum(x == np.arange(20)) for x in (forward.cosine_N, forward.margin_N))
+  assert by_cosine != by_margin
+  seen = [languages.language(code) for code in ("bg", "en")]
+  found = benchmark_trees.run_benchmark(
+    bitext_retrieval.PARACRAWL, fake_encoders.table_encoder(vectors), tmp_path, seen=seen
+  )
+  scores = {each["name"]: each["metrics"]["accuracy"] for each in found["results"]}
+  assert scores == pytest.approx({"v5.bg-en": 5 * by_margin, "v5.yo-en": 0})
+  assert found["summary"] == pytest.approx(
+    {
+      "accuracy (incomplete)": scores["v5.bg-en"] / 2,
+      "accuracy seen (incomplete)": scores["v5.bg-en"],
+      "accuracy unseen (incomplete)": 0,
+    }
+  )
+  assert len(found["missing"]) == 20
