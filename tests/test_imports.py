@@ -219,9 +219,11 @@ TESTED_IN = {
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.paths": "launch/test_main.py",
+  "vmsst.train.actions": "vmsst/train/test_trainer.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",
   "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.train_state": "vmsst/train/test_optimizers.py",
   "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 

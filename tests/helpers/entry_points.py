@@ -101,23 +101,13 @@ def ems_files() -> Files:
   return {"x.safetensors": safetensors.numpy.save(weights), "x.model": model}
 
 
-def vmsst_files() -> Files:
-  """Returns a Hugging Face folder `m` of the released VMSST."""
-  weights = _weights(mt5.rows(_SIZES)).items()
-  released = {f"mt5_encoder.{k}": x for k, x in weights if k.startswith(("enc", "sh"))}
-  released["projection.weight"] = np.ones((5, 12), np.float32)
-  content = safetensors.numpy.save(released)
-  return {"m/config.json": _MT5, "m/model.safetensors": content,
-          "m/spiece.model": sentencepiece_model()}  # fmt: skip
-
-
-def _pickled(state_dict: bytes, **others: Any) -> bytes:
+def _pickled(state_dict: bytes) -> bytes:
   """Returns the content of a safetensors file as torch saves it."""
   import torch
 
   stream = io.BytesIO()
   tensors = {k: torch.from_numpy(x) for k, x in safetensors.numpy.load(state_dict).items()}
-  torch.save({"state_dict": tensors, **others} if others else tensors, stream)
+  torch.save({"state_dict": tensors, "epoch": 3}, stream)
   return stream.getvalue()
 
 
@@ -168,9 +158,7 @@ def _vectors(folder: pathlib.Path) -> None:
 def all_readers() -> list[Reader]:
   """Returns readers of vocabularies, vectors, checkpoints and exports."""
   model = {"m/spiece.model": sentencepiece_model()}
-  ems_one, vmsst_one, run = ems_files(), vmsst_files(), run_files()
-  ems_weights = ems_one["x.safetensors"]
-  vmsst_weights = vmsst_one.pop("m/model.safetensors")
+  ems_one, run = ems_files(), run_files()
   with tempfile.TemporaryDirectory() as name:
     folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
@@ -190,10 +178,8 @@ def all_readers() -> list[Reader]:
     Reader("import mt5", {**mt5_files(), **model}, _writes(released_folders.import_encoder)),
     Reader("import encoder", bert_files(), _writes(released_folders.import_encoder)),
     Reader("import ems, torch",
-           {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
+           {"x.pt": _pickled(ems_one["x.safetensors"]), "x.model": ems_one["x.model"]},
            _writes(released_folders.import_ems, "x.pt", vocabulary="x.model")),
-    Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(released_folders.import_encoder)),
   ]  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import warnings
 
 import clu.metrics
 import commands
-import flax.core
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ import orbax.checkpoint as ocp
 import seqio
 import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
-from flax.linen.partitioning import AxisMetadata
 
 from vmsst import storage
 from vmsst.data import batches, loader
@@ -36,7 +34,6 @@ from vmsst.train import (
   optimizers,
   partitioning,
   train,
-  train_state,
   trainer,
 )
 
@@ -123,27 +120,6 @@ class Growing(ToyModel):
 
   def eval_fn(self, params, batch, step):
     return self.loss_fn(params, batch, None, step)
-
-
-PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
-
-
-def gradient(step):
-  """Returns random gradients of PARAMS."""
-  rng = np.random.default_rng(step)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
-
-
-def train_state_of(optimizer_def, collections=()):
-  """Returns the train state of PARAMS, with their axes, and of more collections."""
-  variables = {
-    "params": PARAMS,
-    "params_axes": {
-      "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
-    },
-    **dict(collections),
-  }
-  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
 def rows(count=64, seed=0):

@@ -10,7 +10,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import evaluation_job
-from vmsst.evaluation import benchmarks, embedder, suite
+from vmsst.evaluation import benchmarks, embedder
 from vmsst.evaluation.benchmarks import questions
 from vmsst.io import input_files
 from vmsst.jobs import engines

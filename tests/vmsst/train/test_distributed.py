@@ -19,46 +19,32 @@ TOLERANCE = 1e-6  # Sums over the batch have another order.
 
 # Runs in `count` forked processes, so that imports happen once. Each gets its index, and its fate.
 SCRIPT = """
-import functools, json, os, signal, sys, time
-sys.path.insert(0, sys.argv[1])
-folder, port, count, steps, evaluates, fate, victim, shares = (
-  sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6] == "True", sys.argv[7], int(sys.argv[8]),
-  sys.argv[9] == "True")
+import functools, itertools, json, os, signal, sys
 import toy_runs
-from vmsst.errors import InputError
-from vmsst.train import distributed
-from vmsst.train import input_pipeline
 from vmsst.data import loader
+from vmsst.errors import InputError
+from vmsst.train import distributed, input_pipeline
 
-widths = []
-own = {"get_dataset_fn": functools.partial(
-  loader.get_batches if shares else toy_runs.slices, group_by_length=True, boundaries=(4,))}
+folder, port, count, steps, evaluates, fate, victim, shares = json.loads(sys.argv[1])
+widths, advance, numbers = [], input_pipeline.TrainIterator.__next__, itertools.count()
 
 def train(index):
-  make = toy_runs.make_trainer()
+  def watched(self):
+    if next(numbers) == 7 and index == victim:
+      if fate == "error":
+        raise InputError("shard 3 vanished")
+      os.kill(os.getpid(), getattr(signal, fate))
+    batch = advance(self)
+    widths.append(batch["inputs"].shape[1])
+    return batch
 
-  def trainer(**arguments):
-    made = make(**arguments)
-    train_some = made.train
-
-    def train(batches, num_steps, start_step, **options):
-      def watched():
-        for step, batch in enumerate(batches, start_step):
-          if step == 7 and index == victim:
-            print("ends at", time.time(), flush=True)
-            if fate == "error":
-              raise InputError("shard 3 vanished")
-            os.kill(os.getpid(), getattr(signal, fate))
-          widths.append(batch["inputs"].shape[1])
-          yield batch
-      return train_some(watched(), num_steps, start_step, **options)
-    made.train = train
-    return made
-
+  input_pipeline.TrainIterator.__next__ = watched
+  rows = loader.get_batches if shares else toy_runs.slices
   with distributed.joined(f"localhost:{port}", count, index):
     evaluation = toy_runs.config("validation") if evaluates else None
     toy_runs.run(
-      folder, total_steps=steps, trainer_cls=trainer, **own,
+      folder, total_steps=steps,
+      get_dataset_fn=functools.partial(rows, group_by_length=True, boundaries=(4,)),
       train_eval_dataset_cfg=evaluation, infer_eval_dataset_cfg=evaluation)
   print("widths", json.dumps(widths), flush=True)
 
@@ -90,8 +76,8 @@ def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shares=
   """
   here = pathlib.Path(__file__).parent
   with servers.reserved() as port:
-    arguments = (here, folder, port, count, steps, evaluates, fate, victim, shares)
-    codes = json.loads(commands.script(SCRIPT, *arguments, cwd=here).stdout.splitlines()[-1])
+    options = json.dumps([str(folder), port, count, steps, evaluates, fate, victim, shares])
+    codes = json.loads(commands.script(SCRIPT, options, cwd=here).stdout.splitlines()[-1])
   texts = [
     [pathlib.Path(f"{folder}.{index}.{stream}").read_text() for stream in (1, 2)]
     for index in range(count)

@@ -21,15 +21,6 @@ def test_axes_that_no_torus_has_are_made_of_parts(monkeypatch):
   assert partitioning.PjitPartitioner(num_partitions=1).mesh.axis_names == ("data", "model")
 
 
-@pytest.mark.parametrize(
-  "arguments",
-  [{}, {"num_partitions": 1, "model_parallel_submesh": (1, 1, 1, 1)}],
-)
-def test_meshes_that_cannot_be_are_refused(arguments):
-  with pytest.raises(InputError):
-    partitioning.PjitPartitioner(**arguments)
-
-
 def fake_partitioner(process_of_device):
   """A partitioner whose devices belong to other processes; has only what the layout reads."""
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
