@@ -179,7 +179,7 @@ def read_lines(path):
 
 def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   run, done = finished
-  assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
+  assert re.search(r"Ready after \d+\.\d s; training from step 0 to 2\.\n", done.stdout)
   cut, first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
   assert cut.endswith("texts cut to 20 tokens: 1")
   assert (first, last) == ("step 0: evaluating", "step 2: evaluating")

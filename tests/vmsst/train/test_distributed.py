@@ -111,7 +111,7 @@ def assert_same_parameters(folder, other, step):
 def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   codes, texts = run(tmp_path / "four", 4, evaluates=True)
   assert codes == [0] * 4, texts
-  assert "training to step 10" in texts[0][0]
+  assert "training from step 0 to 10" in texts[0][0]
   assert "step" not in texts[1][0].replace("steps", "")  # only the first process writes
   widths = [text.rsplit("widths ")[-1] for text, _ in texts]
   assert widths[0] == widths[1]

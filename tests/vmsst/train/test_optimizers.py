@@ -185,11 +185,3 @@ def test_other_variables_are_saved_with_their_axes():
   assert restored.flax_mutables["anneal"]["count"] == 7
   assert restored.step == 1
   np.testing.assert_array_equal(restored.params["mlp"]["kernel"], state.params["mlp"]["kernel"])
-
-
-def test_variables_without_axes_are_named():
-  without = train_state.TrainState.create(
-    optimizers.OptaxWrapper(optax.sgd(0.1)), {"params": PARAMS}
-  )
-  with pytest.raises(InputError, match="'params' has no logical axes"):
-    without.as_logical_axes()

@@ -19,28 +19,6 @@ from vmsst.io import input_files
 from vmsst.train import summaries
 
 
-class PerStep(clu.metrics.LastValue):
-  """A total per step, which gets the number of steps."""
-
-  def replace_steps(self, steps):
-    return self.replace(count=jnp.asarray(steps))
-
-
-class PerSecond(clu.metrics.LastValue):
-  """A total per second, which gets the seconds."""
-
-  def replace_duration(self, duration):
-    return self.replace(count=jnp.asarray(duration))
-
-
-def test_metrics_per_step_and_per_time_get_their_steps_and_seconds():
-  kinds = {"rows": clu.metrics.LastValue, "step": PerStep, "second": PerSecond}
-  metrics = {
-    name: kind(total=jnp.asarray(12.0), count=jnp.asarray(1)) for name, kind in kinds.items()
-  }
-  assert summaries.numbers(metrics, 3, 0.5) == {"rows": 12.0, "step": 4.0, "second": 24.0}
-
-
 def test_metrics_continue_after_a_line_that_a_full_disk_has_cut(tmp_path):
   path = tmp_path / "train" / "metrics.jsonl"
   path.parent.mkdir()
