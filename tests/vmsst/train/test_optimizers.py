@@ -5,7 +5,6 @@ import math
 
 import flax.core
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -26,14 +25,13 @@ def gradient(step):
   return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
 
 
-def train_state_of(optimizer_def, collections=()):
-  """Returns the train state of PARAMS, with their axes, and of more collections."""
+def train_state_of(optimizer_def):
+  """Returns the train state of PARAMS, with their axes."""
   variables = {
     "params": PARAMS,
     "params_axes": {
       "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
     },
-    **dict(collections),
   }
   return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
@@ -170,18 +168,3 @@ def test_a_restored_state_of_a_chain_continues_unchanged():
     for state in (trained, restored)
   ]
   jax.tree.map(np.testing.assert_array_equal, *one_more)
-
-
-def test_other_variables_are_saved_with_their_axes():
-  counter = {"anneal": {"count": jnp.zeros(())}, "anneal_axes": {"count_axes": AxisMetadata(())}}
-  state = train_state_of(optimizers.OptaxWrapper(optax.sgd(0.1)), counter.items())
-  state = state.apply_gradient(
-    gradient(0), 0.1, flax_mutables=flax.core.freeze({"anneal": {"count": 7}})
-  )
-  assert state.state_dict()["flax_mutables"] == {"anneal": {"count": 7}}
-  assert state.as_logical_axes().flax_mutables == {"anneal": {"count": PartitionSpec()}}
-  inference = train_state.TrainState.create(None, {"params": PARAMS, "anneal": {"count": 0}})
-  restored = inference.restore_state(state.state_dict())
-  assert restored.flax_mutables["anneal"]["count"] == 7
-  assert restored.step == 1
-  np.testing.assert_array_equal(restored.params["mlp"]["kernel"], state.params["mlp"]["kernel"])
