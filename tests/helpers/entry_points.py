@@ -10,7 +10,7 @@ import pathlib
 import pickle
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import fake_encoders
 import killed_commands
@@ -183,42 +183,31 @@ def all_readers() -> list[Reader]:
   ]  # fmt: skip
 
 
-class Subcommand(NamedTuple):
-  """A subcommand.
-
-  Attributes:
-    argv: Its arguments; OUT stands for the output.
-    owned: Whether the output is a folder that the command owns while it fills it.
-  """
-
-  argv: str
-  owned: bool = False
-
-
+# Arguments of subcommands; OUT stands for the output.
 COMMANDS = {
-  "embed": Subcommand("embed encoder a.txt OUT", True),
-  "score": Subcommand("score encoder a.txt b.txt --output OUT"),
-  "score by likelihood": Subcommand(
-    "score run a.txt b.txt --output OUT --by likelihood --languages en de"
-  ),
-  "mine": Subcommand("mine a.txt b.txt OUT --encoder encoder"),
-  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder"),
-  "index": Subcommand("index vectors OUT --factory IVF2,SQ8", True),
-  "translate": Subcommand("translate run --to de --input a.txt --output OUT"),
-  "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21"),
+  "embed": "embed encoder a.txt OUT",
+  "score": "score encoder a.txt b.txt --output OUT",
+  "score by likelihood": "score run a.txt b.txt --output OUT --by likelihood --languages en de",
+  "mine": "mine a.txt b.txt OUT --encoder encoder",
+  "search": "search b.txt corpus vectors --output OUT --encoder encoder",
+  "index": "index vectors OUT --factory IVF2,SQ8",
+  "translate": "translate run --to de --input a.txt --output OUT",
+  "vocab train": "vocab train --input a.txt --output OUT --size 21",
   **{
-    f"export {kind}": Subcommand(f"export {kind} run OUT")
+    f"export {kind}": f"export {kind} run OUT"
     for kind in ("safetensors", "sentence-transformers", "onnx")
   },
   **{
-    f"data {kind}": Subcommand(f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv", True)
+    f"data {kind}": f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv"
     for kind in ("embed", "mine-negatives")
   },
-  "import encoder": Subcommand("import encoder hub/encoder/m OUT"),
-  "import ems": Subcommand("import ems x.safetensors OUT --vocabulary x.model"),
-  "eval": Subcommand("eval encoder --data data --out OUT --suite tatoeba", True),
-  "report": Subcommand("report results --out OUT", True),
+  "import encoder": "import encoder hub/encoder/m OUT",
+  "import ems": "import ems x.safetensors OUT --vocabulary x.model",
+  "eval": "eval encoder --data data --out OUT --suite tatoeba",
+  "report": "report results --out OUT",
 }
+FOLDERS = ("embed", "index", "data", "eval", "report")
+"""Subcommands whose output is a folder that they own while they fill it."""
 
 
 def write_inputs(folder, encoder=None):
