@@ -222,6 +222,7 @@ TESTED_IN = {
   "vmsst.train.actions": "vmsst/train/test_trainer.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.model_dir": "vmsst/train/test_train.py",
   "vmsst.train.partitioning": "vmsst/train/test_input_pipeline.py",
   "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
   "vmsst.train.train_state": "vmsst/train/test_optimizers.py",

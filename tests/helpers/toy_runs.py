@@ -221,9 +221,10 @@ def metrics(folder, name="loss"):
 def make_trainer(**overrides):
   """Returns a constructor of trainers with a short schedule."""
 
-  def construct(**arguments):
+  def construct(*arguments, **options):
     return trainer.Trainer(
-      **arguments,
+      *arguments,
+      **options,
       **{
         "learning_rate_fn": optimizers.create_learning_rate_scheduler(
           factors="constant", base_learning_rate=0.1

@@ -56,8 +56,6 @@ except SystemExit as stop:
     f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
     "t5x: error: t5x needs the package seqio, which is not installed: pip install 'vmsst[train]'",
   ]
-  for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
-    assert name in done.stdout
 
 
 # Arguments to add to those of the tiny run, and the start of the message. A dry run refuses all but

@@ -79,7 +79,6 @@ _VMSST = [*_6L, *_24L, *_MT5]
 _DROPOUT = [x for x in _VMSST if x.startswith("contrastive")] + ["vmsst_contrastive_24l.gin"]
 _EMS = ["ems.gin", *(x for x in RUN_FILES if x.startswith("ems/"))]
 _EMS_BERT = [x for x in _EMS if not x.endswith("_encoder.gin")]
-_LABSE = [f"ems/labse_{x}.gin" for x in ("vanilla", "mlp", "joint")]
 _FROM_ME5 = [f"soft/{x}.gin" for x in ("me5", "priority", "average", "hard", "mse", "muse")]
 _ADAM = {
   "numbers/optax.add_decayed_weights.weight_decay": 1e-5,
@@ -135,8 +134,6 @@ STATED = [
     "options/masking": "none", "options/count_repeats": True, "options/negative_groups": 1,
     "options/scale": 1 / 0.1, "options/margin": 0,
     "rates/1": 3e-8, "rates/4000": 1.2e-4, "rates/16000": 3e-4, "rates/100000": 3e-4}),
-  ("EMS, section V: margin, and temperature of 0.1", _LABSE, {
-    "options/margin": 0.3, "options/scale": 1 / 0.1}),
   ("EMS, release: cosine schedule of 15 epochs, negatives of one of 4 GPUs", ["ems/release.gin"], {
     "numbers/vmsst.train.schedules.multiple.factor": 15 / 3, "steps": 733_176,
     "options/negative_groups": 4}),

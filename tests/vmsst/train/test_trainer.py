@@ -1,6 +1,5 @@
 """The trainer: steps, their metrics, microbatches and the end of a schedule."""
 
-import pathlib
 import shutil
 import types
 
@@ -13,7 +12,7 @@ import pytest
 import toy_runs
 
 from vmsst.formats import t5x
-from vmsst.train import gin_utils, train_state, trainer
+from vmsst.train import gin_utils, partitioning, train_state, trainer
 
 STEPS = 7
 
@@ -94,31 +93,25 @@ def test_microbatches_have_the_gradients_of_the_batch(summed):
     np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
 
 
-FLOPS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import contextlib, jax, jax.numpy as jnp, toy_runs
-from vmsst.train import partitioning, utils
-partitioner, model = partitioning.PjitPartitioner(num_partitions=1), toy_runs.ToyModel(width=512)
-for count in (1, 4):
-  shapes = {"inputs": (128 * count, 8)}
-  initializer = utils.TrainStateInitializer(
-    model.optimizer_def, model.get_initial_variables, shapes, partitioner)
-  state = initializer.global_train_state_shape
-  with contextlib.closing(toy_runs.make_trainer(num_microbatches=count)(
-    model=model, train_state=state, partitioner=partitioner, eval_names=[], summary_dir=None,
-    train_state_axes=initializer.train_state_axes, rng=jax.random.PRNGKey(0),
-  )) as trainer:
+def run_on_eight_devices(folder):
+  """Prints the FLOPs of a device, in which XLA counts one microbatch."""
+  mesh, model = partitioning.PjitPartitioner(num_partitions=1), toy_runs.ToyModel(width=512)
+  for count in (1, 4):
+    shapes = {"inputs": (128 * count, 8)}
+    initializer = train_state.TrainStateInitializer(
+      model.optimizer_def, model.get_initial_variables, shapes, mesh
+    )
+    state, axes = initializer.global_train_state_shape, initializer.train_state_axes
+    made = toy_runs.make_trainer(num_microbatches=count)(
+      model, state, mesh, [], None, axes, jax.random.PRNGKey(0)
+    )
     batch = {"inputs": jax.ShapeDtypeStruct(shapes["inputs"], jnp.int32)}
-    step = trainer._partitioned_train_step.lower(state, batch).compile()
-  print(step.cost_analysis()["flops"])
-"""
+    step = made._partitioned_train_step.lower(state, batch).compile()
+    print(step.cost_analysis()["flops"])
 
 
 def test_microbatches_are_computed_on_all_devices(tmp_path):
-  """A device's FLOPs, in which XLA counts one microbatch, are those of a batch of its size."""
-  helpers = pathlib.Path(toy_runs.__file__).parent
-  whole, parts = commands.script(FLOPS, helpers, cwd=tmp_path, devices=4).stdout.split()[-2:]
+  whole, parts = commands.on_eight_devices(__file__, tmp_path).split()[-2:]
   assert float(parts) < 1.5 * float(whole)
 
 
