@@ -42,7 +42,7 @@ from vmsst.data import readers, vocabularies
 from vmsst.evaluation import suite
 from vmsst.formats import encoder_json
 from vmsst.formats import t5x as t5x_checkpoints
-from vmsst.io import checksums
+from vmsst.io import input_files
 from vmsst.jobs import outputs
 
 Bindings = dict[str, Any]
@@ -538,14 +538,14 @@ def compare(options: argparse.Namespace) -> None:
     elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
       raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
   made = comparison_tasks.benchmarks_of(comparison_tasks.SUITES[comparison.suite], lambda x: True)
-  root, checksum = pathlib.Path(data_root), functools.cache(checksums.of_file)
+  root, checksum = pathlib.Path(data_root), functools.cache(input_files.sha256)
   inputs = {"evaluation data": ", ".join(each.files.digest(root, checksum) for each in made)}
   if comparison.from_teacher:
     jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.
     inputs["teacher"] = vmsst.load(teacher).digest
   if pieces is not None:
     places["VOCABULARY_PATH"] = str(pieces)
-    inputs["vocabulary"] = checksums.of_file(pieces)
+    inputs["vocabulary"] = input_files.sha256(pieces)
   results: Results = {}
   runs = [(seed, key) for seed in options.seeds for key in keys]
   for number, (seed, key) in enumerate(runs, 1):
@@ -557,7 +557,7 @@ def compare(options: argparse.Namespace) -> None:
     own |= overrides
     bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
     paths = [x for file in training_files(bindings_by_key[key], data_root) for x in file.paths]
-    inputs["training files"] = ", ".join(map(checksums.of_file, paths))
+    inputs["training files"] = ", ".join(map(input_files.sha256, paths))
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | inputs)
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
     if not last.is_dir():

@@ -34,8 +34,8 @@ import measure
 import numpy as np
 import scipy.sparse
 
-from vmsst.cli import searches
-from vmsst.io import npy_files
+from vmsst.cli import vector_jobs
+from vmsst.io import array_files
 from vmsst.jobs import job
 from vmsst.search import exact_search, faiss_index, vector_store
 
@@ -133,7 +133,7 @@ def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: i
     for number, start in enumerate(range(0, len(texts), _WINDOW)):
       vectors_ND = encoder(texts[start : start + _WINDOW])
       with work.part(vector_store.shard_name(number)) as (path, facts):
-        npy_files.write(path, vectors_ND.shape, [vectors_ND])
+        array_files.write(path, vectors_ND.shape, [vectors_ND])
         facts["rows"] = len(vectors_ND)
     work.finish(dimension=width, dtype="float32")
   return vector_store.open_vectors(folder)
@@ -178,7 +178,9 @@ def search_lines(
         continue
       place = pathlib.Path(folder, name)
       built = measure.timed(
-        lambda place=place, factory=factory: searches.build_index(vectors, place, factory=factory),
+        lambda place=place, factory=factory: vector_jobs.build_index(
+          vectors, place, factory=factory
+        ),
         1,
         warm_up=0,
       )

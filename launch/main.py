@@ -3,9 +3,9 @@
 Imports nothing heavy before the command line is parsed.
 """
 
-from vmsst.jobs import signals
+from vmsst.jobs import command_process
 
-with signals.default_interrupt():
+with command_process.default_interrupt():
   import argparse
   import contextlib
   import gc
@@ -20,8 +20,6 @@ with signals.default_interrupt():
 
   from vmsst.arrays import devices
   from vmsst.errors import InputError, requires
-  from vmsst.io import watchdog
-  from vmsst.jobs import command_process
   from vmsst.paths import gin_dir
   from vmsst.train import distributed
 
@@ -91,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  with command_process.CommandProcess("t5x", owns_process=owns_process) as process:
+  with command_process.process("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
     # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
@@ -100,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if owns_process:
       _restart_with_huge_pages()
     sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
-    with watchdog.watching(_PATIENCE):
+    from vmsst.io import progress_bar  # slow, and `--help` is instant
+
+    with progress_bar.watchdog(_PATIENCE):
       _run(options)
   if process.status:
     sys.exit(process.status)
@@ -115,7 +115,7 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Until `signals.default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    # Until `default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,

@@ -23,7 +23,7 @@ from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import bitext_retrieval
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import encoder_json
-from vmsst.io import checksums
+from vmsst.io import input_files
 from vmsst.languages import Language, language
 from vmsst.tasks import bitext
 
@@ -136,7 +136,7 @@ def retrieval(
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
   # By content: `finetune` writes equal files again to resume a run, whose metrics keep their names.
-  key = (files, [checksums.of_file(path) for file in files for path in file.paths])
+  key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 
 

@@ -36,14 +36,6 @@ api, gins = hook("api_reference"), hook("gin_reference")
 GIN_FILES = gins.read_all(vmsst.gin_dir())
 
 
-def test_later_values_win_in_the_reference():
-  found = gins.resolved("quickstart.gin", GIN_FILES)
-  macro, place = found["BATCH_SIZE"]
-  assert (macro.value, place) == ("64", "quickstart.gin")
-  assert found["RANDOM_SEED"][1] == "runs/train.gin"
-  assert found["EVAL_SPLIT"][0].value == "'validation'"  # eval/sample.gin, after its includes
-
-
 def check_vmsst(words):
   """Fails if the `vmsst` command rejects these words."""
   problems = io.StringIO()

@@ -77,9 +77,12 @@ def check(valid: bool, name: str, value: Any, wanted: str) -> None:
     raise InputError(f"{name} is {shown}; set it to {wanted}")
 
 
-def check_number(name: str, value: Any) -> None:
-  """Raises InputError unless `value` is a finite number."""
-  check(_is_number(value) and -math.inf < value < math.inf, name, value, "a finite number")
+def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
+  """Raises InputError unless `value` is in an interval, open to the right, such as "[0, 1)"."""
+  low, high = map(float, interval[1:-1].split(","))
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  valid = is_number and low <= value < high and (interval[0] == "[" or value > low)
+  check(valid, name, value, f"a number in {interval}")
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
@@ -114,22 +117,3 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
   """Raises InputError unless `value` is one of `choices`."""
   if value not in choices:
     raise InputError(f"{name} is {value!r}; known: {', '.join(choices)}")
-
-
-def check_positive(name: str, value: float) -> None:
-  """Raises InputError unless `value` is a finite number above 0."""
-  check(_is_number(value) and 0 < value < math.inf, name, value, "a positive number")
-
-
-def check_not_negative(name: str, value: float) -> None:
-  """Raises InputError unless `value` is a finite number of 0 or more."""
-  check(_is_number(value) and 0 <= value < math.inf, name, value, "a finite number of 0 or more")
-
-
-def check_rate(name: str, value: float) -> None:
-  """Raises InputError unless `value` is a probability below 1."""
-  check(_is_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)")
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)

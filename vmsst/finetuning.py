@@ -5,7 +5,6 @@ TensorFlow nor seqio nor gin. All functions import what they need when they are 
 command line reads the signature and the docstring of `finetune` for `--help`.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -118,7 +117,7 @@ def finetune(
   for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
-  errors.check_positive("learning_rate", learning_rate)
+  errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   errors.check_choice("objective", objective, get_args(Objective))
   if (teacher is not None) != (objective in ("distillation", "soft_contrastive")):
@@ -480,7 +479,7 @@ def _source(
 
 
 def _report(folder: pathlib.Path) -> str:
-  """Returns the results of a run as a table in Markdown; draws them if matplotlib is installed."""
+  """Returns the results of a run as a table in Markdown."""
   from vmsst.formats import t5x
 
   losses, accuracies = _metric(folder / "train" / "metrics.jsonl", "loss"), {}
@@ -495,17 +494,6 @@ def _report(folder: pathlib.Path) -> str:
     loss = f"{losses[step]:.4f}" if step in losses else ""
     accuracy = f"{accuracies[step]:.2f}" if step in accuracies else ""
     lines.append(f"| {step} | {loss} | {accuracy} |")
-  with contextlib.suppress(ImportError):
-    from matplotlib import figure
-
-    drawn = figure.Figure(figsize=(8, 3), layout="constrained")
-    for axes, name, values in zip(
-      drawn.subplots(1, 2), ("loss", "accuracy (dev)"), (losses, accuracies), strict=True
-    ):
-      axes.plot(list(values), list(values.values()))
-      axes.set(xlabel="step", title=name)
-    drawn.savefig(folder / "curves.svg")
-    lines += ["", "![curves](curves.svg)"]
   return "\n".join([*lines, ""])
 
 

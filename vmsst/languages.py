@@ -35,6 +35,7 @@ import pathlib
 import random
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from vmsst.errors import InputError
 
@@ -77,24 +78,14 @@ _REGION = re.compile(r"[A-Za-z]{2}|[0-9]{3}")
 
 
 def _read_table() -> tuple[Language, ...]:
+  languages = []
   with pathlib.Path(__file__).with_name("languages.tsv").open(encoding="utf-8") as stream:
-    return tuple(
-      Language(
-        index=int(row["index"]),
-        name=row["name"],
-        iso639_3=row["iso639_3"],
-        iso639_1=row["iso639_1"] or None,
-        script=row["script"],
-        family=row["family"],
-        branch=row["branch"],
-        tatoeba=row["tatoeba"] or None,
-        flores=tuple(row["flores"].split()),
-        ntrex=row["ntrex"] or None,
-        other=tuple(row["other"].split()),
-        regions=tuple(row["regions"].split()),
-      )
-      for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    )
+    for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE):
+      values: dict[str, Any] = {name: value or None for name, value in row.items()}
+      values["index"] = int(row["index"])
+      values |= {name: tuple(row[name].split()) for name in ("flores", "other", "regions")}
+      languages.append(Language(**values))
+  return tuple(languages)
 
 
 def _key(code: str) -> str:
@@ -222,22 +213,10 @@ def _unknown(code: str) -> str:
   import difflib  # only needed for an error
 
   key = _key(code)
-  message = f"unknown language code {code!r}"
-  stem, *rest = key.split("_")
-  if stem in _ALIASES and rest:
-    if all(part in _ALIASES for part in rest):
-      return f"{message}: it looks like a pair of languages; give one of {', '.join([stem, *rest])}"
-    return (
-      f"{message}: {stem!r} is {_ALIASES[stem].name}, but {'_'.join(rest)!r} of it is unknown; "
-      f"give {stem!r}, or add the code to vmsst/languages.tsv"
-    )
-  near = difflib.get_close_matches(key, _ALIASES, n=8, cutoff=0.6)
-  best = {_ALIASES[name].name: name for name in reversed(near)}  # the most similar code of each
-  if best:
-    suggestions = [f"{best[name]!r} ({name})" for name in reversed(best)]
-    message += f": did you mean {', '.join(suggestions[:4])}?"
-  else:
-    message += "."
+  stem, near = key.split("_")[0], difflib.get_close_matches(key, _ALIASES, n=4, cutoff=0.6)
+  names = dict.fromkeys([stem, *near] if stem in _ALIASES else near)
+  suggestions = ", ".join(f"{name!r} ({_ALIASES[name].name})" for name in names)
   return (
-    f"{message} Supported are ISO 639, Tatoeba, FLORES-200 and NTREX codes (vmsst/languages.tsv)"
+    f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Supported "
+    "are ISO 639, Tatoeba, FLORES-200 and NTREX codes; vmsst/languages.tsv has all"
   )

@@ -83,12 +83,7 @@ def filesystem(url: str) -> Any:
   """
   import fsspec
 
-  scheme, _, inside = url.partition("://")
-  if scheme in _SCHEMES and re.match(r"(?!arn:)[^/@]*:[^@]*@", inside):
-    raise errors.InputError(
-      f"{scheme}://...: credentials cannot be part of a URL; set them as the client of the store "
-      "reads them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )
+  scheme = url.split("://")[0]
   for name in _SCHEMES:  # epath makes file systems of its own
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
   logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
@@ -124,7 +119,10 @@ class _Store:
       except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._url) from None
       except Exception as error:
-        raise _failure(self._url, verb.get(name[:3], "read"), error) from error
+        message = " ".join(str(getattr(error, "message", None) or error).split())[:500]
+        raise errors.InputError(
+          f"{self._url} cannot be {verb.get(name[:3], 'read')}: {type(error).__name__}: {message}"
+        ) from error
 
     return call
 
@@ -300,6 +298,8 @@ def download(url: str, target: pathlib.Path) -> None:
   """Copies a file, or a folder with its content, to this machine."""
   system = filesystem(url)
   if not system.isdir(url):
+    if not system.exists(url):
+      raise errors.InputError(f"{url} cannot be read: no such file")
     system.get_file(url, os.fspath(target))
     return
   for name in files_below(url):
@@ -334,9 +334,8 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     naming(f"{folder}/", f"{scheme}://"),
   ):
     copy = _below(pathlib.Path(folder), inside)
-    with explained(url, "read"):
-      copy.parent.mkdir(parents=True, exist_ok=True)
-      download(url, copy)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    download(url, copy)
     yield copy
 
 
@@ -350,8 +349,7 @@ def cached_copy(path: str) -> str:
   if not is_url(path):
     return path
   local = os.path.join(tempfile.mkdtemp(dir=process_folder()), os.path.basename(path))
-  with explained(path, "read"):
-    download(path, pathlib.Path(local))
+  download(path, pathlib.Path(local))
   return local
 
 
@@ -403,34 +401,3 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
     url = os.fspath(path)
     return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")
-
-
-@contextlib.contextmanager
-def explained(path: str | os.PathLike[str], verb: str) -> Iterator[None]:
-  """Turns the errors of a store, which have many types, into InputError.
-
-  Args:
-    path: The object, for the message; errors of local files pass.
-    verb: What cannot be done with it: "read", "written" or "removed".
-  """
-  if not is_url(path):
-    yield
-    return
-  try:
-    yield
-  except errors.InputError:
-    raise
-  except Exception as error:
-    raise _failure(path, verb, error) from error
-
-
-def _failure(path: str | os.PathLike[str], verb: str, error: Exception) -> errors.InputError:
-  return errors.InputError(f"{os.fspath(path)} cannot be {verb}: {reason(error)}")
-
-
-def reason(error: BaseException) -> str:
-  """Returns the message of an error of a store, in one line."""
-  if isinstance(error, FileNotFoundError):
-    return "no such file"
-  message = " ".join(str(getattr(error, "message", None) or error).split())[:500]
-  return f"{type(error).__name__}: {message}" if message else type(error).__name__

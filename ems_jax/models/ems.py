@@ -80,8 +80,8 @@ class EmsModel(base.BitextModel):
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
-    errors.check_positive("scale", self.scale)
-    errors.check_not_negative("margin", self.margin)
+    errors.check_number("scale", self.scale, "(0, inf)")
+    errors.check_number("margin", self.margin, "[0, inf)")
     errors.check_choice("masking", self.masking, MASKINGS)
     if self.masking == "ugt" and not self.network.xtr:
       raise errors.InputError(

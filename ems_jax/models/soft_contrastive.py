@@ -63,8 +63,8 @@ class SoftContrastiveModel(distillation.StudentModel):
     errors.check_choice("labels", self.labels, LABELS)
     if self.labels == "hard" and self.teacher is not None:
       raise errors.InputError("labels is 'hard', which does not use a teacher; set TEACHER = None")
-    errors.check_positive("scale", self.scale)
-    errors.check_not_negative("cross_weight", self.cross_weight)
+    errors.check_number("scale", self.scale, "(0, inf)")
+    errors.check_number("cross_weight", self.cross_weight, "[0, inf)")
     matryoshka.check_dims(self.matryoshka_dims)
 
   @property

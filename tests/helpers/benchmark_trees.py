@@ -67,10 +67,7 @@ def _aligned():
     "translations/a.deu.txt": "ein", "translations/a.eng+deu.txt.gz": "der",
     **{f"wmt2012/newstest2012.{code}": code for code in ("cs", "de", "en", "es", "fr")},
   }  # fmt: skip
-  types = {f"no {n}": {"src": f"a {n}", "errtype": "Negation"} for n in range(5)}
-  return {path: [f"{word} {n}" for n in range(5)] for path, word in words.items()} | {
-    "flores200/devtest_augmented/eng_Latn_errtype.devtest.json": [json.dumps(types)]
-  }
+  return {path: [f"{word} {n}" for n in range(5)] for path, word in words.items()}
 
 
 def _questions():

@@ -29,7 +29,7 @@ def run(imports, argv, folder, *, moments, settings=None, atomic=False):
     argv: Arguments of the `vmsst` command; paths are relative to the run's folder.
     folder: Contains `start`, the input folder of the command; each run has a copy of it.
     moments: Number of events over which kills are spread, and numbers of bytes.
-    settings: Values by module and name, such as {"vmsst.cli.embedding._SPAN_LINES": 8}.
+    settings: Values by module and name, such as {"vmsst.cli.vector_jobs._SPAN_LINES": 8}.
     atomic: Whether the command refuses an output that exists, also of a run killed at its end.
 
   Returns:

@@ -3,7 +3,7 @@
 import line_files
 import numpy as np
 
-from vmsst.io import npy_files
+from vmsst.io import array_files
 from vmsst.jobs import job
 from vmsst.search import exact_search, vector_store
 
@@ -87,7 +87,7 @@ def write_vectors(folder, vectors_ND, *, dtype="float32", inputs=None, shard_row
     for number, rows in enumerate(exact_search.blocks(count, shard_rows)):
       with work.part(vector_store.shard_name(number)) as (path, facts):
         shard_ND = vectors_ND[rows]
-        npy_files.write(path, shard_ND.shape, [shard_ND], dtype)
+        array_files.write(path, shard_ND.shape, [shard_ND], dtype)
         facts["rows"] = len(shard_ND)
     work.finish(dimension=width, dtype=dtype)
   return vector_store.open_vectors(folder)

@@ -155,7 +155,7 @@ def write(folder, kind, changes, *, sizes=SIZES, deviation=0.4):
       path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
   rng, weights = np.random.default_rng(0), {}
   sizes = {**sizes, "vocab_size": files["config.json"]["vocab_size"]}
-  for row in transformers.BERT.rows(TransformerConfig(**sizes)):
+  for row in transformers.BERT.table.rows(TransformerConfig(**sizes)):
     center = 1.0 if row.source.endswith("LayerNorm.weight") else 0.0
     weights[row.source] = rng.normal(center, deviation, row.shape).astype(np.float32)
   save_file(weights, folder / "model.safetensors")

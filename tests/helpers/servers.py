@@ -2,17 +2,12 @@
 
 Each object store has an empty bucket `bucket`. Google's is fake-gcs-server, Amazon's is moto.
 Clients find them through environment variables.
-
-The cluster runs in a process of its own, `python servers.py`, which prints the addresses of the
-cluster and a process id for each node. It adds a node for each line that it reads.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
+from unittest import mock
 
 import pytest
 
@@ -101,56 +97,63 @@ def reserved():
 
 
 _HELPERS = pathlib.Path(__file__).parent
-_ROOT = _HELPERS.parents[1]
-_NODES = 3
-_MEMORY = 80 << 20  # Ray's minimum for the object store is 75 MB.
 
 
 class Nodes:
-  """A running cluster with process ids of its nodes; the first has the control store."""
+  """A cluster of three nodes with one CPU each; the first has the control store."""
 
-  def __init__(self, keeper, environment):
-    self.address, self.client_address = _answer(keeper), _answer(keeper)
-    self.raylets = [_answer(keeper) for _ in range(_NODES)]
-    self._keeper = keeper
-    self._environment = environment
-    self.drivers = []
+  def __init__(self, folder, client_port):
+    from ray import cluster_utils
+
+    # Ray's minimum for the object store is 75 MB.
+    self._options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20}
+    head = {"include_dashboard": False, "temp_dir": folder, "ray_client_server_port": client_port}
+    self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=self._options | head)
+    self.address = self._cluster.address
+    self.client_address = f"ray://{self.address.rpartition(':')[0]}:{client_port}"
+    self._drivers = []
 
   def driver(self, argv, **options):
     """Starts a process that uses the cluster, after replacing killed nodes."""
-    while len(self.raylets) < _NODES:
-      print(file=self._keeper.stdin, flush=True)
-      self.raylets.append(_answer(self._keeper))
-    self.drivers.append(subprocess.Popen(argv, env=self._environment, text=True, **options))
-    return self.drivers[-1]
+    while len(self._cluster.worker_nodes) < 2:
+      self._cluster.add_node(**self._options)
+    self._drivers.append(subprocess.Popen(argv, text=True, **options))
+    return self._drivers[-1]
 
   def kill_worker(self):
     """Kills a process that is doing a task, of any of the nodes."""
-    os.kill(_until(lambda: self._busy(self.raylets))[0], signal.SIGKILL)
+    nodes = [self._cluster.head_node, *self._cluster.worker_nodes]
+    _until(lambda: [worker for node in nodes for worker in _busy(node)])[0].kill()
 
   def kill_node(self):
     """Kills a node that is doing a task, but not the first: all its processes."""
-    node = _until(lambda: [node for node in self.raylets[1:] if self._busy([node])])[0]
-    self.raylets.remove(node)
-    for process in (*_children(node), node)[::-1]:
-      os.kill(process, signal.SIGKILL)
+    node = _until(lambda: [node for node in self._cluster.worker_nodes if _busy(node)])[0]
+    self._cluster.remove_node(node, allow_graceful=False)
 
-  def _busy(self, raylets):
-    return [
-      worker
-      for raylet in raylets
-      for worker in _children(raylet)
-      if _command(worker).startswith("ray::do_task")
-    ]
+  def shutdown(self):
+    """Ends the cluster, and drivers that a failed test left."""
+    for driver in self._drivers:
+      driver.kill()
+      driver.wait()
+    self._cluster.shutdown()
+
+
+def _busy(node):
+  """Returns the processes of a node that are doing a task."""
+  import psutil
+
+  raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+  with contextlib.suppress(psutil.NoSuchProcess):
+    return [x for x in raylet.children() if x.cmdline()[:1] and "ray::do_task" in x.cmdline()[0]]
+  return []
 
 
 @contextlib.contextmanager
 def cluster():
-  """Yields a cluster of three nodes with one CPU each."""
+  """Yields a cluster."""
   folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Paths of sockets must be short.
   environment = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_HELPERS)]),
+    "PYTHONPATH": os.pathsep.join([str(_HELPERS.parents[1]), str(_HELPERS)]),
     "RAY_TMPDIR": folder,
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": uuid.uuid4().hex,
@@ -159,50 +162,15 @@ def cluster():
     "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # And take their processors.
   }
   pathlib.Path(folder, "ray").mkdir()  # A cluster's address is written into it.
-  log = pathlib.Path(folder, "log")
-  with log.open("w") as errors:
-    keeper = subprocess.Popen(
-      [sys.executable, __file__, folder],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=errors,
-      text=True,
-      env=environment,
-    )
   try:
-    try:
-      nodes = Nodes(keeper, environment)
-    except json.JSONDecodeError as error:
-      raise RuntimeError(log.read_text()[-3000:]) from error
-    yield nodes
-    for driver in nodes.drivers:  # that a failed test left
-      driver.kill()
-      driver.wait()
+    with mock.patch.dict(os.environ, environment), reserved() as port:
+      nodes = Nodes(folder, port)
+      try:
+        yield nodes
+      finally:
+        nodes.shutdown()
   finally:
-    keeper.stdin.close()
-    keeper.wait(timeout=60)
-    keeper.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _answer(keeper):
-  return json.loads(keeper.stdout.readline())
-
-
-def _children(parent):
-  found = []
-  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    with contextlib.suppress(OSError):
-      fields = path.read_text().rpartition(")")[2].split()
-      if int(fields[1]) == parent:
-        found.append(int(path.parent.name))
-  return found
-
-
-def _command(process):
-  with contextlib.suppress(OSError):
-    return pathlib.Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
-  return ""
 
 
 def _until(check, seconds=600):
@@ -222,35 +190,3 @@ def wait_for_files(process, folder, pattern, count):
     return len(list(pathlib.Path(folder).rglob(pattern))) >= count
 
   _until(written)
-
-
-def _main(folder):
-  from ray.cluster_utils import Cluster
-
-  options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _MEMORY}
-  with reserved() as port:
-    made = Cluster(
-      initialize_head=True,
-      head_node_args={
-        **options,
-        "include_dashboard": False,
-        "temp_dir": folder,
-        "ray_client_server_port": port,
-      },
-    )
-
-  def tell(node):
-    print(node.all_processes["raylet"][0].process.pid, flush=True)
-
-  print(json.dumps(made.address), flush=True)
-  print(json.dumps(f"ray://{made.address.rpartition(':')[0]}:{port}"), flush=True)
-  tell(made.head_node)
-  for _ in range(_NODES - 1):
-    tell(made.add_node(**options))
-  for _ in sys.stdin:
-    tell(made.add_node(**options))
-  made.shutdown()
-
-
-if __name__ == "__main__":
-  _main(*sys.argv[1:])

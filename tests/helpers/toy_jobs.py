@@ -10,7 +10,7 @@ import pytest
 
 from vmsst import errors
 from vmsst.io import manifest
-from vmsst.jobs import engines, job
+from vmsst.jobs import job
 
 
 def square(path, number):
@@ -58,7 +58,7 @@ def interrupted(folder, inputs):
     run(work, 4, fail_at_2)
 
 
-class Elsewhere(engines.Engine):
+class Elsewhere:
   """An engine whose workers see other files, or whose files are seen late."""
 
   in_process = this_machine = False

@@ -4,12 +4,9 @@ Nothing else changes, within limits of time and memory.
 """
 
 import gzip
-import io
 import json
 import pickle
 import re
-import tarfile
-import zipfile
 
 import benchmark_trees
 import entry_points
@@ -27,7 +24,7 @@ from vmsst.evaluation import benchmarks, results_files
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import tensors
-from vmsst.io import archives, line_spans, text_fields, text_files
+from vmsst.io import text_files
 from vmsst.opus import releases
 
 PAIRS = [("Hallo Welt", "hello world"), ("Wie geht’s?", "how are you?"), ("ja <3", "yes & no")]
@@ -45,7 +42,6 @@ RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"st
   "failed": {}, "benchmarks": {"tatoeba": {"title": "Tatoeba", "summary": {"average": 90.5},
     "missing": ["fra"], "seconds": {"embed": 1.5}, "data": {"digest": "0"}, "options": {},
     "results": [{"name": "deu", "languages": ["deu", "eng"], "metrics": {"average": 90}}]}}}"""
-CONTENT = b"".join(b"%d\n" % i for i in range(900))
 
 
 def bitext(folder):
@@ -69,31 +65,14 @@ def all_benchmarks(folder):
 
 
 def questions(folder):
-  for span in line_spans.cut([str(folder / "a.jsonl")], 2).spans:
+  for span in text_files.cut([str(folder / "a.jsonl")], 2).spans:
     list(files.parsed(span.read(), questions_lib.Question, span.name, span.first))
 
 
 def texts(folder):
   input_texts.as_list(folder / "x.txt")
   for kind, key in (("tsv", "2"), ("jsonl", "text")):
-    list(text_fields.read_texts(str(folder / f"x.{kind}"), key))
-
-
-def unpack(folder):
-  (path,) = folder.glob("a.*")
-  found = archives.unpack(path, folder / "out", lambda x: x if ".txt" in x else None, 1 << 20)
-  assert all(each.is_file() for each in found)
-
-
-def archive_files():
-  members = {"top/x.txt": CONTENT, "top/deep/y.txt": b"y\n", "top/z.bin": b"z"}
-  stream = io.BytesIO()
-  with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
-    for name, content in members.items():
-      info = tarfile.TarInfo(name)
-      info.size, info.pax_headers = len(content), {"comment": "x" * 30}
-      tar.addfile(info, io.BytesIO(content))
-  return {"a.zip": opus_tree.zipped(members), "a.tgz": stream.getvalue()}
+    list(text_files.read_texts(str(folder / f"x.{kind}"), key))
 
 
 def readers_of_data(folder):
@@ -115,12 +94,11 @@ def readers_of_data(folder):
     Reader("texts", {"x.txt": SIDES[0], "x.tsv": TSV, "x.jsonl": b'{"text": "a"}\n' * 2}, texts),
     Reader("results", {"results.json": RESULTS},
       lambda folder: results_files.read_results(folder / "results.json")),
-    *(Reader(name, {name: content}, unpack) for name, content in archive_files().items()),
   ]  # fmt: skip
 
 
 SMALL = (
-  "bitext", "opus releases", "benchmarks", "questions", "texts", "results", "a.zip", "a.tgz",
+  "bitext", "opus releases", "benchmarks", "questions", "texts", "results",
   "SentencePiece model", "tokenizer.json", "vectors",
 )  # fmt: skip
 LARGE = (
@@ -143,32 +121,12 @@ def test_damaged_files_are_read_or_refused(name, times, readers, tmp_path):
   trials.check(readers[name], times * (24 if name in SMALL else 8), tmp_path, seed=times)
 
 
-def compressed(content):
-  stream = io.BytesIO()
-  with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr("x/data.pkl", content)
-    archive.writestr("x/version", b"3\n")
-  return stream.getvalue()
-
-
-def deep_name():
-  import torch
-
-  name, stream = ("x",), io.BytesIO()
-  for _ in range(22):
-    name = (name, name)
-  torch.save({name: torch.zeros(1)}, stream)
-  return stream.getvalue()
-
-
 CODE = pickle.dumps({"a": entry_points.Touch()})
 # The file that is refused, its content, and the message.
 REFUSED = {
   "one line of 80 MB in 80 kB": (
     "x.gz", lambda: gzip.compress(bytes(1 << 22)) * 20, "longer than 64 MB"),
   "a pickle": ("x.pt", lambda: CODE, ""),
-  "a compressed pickle": ("x.pt", lambda: compressed(CODE), ""),
-  "a name of 2^22 parts": ("x.pt", deep_name, ""),
 }  # fmt: skip
 
 
@@ -195,8 +153,6 @@ def test_files_that_grow_or_run_code_are_refused(name, tmp_path, monkeypatch):
   ("reader", "file", "changes"),
   [
     ("vmsst.load of a safetensors export", "encoder.json", {"num_encoder_layers": 1 << 70}),
-    ("vmsst.load of a safetensors export", "encoder.json", {"relpos_buckets": 4 * 10**9}),
-    ("import mt5", "config.json", {"num_layers": 10**9}),
     ("import encoder", "config.json", {"num_hidden_layers": 10**9}),
   ],
 )

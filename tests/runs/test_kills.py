@@ -87,7 +87,7 @@ IMPORTS = [
   "vmsst.mining.hard_negative_mining",
   "vmsst.mining.text_search",
   "vmsst.search.device_search",
-  "vmsst.cli.embedding",
+  "vmsst.cli.vector_jobs",
   "vmsst.search.faiss_index",
 ]
 # Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
@@ -104,7 +104,7 @@ PARTS = {
   ),
   "embed": (
     "embed run source.txt OUT",
-    {"vmsst.cli.embedding._SPAN_LINES": 80},
+    {"vmsst.cli.vector_jobs._SPAN_LINES": 80},
     (8, [200, 1500]),
   ),
 }

@@ -128,7 +128,7 @@ JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
 import vmsst.encoder.encoder, vmsst.encoder.loading
-import vmsst.search.device_search, vmsst.cli.embedding
+import vmsst.search.device_search, vmsst.cli.vector_jobs
 from vmsst import cli
 from vmsst import storage
 import vmsst.mining.bitext_mining

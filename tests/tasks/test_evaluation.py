@@ -161,7 +161,7 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
-  with pytest.raises(errors.InputError, match=r"benchmark sts: no file or folder "):
+  with pytest.raises(errors.InputError, match=r"benchmark sts: no folder "):
     evaluation.suite(str(small_root), BYTES, benchmarks=["tatoeba", "sts"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)

@@ -14,9 +14,8 @@ from vmsst import errors
     (errors.as_integer, [1, np.int64(7)], [0, np.int64(-1), 2.5, float("nan"), "9", True, None]),
     (lambda name, x: errors.as_integer(name, x, minimum=0, maximum=3), [0, 3], [-1, 4, 10**30]),
     (lambda name, x: errors.check_choice(name, x, ("a", "b")), ["a"], ["c", None]),
-    (errors.check_positive, [0.1, 3], [0, -1.0, float("inf"), float("nan"), "1", True]),
-    (errors.check_not_negative, [0, 0.1], [-1, float("nan"), float("inf"), None]),
-    (errors.check_rate, [0, 0.99], [-0.1, 1, float("nan"), "0.1", False]),
+    (lambda name, x: errors.check_number(name, x, "(0, inf)"), [0.1, 3], [0, float("inf"), True]),
+    (lambda name, x: errors.check_number(name, x, "[0, 1)"), [0, 0.99], [-0.1, 1, "0.1", False]),
   ],
 )
 def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):
@@ -32,31 +31,11 @@ def test_bad_values_are_reported_with_the_name_of_the_option(check, good, bad):
   [
     ("https://me:pa@ss@host/x: no", "https://***@host/x: no"),
     ("'http://token@host:80/x'", "'http://***@host:80/x'"),
-    ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
     ("s3://key:sec/r+et@bucket/x: no", "s3://***@bucket/x: no"),
-    (
-      "https://host/x;token=4f;b=2 and /x?a;sig=4f",
-      "https://host/x;token=***;b=2 and /x?a;sig=***",
-    ),
-    ("https://host/x?a=1&X-Amz-Signature=4f%2B&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
-    (
-      "https://h/x?sig=4f or https://h/y?access_token=4f",
-      "https://h/x?sig=*** or https://h/y?access_token=***",
-    ),
+    ("https://host/x;token=4f;b=2 and /x?sig=4f", "https://host/x;token=***;b=2 and /x?sig=***"),
     (f"the token hf_{'aB3' * 11} is unknown", "the token *** is unknown"),
-    # No credentials: a branch, a container of Azure, variables of the environment.
-    *[
-      (text, text)
-      for text in (
-        "https://huggingface.co/me/x@v2",
-        "abfs://box@store.windows.net/x",
-        "HF_HUB_OFFLINE is set",
-        "me@host: ssh failed",
-        "gs://bucket/a@b:c",
-        "https://host/x?rows=3",
-        "http://host:9000/bucket/x@v2",
-      )
-    ],
+    ("gs://box/a@b:c, http://host:9000/x@v2", "gs://box/a@b:c, http://host:9000/x@v2"),
+    ("HF_HUB_OFFLINE, https://host/x?rows=3", "HF_HUB_OFFLINE, https://host/x?rows=3"),
   ],
 )
 def test_messages_do_not_repeat_credentials(text, shown):

@@ -207,32 +207,23 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
   [
     ({"objective": "distillation"}, "requires a teacher"),
     ({"teacher": "x"}, "'contrastive' has no teacher; give one for distillation and soft_contra"),
-    ({"objective": "distillation", "teacher": "x", "negatives": 1}, "no hard negatives"),
     ({"pairs": ["one text"]}, "no file matches '.*one text'"),
     ({"pairs": [("a", "b"), "one text"]}, "pair 1 of pairs is 'one text'"),
-    ({"pairs": [{"text": "a", "other": "b", "score": 0.5}]}, "pair 0 of pairs: .*'score': '0.5'"),
     ({"pairs": [{"x": "a", "y": "b", "z": "c"}]}, "pair 0 of pairs has 3 texts, not 2"),
     ({"pairs": [{"x": "a", "y": "b"}, {"x": "a"}]}, "pair 1 of pairs: 'y' has no text"),
-    ({"pairs": [{"a", "b"}]}, "pair 0 of pairs is "),
-    ({"pairs": [("a", "b", "c")]}, "has 3 texts, not 2; give the number of hard"),
-    ({"pairs": []}, "pairs is empty"),
     ({"eval_every": 0}, "eval_every is 0; set it to an integer of 1 or more"),
-    ({"patience": 0}, "patience is 0; set it to an integer of 1 or more"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; set it to a positive number"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; set it to a number in"),
     ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev": [("a", "b", "c")]}, "pair 0 of dev has 3 texts"),
-    ({"pairs": ["label.tsv", "semicolon.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
-    ({"pairs": "semicolon.tsv"}, "semicolon.tsv:1: no TAB in 'a;b', where 2 columns are expected"),
+    ({"pairs": ["label.tsv"]}, "label.tsv:1 has 3 texts, not 2"),
     ({"pairs": "gs://bucket/x.tsv"}, "a file of pairs cannot be in an object store"),
-    ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
     ({}, "out has files that this command did not write; give another folder"),
   ],
 )
 def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "label.tsv").write_text("a\tb\t0\n")
-  (tmp_path / "semicolon.tsv").write_text("a;b\n")
   given = {"encoder": source, "pairs": pairs_of(0, 9), "output": tmp_path / "out", **options}
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "report.md").write_text("of the user")

@@ -4,9 +4,9 @@
 instant.
 """
 
-from vmsst.jobs import signals
+from vmsst.jobs import command_process
 
-with signals.default_interrupt():
+with command_process.default_interrupt():
   import argparse
   import logging
   from collections.abc import Sequence
@@ -14,9 +14,7 @@ with signals.default_interrupt():
   import vmsst
   from vmsst.arrays import devices
   from vmsst.cli import data, evaluation, models, texts
-  from vmsst.cli.command import Command, Parser
-  from vmsst.io import watchdog
-  from vmsst.jobs import command_process
+  from vmsst.cli.command import Command, summary
 
 
 def gin_dir() -> None:
@@ -45,7 +43,7 @@ _GROUPS = {
 
 def build_parser() -> argparse.ArgumentParser:
   """Returns the parser of all `COMMANDS`."""
-  parser = Parser(
+  parser = argparse.ArgumentParser(
     prog="vmsst",
     description="Train, evaluate and use multilingual sentence encoders.",
     epilog="Files and folders can be local, or in an object store (gs:// or s3://).",
@@ -55,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
   levels[()] = parser.add_subparsers(required=True, metavar="COMMAND")
   for words, help in {
     **_GROUPS,
-    **{words: command.help for words, command in COMMANDS.items()},
+    **{words: summary(command.function) for words, command in COMMANDS.items()},
   }.items():
     child = levels[words[:-1]].add_parser(words[-1], help=help, description=f"{help}.")
     if words in _GROUPS:
@@ -69,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line, by default that of the process; returns its exit status."""
-  with command_process.CommandProcess("vmsst", owns_process=argv is None) as process:
+  with command_process.process("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
@@ -79,6 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       logging.basicConfig(format="vmsst: note: %(message)s")
     devices.enable_compilation_cache()
     progress = progress_bar.shown("nowhere" if args.quiet else "anywhere")
-    with progress, watchdog.watching(_PATIENCE):
+    with progress, progress_bar.watchdog(_PATIENCE):
       args.command(args)
   return process.status

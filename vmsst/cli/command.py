@@ -8,20 +8,26 @@ dataclass stands for its fields, the options that several commands share.
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
 import os
+import pathlib
 import re
+import shutil
+import sys
+import tempfile
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from vmsst import errors, storage
 from vmsst.io import text_files
 from vmsst.jobs import outputs
+
+if TYPE_CHECKING:
+  from vmsst.jobs.engines import Engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +113,12 @@ class Command:
     parameters = inspect.signature(self.function).parameters.items()
     return [x.replace(annotation=self.types.get(name, x.annotation)) for name, x in parameters]
 
-  @property
-  def help(self) -> str:
-    """What the command does, in one line."""
-    return _summary(self.function)
-
   def declare(self, parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     options: list[tuple[Any, Any, inspect.Parameter]] = []
     for parameter in self.parameters:
       if dataclasses.is_dataclass(shared := parameter.annotation):
-        group = parser.add_argument_group(_summary(shared))
+        group = parser.add_argument_group(summary(shared))
         fields = inspect.signature(cast(Any, shared)).parameters.values()
         options += [(group, shared, field) for field in fields]
       else:
@@ -147,7 +148,7 @@ class Command:
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for parameter in self.parameters:
-      role = _argument(parameter.annotation).role
+      role = _parsed(parameter.annotation)[1].role
       if role and (value := values[parameter.name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
@@ -165,31 +166,7 @@ class Command:
       print(self.message.format(**values))
 
 
-class Parser(argparse.ArgumentParser):
-  """A parser that accepts every negative number as a value, and suggests what was meant."""
-
-  def __init__(self, *args: Any, **options: Any):
-    super().__init__(*args, **options)
-    self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
-
-  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-    """Parses arguments; unknown ones are an error of the subcommand, which knows its options."""
-    parsed, unknown = super().parse_known_args(args, namespace)
-    if unknown:
-      self.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return parsed, unknown
-
-  def error(self, message: str) -> NoReturn:
-    """Exits with a message."""
-    near: list[str] = []
-    if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-      near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
-    elif wrong := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-      near = difflib.get_close_matches(wrong[1], self._option_string_actions, 1)
-    super().error(f"{message}; did you mean {near[0]}?" if near else message)
-
-
-def _summary(documented: Any) -> str:
+def summary(documented: Any) -> str:
   """Returns the first line of a docstring."""
   return (inspect.getdoc(documented) or "").partition("\n")[0].rstrip(".")
 
@@ -206,26 +183,20 @@ def _descriptions(documented: Any) -> dict[str, str]:
   return descriptions
 
 
-def _without_none(hint: Any) -> Any:
-  """Returns X for X | None."""
+def _parsed(hint: Any) -> tuple[Any, Argument]:
+  """Returns a type without `None`, and how it is parsed: it, or the items of a list or tuple."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
-  return hint
-
-
-def _argument(hint: Any) -> Argument:
-  """Returns how a type is parsed: a plain or annotated one, or a list or tuple of it."""
-  hint = _without_none(hint)
-  if typing.get_origin(hint) in (list, tuple, Sequence):
-    return _argument(typing.get_args(hint)[0])
-  if typing.get_origin(hint) is Annotated:
-    return hint.__metadata__[0]
-  return _PLAIN.get(hint, _PLAIN[str])
+  is_several = typing.get_origin(hint) in (list, tuple, Sequence)
+  item = typing.get_args(hint)[0] if is_several else hint
+  if typing.get_origin(item) is Annotated:
+    return hint, item.__metadata__[0]
+  return hint, _PLAIN.get(item, _PLAIN[str])
 
 
 def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str, Any]:
   """Returns the settings of `add_argument` for a parameter."""
-  hint, argument = _without_none(parameter.annotation), _argument(parameter.annotation)
+  hint, argument = _parsed(parameter.annotation)
   default = None if parameter.default is parameter.empty else parameter.default
   text = description or argument.help
   if default not in (None, ()) and default is not False and "(default" not in text:
@@ -245,3 +216,170 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
   elif optional:
     settings["nargs"] = "?"
   return settings
+
+
+# --------------------------------------------------------------------------------------------
+# Options that several commands share, and their standard input and output
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workers:
+  """Parallel work, with the same results.
+
+  Attributes:
+    engine: Processes on this machine, or a Ray cluster, whose workers must see the same files
+      (default: local).
+    workers: Processes on this machine (default: one per core), or Ray tasks at a time (default: as
+      many as the cluster has room for).
+    ray_address: Ray cluster: HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this
+      machine, or a new one on this machine).
+  """
+
+  engine: Literal["local", "ray"] | None = None
+  workers: Positive | None = None
+  ray_address: Annotated[str, Argument("ADDRESS")] | None = None
+  gpus_per_worker: ClassVar[int | None] = None
+  default_workers: ClassVar[int] = os.cpu_count() or 1
+  has_model: ClassVar[bool] = False
+
+  def chosen(self) -> "Engine":
+    """Returns the engine that the options name.
+
+    Raises:
+      InputError: an option does not apply to the engine.
+    """
+    from vmsst.jobs import engines
+
+    if self.engine == "local" and self.ray_address:
+      raise errors.InputError("--ray-address does not apply to --engine local; omit it")
+    gpus = self.gpus_per_worker or 0
+    if self.engine == "ray" or self.ray_address:
+      engine: Engine = engines.Ray(self.ray_address, self.workers, gpus)
+    else:
+      engine = engines.Local(self.workers or self.default_workers, gpus)
+    if self.has_model and not engine.in_process:  # This process needs no accelerator.
+      import jax
+
+      jax.config.update("jax_platforms", "cpu")
+    return engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuWorkers(Workers):
+  """Parallel work, with the same results.
+
+  Attributes:
+    workers: Processes on this machine (default: 1), or Ray tasks at a time (default: as many as
+      the cluster has room for).
+    gpus_per_worker: GPUs of each worker (default: local workers share all devices, Ray workers have
+      none).
+  """
+
+  gpus_per_worker: Positive | None = None  # type: ignore[misc]
+  default_workers: ClassVar[int] = 1
+  has_model: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backend:
+  """Encoding.
+
+  Attributes:
+    backend: jax, or onnx, which is faster on CPUs and computes in float32 (default: jax on
+      accelerators, onnx on CPUs if ONNX Runtime is installed).
+    prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
+      of documents in embed, that of queries in search, else the encoder's default).
+    prompt: Text before every text.
+    compute_dtype: Compute dtype (default: as in training).
+  """
+
+  backend: Literal["auto", "jax", "onnx"] = "auto"
+  prompt_name: Annotated[str, Argument("NAME")] | None = None
+  prompt: Annotated[str, Argument("TEXT")] | None = None
+  compute_dtype: Literal["float32", "bfloat16"] | None = None
+
+  def open(
+    self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
+  ) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
+    """Returns an encoder's name, the encoder, and what opens it in another process.
+
+    Args:
+      path: Path of the encoder.
+      role: What its texts are, whose prompt is used if no other is given.
+      **how: Further options of `loading.open_encoder`.
+    """
+    from vmsst.encoder import loading
+    from vmsst.formats import tokenizers
+
+    if self.prompt is not None and self.prompt_name is not None:
+      raise errors.InputError("--prompt and --prompt-name are both given; omit one")
+    how |= {"backend": self.backend, "dtype": self.compute_dtype}
+    prompt = self.prompt
+    name, encoder = loading.open_encoder(path, **how)
+    prompts = getattr(encoder, "prompts", {})
+    if self.prompt_name is not None:
+      if self.prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
+      prompt = prompts[self.prompt_name]
+    elif prompt is None and role:
+      prompt = tokenizers.role_prompt(prompts, role)
+    if prompt:
+      print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
+    load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
+    return name, loading.with_prompt(encoder, prompt), load
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batches(Backend):
+  """Encoding.
+
+  Attributes:
+    batch_size: Sentences per batch.
+  """
+
+  batch_size: Positive = 128
+
+
+@contextlib.contextmanager
+def local_file(path: str) -> Iterator[str]:
+  """Yields the path, or for "-" that of a temporary file with the content of standard input."""
+  if path != "-":
+    yield path
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    kept = pathlib.Path(folder, "standard input")
+    with kept.open("wb") as stream:
+      shutil.copyfileobj(sys.stdin.buffer, stream)
+    with storage.naming(str(kept), kept.name):
+      yield str(kept)
+
+
+def is_streamed(output: str) -> bool:
+  """Returns whether an output is standard output, a device or a pipe, which cannot be replaced."""
+  return output == outputs.STANDARD or (not storage.is_url(output) and outputs.is_stream(output))
+
+
+@contextlib.contextmanager
+def file_to_write(output: str) -> Iterator[str]:
+  """Yields the path of a file; its content goes to the output at the end if that is a stream."""
+  if not is_streamed(output):
+    yield output
+    return
+  with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
+    yield os.path.join(folder, "output")
+    with open(os.path.join(folder, "output"), encoding="utf-8", newline="\n") as lines:
+      write_lines((line.removesuffix("\n") for line in lines), output)
+
+
+def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
+  """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
+  if output != outputs.STANDARD:
+    with outputs.atomic_text(output) as stream:
+      stream.writelines(f"{line}\n" for line in lines)
+    return
+  for line in lines:
+    with outputs.naming("standard output"):
+      sys.stdout.buffer.write(f"{line}\n".encode())
+  with outputs.naming("standard output"):
+    sys.stdout.buffer.flush()

@@ -16,8 +16,8 @@ from vmsst.cli.command import (
   OutputFile,
   OutputFolder,
   Positive,
+  Workers,
 )
-from vmsst.cli.shared_options import Workers
 
 Name = Annotated[str, Argument("NAME")]
 """A name."""

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Backend,
   Command,
   Encoder,
+  GpuWorkers,
   InputFile,
   InputFolder,
   Language,
   OutputFolder,
   Positive,
 )
-from vmsst.cli.shared_options import Backend, GpuWorkers
 
 if TYPE_CHECKING:
   from vmsst.evaluation.results_files import Results
@@ -72,7 +73,7 @@ def evaluate(
 
   if list:
     for each in benchmarks.BENCHMARKS.values():
-      places = ", ".join(f"ROOT/{folder}" for folder in each.files.paths)
+      places = ", ".join(f"ROOT/{folder}" for folder in each.files.folders)
       print(f"{each.name}: {each.title}\n  {places}: {each.files.layout}\n")
     print("`vmsst data download evaluation --list` shows where the files come from.")
     return

@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from vmsst import errors, languages, storage
-from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, results_files, suite
-from vmsst.io import checksums, input_files, manifest
+from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job, outputs
 
 
@@ -26,7 +25,7 @@ class Data:
   def __init__(self, root: str | None):
     """Takes the data root."""
     self.root = storage.path(root or "")
-    self._checksum = functools.cache(lambda path, version: checksums.of_file(path))
+    self._checksum = functools.cache(lambda path, version: input_files.sha256(path))
     self._digests: dict[str, str] = {}
 
   def digest(self, benchmark: suite.Benchmark) -> str:
@@ -62,8 +61,7 @@ class JobEmbedder(embedder.Embedder):
     keep: bool = False,
   ) -> Iterator[embedder.Arrays]:
     """See `embedder.Embedder`."""
-    local = self._engine.in_process
-    if local and not keep:
+    if self._engine.in_process and not keep:
       yield from super().map(title, prepare, compute, parts)
       return
     named = [
@@ -75,8 +73,7 @@ class JobEmbedder(embedder.Embedder):
       )
       for part in parts
     ]
-    with encoding.using(self.source, self._encoder) if local else contextlib.nullcontext():
-      self._job.run(title, functools.partial(_save, compute), named, self._engine, prepare)
+    self._job.run(title, functools.partial(_save, compute), named, self._engine, prepare)
     for part in named:
       with storage.open_binary(self._job.path(part.name)) as stream:
         yield dict(np.load(stream, allow_pickle=False))

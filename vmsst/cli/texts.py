@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Batches,
   Command,
   Encoder,
+  GpuWorkers,
   InputFolder,
   Language,
   OutputFile,
@@ -17,17 +19,12 @@ from vmsst.cli.command import (
   Positive,
   Text,
   Vectors,
-)
-from vmsst.cli.shared_options import (
-  Batches,
-  Computing,
-  GpuWorkers,
   file_to_write,
   is_streamed,
   local_file,
   write_lines,
 )
-from vmsst.io import text_fields, text_files
+from vmsst.io import text_files
 from vmsst.jobs import outputs
 
 Field = Annotated[str, Argument("NUMBER|KEY")]
@@ -43,7 +40,7 @@ def embed(
   language: Language | None = None,
   dtype: Literal["float32", "float16"] = "float32",
   dimensions: Positive | None = None,
-  computing: Computing,
+  computing: Batches,
   engine: GpuWorkers,
 ) -> None:
   """Write an encoder's vectors of a text file, one per line.
@@ -58,26 +55,28 @@ def embed(
     dtype: Storage dtype of the vectors.
     dimensions: Store the first N dimensions only (default: all).
   """
-  from vmsst.cli import embedding
+  from vmsst.cli import vector_jobs
 
   chosen = engine.chosen()
-  fields = {field or text_fields.default_field(path) for path in file}
+  fields = {field or text_files.default_field(path) for path in file}
   if len(fields) > 1:
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
   name, model, load = computing.open(encoder, role="document")
-  options: dict[str, Any] = {
-    "field": fields.pop(),
-    "language": language,
-    "dtype": dtype,
-    "dimensions": dimensions,
-    "batch_size": computing.batch_size,
-  }
   with contextlib.ExitStack() as stack:
-    paths = [stack.enter_context(local_file(path)) for path in file]
-    count, width = embedding.embed(
-      model, paths, out, name=name, engine=chosen, load=load, **options
+    count, width = vector_jobs.embed(
+      model,
+      [stack.enter_context(local_file(path)) for path in file],
+      out,
+      name=name,
+      field=fields.pop(),
+      language=language,
+      dtype=dtype,
+      dimensions=dimensions,
+      batch_size=computing.batch_size,
+      engine=chosen,
+      load=load,
     )
   print(f"{out}: {count:,} vectors of width {width}")
 
@@ -92,7 +91,7 @@ def score(
   per_token: bool = False,
   fields: tuple[Field, Field] | None = None,
   languages: tuple[Language, Language] | None = None,
-  computing: Computing,
+  computing: Batches,
 ) -> None:
   """Score each pair of two aligned texts by cosine or likelihood.
 
@@ -107,7 +106,7 @@ def score(
       source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
     languages: Languages of both texts, for encoders that require them.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.encoder import loading
   from vmsst.mining import bitext_mining
 
@@ -122,9 +121,9 @@ def score(
     if fields:
       chosen: list[str | None] = [*fields]
     elif target:
-      chosen = [text_fields.default_field(path) for path in paths]
+      chosen = [text_files.default_field(path) for path in paths]
     else:
-      chosen = [text_fields.default_field(paths[0], side) for side in (1, 2)]
+      chosen = [text_files.default_field(paths[0], side) for side in (1, 2)]
     if by == "cosine":
       name, model, _ = computing.open(encoder)
       scorer = bitext_mining.by_cosine(model, name, computing.batch_size)
@@ -133,7 +132,7 @@ def score(
       scorer = bitext_mining.by_likelihood(translator, per_token, computing.batch_size)
     left, right = map(bitext_mining.TextColumn, paths, chosen, languages or (None, None))
     with file_to_write(output) as place:
-      count = searches.score(scorer, left, right, place)
+      count = vector_jobs.score(scorer, left, right, place)
   if output != outputs.STANDARD:
     print(f"{output}: scores of {count:,} pairs by {by}")
 
@@ -155,9 +154,9 @@ def index(
       OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
       vectors).
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
 
-  built = searches.build_index(vectors, index, factory=factory, engine=engine.chosen())
+  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.chosen())
   print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
 
 
@@ -209,7 +208,7 @@ def mine(
     gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
       with the best F1.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.jobs import job
   from vmsst.mining import bitext_mining
   from vmsst.search import faiss_index, vector_store
@@ -224,16 +223,16 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
-    from vmsst.cli import embedding
+    from vmsst.cli import vector_jobs
 
     name, model, load = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
-      embedding.embed(
+      vector_jobs.embed(
         model,
         [path],
         folder,
         name=name,
-        field=text_fields.default_field(path),
+        field=text_files.default_field(path),
         language=language,
         batch_size=computing.batch_size,
         engine=chosen,
@@ -248,11 +247,11 @@ def mine(
     faiss_index.open_index(folder, text.vectors)
     for folder, text in zip(index or (), texts, strict=False)
   ]
-  inputs = dict(zip(("source", "target"), map(searches.describe, texts), strict=True))
+  inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
   # Finished blocks do not depend on other options.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
-    search = searches.resumable_search(work, chosen)
+    search = vector_jobs.resumable_search(work, chosen)
     if not all(index.exact for index in opened):
       search = faiss_index.index_search(opened[0], opened[1])
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
@@ -293,7 +292,7 @@ def search(
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
-  from vmsst.cli import searches
+  from vmsst.cli import vector_jobs
   from vmsst.mining import text_search
   from vmsst.search import faiss_index, vector_store
 
@@ -313,7 +312,7 @@ def search(
       )
     logging.getLogger(__name__).warning("%s: %s", searched.vectors.folder, differences)
   with local_file(queries) as path, file_to_write(output) as place:
-    searches.search(
+    vector_jobs.search(
       model,
       path,
       searched,

@@ -21,7 +21,7 @@ from xml.parsers import expat
 
 from vmsst import errors, languages
 from vmsst.data import dataset_shards
-from vmsst.io import archives, input_files, text_fields, text_files
+from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
 _GRADES = {"label", "score"}  # even if they are texts, such as "0" or "relevant"
@@ -184,7 +184,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   A column of scores before the pair, as `vmsst mine` writes it, becomes the grade of each row (see
-  `text_fields.begin_with_scores`), or else the column after the texts does. Further columns are
+  `text_files.begin_with_scores`), or else the column after the texts does. Further columns are
   ignored. A policy that stops also requires the same number of columns on every line. It skips
   empty lines.
 
@@ -194,7 +194,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
   expected = 0
   number = 0
   try:
-    scores = int(text_fields.begin_with_scores(policy.lines(path)))
+    scores = int(text_files.begin_with_scores(policy.lines(path)))
     width = scores + 2 + negatives
     for number, line in enumerate(policy.lines(path), 1):
       if isinstance(line, archives.BadLine):
@@ -204,7 +204,7 @@ def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Ro
         continue
       columns = line.split("\t")
       expected = expected or max(len(columns), width)
-      scored = not scores or text_fields.is_number(columns[0])
+      scored = not scores or text_files.is_number(columns[0])
       same = len(columns) == expected or not policy.stops
       if not scored or not same or len(columns) < width:
         score, why = ("score TAB ", ", since column 1 has numbers") if scores else ("", "")

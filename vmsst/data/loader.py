@@ -244,7 +244,7 @@ def epoch_steps(
   Raises:
     InputError: an argument is invalid, or the data does not count its pairs.
   """
-  errors.check_positive("epochs", epochs)
+  errors.check_number("epochs", epochs, "(0, inf)")
   errors.as_integer("batch_size", batch_size)
   pairs = seqio.get_mixture_or_task(mixture_or_task_name).num_input_examples(split)
   if not pairs:

@@ -7,7 +7,7 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 |---|---|---|
 | Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
 | TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for; or, as |
-| | | `vmsst mine` writes it, score TAB source TAB target: see `text_fields.begin_with_scores` |
+| | | `vmsst mine` writes it, score TAB source TAB target: see `text_files.begin_with_scores` |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
 | | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
@@ -25,7 +25,7 @@ from typing import cast
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import dataset_shards, formats
-from vmsst.io import checksums, manifest
+from vmsst.io import input_files, manifest
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
@@ -61,7 +61,7 @@ def digest(bitext: BitextFile) -> str:
   how = []
   if bitext.format in ("tmx", "jsonl"):  # whose texts are chosen by their languages or fields
     how = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
-  return manifest.digest([checksums.of_file(path) for path in bitext.paths], how)
+  return manifest.digest([input_files.sha256(path) for path in bitext.paths], how)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:

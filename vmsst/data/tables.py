@@ -24,7 +24,7 @@ from absl import logging
 from vmsst import errors, storage
 from vmsst.data import dataset_shards, readers
 from vmsst.data.readers import BitextFile
-from vmsst.io import manifest, npy_files
+from vmsst.io import array_files, manifest
 from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
@@ -274,7 +274,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
   path = vectors_path(folder, bitext)
   local = storage.cached_copy(path)
   with storage.naming(local, path):
-    return npy_files.open_mapped(local, ("lines", 2, "width"))
+    return array_files.open_mapped(local, ("lines", 2, "width"))
 
 
 def vectors_path(folder: str, bitext: BitextFile) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vmsst import arrays, errors
 from vmsst.data import word_splitting
 from vmsst.data.word_splitting import Languages
-from vmsst.io import input_files, text_fields, text_files
+from vmsst.io import input_files, text_files
 
 if TYPE_CHECKING:
   from vmsst.languages import Language
@@ -333,7 +333,7 @@ def train_vocabulary(
     """Yields the sentences that are not blank."""
     for name, texts in files.items():
       for sentence in texts:
-        if not text_fields.is_blank(sentence[0]):
+        if not text_files.is_blank(sentence[0]):
           counts[name] += 1
           yield sentence
 

@@ -22,7 +22,7 @@ import msgspec
 
 from vmsst import errors, storage
 from vmsst.downloads import fetch
-from vmsst.io import archives, checksums, input_files
+from vmsst.io import archives, input_files
 from vmsst.jobs import outputs
 
 ALL = "all"
@@ -244,7 +244,7 @@ def _download(
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
       paths.append(root / to)
-  digests = {path.relative_to(root).as_posix(): checksums.of_file(path) for path in paths}
+  digests = {path.relative_to(root).as_posix(): input_files.sha256(path) for path in paths}
   outputs.write_json(_note(chosen, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
@@ -294,7 +294,7 @@ def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] |
     return None
   digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
   for path, digest in digests.items():
-    if not storage.is_file(path) or checksums.of_file(path) != digest:
+    if not storage.is_file(path) or input_files.sha256(path) != digest:
       return None
   return [*digests]
 

@@ -37,6 +37,10 @@ _FULL_WIDTH = 64
 _WORTHWHILE = 2048
 
 
+Batch = tuple[np.ndarray, np.ndarray]
+"""Indices of sentences [B], and their tokens, int32 [R, T], R >= B; rows after B are padding."""
+
+
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """Returns the fastest backend that computes a network on this machine with the same precision.
 
@@ -125,7 +129,6 @@ class CpuBackend:
   Attributes:
     params: The parameters of the network, a tree.
     in_flight: Batches to start before the first result is needed.
-    batches: Divides token ids into batches.
     process: Id of the process that computes.
   """
 
@@ -150,7 +153,6 @@ class CpuBackend:
     limit = os.environ.get("OMP_NUM_THREADS", "")
     self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
     self.in_flight = 2 * self._threads
-    self.batches = functools.partial(tight_batches, tokens=_BATCH_TOKENS)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="vmsst")
 
   @functools.cached_property
@@ -163,12 +165,12 @@ class CpuBackend:
     model, weights = graph.without_weights(onnx.OUTPUT)
     # ONNX Runtime copies weights for every session, but not inputs.
     inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
-    helper = onnx.library().helper
+    helper = graph.library.helper
     for name, array in inputs.items():
       kind = helper.np_dtype_to_tensor_dtype(array.dtype)
       model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
     for name, array in weights.items():
-      onnx.add_weights(model, name, array, location="given")
+      graph.add_weights(model, name, array, location="given")
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     content = model.SerializeToString()
 
@@ -183,6 +185,19 @@ class CpuBackend:
       return lambda feeds: session.run([onnx.OUTPUT], {**feeds, **inputs})[0]
 
     return compiled
+
+  def batches(
+    self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
+  ) -> Iterator[Batch]:
+    """Yields batches of few tokens, as wide as their longest sentences; see `padded_batches`."""
+    del max_length
+
+    def shape(length_N: np.ndarray) -> tuple[int, int, int]:
+      width = max(1, int(length_N[0]))
+      count = min(len(length_N), max(1, min(batch_size, _BATCH_TOKENS // width)))
+      return count, count, width
+
+    return length_batches(ids, shape)
 
   def __reduce__(self) -> Any:
     return new, (ONNX, self._network, jax.tree.map(np.asarray, self.params), None)
@@ -201,12 +216,11 @@ class CpuBackend:
 
 def padded_batches(
   ids: Sequence[Sequence[int]], batch_size: int, max_length: int, multiple: int = 1
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [R, T]), R >= B.
+) -> Iterator[Batch]:
+  """Yields batches of similar lengths, with few shapes.
 
-  T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two, for few shapes. Rows
-  after B are padding. The longest sentences come first: a batch too large for memory fails at once.
-  A batch ends before sentences of at most half its width if that saves much padding.
+  T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two. A batch ends before
+  sentences of at most half its width if that saves much padding.
 
   Args:
     ids: Token ids of every sentence.
@@ -214,57 +228,42 @@ def padded_batches(
     max_length: Most tokens of a sentence.
     multiple: Number that divides R.
   """
-  length_N, order_N = _by_length(ids)
-  start = 0
-  while start < len(ids):
-    width = min(_rounded(int(length_N[order_N[start]])), max_length)
+
+  def shape(length_N: np.ndarray) -> tuple[int, int, int]:
+    width = min(_rounded(int(length_N[0])), max_length)
     most = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
-    index_B = order_N[start : start + most]
-    longer = int(np.searchsorted(-length_N[index_B], -(width // 2)))  # than half the width
-    if longer and (len(index_B) - longer) * width // 2 >= _WORTHWHILE:
-      index_B = index_B[:longer]
-    start += len(index_B)
-    rows = min(_rounded(len(index_B)), most)
-    yield index_B, _padded(ids, index_B, (rows + -rows % multiple, width))
+    count = min(most, len(length_N))
+    longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # than half the width
+    if longer and (count - longer) * width // 2 >= _WORTHWHILE:
+      count = longer
+    rows = min(_rounded(count), most)
+    return count, rows + -rows % multiple, width
+
+  return length_batches(ids, shape)
 
 
-def tight_batches(
-  ids: Sequence[Sequence[int]], batch_size: int, max_length: int, tokens: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields batches of similar lengths as (indices into `ids` [B], tokens int32 [B, T]).
+def length_batches(
+  ids: Sequence[Sequence[int]], shape: Callable[[np.ndarray], tuple[int, int, int]]
+) -> Iterator[Batch]:
+  """Yields batches from the longest to the shortest sentences.
 
-  T is the length of the longest sentence of the batch, at least 1. The longest sentences come
-  first.
+  A batch too large for memory fails at once.
 
   Args:
     ids: Token ids of every sentence.
-    batch_size: Most sentences of a batch.
-    max_length: Most tokens of a sentence; not used.
-    tokens: Most tokens of a batch, padding included, except of a single sentence.
+    shape: Maps the lengths of the remaining sentences, descending, to B, R and T.
   """
-  del max_length
-  length_N, order_N = _by_length(ids)
-  start = 0
+  length_N = np.fromiter(map(len, ids), np.int64, len(ids))
+  order_N = np.argsort(-length_N, kind="stable")
+  length_N, start = length_N[order_N], 0
   while start < len(ids):
-    width = max(1, int(length_N[order_N[start]]))
-    index_B = order_N[start : start + max(1, min(batch_size, tokens // width))]
-    start += len(index_B)
-    yield index_B, _padded(ids, index_B, (len(index_B), width))
-
-
-def _by_length(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the lengths of sentences, and the order from the longest to the shortest."""
-  length_N = np.fromiter((len(x) for x in ids), np.int64, len(ids))
-  return length_N, np.argsort(-length_N, kind="stable")
-
-
-def _padded(
-  ids: Sequence[Sequence[int]], index_B: np.ndarray, shape: tuple[int, int]
-) -> np.ndarray:
-  tokens_RT = np.zeros(shape, np.int32)
-  for row_T, index in zip(tokens_RT, index_B, strict=False):
-    row_T[: len(ids[index])] = ids[index]
-  return tokens_RT
+    count, rows, width = shape(length_N[start:])
+    index_B = order_N[start : start + count]
+    tokens_RT = np.zeros((rows, width), np.int32)
+    for row_T, index in zip(tokens_RT, index_B, strict=False):
+      row_T[: len(ids[index])] = ids[index]
+    yield index_B, tokens_RT
+    start += count
 
 
 def _rounded(size: int) -> int:

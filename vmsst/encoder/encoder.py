@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
+import msgspec
 import numpy as np
 from flax import traverse_util
 
@@ -33,8 +34,7 @@ Language = str | Sequence[str] | None
 _WINDOW = 1 << 16
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedTexts:
+class PreparedTexts(msgspec.Struct, frozen=True):
   """Texts that `Encoder.prepare` has tokenized.
 
   Attributes:
@@ -120,7 +120,8 @@ class Encoder(compatibility.Members):
     if name == "max_length":
       limit = getattr(self._network.config, "max_tokens", None)
       value = errors.as_integer(name, value, maximum=limit)
-      vars(self).pop("tokenizer", None)
+      for name_of_cached in ("tokenizer", "digest"):
+        vars(self).pop(name_of_cached, None)
     elif name == "similarity_fn_name":
       errors.check_choice(name, value, encoder_json.SIMILARITIES)
     elif "_backend" in vars(self) and name != "default_prompt_name":
@@ -147,26 +148,23 @@ class Encoder(compatibility.Members):
   def default_prompt_name(self, name: str | None) -> None:
     if name != self.default_prompt_name:
       vocabulary = self.with_prompt(self._prompt(None, None, name) or "").vocabulary
+      vars(self).pop("digest", None)
       vars(self).update(vocabulary=vocabulary, _own_vocabulary=vocabulary, prompt=None)
       vars(self).update(_default_prompt_name=name)
 
-  @property
+  @functools.cached_property
   def digest(self) -> str:
     """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
 
     Two encoders with one digest and one `prompt` compute the same vectors, up to rounding error.
     """
-    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
-    return hashlib.sha256(f"{settings} {self._params_digest}".encode()).hexdigest()
-
-  @functools.cached_property
-  def _params_digest(self) -> str:
-    total = hashlib.sha256()
+    params = hashlib.sha256()
     for name, value in sorted(traverse_util.flatten_dict(self._backend.params, sep="/").items()):
       array = np.ascontiguousarray(value)
-      total.update(f"{name} {array.dtype} {array.shape}".encode())
-      total.update(array.view(np.uint8).data)
-    return total.hexdigest()
+      params.update(f"{name} {array.dtype} {array.shape}".encode())
+      params.update(array.view(np.uint8).data)
+    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
+    return hashlib.sha256(f"{settings} {params.hexdigest()}".encode()).hexdigest()
 
   def with_prompt(self, prompt: str) -> "Encoder":
     """Returns this encoder with a prompt before every text of `encode`; both share the parameters.
@@ -241,7 +239,7 @@ class Encoder(compatibility.Members):
   def encode(
     self,
     sentences: Texts | PreparedTexts,
-    *positional: Any,
+    *,
     language: Language = None,
     prefix: str | None = None,
     prompt_name: str | None = None,
@@ -273,7 +271,6 @@ class Encoder(compatibility.Members):
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
         with one sentence per line. Or what `prepare` has returned for them.
-      *positional: Not supported; name the options.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -303,8 +300,8 @@ class Encoder(compatibility.Members):
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: an option has no name, the sentences have no order or are keys (a set, a
-        dictionary, a data frame), or an item is not a string (None, bytes, a number).
+      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
+        item is not a string (None, bytes, a number).
       ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
         fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
         `precision` is unknown.
@@ -312,9 +309,12 @@ class Encoder(compatibility.Members):
         is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the one that has loaded the encoder.
     """
-    self.check_process()
-    if positional:
-      raise TypeError(f"{positional[0]!r} has no name; write, for example, batch_size=32")
+    # JAX's threads do not exist in a forked child: computations would never end.
+    if os.getpid() != self._backend.process:
+      raise RuntimeError(
+        f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
+        "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
+      )
     errors.check(device is None, "device", device, backends.DEVICES)
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     one = isinstance(sentences, str)
@@ -368,31 +368,31 @@ class Encoder(compatibility.Members):
     if normalize or normalize_embeddings:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
       vectors_ND /= np.where(norm_N1 > 0, norm_N1, 1.0)
-    stored_NC = compatibility.quantize(vectors_ND, precision)
-    as_tensor = convert_to_tensor or not convert_to_numpy
-    result = compatibility.tensor(stored_NC) if as_tensor else stored_NC
+    result = vectors_ND
+    if precision != "float32":
+      result = compatibility.quantize(vectors_ND, precision)
+    if convert_to_tensor or not convert_to_numpy:
+      result = compatibility.tensor(result)
     if one:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
 
-  def encode_query(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
+  def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
-    return self._encode_as("query", sentences, *positional, **options)
+    return self._encode_as("query", sentences, **options)
 
-  def encode_document(self, sentences: Texts, *positional: Any, **options: Any) -> Any:
+  def encode_document(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of texts to be found.
 
     As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
     and that is not empty.
     """
-    return self._encode_as("document", sentences, *positional, **options)
+    return self._encode_as("document", sentences, **options)
 
-  def _encode_as(
-    self, role: tokenizers.Role, sentences: Texts, *positional: Any, **options: Any
-  ) -> Any:
+  def _encode_as(self, role: tokenizers.Role, sentences: Texts, **options: Any) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
       options["prefix"] = tokenizers.role_prompt(self.prompts, role)
-    return self.encode(sentences, *positional, **options)
+    return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
     """Returns the prefix that the arguments of `encode` ask for."""
@@ -423,14 +423,3 @@ class Encoder(compatibility.Members):
     for index in long:
       ids[index] = vocabularies.cut_with_eos(ids[index], self.max_length, vocabulary.eos_id)
     return ids, long
-
-  def check_process(self) -> None:
-    """Raises RuntimeError in a forked child of the process that has loaded the encoder.
-
-    JAX's threads do not exist there, so that computations would never end.
-    """
-    if os.getpid() != self._backend.process:
-      raise RuntimeError(
-        f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
-        "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
-      )

@@ -3,9 +3,6 @@
 An `EncoderSource` says what identifies an encoder, and how a process gets it.
 """
 
-import contextlib
-import dataclasses
-import functools
 import inspect
 import itertools
 import logging
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import input_files, npy_files, progress_bar
+from vmsst.io import array_files, input_files, progress_bar
 
 if TYPE_CHECKING:
   from vmsst.data.readers import BitextFile
@@ -81,17 +78,6 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
   return {"name": name} | {key: value for key, value in known.items() if isinstance(value, str)}
 
 
-def embedder(encoder: Any, *, batch_size: int = 128, **options: Any) -> Callable[..., np.ndarray]:
-  """Returns `encode` of an encoder without a progress bar; callers may add more options.
-
-  Args:
-    encoder: An object with `encode(texts)`.
-    batch_size: Texts per batch.
-    **options: Further options of `encode`.
-  """
-  return functools.partial(encode, encoder, batch_size=batch_size, progress=False, **options)
-
-
 def encode_windows(
   embed: Callable[[list[str]], np.ndarray],
   texts: Iterable[str],
@@ -103,7 +89,7 @@ def encode_windows(
   """Yields the vectors of texts, window by window, so that few are in memory at once.
 
   Args:
-    embed: Maps the texts of a window to vectors, such as an `embedder`.
+    embed: Maps the texts of a window to vectors, such as a partial `encode`.
     texts: The texts; read as they are embedded.
     size: Texts per window.
     total: Number of all texts, for the progress bar.
@@ -114,7 +100,7 @@ def encode_windows(
     for window in windows(texts, size):
       yield embed(window)
       done += len(window)
-      bar.reach(done)
+      bar.update(max(0, done - bar.n))
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -145,15 +131,15 @@ def write_bitext_vectors(
 
   lines = sum(1 for _ in readers.read_pairs(bitext))
   codes = [readers.language_code(side) for side in (bitext.source, bitext.target)]
-  embed = embedder(encoder, batch_size=batch_size, on_cut=None)
+  options = {"batch_size": batch_size, "progress": False, "on_cut": None}
   windows = encode_windows(
-    lambda texts: embed(texts, language=codes * (len(texts) // 2)),
+    lambda texts: encode(encoder, texts, language=codes * (len(texts) // 2), **options),
     (side for pair in readers.read_pairs(bitext) for side in pair),
     _WINDOW,
     total=2 * lines,
     title=str(bitext),
   )
-  npy_files.write(path, (lines, 2, encoder.dimension), windows)
+  array_files.write(path, (lines, 2, encoder.dimension), windows)
   return {"lines": lines, "dimension": encoder.dimension}
 
 
@@ -180,22 +166,27 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
     log_cut(sum(count[0] for count in counts), total, counts[0][2])
 
 
-@dataclasses.dataclass(frozen=True)
 class EncoderSource:
-  """Opens an encoder in any process, which keeps it until it opens another.
+  """Opens an encoder in any process: other processes load it, and keep it until they load another.
 
   Attributes:
-    name: Name or path of the encoder.
-    digest: Hash of its content; "": its name identifies it.
-    load: Returns name and encoder, as `loading.open_encoder` does; must be picklable. None: only
-      processes that are `using` the encoder have it.
-    prompt: Its `prompt`, if it has one.
+    identity: See the function `identity`.
   """
 
-  name: str
-  digest: str
-  load: Callable[[], tuple[str, Any]] | None = dataclasses.field(default=None, compare=False)
-  prompt: str | None = None
+  def __init__(self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None):
+    """Takes an encoder.
+
+    Args:
+      encoder: An object with `encode(texts)`.
+      name: Name or path of the encoder.
+      load: Returns name and encoder in other processes, as `loading.open_encoder` does; must be
+        picklable.
+    """
+    self.identity = identity(encoder, name)
+    self._encoder, self._load = encoder, load
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {**vars(self), "_encoder": None}
 
   def open(self) -> Any:
     """Returns the encoder.
@@ -203,20 +194,21 @@ class EncoderSource:
     Raises:
       InputError: it cannot be loaded in this process, or has changed.
     """
+    if self._encoder is not None:
+      return self._encoder
+    name = self.identity["name"]
     with _lock:
-      if self not in _opened:
-        _opened.clear()  # before the next encoder takes memory
-        if self.load is None:
+      if _loaded.get("identity") != self.identity:
+        _loaded.clear()  # before the next encoder takes memory
+        if self._load is None:
           raise errors.InputError(
-            f"{self.name} cannot be loaded in other processes; use one local process"
+            f"{name} cannot be loaded in other processes; use one local process"
           )
-        _, encoder = self.load()
-        if source_of(encoder, self.name) != self:
-          raise errors.InputError(
-            f"{self.name} has changed since the work on it started; start over"
-          )
-        _opened[self] = encoder
-      return _opened[self]
+        _, encoder = self._load()
+        if identity(encoder, name) != self.identity:
+          raise errors.InputError(f"{name} has changed since the work on it started; start over")
+        _loaded.update(identity=self.identity, encoder=encoder)
+      return _loaded["encoder"]
 
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors of texts, as the function `encode` does, and how many texts were cut."""
@@ -226,28 +218,7 @@ class EncoderSource:
 
 
 _lock = threading.Lock()
-_opened: dict[EncoderSource, Any] = {}  # The one that was opened last.
-
-
-def source_of(
-  encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None
-) -> EncoderSource:
-  """Returns the source of an encoder; see `EncoderSource`."""
-  known = identity(encoder, name)
-  return EncoderSource(name, known.get("digest", ""), load, known.get("prompt"))
-
-
-@contextlib.contextmanager
-def using(source: EncoderSource, encoder: Any) -> Iterator[None]:
-  """Lets `source.open()` return this encoder in this process while the context lasts."""
-  with _lock:
-    _opened.clear()
-    _opened[source] = encoder
-  try:
-    yield
-  finally:
-    with _lock:
-      _opened.clear()
+_loaded: dict[str, Any] = {}  # the encoder that was loaded last, and its identity
 
 
 def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ from vmsst.formats import (
   transformers,
 )
 from vmsst.formats.encoder_json import Converted, EncoderAssets, SavedEncoder
-from vmsst.io import checksums
+from vmsst.io import input_files
 
 if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
   """
   with _opened(path) as (name, folder, released):
     if released is not None:
-      assets = _assets(folder, released)
+      assets = cast(EncoderAssets, released.assets)
       params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
       return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
     assets, parameters = _own(folder)
@@ -127,7 +127,7 @@ def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
   Arguments and errors are as in `read`.
   """
   with _opened(path) as (_, folder, released):
-    return _own(folder)[0] if released is None else _assets(folder, released)
+    return _own(folder)[0] if released is None else cast(EncoderAssets, released.assets)
 
 
 def convert(
@@ -170,7 +170,8 @@ def _opened(
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
 
-  The name is None for the path of its parameters. After the context, parameters copied from a store
+  The name is None for the path of its parameters. Only with `whole`, a released encoder can be
+  without a vocabulary. After the context, parameters copied from a store
   are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
@@ -183,8 +184,7 @@ def _opened(
     url = os.fspath(path).rstrip("/")
     # The vocabulary's file is read as long as the process lives.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
-    with storage.explained(url, "read"):
-      name, around = _copy(url, target)
+    name, around = _copy(url, target)
     try:
       with storage.naming(str(target), around):
         yield name, target, None
@@ -199,6 +199,12 @@ def _opened(
   released = None
   if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
     released = convert(folder, whole=whole)
+    if released.assets is None and not whole:
+      raise errors.InputError(
+        f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
+        "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
+        "it is"
+      )
   yield name, folder, released
 
 
@@ -221,20 +227,10 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   around, _, name = checkpoint.rpartition("/")
   inside, beside = storage.names(checkpoint), storage.names(around)
   needed = _ASSETS if encoder_json.ENCODER_FILE in inside else set()
-  copy(checkpoint, inside & {checksums.NAME, "state", *needed}, target / name)
+  copy(checkpoint, inside & {t5x.CHECKSUMS, "state", *needed}, target / name)
   if not needed:
     copy(around, beside & _ASSETS, target)
   return checkpoint, around
-
-
-def _assets(folder: pathlib.Path, released: Converted) -> EncoderAssets:
-  if released.assets is None:
-    raise errors.InputError(
-      f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
-      "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
-      "it is"
-    )
-  return released.assets
 
 
 def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
@@ -321,7 +317,7 @@ def write(
 
   checkpoint = epath.Path(folder / CHECKPOINT)
   t5x.write_params(checkpoint, params)
-  checksums.write(checkpoint, {"state": checkpoint / "state"})
+  t5x.write_checksums(checkpoint, {"state": checkpoint / "state"})
   return None if assets is None else encoder_json.save_assets(assets, folder)
 
 
@@ -468,7 +464,7 @@ def open_encoder(
     limit = theirs.max_seq_length
     theirs.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
   files = sorted(below for below in folder.rglob("*") if below.is_file())
-  lines = [f"{checksums.of_file(x)}  {x.relative_to(folder)}\n" for x in files]
+  lines = [f"{input_files.sha256(x)}  {x.relative_to(folder)}\n" for x in files]
   lines += [] if max_length is None else [f"max_length {max_length}\n"]
   theirs.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
   return str(folder.resolve()), with_prompt(theirs, prompt)

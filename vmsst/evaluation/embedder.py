@@ -86,10 +86,9 @@ class Embedder:
     search: exact_search.Search = exact_search.search,
     load: Callable[[], tuple[str, Any]] | None = None,
   ):
-    self.source = encoding.source_of(encoder, name, load)
+    self.source = encoding.EncoderSource(encoder, name, load)
     self.dimensions = sorted({errors.as_integer("dimensions", x) for x in dimensions})
     self.search = search
-    self._encoder = encoder
     self._shared: dict[tuple[str, str], np.ndarray] = {}
     self._uses: dict[tuple[str, str], int] = {}
     self.check_width(getattr(encoder, "dimension", None) or 0)
@@ -124,14 +123,12 @@ class Embedder:
       keep: Whether to store the arrays, if this can be done, even if this process computes them.
     """
     done = 0
-    with (
-      encoding.using(self.source, self._encoder),
-      progress_bar.Bar(total=sum(part.size for part in parts), desc=title, outer=True) as bar,
-    ):
+    total = sum(part.size for part in parts)
+    with progress_bar.Bar(total=total, desc=title, outer=True) as bar:
       for part in parts:
         yield compute(prepare(part.content))
         done += part.size
-        bar.reach(done)
+        bar.update(max(0, done - bar.n))
 
   def __call__(self, side: Side) -> np.ndarray:
     """Returns the vectors of texts in one language, float32 [N, D].

@@ -2,7 +2,7 @@
 
 papers.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
 its columns, [benchmark, name] or [benchmark, name, of] as in `Number`, and its rows by system;
-`note` documents tables that contradict themselves, `ablations` marks those of a model's variants.
+`note` documents tables that contradict themselves.
 `main` has the averages to show first, `remarks` when a benchmark or one of its options is
 comparable with the papers. Tables of the soft contrastive paper on STS and BUCC are omitted,
 because they measure MTEB's collections, not the benchmarks of that name here; and the single
@@ -18,7 +18,7 @@ import functools
 import json
 import pathlib
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from vmsst import errors, languages
@@ -40,7 +40,6 @@ class Number:
       the domain or text and a space if there are several; None for an average.
     value: As published, shares times 100.
     note: Remark on the table; "" if there is none.
-    ablation: Whether the table is about variants of the paper's model.
   """
 
   paper: str
@@ -51,7 +50,6 @@ class Number:
   of: str | None
   value: float
   note: str
-  ablation: bool
 
   @property
   def source(self) -> str:
@@ -71,40 +69,32 @@ def content() -> dict[str, Any]:
 def load() -> tuple[Number, ...]:
   """Returns all published numbers, in file order."""
   return tuple(
-    Number(*source, system, benchmark, name, of[0] if of else None, value, *remarks)
-    for table in content()["tables"]
-    for source in [(table["paper"], table["table"])]
-    for remarks in [(table.get("note", ""), table.get("ablations", False))]
-    for system, values in table["rows"].items()
-    for (benchmark, name, *of), value in zip(table["columns"], values, strict=True)
+    Number(
+      paper, table, system, benchmark, name, of[0] if of else None, value, record.get("note", "")
+    )
+    for record in content()["tables"]
+    for paper, table in [(record["paper"], record["table"])]
+    for system, values in record["rows"].items()
+    for (benchmark, name, *of), value in zip(record["columns"], values, strict=True)
     if value is not None
   )
 
 
-def find(
-  benchmark: str, name: str, of: Hashable = None, papers: Collection[str] = ()
-) -> list[Number]:
-  """Returns the published numbers of an average, given its name in the benchmark's summary.
-
-  Without those of ablations, except of these papers.
-  """
-  found = _index().get((benchmark, name, of), [])
-  return [x for x in found if not x.ablation or x.paper in papers]
+def for_average(benchmark: str, name: str) -> list[Number]:
+  """Returns the published numbers of an average, given its name in the benchmark's summary."""
+  return _index().get((benchmark, name, None), [])
 
 
-def for_result(
-  benchmark: str, name: str, codes: Sequence[str], metric: str, papers: Collection[str] = ()
-) -> list[Number]:
+def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Number]:
   """Returns the published numbers of one metric of a result, given its name and languages.
 
-  Languages match across code standards, and "de-en" matches "en-de". Without ablations, except of
-  these papers.
+  Languages match across code standards, and "de-en" matches "en-de".
   """
   if name.startswith("track4b."):  # Of xlsts; the papers have 4a, of the same languages.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
-  return find(benchmark, metric, _key(f"{domain} {joined}"), papers)
+  return _index().get((benchmark, metric, _key(f"{domain} {joined}")), [])
 
 
 @functools.cache

@@ -4,9 +4,8 @@ import dataclasses
 import importlib
 import os
 import pathlib
-import re
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -60,9 +59,7 @@ class Section:
 def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   """Returns a report as an HTML page that needs no other file.
 
-  A published number is shown next to a measured value of the same metric and the same sets. Numbers
-  of ablations are shown if the last part of an encoder's name has the key of their paper as a word,
-  as in /runs/vmsst_24l/checkpoint_100000 or "EMS, no XTR".
+  Published numbers are shown next to measured values of the same metric and the same sets.
 
   Args:
     folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one;
@@ -145,12 +142,10 @@ def sections(
       chosen = [x for x in summary if x.removesuffix(suite.INCOMPLETE) in compared]
       for average in chosen or [*summary][:1]:
         main[f"{scored['title']}: {average}", encoder] = f"{summary[average]:.2f}"
-  names = (re.sub(r"/checkpoint_\d+/?$", "", x["encoder"]["name"]) for x in evaluated.values())
-  keys = re.findall("[a-z]+", " ".join(name.split("/")[-1].lower() for name in names))
   listed = [
     Section("Your files", tables=own_tables),
     Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
-    *(_benchmark(name, x, keys) for name, x in by_benchmark.items()),
+    *(_benchmark(name, x) for name, x in by_benchmark.items()),
     Section("Training", figures=_training(training)),
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in listed])
@@ -175,8 +170,7 @@ def _averages(of_encoder: ResultsByEncoder) -> Cells:
   return cells
 
 
-def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -> Section:
-  """Returns the section of a benchmark, with ablations of the papers with these keys."""
+def _benchmark(name: str, of_encoder: ResultsByEncoder) -> Section:
   section = Section(next(iter(of_encoder.values()))["title"])
   remarks = papers.content()["remarks"]
   section.notes.extend([remarks[name]] if name in remarks else [])
@@ -192,7 +186,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
     note = "The encoders were evaluated on different sets: their averages are not comparable."
     section.notes.append(note)
   cells = _averages(of_encoder)
-  numbers = {key: papers.find(name, key, papers=keys) for _, key in cells}
+  numbers = {key: papers.for_average(name, key) for _, key in cells}
   compared = {place: text for place, text in cells.items() if numbers[place[1]]}
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for of_key in numbers.values() for x in of_key if x.note)
@@ -208,7 +202,7 @@ def _benchmark(name: str, of_encoder: ResultsByEncoder, keys: Collection[str]) -
       for x in of_one:
         if metric in x.metrics:
           cells[x.name, f"{encoder}: {metric}"] = f"{x.metrics[metric]:.2f}"
-          numbers[x.name] = papers.for_result(name, x.name, x.languages, metric, keys)
+          numbers[x.name] = papers.for_result(name, x.name, x.languages, metric)
     for (system, row), number in _paper_cells(numbers).items():
       others[row, f"{system}: {metric}"] = number
   section.tables.append(_table("Results", "Set", cells | others))

@@ -23,7 +23,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
 from vmsst.evaluation.embedder import Side
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
-from vmsst.io import checksums
+from vmsst.io import input_files
 
 INCOMPLETE = " (incomplete)"
 """End of the name of an average that lacks sets."""
@@ -106,36 +106,29 @@ class Files:
   """The files of a benchmark.
 
   Attributes:
-    paths: Folders under the data root that it reads, with all files in them, or single files, plain
-      or gzipped; if one is missing, the benchmark is absent.
+    folders: Folders under the data root, of which it reads all files; if one is missing, the
+      benchmark is absent.
     layout: Expected files, for people.
     more: Glob patterns under the data root, of other files that it reads if they are present.
     root: Its own data root, if it does not have the common one.
   """
 
-  paths: tuple[str, ...]
+  folders: tuple[str, ...]
   layout: str = ""
   more: tuple[str, ...] = ()
   root: storage.Path | None = None
 
   def absence(self, root: storage.Path) -> str | None:
-    """Returns why a benchmark cannot run, for people; None if its folders and files exist."""
-    missing = [
-      str(root / name)
-      for name in self.paths
-      if not (storage.exists(root / name) or storage.exists(root / f"{name}.gz"))
-    ]
-    if not missing:
-      return None
-    return f"no file or folder {', '.join(missing)} ({self.layout})"
+    """Returns why a benchmark cannot run, for people; None if its folders exist."""
+    missing = [str(root / name) for name in self.folders if not (root / name).is_dir()]
+    return f"no folder {', '.join(missing)} ({self.layout})" if missing else None
 
   def find(self, root: storage.Path) -> list[storage.Path]:
     """Returns all files, also those that folders link to; hidden files do not count."""
     root = self.root or root
-    names = (*self.paths, *(f"{name}.gz" for name in self.paths), *self.more)
-    folders = [root / name for name in self.paths if (root / name).is_dir()]
+    folders = [root / name for name in self.folders if (root / name).is_dir()]
     inside = (path for folder in folders for path in storage.files_through_links(folder))
-    outside = (path for name in names for path in storage.find(root, name))
+    outside = (path for pattern in self.more for path in storage.find(root, pattern))
     return sorted(
       path
       for path in {*map(storage.path, inside), *outside}
@@ -144,7 +137,7 @@ class Files:
     )
 
   def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = checksums.of_file
+    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
   ) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
@@ -310,8 +303,7 @@ def evaluate(
   for key, benchmark in chosen.items():
     if key not in finished:
       own_root = benchmark.files.root or root
-      with storage.explained(own_root, "read"):
-        reason = benchmark.files.absence(own_root)
+      reason = benchmark.files.absence(own_root)
       tasks[key] = [] if reason else benchmark.read(own_root)
       if not tasks[key]:
         absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"

@@ -124,7 +124,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
     name.replace("self.", "self_attention."): target
     for name, target in transformers.BERT_LAYER.items()
   }
-  table = transformers.table(config, {_WORDS: tensors.TOKEN_TABLE}, _LAYERS, layer_names)
+  table = transformers.Table({_WORDS: tensors.TOKEN_TABLE}, _LAYERS, layer_names).rows(config)
   table += [
     Row(_POSITIONS, (sizes["max_positions"] + 1, width), (_POSITION_TABLE,)),
     *norm("model.bert.embedding.layer_norm", width, "encoder/embedding_layer_norm"),

@@ -23,7 +23,7 @@ from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
-from vmsst.io import checksums, input_files
+from vmsst.io import input_files
 from vmsst.networks import sentence_encoder, t5, transformer
 
 if typing.TYPE_CHECKING:
@@ -49,6 +49,8 @@ SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 """How sentence-transformers compares vectors: the first is the default."""
 # Attributes of every Flax module, which the file leaves out.
 _OF_EVERY_MODULE = {"parent", "name"}
+# Attributes of a vocabulary that depend on its file, and keys of its entry that are no attributes.
+_NO_OPTIONS = {"path", "tokenizer", "kind", "padding_id", "sha256"}
 
 
 class EncoderAssets(msgspec.Struct, frozen=True):
@@ -172,19 +174,19 @@ def save_assets(
       f"the model: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
       f"{rows} rows ({type(assets.network.config).__name__}.vocab_size)"
     )
+  entry, name, content = _describe_vocabulary(vocabulary)
   record = _Record(
     FORMAT,
     describe(assets.network),
-    _describe_vocabulary(vocabulary),
+    entry,
     assets.max_length,
     None if assets.generator is None else describe(assets.generator),
     assets.languages,
     assets.similarity_fn_name,
-    {name: checksums.of_file(folder / name) for name in weights},
+    {name: input_files.sha256(folder / name) for name in weights},
   )
-  name, content = _vocabulary_file(vocabulary)
   if name is not None:
-    record.vocabulary["sha256"] = hashlib.sha256(content).hexdigest()
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
     _write(folder / name, content)
   _write(folder / ENCODER_FILE, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
   return name
@@ -214,18 +216,19 @@ def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
   """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
+  entry, _, content = _describe_vocabulary(vocabulary)
   record = {
     "network": describe(network),
     "max_length": max_length,
-    "vocabulary": _describe_vocabulary(vocabulary),
-    "file": vocabulary_digest(vocabulary),
+    "vocabulary": entry,
+    "file": hashlib.sha256(content).hexdigest(),
   }
   return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
   """Returns a SHA-256 of the content of a vocabulary's file."""
-  return hashlib.sha256(_vocabulary_file(vocabulary)[1]).hexdigest()
+  return hashlib.sha256(_describe_vocabulary(vocabulary)[2]).hexdigest()
 
 
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
@@ -252,8 +255,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
 
       generator = _network(record.generator, {x: getattr(generators, x) for x in GENERATORS})
     entry, cls = record.vocabulary, _known(record.vocabulary["kind"], VOCABULARIES)
-    names = (name for name in _attributes(cls) if name in entry or name != "prompts")
-    values = {name: entry[name] for name in names}
+    values = {name: x for name, x in entry.items() if name not in _NO_OPTIONS}
     location: dict[str, str] = {}
     if cls is not vocabularies.ByteVocabulary:
       file = folder / (TOKENIZER_FILE if cls is HuggingFaceVocabulary else VOCABULARY_FILE)
@@ -269,7 +271,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     ) from None
   for name, expected in record.weights.items():
     weights = folder / name
-    if weights.is_file() and checksums.of_file(weights) != expected:
+    if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
         f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
         f"{path}); copy or export it again"
@@ -284,42 +286,29 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   )
 
 
-def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
-  """Returns the kind and attributes of a vocabulary for JSON."""
+def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, bytes]:
+  """Returns kind and options of a vocabulary for JSON, and its file's name and content, if any."""
   kind = next(kind for kind, cls in VOCABULARIES.items() if isinstance(vocabulary, cls))
-  described = {"kind": kind, **{x: getattr(vocabulary, x) for x in _attributes(type(vocabulary))}}
+  described: dict[str, Any] = {"kind": kind}
+  for field in dataclasses.fields(vocabulary):
+    if field.init and field.name not in _NO_OPTIONS:
+      described[field.name] = getattr(vocabulary, field.name)
   if isinstance(vocabulary, HuggingFaceVocabulary):
     described["padding_id"] = vocabulary.padding_id
-    if not described.pop("prompts"):
-      return described
-    described["prompts"] = dict(vocabulary.prompts)
-  return described
-
-
-def _attributes(cls: Any) -> list[str]:
-  """Returns the names of the attributes of a vocabulary, except its file."""
-  return [
-    field.name
-    for field in dataclasses.fields(cls)
-    if field.init and field.name not in ("path", "tokenizer")
-  ]
-
-
-def _vocabulary_file(vocabulary: Any) -> tuple[str | None, bytes]:
-  """Returns name and content of the file of a vocabulary; bytes have none."""
-  if isinstance(vocabulary, HuggingFaceVocabulary):
-    return TOKENIZER_FILE, vocabulary.content
+    if prompts := described.pop("prompts"):
+      described["prompts"] = dict(prompts)
+    return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
-    return VOCABULARY_FILE, vocabulary.model_bytes
-  return None, b""
+    return described, VOCABULARY_FILE, vocabulary.model_bytes
+  return described, None, b""
 
 
 def describe(network: Any) -> dict[str, Any]:
   """Returns the class and attributes of a network for JSON."""
   attributes = {
-    name: msgspec.to_builtins(getattr(network, name))
-    for name in _attribute_types(type(network))
-    if name != "config"
+    field.name: msgspec.to_builtins(getattr(network, field.name))
+    for field in dataclasses.fields(network)
+    if field.name not in ("config", *_OF_EVERY_MODULE)
   }
   return {
     "class": type(network).__name__,

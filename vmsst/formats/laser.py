@@ -210,7 +210,7 @@ def _transformer(
     "self_attn_layer_norm": f"{place}_attention_layer_norm",
     "final_layer_norm": f"{place}_mlp_layer_norm",
   }
-  return config, transformers.table(config, names, "layers", _LAYER | norms)
+  return config, transformers.Table(names, "layers", _LAYER | norms).rows(config)
 
 
 def _positions(rows: int, width: int) -> np.ndarray:

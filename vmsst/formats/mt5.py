@@ -43,28 +43,32 @@ _UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
 }
 _CROSS_ATTENTION = "EncDecAttention"
 # Names of the decoder's modules in transformers, and in models that start from mT5.
-_DECODER = {
-  "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
-    "decoder/relpos_bias/rel_embedding"
-  ),
-  "decoder.final_layer_norm": "decoder/decoder_norm",
-}
-_DECODER_LAYER = {
-  "layer.0.layer_norm": "pre_self_attention_layer_norm",
-  "layer.0.SelfAttention.q": "self_attention/query",
-  "layer.0.SelfAttention.k": "self_attention/key",
-  "layer.0.SelfAttention.v": "self_attention/value",
-  "layer.0.SelfAttention.o": "self_attention/out",
-  "layer.1.layer_norm": "pre_injection_layer_norm",
-  "layer.1.EncDecAttention.q": "cross_attention/query",
-  "layer.1.EncDecAttention.k": "cross_attention/key",
-  "layer.1.EncDecAttention.v": "cross_attention/value",
-  "layer.1.EncDecAttention.o": "cross_attention/out",
-  "layer.2.layer_norm": "pre_mlp_layer_norm",
-  "layer.2.DenseReluDense.wi_0": "mlp/wi_0",
-  "layer.2.DenseReluDense.wi_1": "mlp/wi_1",
-  "layer.2.DenseReluDense.wo": "mlp/wo",
-}
+_DECODER = transformers.Table(
+  {
+    "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
+      "decoder/relpos_bias/rel_embedding"
+    ),
+    "decoder.final_layer_norm": "decoder/decoder_norm",
+  },
+  "decoder.block",
+  {
+    "layer.0.layer_norm": "pre_self_attention_layer_norm",
+    "layer.0.SelfAttention.q": "self_attention/query",
+    "layer.0.SelfAttention.k": "self_attention/key",
+    "layer.0.SelfAttention.v": "self_attention/value",
+    "layer.0.SelfAttention.o": "self_attention/out",
+    "layer.1.layer_norm": "pre_injection_layer_norm",
+    "layer.1.EncDecAttention.q": "cross_attention/query",
+    "layer.1.EncDecAttention.k": "cross_attention/key",
+    "layer.1.EncDecAttention.v": "cross_attention/value",
+    "layer.1.EncDecAttention.o": "cross_attention/out",
+    "layer.2.layer_norm": "pre_mlp_layer_norm",
+    "layer.2.DenseReluDense.wi_0": "mlp/wi_0",
+    "layer.2.DenseReluDense.wi_1": "mlp/wi_1",
+    "layer.2.DenseReluDense.wo": "mlp/wo",
+  },
+  stack="decoder",
+)
 
 
 def convert(
@@ -148,10 +152,9 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
     sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
   """
   config = transformers.exported_config(_t5_config(sizes))
-  table = transformers.T5.rows(config)
+  table = transformers.T5.table.rows(config)
   if layers := sizes.get("num_decoder_layers"):
-    config = dataclasses.replace(config, num_layers=layers)
-    table += transformers.table(config, _DECODER, "decoder.block", _DECODER_LAYER, stack="decoder")
+    table += _DECODER.rows(dataclasses.replace(config, num_layers=layers))
     shape = config.vocab_size, config.emb_dim
     table += tensors.dense("lm_head", shape, "logits_hidden", bias=False)
   return table

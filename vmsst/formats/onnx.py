@@ -7,13 +7,12 @@ of values and return the name of the new one.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -123,13 +122,6 @@ def usage(
 # Graphs
 
 
-def library() -> Any:
-  """Returns the module onnx; raises InputError if it is not installed."""
-  with errors.requires("onnx", "an ONNX export"):
-    import onnx
-  return onnx
-
-
 class Graph:
   """An ONNX graph, which is drawn node by node.
 
@@ -138,13 +130,18 @@ class Graph:
 
   Attributes:
     parameters: Arrays by name; those that `parameter` returns become part of the graph.
+    outputs: The value of each output, and sizes or names of its axes.
+    library: The package onnx.
   """
 
   def __init__(self, parameters: Mapping[str, np.ndarray]):
+    with errors.requires("onnx", "an ONNX export"):
+      import onnx
+    self.library = onnx
     self.parameters = parameters
+    self.outputs: dict[str, tuple[str, tuple[str | int, ...]]] = {}
     self._constants: dict[str, np.ndarray] = {}
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
-    self._outputs: dict[str, tuple[str | int, ...]] = {}
 
   def __getattr__(self, operator: str) -> Callable[..., str]:
     def add(*operands: str | np.ndarray | np.generic, **attributes: Any) -> str:
@@ -165,15 +162,10 @@ class Graph:
     self._constants[name] = self.parameters[name]
     return name
 
-  def output(self, name: str, value: str, shape: tuple[str | int, ...]) -> None:
-    """Names an output of float32 values, with sizes or names of axes; the first is the model's."""
-    self._nodes.append(("Identity", [value], name, {}))
-    self._outputs[name] = shape
-
   def write(self, folder: pathlib.Path) -> None:
     """Writes a model for each output, MODEL_FILE and STATES_FILE, and WEIGHTS_FILE."""
     offsets: dict[str, int] = {}
-    for path, output in zip((MODEL_FILE, STATES_FILE), self._outputs, strict=True):
+    for path, output in zip((MODEL_FILE, STATES_FILE), self.outputs, strict=True):
       model, large = self.without_weights(output)
       if not offsets:
         with open(folder / WEIGHTS_FILE, "wb") as stream:
@@ -182,8 +174,8 @@ class Graph:
             offsets[name] = stream.tell()
             stream.write(array.data)
       for name, array in large.items():
-        place, size = offsets[name], array.nbytes
-        add_weights(model, name, array, location=WEIGHTS_FILE, offset=place, length=size)
+        where = {"offset": offsets[name], "length": array.nbytes}
+        self.add_weights(model, name, array, location=WEIGHTS_FILE, **where)
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
@@ -196,18 +188,23 @@ class Graph:
       for name, array in self._constants.items()
       if array.nbytes >= _PAGE
     }
-    onnx = library()
-    helper, kinds, from_array = onnx.helper, onnx.TensorProto, onnx.numpy_helper.from_array
+    helper, kinds = self.library.helper, self.library.TensorProto
+    value, axes = self.outputs[output]
+    nodes = [*self._nodes, ("Identity", [value], output, {})]
     graph = helper.make_graph(
       [
         helper.make_node(operator, operands, [value], name=value, **attributes)
-        for operator, operands, value, attributes in self._nodes
+        for operator, operands, value, attributes in nodes
       ],
       "sentence_encoder",
       [helper.make_tensor_value_info(name, kinds.INT64, _AXES) for name in (TOKENS, MASK)],
-      [helper.make_tensor_value_info(output, kinds.FLOAT, self._outputs[output])],
+      [helper.make_tensor_value_info(output, kinds.FLOAT, axes)],
       # Runtimes read shapes and the like in the model.
-      [from_array(x, name) for name, x in self._constants.items() if name not in large],
+      [
+        self.library.numpy_helper.from_array(array, name)
+        for name, array in self._constants.items()
+        if name not in large
+      ],
     )
     operators = [helper.make_opsetid("", _OPERATOR_SET)]
     model = helper.make_model(
@@ -219,15 +216,13 @@ class Graph:
     )
     return model, large
 
-
-def add_weights(model: Any, name: str, array: np.ndarray, **where: Any) -> None:
-  """Adds an array to a model as data outside of it: in a file, or given to a runtime by name."""
-  onnx = library()
-  kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-  tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
-  tensor.data_location = onnx.TensorProto.EXTERNAL
-  for key, value in where.items():
-    tensor.external_data.add(key=key, value=str(value))
+  def add_weights(self, model: Any, name: str, array: np.ndarray, **where: Any) -> None:
+    """Adds an array to a model as data outside of it: in a file, or given to a runtime by name."""
+    kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
+    tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
+    tensor.data_location = self.library.TensorProto.EXTERNAL
+    for key, value in where.items():
+      tensor.external_data.add(key=key, value=str(value))
 
 
 CONFIGS = transformer.TransformerConfig | t5.T5Config
@@ -273,13 +268,12 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
       square_B1 = graph.ReduceSum(square_BS, np.array([-1]), keepdims=1)
       length_B1 = graph.Sqrt(graph.Max(square_B1, np.float32(1e-24)))
       vector_BS = graph.Div(vector_BS, length_B1)
-  graph.output(OUTPUT, vector_BS, (_AXES[0], network.latent_dim))
-  graph.output(STATES, hidden_BTD, (*_AXES, config.width))
+  graph.outputs[OUTPUT] = vector_BS, (_AXES[0], network.latent_dim)
+  graph.outputs[STATES] = hidden_BTD, (*_AXES, config.width)
   return graph
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stack:
+class _Stack(NamedTuple):
   """Draws the layers of a transformer.
 
   Attributes:
@@ -336,11 +330,9 @@ class _Stack:
   def attention_bias(self, is_local: bool) -> str:
     """Returns what is added to the logits: positions and masks, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
-
-    def hidden_unless(is_visible: str) -> str:
-      return graph.Where(is_visible, np.float32(0), np.float32(t5.MASKED))
-
-    bias_BHTT = graph.Unsqueeze(hidden_unless(self.mask_BT), np.array([1, 2]))
+    # Where a token may attend to another, and where not.
+    values = np.float32(0), np.float32(t5.MASKED)
+    bias_BHTT = graph.Unsqueeze(graph.Where(self.mask_BT, *values), np.array([1, 2]))
     key_1T = graph.Unsqueeze(self.position_T, np.array([0]))
     query_T1 = graph.Unsqueeze(self.position_T, np.array([1]))
     offset_TT = graph.Sub(key_1T, query_T1)
@@ -353,10 +345,10 @@ class _Stack:
       bias_BHTT = graph.Add(bias_BHTT, graph.Gather(bias_HO, index_TT, axis=1))
     if config.causal:
       is_before_TT = graph.LessOrEqual(offset_TT, np.int64(0))
-      bias_BHTT = graph.Add(bias_BHTT, hidden_unless(is_before_TT))
+      bias_BHTT = graph.Add(bias_BHTT, graph.Where(is_before_TT, *values))
     if is_local:
       is_near_TT = graph.Less(graph.Abs(offset_TT), np.int64(config.window))
-      bias_BHTT = graph.Add(bias_BHTT, hidden_unless(is_near_TT))
+      bias_BHTT = graph.Add(bias_BHTT, graph.Where(is_near_TT, *values))
     return bias_BHTT
 
   def rotation(self, is_local: bool) -> tuple[str, str]:
@@ -367,7 +359,7 @@ class _Stack:
     # The sine is odd: the first half of a rotated vector is `first * cos - second * sin`.
     rate_K = np.float32(np.concatenate([-rate_F, rate_F]))
     position_T11 = graph.Unsqueeze(self.position_T, np.array([1, 2]))
-    position_T11 = graph.Cast(position_T11, to=library().TensorProto.FLOAT)
+    position_T11 = graph.Cast(position_T11, to=graph.library.TensorProto.FLOAT)
     angle_T1K = graph.Mul(position_T11, rate_K)
     return graph.Cos(angle_T1K), graph.Sin(angle_T1K)
 
@@ -472,7 +464,7 @@ def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, position_
     return graph.Where(graph.Greater(count_B1, zero), largest_BD, zero)
   if pooling == "weightedmean":
     place_T1 = graph.Unsqueeze(graph.Add(position_T, np.int64(1)), np.array([1]))
-    place_T1 = graph.Cast(place_T1, to=library().TensorProto.FLOAT)
+    place_T1 = graph.Cast(place_T1, to=graph.library.TensorProto.FLOAT)
     weight_BT1 = graph.Mul(weight_BT1, place_T1)
     hidden_BTD = graph.Mul(hidden_BTD, weight_BT1)
   real_BTD = graph.Where(mask_BT1, hidden_BTD, zero)

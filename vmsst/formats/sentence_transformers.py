@@ -238,7 +238,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     pooler_dim=pooler_dim,
   )
   named, left_out = architecture.named(source, transformers.open_tensors(source))
-  table = architecture.rows(dataclasses.replace(config, vocab_size=rows))
+  table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
   tensors.check(table, named, str(source))
   heads = []
   for (name, _), layer_table in zip(layers, transformers.layer_rows(network), strict=True):

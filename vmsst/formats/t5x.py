@@ -22,7 +22,7 @@ from orbax.checkpoint._src.path import atomicity
 
 from vmsst import errors, storage
 from vmsst.formats import tensors
-from vmsst.io import checksums, input_files
+from vmsst.io import input_files
 
 PARAMETERS = "target"
 COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
@@ -30,6 +30,12 @@ COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
 
 TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
 """Orbax's class for folders that COMMIT_FILE completes."""
+
+CHECKSUMS = "SHA256SUMS"
+"""File with SHA-256 checksums of all files, in the format of `sha256sum`.
+
+Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
+"""
 
 BEST_FILE = "best.json"
 """Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
@@ -61,7 +67,7 @@ def is_complete(checkpoint: epath.Path) -> bool:
   written after all files, say so; a copy of a local checkpoint has only the checksums.
   """
   names = storage.names(checkpoint)
-  is_marked = COMMIT_FILE in names or checksums.NAME in names
+  is_marked = COMMIT_FILE in names or CHECKSUMS in names
   return "state" in names and (is_marked or not storage.is_url(checkpoint))
 
 
@@ -123,7 +129,7 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   Raises:
     InputError: the checkpoint cannot be read, or does not match its checksums.
   """
-  problem = checksums.damage(checkpoint, "state")
+  problem = damage(checkpoint, "state")
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   params = {}
@@ -241,3 +247,52 @@ def prepare(run: str) -> None:
       record = input_files.read_json(checkpoint / _ORBAX_FILE)
       if not (isinstance(record, dict) and record.get("commit_timestamp_nsecs")):
         storage.remove(checkpoint)
+
+
+def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -> None:
+  """Writes the checksums of all files in `folders` to `checkpoint`.
+
+  Args:
+    checkpoint: The folder of the checkpoint, while it is being written.
+    folders: The future subfolders of the checkpoint, by name.
+  """
+  lines = [
+    f"{input_files.sha256(folder / inside)}  {name}/{inside}\n"
+    for name, folder in sorted(folders.items())
+    for inside in sorted(storage.files_below(folder))
+  ]
+  (checkpoint / CHECKSUMS).write_text("".join(lines))
+
+
+def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
+
+  Args:
+    checkpoint: The folder of the checkpoint.
+    only: The subfolder to check; None: all with checksums.
+  """
+  sums = checkpoint / CHECKSUMS
+  if not sums.exists():
+    return None
+  try:
+    input_files.check(sums)
+    lines = [
+      re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/(.+)", line) for line in sums.read_text().splitlines()
+    ]
+    if not lines or None in lines:
+      return f"{CHECKSUMS} has changed since it was written"
+    wanted: dict[str, dict[str, str]] = {}
+    for digest, folder, name in (line.groups() for line in lines if line):
+      wanted.setdefault(folder, {})[name] = digest
+    for folder in sorted(wanted) if only is None else [only]:
+      if folder == "dataset" and not (checkpoint / folder).is_dir():
+        continue  # The run reads and skips the batches instead.
+      files = set(storage.files_below(checkpoint / folder))
+      for name, digest in wanted.get(folder, {}).items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if input_files.sha256(checkpoint / folder / name) != digest:
+          return f"{folder}/{name} has changed since it was written"
+  except (OSError, ValueError) as error:
+    return f"it cannot be read ({error})"
+  return None

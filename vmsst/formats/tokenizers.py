@@ -21,7 +21,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 import tokenizers
@@ -31,7 +31,7 @@ from vmsst import arrays, errors
 from vmsst.data import vocabularies
 from vmsst.data.word_splitting import Languages
 from vmsst.formats import transformers
-from vmsst.io import input_files, text_fields
+from vmsst.io import input_files, text_files
 
 Role = Literal["query", "document"]
 """What a text is in a search."""
@@ -143,7 +143,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     """
     del language
     all_ids = zip(texts, self._ids(texts), strict=True)
-    return [[] if text_fields.is_blank(text) else ids for text, ids in all_ids]
+    return [[] if text_files.is_blank(text) else ids for text, ids in all_ids]
 
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
@@ -176,8 +176,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     return _parse(self.path, self.content)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loaded:
+class _Loaded(NamedTuple):
   """A tokenizer and its properties; ids are this library's, except `padding_id`.
 
   Attributes:
@@ -209,7 +208,8 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
     raise errors.InputError(f"{path}: 'dropout' makes ids random; set it to null")
   tokenizer.no_padding()
   tokenizer.no_truncation()
-  pad_id, size = padding_id(tokenizer), _free_id(tokenizer)
+  pad_id = padding_id(tokenizer)
+  size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
   sample = tokenizer.encode("a \uffff")
   in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
   start, end = sample.ids[: max(in_text[0], 0)], sample.ids[in_text[-1] + 1 :]
@@ -291,12 +291,8 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   own = [int(added[content]) for content in _PADDING if content in added]
-  return own[0] if own else _free_id(tokenizer)
-
-
-def _free_id(tokenizer: tokenizers.Tokenizer) -> int:
-  """Returns the id after all ids of a tokenizer."""
-  return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+  ids = tokenizer.get_vocab(with_added_tokens=True).values()
+  return own[0] if own else 1 + max(ids, default=-1)
 
 
 def trim(
@@ -612,8 +608,7 @@ def _pipeline(
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportedTokenizer:
+class ExportedTokenizer(NamedTuple):
   """A tokenizer, and settings that its file does not have.
 
   Attributes:
@@ -751,35 +746,24 @@ def _of_sentencepiece(
   model.ParseFromString(vocabulary.model_bytes)
   normalizer, trainer = model.normalizer_spec, model.trainer_spec
   kinds = proto.ModelProto.SentencePiece
-  symbols = sorted((x.piece for x in model.pieces if x.type == kinds.USER_DEFINED), key=len)
-  overlapping = any(
-    len(x) > len(y[i:]) and x.startswith(y[i:])
-    for x, y in itertools.product(symbols, repeat=2)
-    for i in range(1, len(y))
-  )
   for problem, is_problem in {
     "escape_whitespaces is false": not normalizer.escape_whitespaces,
     "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
     "it is neither Unigram nor BPE": trainer.model_type not in (trainer.UNIGRAM, trainer.BPE),
-    "it is a BPE with user-defined symbols": symbols and trainer.model_type == trainer.BPE,
-    "user-defined symbols overlap": overlapping,
+    "it has user-defined symbols": any(x.type == kinds.USER_DEFINED for x in model.pieces),
   }.items():
     if is_problem:
       raise errors.InputError(
         f"the SentencePiece model {vocabulary.path} cannot become a tokenizer.json: {problem}"
       )
-  spelled = (kinds.NORMAL, kinds.USER_DEFINED, kinds.BYTE)
+  spelled = (kinds.NORMAL, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
   special = {
     i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
   }
   # Unknown text costs the lowest score of all pieces, which must be that of a normal piece.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
-  # SentencePiece prefers user-defined symbols to all other pieces.
-  scores = [
-    x.score if x.type == kinds.NORMAL else -0.1 if x.type == kinds.USER_DEFINED else lowest
-    for x in model.pieces
-  ]
+  scores = [x.score if x.type == kinds.NORMAL else lowest for x in model.pieces]
   unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)
   if trainer.model_type == trainer.UNIGRAM:
     unigram = models.Unigram(list(zip(names, scores, strict=True)), unknown, trainer.byte_fallback)
@@ -800,10 +784,6 @@ def _of_sentencepiece(
       )
     )
   steps = _lowercase() if vocabulary.lowercase else []
-  # SentencePiece finds user-defined symbols before it normalizes, the longest first. Meanwhile, a
-  # character for private use stands for each of them.
-  signs = [(x, chr(0xF0000 + i)) for i, x in enumerate(reversed(symbols))]
-  steps += [normalizers.Replace(symbol, sign) for symbol, sign in signs]
   if normalizer.precompiled_charsmap:
     mapped = normalizers.Precompiled(normalizer.precompiled_charsmap)
     steps += [normalizers.Replace(*pair) for pair in _unseen_signs(mapped, vocabulary)]
@@ -815,7 +795,6 @@ def _of_sentencepiece(
     ]
   if normalizer.add_dummy_prefix:
     steps.append(normalizers.Prepend(" "))
-  steps += [normalizers.Replace(sign, symbol) for symbol, sign in signs]
   steps.append(normalizers.Replace(" ", _SPACE))
   made.normalizer = normalizers.Sequence(steps)
   if not any(_SPACE in x.piece[1:] for x in model.pieces if x.type in spelled):

@@ -25,10 +25,24 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
-_PRETRAINING = "pre-training head"
-# The start of the names of BERT's pooler. sentence-transformers does not use it.
-_POOLER = "pooler."
-_NO_PARAMETER = "not a parameter: 0, 1, 2 and so on"
+# What may precede the names of weights, in models with a pre-training head.
+_PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
+# By the start of a tensor's name, the reason that it is not imported.
+_LEFT_OUT = {
+  **dict.fromkeys(
+    ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
+  ),
+  "embeddings.position_ids": "not a parameter: 0, 1, 2 and so on",
+  "encoder.embed_tokens.": "copy of the token table",
+}
+# The only value that a key of `config.json` may have.
+_REQUIRED = {
+  **dict.fromkeys(("rope_scaling", "final_logit_softcapping", "attn_logit_softcapping")),
+  **dict.fromkeys(("is_decoder", "use_sliding_window"), False),
+  **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
+  "position_embedding_type": "absolute",
+  "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
+}
 # Norms in checkpoints that came from TensorFlow.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
@@ -270,6 +284,65 @@ Several parameters are equal parts of the module's weight.
 """
 
 
+class Table(msgspec.Struct, frozen=True):
+  """The weights of a transformer.
+
+  Attributes:
+    names: Names of the modules outside the layers; the first is the token table.
+    layers: Start of the names of layers, before the layer's number.
+    layer_names: Names of the modules of a layer.
+    stack: Start of the names of the layers' parameters.
+    plus: What the network adds to the scales of norms.
+  """
+
+  names: Names
+  layers: str
+  layer_names: Names
+  stack: str = "encoder"
+  plus: float = 0.0
+
+  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
+    """Returns the tensors of a model and the parameters that they become."""
+    joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
+    width, wide = config.emb_dim, config.mlp_dim
+    # By the last part of a parameter's name; those of norms have the width of the network.
+    tables = {
+      "embedding": (config.vocab_size, width),
+      "position_embedding": (config.max_positions, width),
+      "token_type_embedding": (config.num_token_types, width),
+      "rel_embedding": (config.relpos_buckets, config.num_heads),
+    }
+    kernels = {
+      "query": (joined, width), "key": (joined_kv, width), "value": (joined_kv, width),
+      "out": (width, joined), "wi": (wide, width), "wi_0": (wide, width), "wi_1": (wide, width),
+      "wo": (width, wide),
+    }  # fmt: skip
+    has_norm_bias = config.norm == "layer" and config.norm_bias
+    modules = [(source, "", target) for source, target in self.names.items()]
+    for i in range(config.num_layers):
+      start = f"{self.stack}/layers_{i}/"
+      modules += [
+        (f"{self.layers}.{i}.{x}", start, target) for x, target in self.layer_names.items()
+      ]
+    rows = []
+    for source, start, target in modules:
+      targets = [start + x for x in ((target,) if isinstance(target, str) else target)]
+      kinds = [x.rpartition("/")[2] for x in targets]
+      if kinds[0] in tables:
+        is_transposed = kinds[0] == "rel_embedding"
+        rows.append(Row(f"{source}.weight", tables[kinds[0]], (*targets,), is_transposed))
+      elif kinds[0] in kernels:
+        if not kinds[0].startswith("wi") or config.gated == (kinds[0] != "wi"):
+          shape = sum(kernels[kind][0] for kind in kinds), kernels[kinds[0]][1]
+          rows += tensors.dense(source, shape, *targets, bias=config.use_bias)
+      elif targets == [f"{self.stack}/layers_0/pre_attention_layer_norm"] and not config.first_norm:
+        rows.append(Row("", (width,), (f"{targets[0]}/scale",)))
+      else:
+        size = config.head_width if kinds[0] in ("query_norm", "key_norm") else width
+        rows += tensors.norm(source, size, targets[0], bias=has_norm_bias, plus=self.plus)
+    return rows
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   """An encoder of transformers.
 
@@ -277,16 +350,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     name: Its class.
     model_type: The `model_type` that exports have.
     options: The type of its options, by the names of a TransformerConfig where it has them.
-    required: The only value that a key of `config.json` may have.
+    required: The only value that a further key of `config.json` may have.
     fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
     attributes: Returns further attributes, given the options.
     described: Returns further keys of `config.json`, given a TransformerConfig.
-    names: Names of the modules outside the layers; the first is the token table.
-    layers: Start of the names of layers.
-    layer_names: Names of the modules of a layer.
-    plus: What the network adds to the scales of norms.
-    prefixes: What may precede the names of weights, for models with a pre-training head.
-    left_out: By the start of a tensor's name, the reason that it is not imported.
+    table: Names of its weights.
   """
 
   name: str
@@ -296,12 +364,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   fixed: Mapping[str, Any] = {}
   attributes: Callable[[Any], dict[str, Any]] = lambda _: {}
   described: Callable[[transformer.TransformerConfig], dict[str, Any]] = lambda _: {}
-  names: Names
-  layers: str
-  layer_names: Names
-  plus: float = 0.0
-  prefixes: tuple[str, ...]
-  left_out: Mapping[str, str]
+  table: Table
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes of the TransformerConfig in the `config.json` at a path.
@@ -311,7 +374,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
-    options = checked(path, record, self.options, self.required)
+    options = checked(path, record, self.options, {**_REQUIRED, **self.required})
     sizes = {
       name: value
       for name, value in msgspec.structs.asdict(options).items()
@@ -333,10 +396,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       )
     return {**record, "model_type": self.model_type, **self.described(config)}
 
-  def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns the tensors of a model and the parameters that they become."""
-    return table(config, self.names, self.layers, self.layer_names, plus=self.plus)
-
   def named(
     self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
@@ -346,8 +405,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       where: The source, for messages.
       stored: All tensors.
     """
-    words = f"{next(iter(self.names))}.weight"
-    prefix = next((prefix for prefix in self.prefixes if prefix + words in stored), None)
+    words = f"{next(iter(self.table.names))}.weight"
+    prefix = next((prefix for prefix in _PREFIXES if prefix + words in stored), None)
     if prefix is None:
       raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
     named: dict[str, tensors.StoredTensor] = {}
@@ -356,69 +415,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       name = source.removeprefix(prefix)
       for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
-      reasons = [note for start, note in self.left_out.items() if name.startswith(start)]
-      if reasons:
-        left_out[source] = reasons[0]
+      if start := next(filter(name.startswith, _LEFT_OUT), None):
+        left_out[source] = _LEFT_OUT[start]
       else:
         named[name] = tensor
     return named, left_out
-
-
-def table(
-  config: transformer.TransformerConfig,
-  names: Names,
-  layers: str,
-  layer_names: Names,
-  *,
-  stack: str = "encoder",
-  plus: float = 0.0,
-) -> list[Row]:
-  """Returns the tensors of a transformer and the parameters that they become.
-
-  Args:
-    config: Sizes, and which modules have a bias or a gate.
-    names: Names of the modules outside the layers.
-    layers: Start of the names of layers, before the layer's number.
-    layer_names: Names of the modules of a layer.
-    stack: Start of the names of the layers' parameters.
-    plus: What the network adds to the scales of norms.
-  """
-  joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
-  width, wide = config.emb_dim, config.mlp_dim
-  # By the last part of a parameter's name; those of norms have the width of the network.
-  tables = {
-    "embedding": (config.vocab_size, width),
-    "position_embedding": (config.max_positions, width),
-    "token_type_embedding": (config.num_token_types, width),
-    "rel_embedding": (config.relpos_buckets, config.num_heads),
-  }
-  kernels = {
-    "query": (joined, width), "key": (joined_kv, width), "value": (joined_kv, width),
-    "out": (width, joined), "wi": (wide, width), "wi_0": (wide, width), "wi_1": (wide, width),
-    "wo": (width, wide),
-  }  # fmt: skip
-  has_norm_bias = config.norm == "layer" and config.norm_bias
-  modules = [(source, "", target) for source, target in names.items()]
-  for i in range(config.num_layers):
-    start = f"{stack}/layers_{i}/"
-    modules += [(f"{layers}.{i}.{x}", start, target) for x, target in layer_names.items()]
-  rows = []
-  for source, start, target in modules:
-    targets = [start + x for x in ((target,) if isinstance(target, str) else target)]
-    kinds = [x.rpartition("/")[2] for x in targets]
-    if kinds[0] in tables:
-      is_transposed = kinds[0] == "rel_embedding"
-      rows.append(Row(f"{source}.weight", tables[kinds[0]], (*targets,), is_transposed))
-    elif kinds[0] in kernels:
-      if not kinds[0].startswith("wi") or config.gated == (kinds[0] != "wi"):
-        shape = sum(kernels[kind][0] for kind in kinds), kernels[kinds[0]][1]
-        rows += tensors.dense(source, shape, *targets, bias=config.use_bias)
-    elif targets == [f"{stack}/layers_0/pre_attention_layer_norm"] and not config.first_norm:
-      rows.append(Row("", (width,), (f"{targets[0]}/scale",)))
-    else:
-      size = config.head_width if kinds[0] in ("query_norm", "key_norm") else width
-      rows += tensors.norm(source, size, targets[0], bias=has_norm_bias, plus=plus)
-  return rows
 
 
 # --------------------------------------------------------------------------------------------
@@ -439,24 +440,15 @@ _EMBEDDINGS = {
   "embeddings.position_embeddings": _POSITION_TABLE,
   "embeddings.LayerNorm": "encoder/embedding_layer_norm",
 }
-_BERT_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False}
-
-
 BERT = Architecture(
   name="BertModel",
   model_type="bert",
   options=_BertOptions,
-  required=_BERT_REQUIRED,
-  names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
-  layers="encoder.layer",
-  layer_names=BERT_LAYER,
-  prefixes=("", "bert.", "roberta."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "cls.": _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
+  table=Table(
+    names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
+    layers="encoder.layer",
+    layer_names=BERT_LAYER,
+  ),
 )
 _ROBERTA = msgspec.structs.replace(
   BERT,
@@ -468,48 +460,43 @@ _DISTILBERT = Architecture(
   name="DistilBertModel",
   model_type="distilbert",
   options=_DistilbertOptions,
-  names=_EMBEDDINGS,
-  layers="transformer.layer",
-  layer_names={
-    "attention.q_lin": "attention/query",
-    "attention.k_lin": "attention/key",
-    "attention.v_lin": "attention/value",
-    "attention.out_lin": "attention/out",
-    "sa_layer_norm": "post_attention_layer_norm",
-    "ffn.lin1": "mlp/wi",
-    "ffn.lin2": "mlp/wo",
-    "output_layer_norm": "post_mlp_layer_norm",
-  },
-  prefixes=("", "distilbert."),
-  left_out={"vocab_": _PRETRAINING, "embeddings.position_ids": _NO_PARAMETER},
+  table=Table(
+    names=_EMBEDDINGS,
+    layers="transformer.layer",
+    layer_names={
+      "attention.q_lin": "attention/query",
+      "attention.k_lin": "attention/key",
+      "attention.v_lin": "attention/value",
+      "attention.out_lin": "attention/out",
+      "sa_layer_norm": "post_attention_layer_norm",
+      "ffn.lin1": "mlp/wi",
+      "ffn.lin2": "mlp/wo",
+      "output_layer_norm": "post_mlp_layer_norm",
+    },
+  ),
 )
 _MPNET = Architecture(
   name="MPNetModel",
   model_type="mpnet",
   options=_MpnetOptions,
-  required=_BERT_REQUIRED,
   fixed={"position_offset": 2},
-  names={
-    **_EMBEDDINGS,
-    "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding",
-  },
-  layers="encoder.layer",
-  layer_names={
-    "attention.attn.q": "attention/query",
-    "attention.attn.k": "attention/key",
-    "attention.attn.v": "attention/value",
-    "attention.attn.o": "attention/out",
-    "attention.LayerNorm": "post_attention_layer_norm",
-    "intermediate.dense": "mlp/wi",
-    "output.dense": "mlp/wo",
-    "output.LayerNorm": "post_mlp_layer_norm",
-  },
-  prefixes=("", "mpnet."),
-  left_out={
-    _POOLER: _PRETRAINING,
-    "lm_head.": _PRETRAINING,
-    "embeddings.position_ids": _NO_PARAMETER,
-  },
+  table=Table(
+    names={
+      **_EMBEDDINGS,
+      "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding",
+    },
+    layers="encoder.layer",
+    layer_names={
+      "attention.attn.q": "attention/query",
+      "attention.attn.k": "attention/key",
+      "attention.attn.v": "attention/value",
+      "attention.attn.o": "attention/out",
+      "attention.LayerNorm": "post_attention_layer_norm",
+      "intermediate.dense": "mlp/wi",
+      "output.dense": "mlp/wo",
+      "output.LayerNorm": "post_mlp_layer_norm",
+    },
+  ),
 )
 
 
@@ -562,31 +549,27 @@ _MODERNBERT = Architecture(
   name="ModernBertModel",
   model_type="modernbert",
   options=_ModernbertOptions,
-  required={
-    "attention_bias": False,
-    "mlp_bias": False,
-    "norm_bias": False,
-    "rope_scaling": None,
-  },
   attributes=lambda x: {
     **_local_attributes(x, x.global_attn_every_n_layers, 0),
     "window": x.local_attention // 2 + 1,
   },
   described=lambda x: {**_described_rotary(x), "local_attention": 2 * (x.window - 1)},
-  names={
-    "embeddings.tok_embeddings": tensors.TOKEN_TABLE,
-    "embeddings.norm": "encoder/embedding_layer_norm",
-    "final_norm": "encoder/encoder_norm",
-  },
-  layers="layers",
-  layer_names={
-    "attn_norm": "pre_attention_layer_norm",
-    "attn.Wqkv": ("attention/query", "attention/key", "attention/value"),
-    "attn.Wo": "attention/out",
-    "mlp_norm": "pre_mlp_layer_norm",
-    "mlp.Wi": ("mlp/wi_0", "mlp/wi_1"),
-    "mlp.Wo": "mlp/wo",
-  },
+  table=Table(
+    names={
+      "embeddings.tok_embeddings": tensors.TOKEN_TABLE,
+      "embeddings.norm": "encoder/embedding_layer_norm",
+      "final_norm": "encoder/encoder_norm",
+    },
+    layers="layers",
+    layer_names={
+      "attn_norm": "pre_attention_layer_norm",
+      "attn.Wqkv": ("attention/query", "attention/key", "attention/value"),
+      "attn.Wo": "attention/out",
+      "mlp_norm": "pre_mlp_layer_norm",
+      "mlp.Wi": ("mlp/wi_0", "mlp/wi_1"),
+      "mlp.Wo": "mlp/wo",
+    },
+  ),
   fixed={
     "positions": "rotary",
     "norm_place": "before",
@@ -595,8 +578,6 @@ _MODERNBERT = Architecture(
     "norm_bias": False,
     "gated": True,
   },
-  prefixes=("", "model."),
-  left_out={"head.": _PRETRAINING, "decoder.": _PRETRAINING},
 )
 
 
@@ -621,30 +602,23 @@ _QWEN3 = Architecture(
   name="Qwen3Model",
   model_type="qwen3",
   options=_Qwen3Options,
-  required={"attention_bias": False, "rope_scaling": None, "use_sliding_window": False},
   attributes=lambda x: {"rope_theta": x.rope_parameters.rope_theta or x.theta},
   described=lambda x: {
     **_described_decoder(x),
     "rope_parameters": {"rope_type": "default", "rope_theta": x.rope_theta},
   },
-  names=_DECODER_NAMES,
-  layers="layers",
-  layer_names={**_DECODER_LAYER, "post_attention_layernorm": "pre_mlp_layer_norm"},
+  table=Table(
+    names=_DECODER_NAMES,
+    layers="layers",
+    layer_names={**_DECODER_LAYER, "post_attention_layernorm": "pre_mlp_layer_norm"},
+  ),
   fixed={**_DECODER, "norm_place": "before"},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={
-    "attention_bias": False,
-    "rope_scaling": None,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "is_causal": True,  # False differs from use_bidirectional_attention
-  },
+  required={"is_causal": True},  # False differs from use_bidirectional_attention
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -655,18 +629,18 @@ _GEMMA3 = Architecture(
     "sliding_window": x.window if x.causal else 2 * (x.window - 1),
     "use_bidirectional_attention": not x.causal,
   },
-  names=_DECODER_NAMES,
-  layers="layers",
-  layer_names={
-    **_DECODER_LAYER,
-    "post_attention_layernorm": "post_attention_layer_norm",
-    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
-    "post_feedforward_layernorm": "post_mlp_layer_norm",
-  },
-  plus=1.0,
+  table=Table(
+    names=_DECODER_NAMES,
+    layers="layers",
+    layer_names={
+      **_DECODER_LAYER,
+      "post_attention_layernorm": "post_attention_layer_norm",
+      "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+      "post_feedforward_layernorm": "post_mlp_layer_norm",
+    },
+    plus=1.0,
+  ),
   fixed={**_DECODER, "norm_place": "around", "scale_embeddings": True},
-  prefixes=("", "model."),
-  left_out={"lm_head.": _PRETRAINING},
 )
 
 
@@ -682,7 +656,6 @@ T5 = Architecture(
   name="T5EncoderModel",
   model_type="t5",
   options=_T5Options,
-  required={"relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE},
   attributes=lambda x: next(
     {"activation": activation, "gated": gated}
     for (activation, gated), name in _T5_MLPS.items()
@@ -693,26 +666,28 @@ T5 = Architecture(
     "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
     "is_encoder_decoder": False,
   },
-  names={
-    "shared": tensors.TOKEN_TABLE,
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
-      "encoder/relpos_bias/rel_embedding"
-    ),
-    "encoder.final_layer_norm": "encoder/encoder_norm",
-  },
-  layers="encoder.block",
-  layer_names={
-    "layer.0.layer_norm": "pre_attention_layer_norm",
-    "layer.0.SelfAttention.q": "attention/query",
-    "layer.0.SelfAttention.k": "attention/key",
-    "layer.0.SelfAttention.v": "attention/value",
-    "layer.0.SelfAttention.o": "attention/out",
-    "layer.1.layer_norm": "pre_mlp_layer_norm",
-    "layer.1.DenseReluDense.wi": "mlp/wi",
-    "layer.1.DenseReluDense.wi_0": "mlp/wi_0",
-    "layer.1.DenseReluDense.wi_1": "mlp/wi_1",
-    "layer.1.DenseReluDense.wo": "mlp/wo",
-  },
+  table=Table(
+    names={
+      "shared": tensors.TOKEN_TABLE,
+      "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
+        "encoder/relpos_bias/rel_embedding"
+      ),
+      "encoder.final_layer_norm": "encoder/encoder_norm",
+    },
+    layers="encoder.block",
+    layer_names={
+      "layer.0.layer_norm": "pre_attention_layer_norm",
+      "layer.0.SelfAttention.q": "attention/query",
+      "layer.0.SelfAttention.k": "attention/key",
+      "layer.0.SelfAttention.v": "attention/value",
+      "layer.0.SelfAttention.o": "attention/out",
+      "layer.1.layer_norm": "pre_mlp_layer_norm",
+      "layer.1.DenseReluDense.wi": "mlp/wi",
+      "layer.1.DenseReluDense.wi_0": "mlp/wi_0",
+      "layer.1.DenseReluDense.wi_1": "mlp/wi_1",
+      "layer.1.DenseReluDense.wo": "mlp/wo",
+    },
+  ),
   fixed={
     "max_positions": T5_MAX_POSITIONS,
     "positions": "relative",
@@ -721,12 +696,6 @@ T5 = Architecture(
     "norm_place": "before",
     "embedding_norm": False,
     "use_bias": False,
-  },
-  prefixes=("",),
-  left_out={
-    "decoder.": "the encoder does not use it",
-    "lm_head.": _PRETRAINING,
-    "encoder.embed_tokens.": "copy of the token table",
   },
 )
 
@@ -840,11 +809,11 @@ def to_tensors(
   width, unused = config.emb_dim, {}
   if exported.num_token_types:
     arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
-  if _POOLER in architecture.left_out:
+  if architecture in (BERT, _MPNET):
     # transformers would initialize it at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
-    unused = {f"{_POOLER}dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
-  return {**tensors.to_tensors(architecture.rows(exported), arrays), **unused}
+    unused = {f"pooler.dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
+  return {**tensors.to_tensors(architecture.table.rows(exported), arrays), **unused}
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
@@ -860,7 +829,7 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
   exported = exported_config(config)
   stored = open_tensors(folder)
   padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
-  params = tensors.to_parameters(of(exported)[0].rows(exported), stored)
+  params = tensors.to_parameters(of(exported)[0].table.rows(exported), stored)
   params[tensors.TOKEN_TABLE] = swapped(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
     # No token reads the rows before the first position.

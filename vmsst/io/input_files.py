@@ -1,5 +1,6 @@
 """Reads untrusted files; refuses pipes and devices, which can hang, and invalid JSON."""
 
+import hashlib
 import json
 import os
 import reprlib
@@ -41,6 +42,27 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
       return stream.read(most)
   except OSError as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+  """Returns the SHA-256 of a file, which may be larger than memory, in hexadecimal.
+
+  Args:
+    path: A file, local or in an object store.
+
+  Raises:
+    InputError: a local path is missing, or not a file but a folder, pipe or device; or a store
+      cannot be read.
+  """
+  check(path)
+  with storage.open_binary(path) as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def check_sha256(path: str | os.PathLike[str], digest: str, fix: str) -> None:
+  """Raises InputError unless a file can be read and, with the fix, unless it has this SHA-256."""
+  if sha256(path) != digest:
+    raise errors.InputError(f"{path}: damaged: it has changed since it was written: {fix}")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -102,15 +102,8 @@ def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
   return "; ".join(
     f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*stored, *current))
-    if not _same(stored.get(name), current.get(name))
+    if identity(stored.get(name)) != identity(current.get(name))
   )
-
-
-def _same(stored: Any, current: Any) -> bool:
-  inputs = [isinstance(value, Mapping) and bool(value.get("digest")) for value in (stored, current)]
-  if inputs[0] != inputs[1]:  # Only one has a digest: the names decide.
-    return stored == current
-  return identity(stored) == identity(current)
 
 
 def _shown(value: Any) -> str:

@@ -1,20 +1,32 @@
-"""Reads plain or gzipped (`.gz`) text files; errors name the file and the line."""
+"""Reads plain or gzipped (`.gz`) text files; errors name the file and the line.
+
+`read_lines` yields lines. `read_texts` yields one text per line: the line, a TSV column or a JSON
+Lines value. `cut` cuts files into spans of lines, once, so that many processes can each read their
+own.
+"""
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
+import itertools
+import os
 import pathlib
+import re
+import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from vmsst import errors, storage
-from vmsst.io import input_files
+from vmsst.io import archives, input_files
 
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
 _CHUNK_BYTES = 1 << 16
+new_digest = functools.partial(hashlib.blake2b, digest_size=16)
+"""A hash that identifies the content of a text, uncompressed."""
 
 
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
@@ -31,8 +43,8 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
     InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
       `LINE_BYTES`; or, after the last line, the content has another digest.
   """
-  with _open(path) as stream:
-    yield from decoded(_raw_lines(stream, path, digest), path)
+  for number, raw in enumerate(read_chunks(path, lines=True, digest=digest), 1):
+    yield _decode(raw, path, number)
 
 
 def check_not_empty(path: str) -> None:
@@ -42,49 +54,52 @@ def check_not_empty(path: str) -> None:
     raise errors.InputError(f"{path}: empty; give a text with at least one line")
 
 
-def new_digest() -> Any:
-  """Returns a hash that identifies the content of a text, uncompressed."""
-  return hashlib.blake2b(digest_size=16)
-
-
-def read_raw_lines(path: str, offset: int = 0) -> Iterator[bytes]:
-  """Yields the lines of a file as bytes, with line ends.
+def read_chunks(
+  path: str, *, lines: bool = False, offset: int = 0, digest: str | None = None
+) -> Iterator[bytes]:
+  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does.
 
   Args:
     path: The file.
+    lines: Whether each chunk is a line, with its end.
     offset: Place of the first byte to read.
-
-  Raises:
-    InputError: as `read_lines` does, but content that is not UTF-8 is yielded.
+    digest: As in `read_lines`.
   """
-  with _open(path) as stream:
+  number, current = 0, new_digest()
+  with contextlib.ExitStack() as stack:
+    try:
+      stream = stack.enter_context(storage.open_binary(path))
+    except OSError as error:
+      raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
+    if path.endswith(".gz"):
+      # Its readline is C code, that of GzipFile is Python.
+      unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=stream))
+      stream = stack.enter_context(io.BufferedReader(unpacked))
     if offset:  # Pipes cannot seek.
       stream.seek(offset)
-    yield from _raw_lines(stream, path)
-
-
-def decoded(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
-  """Yields the texts of lines, as `read_lines` does.
-
-  Args:
-    raw_lines: The lines, with line ends.
-    name: Name of the file, for messages.
-    first: Number of the first line.
-
-  Raises:
-    InputError: a line is not UTF-8.
-  """
-  for number, raw in enumerate(raw_lines, first):
-    yield _decode(raw, name, number)
-
-
-def read_chunks(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does."""
-  with _open(path) as stream:
-    yield from _stream(path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
+    while True:
+      try:
+        chunk = stream.readline(LINE_BYTES + 1) if lines else stream.read(_CHUNK_BYTES)
+      except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
+        raise errors.InputError(
+          f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
+        ) from None
+      if not chunk:
+        break
+      if len(chunk) > LINE_BYTES:
+        raise errors.InputError(
+          f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+        )
+      number += chunk.count(b"\n")
+      if digest:
+        current.update(chunk)
+      yield chunk
+  if digest and current.hexdigest() != digest:
+    raise errors.InputError(f"{path} has changed since the work on it started; start over")
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
+  """Returns a line without its end; raises InputError if it is not UTF-8."""
   try:
     text = raw.decode("utf-8")
   except UnicodeDecodeError as error:
@@ -97,48 +112,221 @@ def _decode(raw: bytes, path: str, number: int) -> str:
   return text.removesuffix("\n").replace("\r", "")
 
 
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[IO[bytes]]:
-  try:
-    stream = storage.open_binary(path)
-  except OSError as error:
-    raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
-  with stream:
-    if path.endswith(".gz"):
-      # Its readline is C code, that of GzipFile is Python.
-      with io.BufferedReader(cast(io.RawIOBase, gzip.open(stream, "rb"))) as unpacked:
-        yield unpacked
-    else:
-      yield stream
+# --------------------------------------------------------------------------------------------
+# One text per line
+
+# Control and format characters and spaces; and fillers, which count as letters and marks.
+_BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+SEPARATORS = str.maketrans("\t\n\r", "   ")
+"""Turns what cannot be in a field of a TSV file into spaces."""
+# Decimal commas, separators of thousands, fractions, percentages and exponents, in any digits.
+_NUMBER = re.compile(
+  r"(?i)[-+\u2212]?([.,\u066b]?\d[\d\s.,'\u2019/_\u066b]*(e[-+\u2212]?\d+)?%?|nan|inf(inity)?)"
+)
+_SAMPLE = 1_000
+_FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
 
 
-def _raw_lines(stream: IO[bytes], path: str, digest: str | None = None) -> Iterator[bytes]:
-  """Yields the lines of an open file; errors are those of `read_lines`."""
-  return _stream(path, iter(lambda: stream.readline(LINE_BYTES + 1), b""), digest)
+def is_blank(text: str) -> bool:
+  """Returns whether a text has no visible character: such lines are never mined or found."""
+  return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
-def _stream(path: str, chunks: Iterator[bytes], digest: str | None = None) -> Iterator[bytes]:
-  """Yields the same chunks or lines; errors of decompression and of the disk name the file.
+def is_number(text: str) -> bool:
+  """Returns whether a text is a number in any notation: -.5, 1e-3, 95 %, "1.234,5", 1/2, nan."""
+  return _NUMBER.fullmatch(text.strip()) is not None
 
-  Raises InputError for a line that is too long, and at the end if the content has another digest.
+
+def begin_with_scores(lines: Iterable[str]) -> bool:
+  """Returns whether the first column of a TSV file has scores, as in the output of `vmsst mine`.
+
+  True if at least 80% of the first 1,000 lines with a TAB begin with a number.
   """
-  number, current = 0, new_digest()
-  while True:
-    try:
-      chunk = next(chunks, b"")
-    except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
-      raise errors.InputError(
-        f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
-      ) from None
-    if not chunk:
-      break
-    if len(chunk) > LINE_BYTES:
-      raise errors.InputError(
-        f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
-      )
-    number += chunk.count(b"\n")
-    if digest:
-      current.update(chunk)
-    yield chunk
-  if digest and current.hexdigest() != digest:
-    raise errors.InputError(f"{path} has changed since the work on it started; start over")
+  cells = []
+  with contextlib.suppress(archives.DamagedError):  # The reader of all lines reports it.
+    for line in itertools.islice(lines, _SAMPLE):
+      cell, tab, _ = line.partition("\t")
+      cells += [cell] if tab else []
+  return bool(cells) and sum(map(is_number, cells)) >= 0.8 * len(cells)
+
+
+def default_field(path: str, number: int = 0) -> str | None:
+  """Returns the column or key of the texts in a file, by its extension, or None for whole lines.
+
+  Args:
+    path: `.tsv`, and any other file of pairs: the first column, or the second, after a column of
+      scores; `.jsonl`: "text", or "source" and "target".
+    number: 0 for the only texts; 1 or 2 for one side of pairs.
+
+  Raises:
+    InputError: a file with columns cannot be read.
+  """
+  name = path.removesuffix(".gz")
+  if name.endswith(".jsonl"):
+    return ("text", "source", "target")[number]
+  if not number and not name.endswith(".tsv"):
+    return None
+  return str(max(number, 1) + begin_with_scores(read_lines(path)))
+
+
+def read_texts(path: str, field: str | None = None, digest: str | None = None) -> Iterator[str]:
+  """Yields one text for each line of a plain or gzipped UTF-8 file, including empty lines.
+
+  Args:
+    path: The file.
+    field: A number is a TSV column, counted from 1; anything else, and any field of a `.jsonl`
+      file, is a key of the JSON object in each line; None: whole lines.
+    digest: As in `read_lines`.
+
+  Raises:
+    InputError: the file cannot be read or has another digest, it is .csv, or .json without a
+      field, or a line lacks
+      the column or is not a JSON object with a string at this key.
+  """
+  return texts(read_lines(path, digest), path, field)
+
+
+def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) -> Iterator[str]:
+  """Yields the texts of lines.
+
+  Args:
+    lines: The lines.
+    name: Name of the file, for messages.
+    field: As in `read_texts`.
+    first: Number of the first line.
+
+  Raises:
+    InputError: see `read_texts`.
+  """
+  kind = os.path.splitext(name.removesuffix(".gz"))[1].lower()
+  if kind == ".csv" or (kind == ".json" and field is None):
+    raise errors.InputError(f"{name}: {kind} files are not read; write one text per line, or .tsv")
+  if field is not None and ((kind == ".tsv" and not field.isdecimal()) or field == "0"):
+    raise errors.InputError(f"{name}: {field!r} is not the number of a column, from 1")
+  column = 0 if field is None or kind == ".jsonl" or not field.isdecimal() else int(field)
+  for number, line in enumerate(lines, first):
+    if field is None:
+      yield line
+    elif column:
+      columns = line.split("\t")
+      if len(columns) < column:
+        raise errors.InputError(
+          f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns by "
+          "a TAB (numbers in column 1 are taken for scores)"
+        )
+      yield columns[column - 1]
+    else:
+      record = input_files.parse_json(line, f"{name}:{number}")
+      value = record.get(field) if isinstance(record, dict) else None
+      if not input_files.is_text(value):
+        raise errors.InputError(f"{name}:{number}: not a JSON object with a string {field!r}")
+      yield str(value)
+
+
+# --------------------------------------------------------------------------------------------
+# Spans of lines
+
+
+class Span(NamedTuple):
+  """Consecutive lines of a text file.
+
+  Attributes:
+    name: The text file, for messages.
+    first: Number of the first line, from 1.
+    lines: Number of lines.
+    path: Uncompressed file of the lines; before `unpack`, perhaps a gzipped one.
+    offset: Place of the first byte.
+    digest: Hash of the bytes.
+  """
+
+  name: str
+  first: int
+  lines: int
+  path: str
+  offset: int
+  digest: str
+
+  def __str__(self) -> str:
+    return f"{self.name}, lines {self.first:,} to {self.first + self.lines - 1:,}"
+
+  def read(self) -> list[str]:
+    """Returns the lines, as `read_lines` does.
+
+    Raises:
+      InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
+    """
+    lines = itertools.islice(read_chunks(self.path, lines=True, offset=self.offset), self.lines)
+    raw = list(lines)
+    if new_digest(b"".join(raw)).hexdigest() != self.digest:
+      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+    return [_decode(line, self.name, number) for number, line in enumerate(raw, self.first)]
+
+
+class Cut(NamedTuple):
+  """Texts and their spans, in order.
+
+  Attributes:
+    spans: The spans; none covers two files.
+    identity: What identifies the texts, for JSON: their `name`, number of `lines` and `digest`,
+      which is the hash of their concatenation. A text and its gzipped copy are the same.
+  """
+
+  spans: list[Span]
+  identity: dict[str, Any]
+
+
+def cut(paths: Sequence[str], lines: int) -> Cut:
+  """Cuts texts into spans of `lines` lines; reads every file once.
+
+  Args:
+    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones need `unpack`.
+    lines: Most lines of a span.
+
+  Raises:
+    InputError: a file cannot be read, a line is too long, or there is no line at all.
+  """
+  spans: list[Span] = []
+  whole, raw = new_digest(), b"\n"
+  for path in paths:
+    input_files.check(path)  # A pipe can be read only once.
+    if not raw.endswith(b"\n"):
+      whole.update(b"\n")
+    raw_lines = read_chunks(path, lines=True)
+    first, offset = 1, 0
+    while True:
+      digest, start, count = new_digest(), offset, 0
+      for raw in itertools.islice(raw_lines, lines):
+        whole.update(raw)
+        digest.update(raw)
+        offset += len(raw)
+        count += 1
+      if not count:
+        break
+      spans.append(Span(path, first, count, storage.absolute(path), start, digest.hexdigest()))
+      first += count
+  if not spans:
+    raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
+  names = list(dict.fromkeys(span.name for span in spans))
+  name = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+  lines = sum(span.lines for span in spans)
+  return Cut(spans, {"name": name, "lines": lines, "digest": whole.hexdigest()})
+
+
+def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
+  """Returns the same spans; those of gzipped files are now in uncompressed copies in a folder.
+
+  Args:
+    spans: The spans.
+    folder: Folder for the copies, local or in an object store, which the caller removes.
+  """
+  copies: dict[str, str] = {}
+  for path in dict.fromkeys(span.name for span in spans if span.name.endswith(".gz")):
+    copies[path] = copy = os.path.join(folder, f"lines-{len(copies):05d}.txt")
+    if storage.is_url(copy):
+      opened = storage.filesystem(copy).open(copy, "wb")
+    else:
+      os.makedirs(folder, exist_ok=True)
+      opened = open(copy, "wb")  # noqa: SIM115  # closed below
+    with opened as stream:
+      stream.writelines(read_chunks(path))
+  return [x._replace(path=copies.get(x.name, x.path)) for x in spans]

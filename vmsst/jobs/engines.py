@@ -1,25 +1,28 @@
-"""Where the parts of a job are written: `Local`, processes of this machine, or `ray_cluster.Ray`.
+"""Where the parts of a job are written: `Local` processes, or a `Ray` cluster.
 
 An engine decides where parts are written, never what they contain: all engines leave the same
 bytes.
 """
 
-import abc
 import collections
 import concurrent.futures
-import dataclasses
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, process
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from vmsst import errors
+from vmsst.jobs import command_process
 
 RESUME = "finished parts are kept; fix this and rerun the same command to resume"
 # Most parts of a task, and fewest tasks per worker: few enough to balance the load.
@@ -31,18 +34,17 @@ Do = Callable[[Parts], Iterable[Any]]
 """Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
 
 
-class Engine(abc.ABC):
-  """Writes parts somewhere.
+class Engine(Protocol):
+  """Writes parts somewhere."""
 
-  Attributes:
-    in_process: Whether parts are written in this process.
-    this_machine: Whether parts are written on this machine only.
-  """
+  @property
+  def in_process(self) -> bool:
+    """Whether parts are written in this process."""
 
-  in_process: bool
-  this_machine: bool
+  @property
+  def this_machine(self) -> bool:
+    """Whether parts are written on this machine only."""
 
-  @abc.abstractmethod
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """Writes parts; yields what `do` yields.
 
@@ -98,8 +100,7 @@ def keep_busy(
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclasses.dataclass(frozen=True)
-class Local(Engine):
+class Local(msgspec.Struct, frozen=True):
   """Processes on this machine.
 
   Attributes:
@@ -111,10 +112,10 @@ class Local(Engine):
   workers: int = 1
   gpus_per_worker: int = 0
 
-  this_machine = True
+  this_machine: ClassVar[bool] = True
 
   @property
-  def in_process(self) -> bool:  # type: ignore[override]
+  def in_process(self) -> bool:
     """Whether parts are written in this process."""
     return self.workers == 1 and not self.gpus_per_worker
 
@@ -184,3 +185,93 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
     os._exit(1)
 
   threading.Thread(target=watch, daemon=True).start()
+
+
+ATTEMPTS = 4
+"""How often a task is tried if its worker or its node dies."""
+
+
+class Ray(msgspec.Struct, frozen=True):
+  """A Ray cluster, whose nodes have this package and see the same files as this process.
+
+  Parts that are lost with a worker or node are written elsewhere. If this process is in a cluster
+  already (`ray.init`), it is used.
+
+  Attributes:
+    address: HOST:PORT or `ray://HOST:PORT` of a cluster; None: that of $RAY_ADDRESS, one that runs
+      on this machine, or a new one on this machine.
+    workers: Number of tasks to run at a time; None: as many as the cluster has room for. A task
+      takes one CPU.
+    gpus_per_worker: GPUs of each task.
+  """
+
+  address: str | None = None
+  workers: int | None = None
+  gpus_per_worker: int = 0
+
+  in_process: ClassVar[bool] = False
+  this_machine: ClassVar[bool] = False
+
+  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
+    """See `Engine`."""
+    ray = _connected(self.address)
+    workers = self.workers or _room(ray, self.gpus_per_worker)
+    # Lost tasks are started again here, and not by Ray, which has no limit for some causes. A
+    # worker does many tasks (max_calls), also if it has GPUs, so that it keeps what it has loaded.
+    options = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": self.gpus_per_worker}
+    remote = ray.remote(**options)(do_task)
+    lost: collections.Counter[int] = collections.Counter()
+
+    def submit(task: Parts) -> "Future[list[Any]]":
+      return remote.remote(do, task).future()
+
+    def failed(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
+      del running
+      if isinstance(error, ray.exceptions.RayTaskError):
+        raise error.cause from None
+      if not isinstance(error, ray.exceptions.RayError):
+        raise error
+      lost[id(task)] += 1
+      if lost[id(task)] == ATTEMPTS:
+        raise errors.InputError(
+          f"{title} of {task[0]}: its worker was lost {ATTEMPTS} times, the last time because: "
+          f"{_reason(error)} (if memory ran out, use fewer workers); {RESUME}"
+        ) from None
+
+    yield from keep_busy(tasks(parts, workers), workers, submit, failed)
+
+
+def _connected(address: str | None) -> Any:
+  """Returns the module `ray`, connected to a cluster."""
+  with errors.requires("ray", "--engine ray"):
+    import ray
+  if not ray.is_initialized():
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    try:
+      # Ray warns of forks with threads.
+      with command_process.preserve_handlers(), warnings.catch_warnings(action="ignore"):
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+      raise errors.InputError(
+        f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
+        "or give another address"
+      ) from None
+  return ray
+
+
+def _room(ray: Any, gpus: int) -> int:
+  """Returns how many tasks fit into the cluster at a time; at least 1."""
+  total = ray.cluster_resources()
+  if gpus > total.get("GPU", 0):
+    raise errors.InputError(
+      f"--gpus-per-worker is {gpus}, but the Ray cluster has {total.get('GPU', 0):.0f} GPUs; add "
+      "nodes, or give a smaller number"
+    )
+  room = total.get("CPU", 1) if not gpus else min(total.get("CPU", 1), total["GPU"] // gpus)
+  return max(1, int(room))
+
+
+def _reason(error: BaseException) -> str:
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]

@@ -13,7 +13,6 @@ that was written with the same inputs and options.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -25,15 +24,14 @@ from typing import Any
 import msgspec
 
 from vmsst import errors, storage
-from vmsst.io import checksums, manifest, progress_bar
+from vmsst.io import input_files, manifest, progress_bar
 from vmsst.jobs import engines, outputs
 
 # Network file systems may hide a new file for up to a minute from those who looked for it before.
 _VISIBLE_SECONDS = 90
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
   """A part of a job: a file that one call of a function writes.
 
   Attributes:
@@ -111,39 +109,34 @@ class Job:
     """
     with contextlib.ExitStack() as stack:
       stack.enter_context(outputs.owned(self._output, is_folder=self._is_folder))
-      stored = self._stored()
-      self._is_new = stored is None
-      if stored is None:
-        self._write(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
-      else:
+      paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
+      path = next(filter(storage.is_file, paths), None)
+      fixed = self._is_folder and not self._replace
+      if path is None and fixed and _visible(self.folder):
+        raise errors.InputError(
+          f"{self._output} has files that this command did not write; give another folder"
+        )
+      stored = path and manifest.parse(path, "delete the folder and start over")
+      if path and stored:
+        changes = manifest.differences(stored.settings, self._record.settings)
+        if changes and fixed:
+          raise errors.InputError(
+            f"{self._output} is of another job: {changes}; give another folder, or delete it"
+          )
+        if changes:
+          outputs.clear(self._work)
+          storage.remove(path)
+          stored = None
+      self._is_new = not stored
+      if stored:
         self._parts, self.facts = dict(stored.parts), stored.facts
         self.finished = stored.finished and all(
           self._is_unchanged(name, part) for name, part in stored.parts.items()
         )
+      else:
+        self._write(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
       self._stack = stack.pop_all()
     return self
-
-  def _stored(self) -> manifest.Record | None:
-    """Returns the record of an earlier call with the same inputs and options, if any."""
-    paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
-    path = next(filter(storage.is_file, paths), None)
-    if path is None:
-      if self._is_folder and not self._replace and _visible(self.folder):
-        raise errors.InputError(
-          f"{self._output} has files that this command did not write; give another folder"
-        )
-      return None
-    stored = manifest.parse(path, "delete the folder and start over")
-    changes = manifest.differences(stored.settings, self._record.settings)
-    if not changes:
-      return stored
-    if self._is_folder and not self._replace:
-      raise errors.InputError(
-        f"{self._output} is of another job: {changes}; give another folder, or delete it"
-      )
-    outputs.clear(self._work)
-    storage.remove(path)
-    return None
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
     """Unlocks the output; removes the work folder if the job is finished or has written nothing."""
@@ -182,7 +175,7 @@ class Job:
       if storage.size(self.path(name)) != part.bytes:
         return False
       if self._verified.get(name) != part.sha256:
-        self._verified[name] = checksums.of_file(self.path(name))
+        self._verified[name] = input_files.sha256(self.path(name))
     except FileNotFoundError:
       return False
     return self._verified[name] == part.sha256
@@ -196,7 +189,7 @@ class Job:
     facts: dict[str, Any] = {}
     with outputs.atomic_path(self.path(name), self._work) as path:
       yield path, facts
-      size, sha256 = path.stat().st_size, checksums.of_file(path)
+      size, sha256 = path.stat().st_size, input_files.sha256(path)
     part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
     self._write(self._record_path(name), msgspec.json.encode(part))
     self._parts[name] = part
@@ -235,7 +228,7 @@ class Job:
       for part, stored in engine.work(title, do, todo):
         self._parts[part.name] = stored
         done += part.size
-        bar.reach(done)
+        bar.update(max(0, done - bar.n))  # other bars advance it, too
     # The files of other machines become visible on this one.
     end = time.monotonic() + _VISIBLE_SECONDS
     for part in todo if not engine.this_machine else ():

@@ -20,11 +20,10 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from vmsst import errors, storage
-from vmsst.io import input_files
 
 STANDARD = "-"
 """Stands for standard input or output."""
@@ -103,9 +102,7 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
   """Writes a JSON file atomically; see `atomic_path`."""
-  # JSON's escapes are also Python's: file names that are not UTF-8 are read back as they were.
-  text = json.dumps(content, indent=1, ensure_ascii=False)
-  write_bytes(path, text.encode(errors="backslashreplace"))
+  write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 @contextlib.contextmanager
@@ -202,25 +199,21 @@ def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterato
     with contextlib.suppress(OSError):
       os.unlink(f"{work}/{_LOCK}")
     lock.release()
-    remove_if_empty(work)
-    if is_new:
-      remove_if_empty(os.fspath(output))
-
-
-def remove_if_empty(folder: str) -> None:
-  """Removes a folder without files; object stores have none."""
-  if not storage.is_url(folder):
-    with contextlib.suppress(OSError):  # It has files, or does not exist.
-      os.rmdir(folder)
+    with contextlib.suppress(OSError):  # They have files.
+      os.rmdir(work)
+      if is_new:
+        os.rmdir(output)
 
 
 def clear(work: str) -> None:
   """Removes what is in a work folder, except for the lock of this process."""
   if storage.is_url(work):
     storage.remove(work)
+    return
   for name in storage.names(work) - {_LOCK}:
     storage.remove(os.path.join(work, name))
-  remove_if_empty(work)
+  with contextlib.suppress(OSError):  # It has the lock.
+    os.rmdir(work)
 
 
 @contextlib.contextmanager
@@ -237,8 +230,18 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
     if storage.is_url(target):
       check_new(target)
       with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-        yield pathlib.Path(folder)
-        upload(pathlib.Path(folder), os.fspath(target))
+        local = pathlib.Path(folder)
+        yield local
+        names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+        # JSON files at the top are last: they mark a complete folder.
+        names.sort(key=lambda name: (-name.count("/"), name.endswith(".json"), name))
+        try:
+          for name in names:
+            storage.upload(local / name, f"{target}/{name}")
+        except BaseException:
+          with contextlib.suppress(Exception):  # The first error is the reason.
+            storage.remove(target)
+          raise
       return
     with owned(target):
       check_new(target)  # Another command may have written it since it was checked.
@@ -255,20 +258,6 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(partial, ignore_errors=True)
   except OSError as error:
     raise errors.InputError(f"{target} cannot be written: {error}") from error
-
-
-def upload(folder: pathlib.Path, url: str) -> None:
-  """Writes the files below a local folder to an object store, the JSON files at the top last."""
-  inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-  inside.sort(key=lambda path: (-len(path.parts), path.suffix == ".json", path))
-  try:
-    for path in inside:
-      storage.upload(folder / path, f"{url.rstrip('/')}/{path.as_posix()}")
-  except BaseException:
-    for path in inside:
-      with contextlib.suppress(Exception):  # The first error is the reason.
-        storage.remove(f"{url.rstrip('/')}/{path.as_posix()}")
-    raise
 
 
 def check_new(target: storage.Path) -> None:
@@ -290,8 +279,10 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
 # Checks before work starts
 
 
-def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None = None) -> None:
+def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None = None) -> None:
   """Raises InputError if work with these paths would destroy an input.
+
+  That is so if the output is an input, or a file that exists in an input folder.
 
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. In object stores, only
@@ -299,46 +290,39 @@ def check(inputs: Iterable[str], *, file: str | None = None, folder: str | None 
     file: File to write, if any; `-` is standard output. A store must accept objects next to it.
     folder: Folder to write to, if any.
   """
-  inputs = list(inputs)
-  for path in (*inputs, file or "", folder or ""):
-    if not input_files.is_text(path):
-      raise errors.InputError(f"{path!r}: the name is not UTF-8; rename the file or folder")
   if inputs.count(STANDARD) > 1:
     raise errors.InputError(
       "standard input (-) is given twice, but it can be read only once; give a file for one"
     )
-  for output, kind in ((file, "file"), (folder, "folder")):
-    if output is None or (output == STANDARD and kind == "file"):
-      continue
-    is_file = kind == "file"
-    if storage.is_url(output):
-      if is_file and (output.endswith("/") or "/" not in output.partition("://")[2]):
-        raise errors.InputError(f"{output} is a folder; give a file as output")
-    elif os.path.lexists(output) and os.path.isdir(output) == is_file:
-      fault = "a folder" if is_file else "not a folder"
-      raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
-    if storage.is_url(output) or not (is_file and is_stream(output)):
-      for path in inputs:
-        is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
-        for file_or_folder in glob.glob(path, recursive=True) if is_pattern else [path]:
-          _check_no_input(output, file_or_folder, is_file=is_file)
-    if storage.is_url(output) and is_file:
-      storage.check_writable(output.rpartition("/")[0])
-
-
-def _check_no_input(output: str, path: str, *, is_file: bool) -> None:
-  """Raises InputError if an output is an input, or a file that exists in an input folder."""
-  if path == STANDARD or storage.is_url(output) != storage.is_url(path):
+  output = folder or file or STANDARD
+  if output == STANDARD:
     return
-  folder = path.rstrip("/")
-  if _CHECKPOINT.search(folder):  # The files that describe its encoder are next to it.
-    folder = os.path.dirname(storage.absolute(folder))
-  if storage.is_url(output):
-    same, below = output.rstrip("/") == path.rstrip("/"), output.startswith(f"{folder}/")
-  else:
-    same = os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path)
-    below = os.path.realpath(output).startswith(f"{os.path.realpath(folder)}/")
-  if same or (is_file and below and storage.exists(output)):
-    raise errors.InputError(
-      f"the output {output} would overwrite the input {path}; give another output"
-    )
+  is_url, is_file = storage.is_url(output), not folder
+  if is_url and is_file:
+    if output.endswith("/") or "/" not in output.partition("://")[2]:
+      raise errors.InputError(f"{output} is a folder; give a file as output")
+  elif not is_url and os.path.lexists(output) and os.path.isdir(output) == is_file:
+    fault, kind = ("a folder", "file") if is_file else ("not a folder", "folder")
+    raise errors.InputError(f"{output} is {fault}; give a {kind} as output")
+  elif not is_url and is_file and is_stream(output):
+    return
+  for path in inputs:
+    is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
+    for place in glob.glob(path, recursive=True) if is_pattern else [path]:
+      if place == STANDARD or storage.is_url(place) != is_url:
+        continue
+      parent = place.rstrip("/")
+      if _CHECKPOINT.search(parent):  # The files that describe its encoder are next to it.
+        parent = os.path.dirname(storage.absolute(parent))
+      if is_url:
+        same, below = output.rstrip("/") == place.rstrip("/"), output.startswith(f"{parent}/")
+      else:
+        both = os.path.exists(output) and os.path.exists(place)
+        same = both and os.path.samefile(output, place)
+        below = os.path.realpath(output).startswith(f"{os.path.realpath(parent)}/")
+      if same or (is_file and below and storage.exists(output)):
+        raise errors.InputError(
+          f"the output {output} would overwrite the input {place}; give another output"
+        )
+  if is_url and is_file:
+    storage.check_writable(output.rpartition("/")[0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst.encoder import encoding
-from vmsst.io import large_arrays, manifest, progress_bar, text_fields, text_files
+from vmsst.io import array_files, manifest, progress_bar, text_files
 from vmsst.search import exact_search, margins, vector_store
 from vmsst.search.vector_store import EmbeddedText
 
@@ -87,7 +87,7 @@ def mine(
   texts = source, target
   first = [first_lines(text) for text in texts]
   rows = [
-    large_arrays.concatenate(
+    array_files.concatenate(
       (
         block.start + np.flatnonzero(first_N[block] == np.arange(block.start, block.stop))
         for block in exact_search.blocks(len(first_N))
@@ -134,7 +134,7 @@ def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> I
     columns = (x[block].tolist() for x in (pairs.score_P, pairs.source_P, pairs.target_P))
     for score, *rows in zip(*columns, strict=True):
       fields = (text(row) for text, row in zip(readers, rows, strict=True))
-      fields = (field.translate(text_fields.SEPARATORS) for field in fields)
+      fields = (field.translate(text_files.SEPARATORS) for field in fields)
       yield "\t".join((f"{score:.6f}", *fields))
 
 
@@ -173,16 +173,16 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
   Raises:
     InputError: all lines are blank.
   """
-  key_N2 = large_arrays.full((len(text.vectors), 2), 0, ">u8")  # hash and row; sorted by bytes
+  key_N2 = array_files.full((len(text.vectors), 2), 0, ">u8")  # hash and row; sorted by bytes
   count = 0
   for row, line in enumerate(text.texts()):
-    if not text_fields.is_blank(line):
+    if not text_files.is_blank(line):
       key_N2[count, 0], key_N2[count, 1] = hash(" ".join(line.split())) % (1 << 63), row
       count += 1
   if not count:
     raise errors.InputError(f"{text.path} contains no sentence")
   key_N2[:count].view("S16")[:, 0].sort()
-  first_N = large_arrays.full(len(key_N2), -1, np.int64)
+  first_N = array_files.full(len(key_N2), -1, np.int64)
   before_12 = key_N2[:0]  # the key before a block, and its first row
   for block in exact_search.blocks(count):
     key_B, row_B = np.concatenate([before_12, key_N2[block]]).T.astype(np.int64)
@@ -197,7 +197,7 @@ class TextColumn(NamedTuple):
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
-    field: Column or key of the text in a line, as in `text_fields.read_texts`; None: the line.
+    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
     language: Code of the texts' language, for scorers that need it.
   """
 
@@ -235,9 +235,9 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
   def score(
     sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    embed = encoding.embedder(encoder, batch_size=batch_size, on_cut=on_cut)
+    options = {"batch_size": batch_size, "progress": False, "on_cut": on_cut}
     vectors = [
-      embed(list(texts), language=language)
+      encoding.encode(encoder, texts, language=language, **options)
       for texts, language in zip((sources, targets), languages, strict=True)
     ]
     source_ND, target_ND = map(exact_search.unit_rows, vectors)
@@ -306,7 +306,7 @@ def pair_scores(
       "aligned line by line"
     )
   sides = (
-    encoding.windows(text_fields.read_texts(side.path, side.field, text["digest"]), _WINDOW)
+    encoding.windows(text_files.read_texts(side.path, side.field, text["digest"]), _WINDOW)
     for side, text in zip((source, target), texts, strict=True)
   )
   cut: list[tuple[int, int, int]] = []
@@ -326,7 +326,7 @@ def pair_scores(
         )
       yield score_BC
       start += len(score_BC)
-      bar.reach(2 * start)
+      bar.update(max(0, 2 * start - bar.n))
   encoding.log_all_cut(cut, 2 * count)
 
 

@@ -5,6 +5,7 @@ nearest to its source without translating it (Guo et al., 2018; mUSE, Yang et al
 with the new model for harder ones.
 """
 
+import functools
 import gzip
 import os
 import unicodedata
@@ -17,7 +18,7 @@ from vmsst.data import readers
 from vmsst.data.readers import BitextFile
 from vmsst.encoder import encoding
 from vmsst.encoder.encoder import Encoder
-from vmsst.io import large_arrays, text_fields
+from vmsst.io import array_files, text_files
 from vmsst.search import device_search, exact_search
 
 # Texts whose vectors are in memory at once.
@@ -58,7 +59,7 @@ def write_negatives(
   )
   with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as stream:
     for pair, negatives in zip(pairs, negatives_NK, strict=True):
-      columns = [text.translate(text_fields.SEPARATORS) for text in (*pair, *negatives)]
+      columns = [text.translate(text_files.SEPARATORS) for text in (*pair, *negatives)]
       line = "\t".join(columns + [""] * (2 + count - len(columns)))
       stream.write(f"{line}\n".encode())
   return {"pairs": len(pairs), "negatives": sum(map(len, negatives_NK))}
@@ -109,7 +110,7 @@ def hard_negatives(
     batch_size: Sentences per batch.
     title: Title of the progress bars.
   """
-  whole = [number for number, pair in enumerate(pairs) if not any(map(text_fields.is_blank, pair))]
+  whole = [number for number, pair in enumerate(pairs) if not any(map(text_files.is_blank, pair))]
   sources, source_places = _distinct([pairs[number][0] for number in whole])
   targets, target_places = _distinct([pairs[number][1] for number in whole])
   translations: list[set[int]] = [set() for _ in sources]
@@ -117,14 +118,15 @@ def hard_negatives(
     translations[source].add(target)
   sides = []
   for texts, code in zip((sources, targets), languages, strict=True):
+    options = {"batch_size": batch_size, "progress": False, "on_cut": None}
     windows = encoding.encode_windows(
-      encoding.embedder(encoder, language=code, batch_size=batch_size, on_cut=None),
+      functools.partial(encoding.encode, encoder, language=code, **options),
       texts,
       _WINDOW,
       total=len(texts),
       title=title,
     )
-    flat = large_arrays.concatenate(map(np.ravel, windows), np.float32)
+    flat = array_files.concatenate(map(np.ravel, windows), np.float32)
     sides.append(flat.reshape(len(texts), encoder.dimension))
   index_NK = nearest_negatives(sides[0], sides[1], translations, count)
   negatives: list[list[str]] = [[] for _ in pairs]

@@ -58,7 +58,7 @@ class InBatchNegativesModel(base.BitextModel):
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("similarity", self.similarity, SIMILARITIES)
-    errors.check_positive("scale", self.scale)
+    errors.check_number("scale", self.scale, "(0, inf)")
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 

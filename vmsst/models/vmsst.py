@@ -77,7 +77,7 @@ class VmsstModel(base.BitextModel):
     super().__post_init__()
     errors.as_integer("evaluation_samples", self.evaluation_samples, minimum=0)
     for name in ("elbo_weight", "kl_weight", "kl_anneal_steps"):
-      errors.check_not_negative(name, getattr(self, name))
+      errors.check_number(name, getattr(self, name), "[0, inf)")
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
@@ -323,7 +323,7 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
-    errors.check_not_negative("vmsst_weight", self.vmsst_weight)
+    errors.check_number("vmsst_weight", self.vmsst_weight, "[0, inf)")
 
   def _objective(
     self,

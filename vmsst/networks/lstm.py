@@ -58,8 +58,8 @@ class LstmConfig:
   def __post_init__(self):
     errors.check_sizes(self)
     errors.check_choice("LstmConfig.dtype", self.dtype, t5.DTYPES)
-    errors.check_positive("LstmConfig.initializer_range", self.initializer_range)
-    errors.check_rate("LstmConfig.dropout_rate", self.dropout_rate)
+    errors.check_number("LstmConfig.initializer_range", self.initializer_range, "(0, inf)")
+    errors.check_number("LstmConfig.dropout_rate", self.dropout_rate, "[0, 1)")
 
   @property
   def width(self) -> int:

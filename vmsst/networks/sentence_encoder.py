@@ -88,7 +88,7 @@ class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
   rate: float = 0.2
 
   def __post_init__(self) -> None:
-    errors.check_rate("Dropout.rate", self.rate)
+    errors.check_number("Dropout.rate", self.rate, "[0, 1)")
 
 
 class Normalize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -79,7 +79,7 @@ class T5Config:
     errors.check_sizes(self)
     errors.check_choice("T5Config.dtype", self.dtype, DTYPES)
     errors.check_choice("T5Config.remat", self.remat, REMAT_CHOICES)
-    errors.check_rate("T5Config.dropout_rate", self.dropout_rate)
+    errors.check_number("T5Config.dropout_rate", self.dropout_rate, "[0, 1)")
     if self.relpos_buckets < 4 or self.relpos_buckets % 4:
       raise errors.InputError(
         f"T5Config.relpos_buckets is {self.relpos_buckets}; it must be a multiple of 4"

@@ -142,8 +142,8 @@ class TransformerConfig:
     errors.check_choice("TransformerConfig.dtype", self.dtype, t5.DTYPES)
     errors.check_choice("TransformerConfig.remat", self.remat, t5.REMAT_CHOICES)
     for name in ("layer_norm_eps", "initializer_std", "rope_theta", "local_rope_theta"):
-      errors.check_positive(f"TransformerConfig.{name}", getattr(self, name))
-    errors.check_rate("TransformerConfig.dropout_rate", self.dropout_rate)
+      errors.check_number(f"TransformerConfig.{name}", getattr(self, name), "(0, inf)")
+    errors.check_number("TransformerConfig.dropout_rate", self.dropout_rate, "[0, 1)")
     if self.head_dim is None and self.emb_dim % self.num_heads:
       raise errors.InputError(
         f"TransformerConfig.emb_dim is {self.emb_dim}; it must be a multiple of num_heads "

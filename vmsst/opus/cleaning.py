@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from vmsst.io import text_fields
+from vmsst.io import text_files
 from vmsst.languages import Language
 
 EMPTY = "empty"
@@ -141,7 +141,7 @@ class Cleaner:
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
     source, target = normalize(source), normalize(target)
-    if text_fields.is_blank(source) or text_fields.is_blank(target):
+    if text_files.is_blank(source) or text_files.is_blank(target):
       return EMPTY
     if "\ufffd" in source or "\ufffd" in target:
       return ENCODING

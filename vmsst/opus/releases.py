@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from vmsst import errors, languages, storage
 from vmsst.data import formats, readers
 from vmsst.data.formats import Fault, Row
-from vmsst.io import archives, checksums
+from vmsst.io import archives, input_files
 from vmsst.languages import Language
 
 _CODE = r"[a-z]{2,3}(?:[_@][A-Za-z0-9]+)*"
@@ -89,7 +89,7 @@ class Release:
     hashed = hashlib.sha256()
     for path in self.paths:
       with contextlib.suppress(OSError):  # A file that cannot be read is a fault of the release.
-        hashed.update(checksums.of_file(path).encode())
+        hashed.update(input_files.sha256(path).encode())
     return hashed.hexdigest()
 
   def license(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import threadpoolctl
 
 from vmsst import errors
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 
 BLOCK_ROWS = 1 << 14
 """Rows of vectors, or of what is stored per vector, in memory at once."""
@@ -27,7 +27,7 @@ _READ_ROWS = 1 << 11  # Targets read at once.
 _TASK_ROWS = 1 << 11  # Sources per task of a thread: fixed, so that rounding is too.
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
-# Sources and targets of a block of `block_search`: multiples of the rows that a search reads at
+# Sources and targets of a block of `search_blocks`: multiples of the rows that a search reads at
 # once. Sources are in at least 8 blocks if these have 8,192 or more.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
@@ -276,7 +276,7 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
 def no_neighbors(count: int, k: int) -> Neighbors:
   """Returns neighbors before a search: row 0 with a cosine of -inf."""
   return Neighbors(
-    large_arrays.full((count, k), 0, np.int64), large_arrays.full((count, k), -np.inf, np.float32)
+    array_files.full((count, k), 0, np.int64), array_files.full((count, k), -np.inf, np.float32)
   )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import checksums, large_arrays, manifest, progress_bar
+from vmsst.io import array_files, input_files, manifest, progress_bar
 from vmsst.search import exact_search, vector_store
 
 FILE = "index.faiss"
@@ -213,7 +213,7 @@ def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
       "version: build it again (`vmsst index`)"
     )
   path = storage.cached_copy(os.path.join(folder, FILE))
-  checksums.check(path, record.parts[FILE].sha256, "delete the folder and build it again")
+  input_files.check_sha256(path, record.parts[FILE].sha256, "delete the folder and build it again")
   return Index(read(path, mapped=True), str(record.options["factory"]), rows)
 
 
@@ -325,7 +325,7 @@ def index_search(source_index: Index, target_index: Index) -> exact_search.Searc
     results = []
     with progress_bar.Bar(total=sum(len(way[0].row_N) for way in ways), unit=" searches") as bar:
       for queries, index, base, k in ways:
-        wanted_N = large_arrays.full(index.shape[0], False, bool)
+        wanted_N = array_files.full(index.shape[0], False, bool)
         wanted_N[base.row_N] = True
         near = exact_search.no_neighbors(len(queries.row_N), k)
         for rows, query_BD in queries.unit_blocks(_QUERIES):

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vmsst import errors
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 from vmsst.search import exact_search
 
 Margin = Literal["ratio", "distance", "absolute"]
@@ -108,7 +108,7 @@ def margin_pairs(
   elif retrieval == "intersection":
     source_M, _ = best[1]
     pairs = (x[source_M[x.target_P] == x.source_P] for x in pairs)
-  return large_arrays.concatenate(pairs, PAIR).view(np.recarray)
+  return array_files.concatenate(pairs, PAIR).view(np.recarray)
 
 
 def best_neighbors(
@@ -128,8 +128,8 @@ def best_neighbors(
   means = [_means(near) for near in (forward, backward)]
   best = []
   for near, mean_N, mean_M in zip((forward, backward), means, means[::-1], strict=True):
-    index_N = large_arrays.full(len(mean_N), 0, np.int64)
-    score_N = large_arrays.full(len(mean_N), 0, np.float64)
+    index_N = array_files.full(len(mean_N), 0, np.int64)
+    score_N = array_files.full(len(mean_N), 0, np.float64)
     for rows in exact_search.blocks(len(mean_N)):
       cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
       score_BK = _MARGINS[margin](cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
@@ -203,7 +203,7 @@ _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def _means(near: exact_search.Neighbors) -> np.ndarray:
-  mean_N = large_arrays.full(len(near.score_NK), 0, np.float64)
+  mean_N = array_files.full(len(near.score_NK), 0, np.float64)
   for rows in exact_search.blocks(len(mean_N)):
     near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
   return mean_N
@@ -215,20 +215,20 @@ def _sorted_pairs(best: Sequence[Best], sides: Sequence[int]) -> Iterator[Pairs]
   They are sorted in a temporary file if they are many.
   """
   # Big-endian bytes are in the order of the numbers: descending score, source, target.
-  key_P3 = large_arrays.full((sum(len(best[side][0]) for side in sides), 3), 0, ">u8")
+  key_P3 = array_files.full((sum(len(best[side][0]) for side in sides), 3), 0, ">u8")
   first = 0
   for side in sides:
     index_N, score_N = best[side]
     for rows in exact_search.blocks(len(index_N)):
       key_B3 = key_P3[first + rows.start : first + rows.stop]
-      key_B3[:, 0] = large_arrays.descending_keys(score_N[rows])
+      key_B3[:, 0] = array_files.descending_keys(score_N[rows])
       key_B3[:, 1 + side] = np.arange(rows.start, rows.stop)
       key_B3[:, 2 - side] = index_N[rows]
     first += len(index_N)
   key_P3.view("S24")[:, 0].sort()
   for rows in exact_search.blocks(len(key_P3)):
     key_B, source_B, target_B = key_P3[rows].T.astype(np.uint64)
-    yield np.rec.fromarrays([source_B, target_B, large_arrays.scores(key_B)], dtype=PAIR)
+    yield np.rec.fromarrays([source_B, target_B, array_files.scores(key_B)], dtype=PAIR)
 
 
 def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pairs]:
@@ -238,7 +238,7 @@ def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pair
     blocks: Pairs, best first.
     counts: Numbers of sources and targets.
   """
-  used_N, used_M = (large_arrays.full(count, 0, np.uint8).data for count in counts)
+  used_N, used_M = (array_files.full(count, 0, np.uint8).data for count in counts)
   for pairs in blocks:
     kept = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)

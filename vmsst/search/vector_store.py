@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vmsst import errors, storage
-from vmsst.io import checksums, large_arrays, line_spans, manifest, npy_files, text_fields
+from vmsst.io import array_files, input_files, manifest, text_files
 
 DTYPES = ("float32", "float16")
 _CHECKED = 1 << 14  # Rows of an array that are checked together.
 _LINES = 1 << 14  # Of a span of a text; its size does not matter here.
 _AGAIN = "delete the folder and embed again"
-_kept_shard = functools.lru_cache(128)(npy_files.read_shard)  # Each has a descriptor.
+_kept_shard = functools.lru_cache(128)(array_files.read_shard)  # Each has a descriptor.
 
 
 class Vectors:
@@ -58,7 +58,7 @@ class Vectors:
     self.shape: tuple[int, int] = (self._bounds[-1], width)
     if not storage.is_url(folder):
       with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        check = functools.partial(checksums.check, fix=_AGAIN)
+        check = functools.partial(input_files.check_sha256, fix=_AGAIN)
         list(pool.map(check, self._paths, self._sha256))
 
   def __len__(self) -> int:
@@ -86,10 +86,6 @@ class Vectors:
       return blocks[0]
     return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
-  def shards(self) -> Iterator[np.ndarray]:
-    """Yields the arrays of the shards, read-only."""
-    return map(self._read, range(len(self._paths)))
-
   def take(self, row_N: np.ndarray) -> np.ndarray:
     """Returns some rows, [N, D], in any order and repeatedly."""
     shard_N = np.searchsorted(self._bounds, row_N, side="right") - 1
@@ -99,7 +95,7 @@ class Vectors:
       row_P, path = row_N[place_P] - self._bounds[index], self._paths[index]
       if storage.is_url(path):
         shape = self._bounds[index + 1] - self._bounds[index], self.shape[1]
-        taken_ND[place_P] = npy_files.read_rows(path, shape, self.dtype.name, row_P)
+        taken_ND[place_P] = array_files.read_rows(path, shape, self.dtype.name, row_P)
       else:
         taken_ND[place_P] = self._read(index)[row_P]
     return taken_ND
@@ -107,7 +103,7 @@ class Vectors:
   def _read(self, index: int) -> np.ndarray:
     """Returns the rows of a shard."""
     path, sha256 = self._paths[index], self._sha256[index]
-    read = npy_files.read_shard if storage.is_url(path) else _kept_shard
+    read = array_files.read_shard if storage.is_url(path) else _kept_shard
     return read(path, sha256)
 
 
@@ -125,11 +121,13 @@ class ArrayVectors(Vectors):
         "float32 or float16 (`astype`)"
       )
     self.shape, self.dtype, self._bounds = array_ND.shape, array_ND.dtype, [0, len(array_ND)]
-    digest = hashlib.sha256(npy_files.header(self.shape, self.dtype.name))
+    digest = hashlib.sha256(array_files.header(self.shape, self.dtype.name))
     for start in range(0, len(array_ND), _CHECKED):
       block_BD = array_ND[start : start + _CHECKED]
       try:
-        digest.update(npy_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data)
+        digest.update(
+          array_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data
+        )
       except ValueError as error:
         raise errors.InputError(f"{name}: {error}; remove it, or compute it again") from None
     self.digest = digest.hexdigest()
@@ -141,7 +139,7 @@ class ArrayVectors(Vectors):
   @functools.cached_property
   def _array(self) -> np.ndarray:
     source = self._source
-    return npy_files.map_file(source) if isinstance(source, str) else np.asarray(source)
+    return array_files.map_file(source) if isinstance(source, str) else np.asarray(source)
 
   def _read(self, index: int) -> np.ndarray:
     return self._array
@@ -203,7 +201,7 @@ class EmbeddedText(NamedTuple):
 
   def texts(self) -> Iterator[str]:
     """Yields all texts; reads the file once."""
-    return text_fields.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
+    return text_files.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
 
   def visible_rows(self) -> np.ndarray:
     """Returns the rows of texts with a visible character, int64 [M]; reads the file.
@@ -211,8 +209,8 @@ class EmbeddedText(NamedTuple):
     Raises:
       InputError: no text has one.
     """
-    rows = (row for row, text in enumerate(self.texts()) if not text_fields.is_blank(text))
-    row_M = large_arrays.concatenate(map(np.array, rows), np.int64)
+    rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
+    row_M = array_files.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
       raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
     return row_M
@@ -222,7 +220,7 @@ class EmbeddedText(NamedTuple):
 
     Reads the file once, and copies the texts to a temporary file.
     """
-    end_N = large_arrays.full(len(self.vectors) + 1, 0, np.int64)
+    end_N = array_files.full(len(self.vectors) + 1, 0, np.int64)
     with tempfile.TemporaryFile() as file:
       for row, text in enumerate(self.texts()):
         end_N[row + 1] = end_N[row] + file.write(text.encode())
@@ -264,4 +262,4 @@ def fingerprint(path: str) -> Mapping[str, Any]:
   Raises:
     InputError: the file cannot be read.
   """
-  return line_spans.cut([path], _LINES).identity
+  return text_files.cut([path], _LINES).identity

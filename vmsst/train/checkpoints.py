@@ -25,7 +25,6 @@ from vmsst import storage
 from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import t5x, tensors
-from vmsst.io import checksums
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
@@ -97,7 +96,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
     for path in reversed(t5x.folders(model_dir)):
       problem: str | None = "it has no folder state, such as T5X's checkpoints before Orbax"
       if t5x.is_complete(path):
-        problem = checksums.damage(path)
+        problem = t5x.damage(path)
       elif storage.is_url(path):
         continue  # It is being written, or `CheckpointManager` removes it.
       if problem is None:
@@ -142,7 +141,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
       f"no checkpoint_<step> in {cfg.path}; set another RestoreCheckpointConfig.path"
     )
   for path in checkpoints if jax.process_index() == 0 else ():
-    problem = checksums.damage(path) if (path / "state").is_dir() else None
+    problem = t5x.damage(path) if (path / "state").is_dir() else None
     if problem:
       raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
   return checkpoints
@@ -326,7 +325,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
       state = checkpoint / "state"
       if not state.is_dir():
         raise RuntimeError(f"Orbax did not finish {state} before {directory}")
-      checksums.write(checkpoint, {"state": state, "dataset": directory})
+      t5x.write_checksums(checkpoint, {"state": state, "dataset": directory})
 
   def restore(self, directory: epath.Path, args: Any = None) -> Any:
     raise NotImplementedError("read with DataState.read_from")

@@ -19,7 +19,8 @@ from jax.experimental import multihost_utils
 
 from vmsst import storage
 from vmsst.data import loader
-from vmsst.io import checksums, input_files, manifest, progress_bar
+from vmsst.formats import t5x
+from vmsst.io import input_files, manifest, progress_bar
 from vmsst.jobs import job
 from vmsst.train import (
   checkpoints,
@@ -103,7 +104,7 @@ def infer(
   )
   checkpoint = checkpoints.find_checkpoint(restore_checkpoint_cfg)
   state = initializer.from_checkpoint(checkpoint, restore_checkpoint_cfg)
-  sums = storage.path(checkpoint) / checksums.NAME
+  sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
   # The configuration has the options of decoding.

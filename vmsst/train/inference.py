@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vmsst.io import watchdog
+from vmsst.io import progress_bar
 from vmsst.train import input_pipeline, partitioning
 
 InferFn = Callable[..., Any]
@@ -107,7 +107,7 @@ def get_array_fn(
         results = jax.tree.map(functools.partial(_empty, len(order)), result)
       for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
         array[rows] = values[: len(rows)]
-      watchdog.alive()
+      progress_bar.alive()
     return results
 
   return run

@@ -67,7 +67,7 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
     if jax.process_index() == 0:
       if isinstance(path, pathlib.Path):
         for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
-          stack.callback(outputs.remove_if_empty, str(folder))
+          stack.callback(_remove_if_empty, folder)
         path.mkdir(parents=True, exist_ok=True)
         if claim:
           stack.enter_context(outputs.owned(path, is_folder=True))
@@ -93,6 +93,11 @@ def disk_fault(error: BaseException) -> str | None:
   TensorStore and TensorFlow quote this message in their own errors.
   """
   return next((text for text in map(os.strerror, _DISK) if text in str(error)), None)
+
+
+def _remove_if_empty(folder: pathlib.Path) -> None:
+  with contextlib.suppress(OSError):  # It has files, or does not exist.
+    folder.rmdir()
 
 
 def summarize_run(

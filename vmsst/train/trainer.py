@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from vmsst import errors
 from vmsst.errors import InputError
-from vmsst.io import watchdog
+from vmsst.io import progress_bar
 from vmsst.train import input_pipeline, partitioning, summaries
 from vmsst.train.actions import (  # noqa: F401  (T5X's names)
   BaseAction,
@@ -309,7 +309,7 @@ class Trainer:
       if not np.asarray(finite) and self._all_finite:  # waits for the devices
         logging.warning("The loss of step %d is the first that is not finite.", number)
         self._all_finite = False
-      watchdog.alive()
+      progress_bar.alive()
       if bar is not None:
         bar.show(number, metrics)
 
@@ -345,7 +345,7 @@ class Trainer:
           batch = input_pipeline.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
         total = metrics if total is None else merge_metrics(total, metrics)
-        watchdog.alive()
+        progress_bar.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
       results[name] = summaries.numbers(total)

@@ -1,6 +1,5 @@
 """The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
 
-import collections
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -135,18 +134,6 @@ def test_value_and_gradients_equal_the_dense_form(name, chunk):
   assert_trees_close(found, expected, rtol=1e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("task", ["counted once", "ugt"])
-def test_other_targets_equal_the_dense_form(task):
-  arrays, _ = make_inputs("xtr")
-  tokens_BT = make_tokens(B, T, V)
-  targets = xtr.xtr_targets(tokens_BT, count_repeats=task != "counted once")
-  if task == "ugt":
-    targets = xtr.ugt_targets(targets, np.array([tokens_BT[0, 0], 0, 7, 8, 0], np.int32))
-  (value, _), gradients = ours_with_gradients("xtr", arrays, targets)
-  expected = jax.value_and_grad(lambda x: dense_sum("xtr", x, targets))(arrays)
-  assert_trees_close((value, gradients), expected, rtol=1e-4, atol=1e-4)
-
-
 @either
 def test_values_equal_the_dense_form_with_and_without_differentiation(name):
   arrays, targets = make_inputs(name)
@@ -240,38 +227,6 @@ def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT[3, 0] = V
   _, kl_B = ours("xtr", make_inputs("xtr")[0], xtr.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
-
-
-SENTENCES = [[3, 3, 4, 5], [7], [2, 5, 2, 2, 6, 1], []]  # an unknown word (1) is a token
-SENTENCES_BT = np.array([sentence + [0] * (6 - len(sentence)) for sentence in SENTENCES], np.int32)
-
-
-def dense_rows(targets):
-  """The distributions as rows of vocabulary size."""
-  found_BV = np.zeros((len(targets.tokens_BT), 9))
-  for b, (tokens_T, share_T) in enumerate(zip(*map(np.asarray, targets), strict=True)):
-    for token, share in zip(tokens_T, share_T, strict=True):
-      found_BV[b, token] += share
-  return found_BV
-
-
-def equation_7(sentence):
-  counts = collections.Counter(sentence)
-  return [counts[w] / len(sentence) if w in counts else 0.0 for w in range(9)]
-
-
-def test_targets_are_equation_7():
-  found_BV = dense_rows(xtr.xtr_targets(SENTENCES_BT))
-  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES], rtol=1e-6)
-  np.testing.assert_allclose(found_BV.sum(axis=1), [1, 1, 1, 0], rtol=1e-6)
-  # The release counts repeated tokens once.
-  found_BV = dense_rows(xtr.xtr_targets(SENTENCES_BT, count_repeats=False))
-  np.testing.assert_allclose(found_BV[0], [0, 0, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0, 0])
-  np.testing.assert_allclose(found_BV.sum(axis=1), [3 / 4, 1, 4 / 6, 0], rtol=1e-6)
-  # Special ids are not part of a sentence.
-  tokens_BT = np.array([[8, 3, 3, 4, 5, 1], [8, 7, 1, 0, 0, 0]])
-  found_BV = dense_rows(xtr.xtr_targets(tokens_BT, special_ids=(1, 8)))
-  np.testing.assert_allclose(found_BV, [equation_7(s) for s in SENTENCES[:2]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 
 import jax
@@ -193,14 +194,12 @@ def test_a_matryoshka_loss_is_the_mean_over_cut_vectors_before_the_mlp():
 def test_the_62_languages_of_the_recipe_have_62_tokens_and_chinese_has_one():
   network = networks.EmsNetwork(BERT)
   params = tiny_models.random_params(network)
-
-  @jit
-  def hidden(languages_B):
-    u_BS = np.ones([len(languages_B), S], np.float32)
-    return network.apply({"params": params}, u_BS, languages_B, method="xtr_hidden")
-
   codes = [*recipes.language_codes("ems"), "zh_TW"]
-  hidden_BE = np.array(hidden(np.array([languages.language(code).index for code in codes])))
+  languages_B = np.array([languages.language(code).index for code in codes])
+  u_BS = np.ones([len(codes), S], np.float32)
+  hidden_BE = jit(functools.partial(network.apply, method="xtr_hidden"))(
+    {"params": params}, u_BS, languages_B
+  )
   assert len(codes) == 63
   assert len(np.unique(hidden_BE, axis=0)) == 62
   np.testing.assert_array_equal(hidden_BE[codes.index("cmn")], hidden_BE[-1])

@@ -18,7 +18,7 @@ from vmsst.jobs import engines
 LARGE = ("bucc", "paracrawl", "questions")
 
 
-class Pickling(engines.Engine):
+class Pickling:
   """Writes parts as another process would, but in this one.
 
   Attributes:
@@ -119,20 +119,7 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   shutil.rmtree(data / "tatoeba")
   assert evaluate(names=["sts"])[0]["benchmarks"].keys() == {"sts", "tatoeba"}
   _, _, lines = evaluate(names=["sts", "tatoeba"])
-  assert "tatoeba: finished before; its data is no longer present: no file or folder" in lines[1]
-
-
-def test_an_encoder_is_identified_by_its_digest_if_it_has_one(evaluate):
-  def digested(digest):
-    encoder = load_encoder()[1]
-    encoder.digest = digest
-    return encoder
-
-  found, _, _ = evaluate(digested("1" * 64))
-  assert found["encoder"] == {"name": "E", "digest": "1" * 64}
-  assert not evaluate(digested("1" * 64), name="moved")[1]
-  with pytest.raises(errors.InputError, match=r"encoder is moved \(1{12}\), not E \(2{12}\); give"):
-    evaluate(digested("2" * 64))
+  assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
 def test_results_that_have_changed_are_written_again(evaluate, tmp_path):

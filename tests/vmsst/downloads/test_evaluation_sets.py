@@ -67,7 +67,7 @@ def test_the_catalog_is_sound():
   assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
   folders = {each.folder.split("/")[0] for each in known.values()}
   for name, benchmark in benchmarks.BENCHMARKS.items():
-    tops = {folder.split("/")[0] for folder in benchmark.files.paths}
+    tops = {folder.split("/")[0] for folder in benchmark.files.folders}
     assert tops <= folders or name == "mining"  # which accepts any corpora
 
 

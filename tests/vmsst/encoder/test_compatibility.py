@@ -86,15 +86,6 @@ def test_bytes_are_the_nearest_of_256_levels():
       assert distance_L[int(code) + 128] <= distance_L.min() + 1e-6 * np.ptp(level_L)
 
 
-@pytest.mark.parametrize("width", [1, 8, 13])
-def test_bits_are_signs(width):
-  code_NC = compatibility.quantize(VECTORS[:, :width], "ubinary")
-  assert (code_NC.dtype, code_NC.shape) == (np.uint8, (40, -(-width // 8)))
-  bits = [f"{''.join(str(int(x > 0)) for x in row):0<16}" for row in VECTORS[:, :width]]
-  for code_C, row in zip(code_NC, bits, strict=True):
-    assert code_C.tolist() == [int(row[8 * i : 8 * i + 8], 2) for i in range(len(code_C))]
-
-
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_quantize_agrees_with_sentence_transformers(precision):
   pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")

@@ -19,8 +19,7 @@ import vmsst
 from vmsst import errors
 from vmsst.data import vocabularies
 from vmsst.encoder import encoder as encoder_lib
-from vmsst.formats import encoder_json
-from vmsst.io import checksums
+from vmsst.formats import encoder_json, t5x
 from vmsst.networks import sentence_encoder
 
 NETWORK = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
@@ -44,7 +43,7 @@ def run(tmp_path_factory, params):
   tiny_encoders.save_training_checkpoint(
     folder, 100, {**params, "decoder": {"kernel": jnp.ones((3, 3))}}
   )
-  checksums.write(
+  t5x.write_checksums(
     epath.Path(folder, "checkpoint_100"), {"state": epath.Path(folder, "checkpoint_100/state")}
   )
   (folder / "checkpoint_200.orbax-checkpoint-tmp-0" / "state").mkdir(parents=True)
@@ -96,13 +95,6 @@ def test_an_empty_sentence_without_eos_is_zero(params):
   assert np.linalg.norm(found_ND[1]) == pytest.approx(1, abs=1e-6)
 
 
-def test_progress_is_shown_when_asked_for(encoder, capsys):
-  encoder.encode(["a", "b"], progress=True)
-  assert "2/2" in capsys.readouterr().err
-  encoder.encode(["a", "b"])  # not a terminal
-  assert capsys.readouterr().err == ""
-
-
 def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
   given = vmsst.load(run / "checkpoint_100").encode(SENTENCES)
   np.testing.assert_allclose(given, expected, atol=2e-6)
@@ -110,7 +102,6 @@ def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
 
 
 def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
-  (tmp_path / "train").mkdir()
   (tmp_path / "file").touch()
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
@@ -153,13 +144,8 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
 @pytest.mark.parametrize(
   ("call", "error", "message"),
   [
-    (lambda x: x.encode(b"hello"), TypeError, "sentences are of type bytes"),
-    (lambda x: x.encode(["a"], 32), TypeError, "32 has no name; write, for example, batch_size=32"),
-    (lambda x: x.encode(["a"], pool=1), ValueError, "pool is 1; .* `vmsst embed`"),
-    (lambda x: x.encode_query({"text": "a"}), TypeError, "type dict; .*the values of a dictionary"),
     (lambda x: x.encode(["a"], language=["de", "en"]), ValueError, "2 languages for 1 sentences"),
     (lambda x: x.encode(["a"], prompt="", prefix="x"), ValueError, "prefix and prompt are both"),
-    (lambda x: x.encode(["a"], prompt_name="q"), ValueError, "'q'; this encoder has: 'query'"),
     (lambda x: x.encode(["a"], truncate_dim=7), ValueError, "truncate_dim is 7"),
   ],
 )

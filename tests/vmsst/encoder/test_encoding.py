@@ -1,3 +1,5 @@
+import copy
+
 import fake_encoders
 import line_files
 import numpy as np
@@ -48,10 +50,15 @@ def test_a_process_loads_an_encoder_once_and_keeps_one_and_notices_another():
     encoder.digest = digest
     return "name", encoder
 
+  def source(digest, found):
+    """Returns a source as another process gets it."""
+    _, encoder = load(digest)
+    return copy.copy(encoding.EncoderSource(encoder, "name", lambda: load(found)))
+
   first, second, changed = (
-    encoding.EncoderSource("name", digest, lambda found=found: load(found))
-    for digest, found in (("a", "a"), ("b", "b"), ("before", "after"))
+    source(digest, found) for digest, found in (("a", "a"), ("b", "b"), ("before", "after"))
   )
+  loaded.clear()
   assert first.open() is first.open()
   assert second.open().digest == "b"
   assert first.open().digest == "a"
@@ -63,10 +70,10 @@ def test_a_process_loads_an_encoder_once_and_keeps_one_and_notices_another():
 def test_an_encoder_in_memory_is_for_this_process_and_this_time():
   encoder = fake_encoders.FakeEncoder(lambda text: [1.0])
   encoder.digest = "a"
-  source = encoding.source_of(encoder, "name")
-  assert (source.name, source.digest) == ("name", "a")
-  with encoding.using(source, encoder):
-    assert source.open() is encoder
+  source = encoding.EncoderSource(encoder, "name")
+  assert source.identity == {"name": "name", "digest": "a"}
+  assert source.open() is encoder
+  source = copy.copy(source)  # as another process gets it
   with pytest.raises(errors.InputError, match="name cannot be loaded in other processes"):
     source.open()
 

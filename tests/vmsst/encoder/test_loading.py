@@ -21,26 +21,6 @@ ENGLISH = ["hello world", "How are you?", "The weather is good", "today", "world
 NEEDS = "needs sentence-transformers"
 
 
-def test_eval_finds_what_a_matrix_of_cosines_finds_with_cut_texts(tmp_path):
-  model = tiny_encoders.model_of(NETWORK)
-  run = tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])
-  for code, lines in (("deu", GERMAN), ("eng", ENGLISH)):
-    line_files.write_lines(tmp_path / "tatoeba" / f"tatoeba.deu-eng.{code}", lines)
-  command = ["eval", run, "--data", tmp_path, "--out", tmp_path / "out", "--max-length", 3]
-  assert cli.main([*map(str, command), "--suite", "tatoeba"]) == 0
-  results = json.loads((tmp_path / "out" / "results.json").read_text())
-  # Bytes are tokens: two letters and EOS.
-  german_ND, english_ND = (
-    vmsst.load(run, backend="jax").encode([text[:2] for text in texts], normalize=True)
-    for texts in (GERMAN, ENGLISH)
-  )
-  cosine_NN = german_ND @ english_ND.T
-  right = [x.argmax(axis=1) == np.arange(5) for x in (cosine_NN, cosine_NN.T)]
-  summary = results["benchmarks"]["tatoeba"]["summary"]
-  assert summary["average seen (incomplete)"] == pytest.approx(100 * np.mean(right))
-  assert (results["max_length"], results["seen"]) == (3, ["English", "German"])
-
-
 def test_max_length_beyond_the_position_table_is_an_error(tmp_path):
   model = tiny_encoders.model_of(tiny_encoders.NETWORKS["e5"])
   run = tiny_encoders.save_run(tmp_path / "run", model)
@@ -125,13 +105,6 @@ def test_versions_of_sentence_transformers_that_run_code_are_refused(tmp_path, m
     loading.open_encoder(str(folder))
 
 
-def test_an_unknown_architecture_is_named_with_those_that_load(tmp_path):
-  changes = {"config.json": {"model_type": "electra"}, "modules.json": None}
-  folder = released_folders.write(tmp_path / "m", "bert", changes)
-  with pytest.raises(errors.InputError, match=r"'electra'.*bert.*gemma3_text.*mt5"):
-    vmsst.load(folder)
-
-
 # --------------------------------------------------------------------------------------------
 # Evaluators of sentence-transformers, called with an `Encoder` as with a SentenceTransformer
 
@@ -177,7 +150,6 @@ EVALUATORS = {
   "paraphrases": lambda x: x.ParaphraseMiningEvaluator(
     {str(i): text for i, text in enumerate(ENGLISH + GERMAN)}, duplicates_list=[("0", "5")]
   ),
-  "several": lambda x: x.SequentialEvaluator([retrieval(x), reranking(x)]),
 }
 
 
@@ -185,14 +157,6 @@ EVALUATORS = {
 def test_an_evaluator_reports_the_numbers_of_sentence_transformers(evaluation, both, name):
   ours, opened = (encoder.evaluate(EVALUATORS[name](evaluation)) for encoder in both)
   assert ours == pytest.approx(opened, abs=1e-4)
-
-
-def test_every_evaluator_is_tested(evaluation):
-  tested = {type(make(evaluation)).__name__ for make in EVALUATORS.values()}
-  tested |= {"MSEEvaluator", "MSEEvaluatorFromDataFrame", "BaseEvaluator", "SentenceEvaluator"}
-  # The one downloads its data, the other runs a classifier of torch on a model's modules.
-  untested = {"NanoBEIREvaluator", "LabelAccuracyEvaluator"}
-  assert tested | untested == {name for name in dir(evaluation) if "Evaluator" in name}
 
 
 @pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan"])

@@ -8,7 +8,7 @@ from vmsst.evaluation.benchmarks import bitext_retrieval
 
 def test_numbers_of_results_are_found_by_their_names_and_languages():
   result = papers.for_result
-  assert papers.find("tatoeba", "average (incomplete)") == []
+  assert papers.for_average("tatoeba", "average (incomplete)") == []
   # Languages match in any code and, without an arrow, in either order.
   first, *_ = result("tatoeba", "deu", ("de", "en"), "average")
   assert first == result("tatoeba", "deu", ("eng", "deu"), "average")[0]
@@ -38,7 +38,7 @@ def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
   ]
   for benchmark, name in keys:
     assert benchmark in benchmarks.BENCHMARKS
-    assert papers.find(benchmark, name, papers=papers.content()["papers"])
+    assert papers.for_average(benchmark, name)
 
 
 def printed_rows():

@@ -68,11 +68,11 @@ def test_each_text_is_embedded_once_and_nothing_is_written(root, tmp_path):
   assert own["summary"] == {"held": 1.0, "large": 4.0, "seen": 2.0}
   assert own["results"][0]["metrics"] == {"0": 3.0, "1": 3.0, "2": 2.0, "first": 1.0}
   assert own["missing"] == ["more words", "French"]
-  assert found["absent"] == {"none": f"no file or folder {root / 'nowhere'} (nothing)"}
+  assert found["absent"] == {"none": f"no folder {root / 'nowhere'} (nothing)"}
   assert (found["encoder"], found["seen"]) == ({"name": "a"}, ["English", "German"])
   assert any(line.startswith("words: held 1.00, large 4.00, seen 2.00 (") for line in lines)
   assert [path.name for path in tmp_path.rglob("*")] == ["data", "words", "list"]
-  with pytest.raises(errors.InputError, match=r"no benchmark has data .*none is absent: no file"):
+  with pytest.raises(errors.InputError, match=r"no benchmark has data .*none is absent: no folder"):
     suite.evaluate(encoder, [OTHER], root)
 
 

@@ -41,7 +41,7 @@ def vocabulary_of(tmp_path_factory):
   folder = tmp_path_factory.mktemp("vocabularies")
   text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
   kinds = {
-    "unigram": {"user_defined_symbols": ["<w>"]},
+    "unigram": {"byte_fallback": True, "vocab_size": 400},
     # As EMS's: no EOS token, and symbols for languages.
     "ems": {"unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
   }
@@ -52,7 +52,7 @@ def vocabulary_of(tmp_path_factory):
     if kind == "bytes":
       return vocabularies.ByteVocabulary(lowercase=True)
     path = folder / f"{kind}.model"
-    path.write_bytes(tiny_tokenizers.sentencepiece_model(text, vocab_size=80, **kinds[kind]))
+    path.write_bytes(tiny_tokenizers.sentencepiece_model(text, **{"vocab_size": 80, **kinds[kind]}))
     return vocabularies.SentencePieceVocabulary(str(path), lowercase=True)
 
   return make

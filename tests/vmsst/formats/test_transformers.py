@@ -42,7 +42,7 @@ class Network(nn.Module):
 def weights(prefix="", norm=("weight", "bias")):
   """Returns random weights by their names in transformers, with other names of norms."""
   rng, found = np.random.default_rng(0), {}
-  for row in transformers.BERT.rows(networks.TransformerConfig(**SIZES)):
+  for row in transformers.BERT.table.rows(networks.TransformerConfig(**SIZES)):
     name = row.source.replace("LayerNorm.weight", f"LayerNorm.{norm[0]}")
     name = name.replace("LayerNorm.bias", f"LayerNorm.{norm[1]}")
     found[prefix + name] = rng.normal(size=row.shape)
@@ -158,7 +158,9 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
   jax.tree.map(np.testing.assert_array_equal, tiny_encoders.read_arrays(checkpoint), expected)
   left_out = {name for name in arrays if re.search("position_ids|pooler|^cls", name)}
   assert loading.convert(folder).left_out.keys() == left_out
-  assert "left out, pre-training head: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
+  assert (
+    "left out, not part of the encoder: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
+  )
   assert f"INITIAL_CHECKPOINT_PATH = '{checkpoint}'" in text
   assert "swap" not in text
   assert "vmsst.load cannot open it" in text  # there is no tokenizer

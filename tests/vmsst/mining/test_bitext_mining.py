@@ -120,7 +120,6 @@ def test_broken_input_is_an_error(texts, tmp_path):
   for content, message in (
     ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not `source line TAB target line`"),
     (f"{'9' * 5000}\t1\n", "gold.tsv:1: '9.*is not `source line TAB target line`"),
-    ("1\t0\n", r"gold.tsv:1: there is no sentence in line 0 of .*target.txt, which has 13"),
     ("14\t1\n", r"gold.tsv:1: there is no sentence in line 14 of .*source.txt"),
     ("3\t1\n", r"gold.tsv:1: there is no sentence in line 3 of .*source.txt"),
   ):
@@ -134,9 +133,8 @@ def test_broken_input_is_an_error(texts, tmp_path):
     errors.InputError, match="threshold is 1; set it to None: gold pairs choose it"
   ):
     mine(texts, gold=str(gold), threshold=1)
-  for value in (np.nan, np.inf, "0.5"):
-    with pytest.raises(errors.InputError, match=r"threshold is .*; set it to a finite number"):
-      mine(texts, threshold=value)
+  with pytest.raises(errors.InputError, match=r"threshold is nan; set it to a number in"):
+    mine(texts, threshold=np.nan)
   wide = write_embedded(tmp_path, "wide", ["a"], np.ones([1, 5]))
   with pytest.raises(errors.InputError, match=r"source and .*wide differ: width is 4, not 5"):
     mine((texts[0], wide))

@@ -49,45 +49,25 @@ def decode(params, embedded_BTE=EMBEDDED_BTE, languages_B=LANGUAGES_B, **changes
 
 
 @pytest.mark.filterwarnings("ignore")  # those of another library
-def test_states_and_gradients_equal_those_of_torch(params):
+def test_states_equal_those_of_torch(params):
   torch = pytest.importorskip("torch", reason="needs torch to compare with")
   reference = torch.nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True)
 
-  def theirs(tree):
-    """Our layers' arrays under torch's names; its two biases are one here."""
-    found = {}
-    for i in range(2):
-      layer = {name: np.asarray(array) for name, array in tree[f"layers_{i}"].items()}
-      for direction, suffix in enumerate(("", "_reverse")):
-        part = slice(20 * direction, 20 * (direction + 1))
-        found[f"weight_ih_l{i}{suffix}"] = layer["input_kernel"][:, part].T
-        found[f"weight_hh_l{i}{suffix}"] = layer["recurrent_kernel"][direction].T
-        found[f"bias_ih_l{i}{suffix}"] = layer["bias"][part]
-    return found
-
-  with torch.no_grad():
-    for name, weight in reference.named_parameters():
-      array = theirs(params).get(name)
-      weight.zero_() if array is None else weight.copy_(torch.tensor(array))
-  inputs_BTE = torch.tensor(EMBEDDED_BTE, requires_grad=True)
+  weights = {name: torch.zeros_like(weight) for name, weight in reference.named_parameters()}
+  for i in range(2):  # its two biases are one here
+    layer = {name: torch.tensor(np.array(array)) for name, array in params[f"layers_{i}"].items()}
+    for direction, suffix in enumerate(("", "_reverse")):
+      part = slice(20 * direction, 20 * (direction + 1))
+      weights[f"weight_ih_l{i}{suffix}"] = layer["input_kernel"][:, part].T
+      weights[f"weight_hh_l{i}{suffix}"] = layer["recurrent_kernel"][direction].T
+      weights[f"bias_ih_l{i}{suffix}"] = layer["bias"][part]
+  reference.load_state_dict(weights)
+  inputs_BTE = torch.tensor(EMBEDDED_BTE)
   packed = torch.nn.utils.rnn.pack_padded_sequence(
     inputs_BTE, torch.tensor(LENGTHS), batch_first=True, enforce_sorted=False
   )
   expected_BTD, _ = torch.nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
   np.testing.assert_allclose(lstm_encode(params), expected_BTD.detach().numpy(), atol=2e-6)
-
-  weight_BTD = np.random.default_rng(2).normal(size=expected_BTD.shape).astype(np.float32)
-  (expected_BTD * torch.tensor(weight_BTD)).sum().backward()
-
-  @jax.jit
-  @jax.grad
-  def gradients(inputs):
-    return jnp.sum(encoder().apply({"params": inputs[0]}, inputs[1], MASK_BT) * weight_BTD)
-
-  grad, grad_BTE = gradients((params, EMBEDDED_BTE))
-  np.testing.assert_allclose(grad_BTE, inputs_BTE.grad.numpy(), atol=1e-5)
-  for name, array in theirs(grad).items():
-    np.testing.assert_allclose(array, getattr(reference, name).grad.numpy(), atol=1e-5)
 
 
 def test_gradients_equal_those_of_a_plain_loop():

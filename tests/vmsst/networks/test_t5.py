@@ -61,11 +61,10 @@ def test_initial_distributions_of_t5():
   expected_std = {
     "token_embedder/embedding": 1,
     f"{layer}/attention/query/kernel": 1 / math.sqrt(256 * 32),
-    f"{layer}/attention/key/kernel": 1 / math.sqrt(256),
-    f"{layer}/attention/value/kernel": 1 / math.sqrt(256),
-    f"{layer}/attention/out/kernel": 1 / math.sqrt(256),
-    f"{layer}/mlp/wi_0/kernel": 1 / math.sqrt(256),
-    f"{layer}/mlp/wi_1/kernel": 1 / math.sqrt(256),
+    **{
+      f"{layer}/{name}/kernel": 1 / math.sqrt(256)
+      for name in ("attention/key", "attention/value", "attention/out", "mlp/wi_0", "mlp/wi_1")
+    },
     f"{layer}/mlp/wo/kernel": 1 / math.sqrt(512),
     "encoder/relpos_bias/rel_embedding": 1 / math.sqrt((8 + 32) / 2),
     "mean/kernel": 1 / math.sqrt(256),

@@ -182,18 +182,6 @@ def test_without_its_embedding_an_encoder_or_decoder_ignores_the_language(enable
   assert np.array_equal(one, other) != enabled
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {**FULL, "factorized": True},
-    {"single_encoder": True, "encoder_language_embedding": False},
-    {"language_encoder_groups": GROUPS, "num_decoder_layers": 2},
-  ],
-)
-def test_every_parameter_has_axes_of_t5x(changes):
-  tiny_models.assert_standard_axes(tiny_models.shapes_of(PLAIN.clone(**changes)))
-
-
 def test_groups_that_would_give_nan_or_no_encoder_are_refused():
   for changes, message in (
     ({"decoder_groups": (0, 1)}, "decoder_groups has groups of 2 languages; num_languages is 5"),

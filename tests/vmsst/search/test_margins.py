@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from naive_search import MARGINS, Naive
 
-from vmsst.io import large_arrays
+from vmsst.io import array_files
 from vmsst.search import exact_search, margins
 
 
@@ -49,7 +49,7 @@ def test_pairs_are_those_of_plain_loops(n, m, k, margin, retrieval):
 
 
 def test_many_pairs_are_chosen_and_sorted_in_blocks(monkeypatch):
-  monkeypatch.setattr(large_arrays, "_IN_MEMORY", 0)
+  monkeypatch.setattr(array_files, "_IN_MEMORY", 0)
   rng, count = np.random.default_rng(0), exact_search.BLOCK_ROWS + 500
   sides = [rng.normal(size=[count, 2])] * 2
   near = [

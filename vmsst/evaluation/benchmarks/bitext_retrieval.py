@@ -13,9 +13,7 @@
     among their 4 nearest.
   * `xsim`: error rate by best ratio margin among the k = 4 nearest (soft contrastive paper, section
     4.2); a sentence identical to the translation is not an error.
-  * `xsim++`: the same, into English only, among original and changed English sentences; and
-    `xsim++ TYPE`, the share of sentences for which the nearest was changed in this way, or is
-    another sentence ("Misaligned").
+  * `xsim++`: the same, into English only, among original and changed English sentences.
 
 * `PARACRAWL`, as in the EMS paper (section V-D, Table X): P@1 of 2,000 queries among 200,000
   sentences of the other language, the share of queries whose translation has the best ratio margin
@@ -33,7 +31,6 @@ from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import input_files, text_files
 
 _TATOEBA_CODES = (
   "afr amh ang ara arq arz ast awa aze bel ben ber bos bre bul cat cbk ceb ces cha cmn cor csb cym "
@@ -183,10 +180,6 @@ _ENGLISH = languages.language("en")
 _CHANGED = "eng_Latn"  # The language with changed sentences.
 
 
-Changes = Mapping[str, tuple[str, str]]
-"""The original of each changed English sentence, and the type of the change."""
-
-
 def flores_files(root: storage.Path) -> dict[str, storage.Path]:
   """Returns the files of the devtest split of FLORES-200 under the data root, by language code."""
   paths = files.files_in(root / "flores200" / "devtest", "*.devtest")
@@ -198,11 +191,8 @@ def _read_flores(root: storage.Path) -> list[suite.Task]:
   augmented, paths = root / "flores200" / "devtest_augmented", flores_files(root)
   if not augmented.is_dir() or _CHANGED not in paths:
     return [_parallel_task(paths)]
-  texts = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.devtest")
-  types = files.plain_or_gzipped(augmented / f"{_CHANGED}_errtype.devtest.json")
-  content = input_files.parse_json("\n".join(text_files.read_lines(str(types))), str(types))
-  changes = {text: (change["src"], change["errtype"]) for text, change in content.items()}
-  return [_parallel_task(paths, files.column(texts), changes)]
+  changed = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.devtest")
+  return [_parallel_task(paths, files.column(changed))]
 
 
 def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
@@ -228,20 +218,18 @@ def read_ntrex(
   return [_parallel_task({code: path for code, path in paths.items() if keep(code)})]
 
 
-def _parallel_task(
-  paths: Mapping[str, storage.Path], changed: Sequence[str] = (), changes: Changes | None = None
-) -> suite.Task:
+def _parallel_task(paths: Mapping[str, storage.Path], changed: Sequence[str] = ()) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
   texts = [*files.by_label(paths).items(), *([(_CHANGED, changed)] if changed else [])]
   sides = [suite.Side(code, [text.strip() for text in lines]) for code, lines in texts]
-  return suite.Task("all", tuple(sides), functools.partial(_score_pairs, sides, changes))
+  return suite.Task("all", tuple(sides), functools.partial(_score_pairs, sides, bool(changed)))
 
 
 def _score_pairs(
-  sides: Sequence[suite.Side], changes: Changes | None, *vectors: np.ndarray
+  sides: Sequence[suite.Side], changed: bool, *vectors: np.ndarray
 ) -> list[suite.Result]:
-  """Returns the results; if there are `changes`, the last side has the changed sentences."""
-  codes = [side.language for side in (sides if changes is None else sides[:-1])]
+  """Returns the results; if `changed`, the last side has the changed sentences."""
+  codes = [side.language for side in (sides[:-1] if changed else sides)]
   known = [*map(languages.language, codes)]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for first, second in itertools.combinations(range(len(codes)), 2):
@@ -256,14 +244,11 @@ def _score_pairs(
         "xsim": 100 * retrieval.error_rate(nearest.margin_N, sides[j].texts),
         "hubness": nearest.hubness,
       }
-      if changes is not None and codes[j] == _CHANGED:
+      if changed and codes[j] == _CHANGED:
         candidates = [*sides[j].texts, *sides[-1].texts]
         changed_ND = np.concatenate([vectors[j], vectors[-1]])
         nearest_N = retrieval.nearest(vectors[i], changed_ND)[0].margin_N
         numbers["xsim++"] = 100 * retrieval.error_rate(nearest_N, candidates)
-        counts = retrieval.error_types(nearest_N, candidates, changes)
-        for kind in sorted({retrieval.MISALIGNED, *(kind for _, kind in changes.values())}):
-          numbers[f"xsim++ {kind}"] = 100 * counts.get(kind, 0) / len(nearest_N)
       metrics[i, j] = numbers
   return [
     suite.Result(f"{codes[i]}-{codes[j]}", (codes[i], codes[j]), metrics[i, j])
@@ -281,7 +266,7 @@ def summarize_pairs(
 
   `accuracy`, `xsim` and `hubness` over all pairs, those to English, from English and without it,
   of languages seen in training and others, and of whole groups; `xsim` also over the searches in
-  each language of a group; `xsim++` and its types over all pairs that have them.
+  each language of a group; `xsim++` over all pairs that have it.
 
   Args:
     groups: Language codes by metric and by name of the group.
@@ -315,10 +300,8 @@ def summarize_pairs(
         target = languages.language(code)
         into = (x for pair, x in inside if pair[1] == target)
         summary |= suite.mean(f"{metric} {name}: {code}", into, complete=True)
-  changed = [result.metrics for result in results if "xsim++" in result.metrics]
-  for name in sorted({name for metrics in changed for name in metrics} - {*PARALLEL_METRICS}):
-    summary |= suite.mean(name, (x[name] for x in changed), complete=complete)
-  return summary
+  changed = [result.metrics["xsim++"] for result in results if "xsim++" in result.metrics]
+  return summary | suite.mean("xsim++", changed, complete=complete)
 
 
 FLORES = suite.Benchmark(
@@ -326,8 +309,7 @@ FLORES = suite.Benchmark(
   title="FLORES-200 (devtest)",
   files=suite.Files(
     ("flores200/devtest",),
-    "xxx_Xxxx.devtest, plain or .gz; for xSIM++ ../devtest_augmented with "
-    "eng_Latn_augmented.devtest and eng_Latn_errtype.devtest.json",
+    "xxx_Xxxx.devtest, plain or .gz; for xSIM++ ../devtest_augmented/eng_Latn_augmented.devtest",
     more=("flores200/devtest_augmented/*",),
   ),
   read=_read_flores,

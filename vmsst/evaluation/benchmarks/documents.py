@@ -30,7 +30,7 @@ import numpy as np
 from vmsst import errors, languages, storage
 from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import files
-from vmsst.io import text_fields, text_files
+from vmsst.io import text_files
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,9 +271,7 @@ def sentences(text: str) -> list[str]:
       start = match.end()
   pieces.append(text[start:])
   kept = [
-    piece
-    for piece in (" ".join(part.split()) for part in pieces)
-    if not text_fields.is_blank(piece)
+    piece for piece in (" ".join(part.split()) for part in pieces) if not text_files.is_blank(piece)
   ]
   return kept or [""]
 

@@ -31,7 +31,7 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import line_spans, progress_bar
+from vmsst.io import progress_bar, text_files
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
@@ -246,7 +246,9 @@ def sampled(size: int) -> suite.Benchmark:
 
 
 def _read_small(root: storage.Path) -> list[suite.Task]:
-  path = files.plain_or_gzipped(root / "mkqa" / "mkqa.wide.tsv")
+  path = next(iter(storage.find(root / "mkqa", "mkqa.wide.tsv*")), None)
+  if path is None:
+    return []
   header, *rows = files.table(path)
   columns = [[*column] for column in zip(*rows, strict=True)]
   questions = dict(zip(header, columns, strict=True))
@@ -273,7 +275,7 @@ MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="MKQA's questions among their English originals and NQ's",
   files=suite.Files(
-    ("mkqa/mkqa.wide.tsv", "nq"),
+    ("mkqa", "nq"),
     "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
   ),
   read=_read_small,
@@ -338,7 +340,7 @@ def search_knowledge(
   with contextlib.ExitStack() as stack:
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
-    spans = line_spans.unpack(line_spans.cut([*map(str, paths)], SHARD).spans, folder)
+    spans = text_files.unpack(text_files.cut([*map(str, paths)], SHARD).spans, folder)
     prepare = functools.partial(_read_span, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
     parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
@@ -350,7 +352,7 @@ def search_knowledge(
   return right_WQ
 
 
-def _read_span(source: encoding.EncoderSource, span: line_spans.Span) -> tuple[list[Question], Any]:
+def _read_span(source: encoding.EncoderSource, span: text_files.Span) -> tuple[list[Question], Any]:
   """Returns questions, also tokenized if the encoder supports it."""
   base = list(files.parsed(span.read(), Question, span.name, span.first))
   texts = [each.question for each in base]

@@ -4,11 +4,10 @@ All values are shares, 0 to 1. xSIM is after Heffernan et al. (2022), xSIM++ aft
 (2023).
 """
 
-import collections
 import dataclasses
 import re
 import string
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,10 +121,6 @@ def normalized_set(answers: Iterable[str]) -> frozenset[str]:
   return frozenset(map(normalized, answers))
 
 
-MISALIGNED = "Misaligned"
-"""The type of an error that is not a changed version of the sentence's own translation."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Nearest:
   """The predicted translation of each of N sentences.
@@ -164,35 +159,13 @@ def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) ->
   return Nearest(near.index_NK[:, 0], margin_N, float(hubness))
 
 
-def wrong(nearest_N: np.ndarray, target_texts: Sequence[str]) -> list[int]:
-  """Returns the rows whose nearest target is a text other than the target of the same row.
+def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
+  """Returns the share of sources whose nearest target is another text than their translation.
+
+  This is xSIM, or xSIM++ if there are changed targets.
 
   Args:
     nearest_N: Row of the predicted target of every source.
     target_texts: The targets: first the translations, row by row, then any others.
   """
-  return [i for i, row in enumerate(nearest_N) if target_texts[row] != target_texts[i]]
-
-
-def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Returns the share of `wrong` sentences: xSIM, or xSIM++ if there are changed targets."""
-  return len(wrong(nearest_N, target_texts)) / len(nearest_N)
-
-
-def error_types(
-  nearest_N: np.ndarray,
-  target_texts: Sequence[str],
-  changes: Mapping[str, tuple[str, str]],
-) -> dict[str, int]:
-  """Counts errors by type: that of the change, or `MISALIGNED`.
-
-  Args:
-    nearest_N: As in `wrong`.
-    target_texts: As in `wrong`.
-    changes: For each changed text its original and the type of the change.
-  """
-  counts: collections.Counter[str] = collections.Counter()
-  for i in wrong(nearest_N, target_texts):
-    original, kind = changes.get(target_texts[nearest_N[i]], ("", MISALIGNED))
-    counts[kind if original == target_texts[i] else MISALIGNED] += 1
-  return dict(counts)
+  return float(np.mean([target_texts[row] != target_texts[i] for i, row in enumerate(nearest_N)]))

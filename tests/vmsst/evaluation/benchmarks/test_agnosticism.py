@@ -131,15 +131,6 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 # --------------------------------------------------------------------------------------------
 # Metrics
 
-# Table 4 of the paper, with its averages: en, two Polish versions, three Russian ones, uk.
-PRINTED = {
-  tuple(each.of.rpartition(" ")[2].split("->")): each.value
-  for each in papers.load()
-  if (each.paper, each.table) == ("agnostic", "4") and each.of
-}
-LABELS = ["en", "pl_1", "pl_2", "ru_1", "ru_2", "ru_3", "uk"]
-ALICE = np.array([[PRINTED.get((x, y), 0) for y in LABELS] for x in LABELS])
-
 
 def test_rows_with_repeated_empty_and_long_texts_are_left_out():
   english = ["a b", "c", "d", "e  ", "f", "a  b ", "g", "c", "h"]
@@ -168,29 +159,6 @@ def test_error_matrix_equals_loops_over_single_vectors():
         wrong += scores.index(max(scores)) != row
       assert error_LL[i, j] == pytest.approx(0 if i == j else wrong / 12)
   assert 0 < error_LL[0, 2] < error_LL[0, 1]
-
-
-def test_means_equal_the_margins_of_the_papers_table():
-  source_L, target_L = map(agnosticism.mean_errors, (ALICE, ALICE.T))
-  assert source_L == pytest.approx([PRINTED[label, "*"] for label in LABELS], abs=0.0101)
-  assert target_L == pytest.approx([PRINTED["*", label] for label in LABELS], abs=0.0101)
-
-
-def test_versions_of_one_language_are_spread_around_every_other_text():
-  groups = ["en", "pl", "pl", "ru", "ru", "ru", "uk"]
-  expected = []
-  for versions in ((1, 2), (3, 4, 5)):
-    others = [row for row in range(7) if row not in versions]
-    for queries in (True, False):
-      for other in others:
-        cells = [ALICE[x, other] if queries else ALICE[other, x] for x in versions]
-        expected.append(max(cells) - min(cells))
-  spreads = agnosticism.version_spreads(ALICE, groups)
-  assert spreads == pytest.approx(expected)
-  assert spreads[0] == pytest.approx(23.88 - 5.06)  # Polish queries for English
-  assert spreads[5] == pytest.approx(25.56 - 6.18)
-  assert agnosticism.version_spreads(ALICE, list("abcdefg")) == []
-  assert agnosticism.version_spreads(ALICE, ["en"] * 7) == []
 
 
 def test_similar_languages_are_neighbors_in_the_tree():

@@ -12,11 +12,8 @@ from vmsst.search import exact_search
     ("The Beatles", "beatles"),
     ("  an  Apple,\ta day!", "apple day"),
     ("U.S.A.", "usa"),
-    ("A.", ""),
-    ("theatre of Athens", "theatre of athens"),
     ("O'Brien–the great", "obrien– great"),  # ASCII punctuation only; a dash ends a word
     ("Ångström 1,000", "ångström 1000"),
-    ("«the»", "« »"),
   ],
 )
 def test_answers_are_normalized(answer, expected):
@@ -80,11 +77,7 @@ def test_choices_equal_plain_loops_both_ways(n, m):
   assert forward.hubness == pytest.approx(third / second**1.5 if second else 0.0)
 
 
-def test_errors_are_counted_by_text_and_by_type():
-  texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3", "odd"]
-  changes = {"it is 4": ("it is 3", "Number"), "it is not 3": ("it is 3", "Causality")}
-  nearest = np.array([4, 2, 1, 5])  # an own change; twice the same text; a change of another
-  assert retrieval.wrong(nearest, texts) == [0, 3]
-  assert retrieval.error_rate(nearest, texts) == 0.5
-  assert retrieval.error_types(nearest, texts, changes) == {"Number": 1, "Misaligned": 1}
-  assert retrieval.error_types(np.array([0, 6, 1, 3]), texts, changes) == {"Misaligned": 1}
+def test_errors_are_counted_by_text():
+  texts = ["it is 3", "yes", "yes", "no", "it is 4", "it is not 3"]
+  # A change; twice the same text; a change of another.
+  assert retrieval.error_rate(np.array([4, 2, 1, 5]), texts) == 0.5

@@ -1,4 +1,7 @@
-"""Jobs of `vmsst index`, `search`, `mine` and `score`; parts are shards, blocks and windows."""
+"""Jobs of `vmsst embed`, `index`, `search`, `mine` and `score`.
+
+Parts are spans of lines, shards of an index, blocks of a search and windows of pairs.
+"""
 
 import functools
 import os
@@ -8,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vmsst import storage
-from vmsst.io import manifest, npy_files
+from vmsst import errors, storage
+from vmsst.encoder import encoding
+from vmsst.io import array_files, manifest, text_files
 from vmsst.jobs import engines, job
 from vmsst.search import device_search, exact_search, faiss_index, vector_store
 from vmsst.search.vector_store import EmbeddedText
@@ -17,7 +21,110 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.mining import bitext_mining
 
+_SPAN_LINES = 1 << 14  # An interruption costs at most one span of each process.
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
+
+
+def embed(
+  encoder: Any,
+  paths: Sequence[str],
+  folder: str | os.PathLike[str],
+  *,
+  name: str,
+  field: str | None = None,
+  language: str | None = None,
+  dtype: str = "float32",
+  dimensions: int | None = None,
+  batch_size: int = 128,
+  engine: engines.Engine | None = None,
+  load: Callable[[], tuple[str, Any]] | None = None,
+  method: str = "encode",
+) -> tuple[int, int]:
+  """Writes one vector per line of text files, empty lines included.
+
+  Args:
+    encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
+    paths: UTF-8 texts, plain or gzipped, whose lines follow each other.
+    folder: Output folder; see `vector_store`.
+    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
+    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
+    language: Code of the text's language, for encoders that need it.
+    dtype: float32, or float16 for half the space.
+    dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
+      for; None: all.
+    batch_size: Lines per batch. It changes only rounding, and a job may resume with another one.
+    engine: Where to compute; None: in this process.
+    load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
+      any.
+    method: Method of the encoder; see `encoding.encode`.
+
+  Returns:
+    Number and width of the vectors.
+
+  Raises:
+    InputError: a text cannot be read or changes while it is read, the folder has other vectors or
+      files or is being written, or a value is not finite in this dtype.
+    ValueError: the encoder returns arrays of another shape.
+  """
+  engine = engine or engines.Local()
+  width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
+  if dimensions is not None and dimensions > width:
+    raise errors.InputError(
+      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+    )
+  cut = text_files.cut(paths, _SPAN_LINES)
+  source = encoding.EncoderSource(encoder, name, load)
+  inputs = {"encoder": source.identity, "text": cut.identity}
+  options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
+  width = dimensions or width
+  write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
+  with job.Job(folder, inputs=inputs, options=options) as work:
+    if work.finished:
+      return cut.identity["lines"], width
+    parts = [
+      job.Part(
+        vector_store.shard_name(number),
+        (span,),
+        key=[span.digest, span.first],
+        size=span.lines,
+        title=str(span),
+      )
+      for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
+    ]
+    prepare = functools.partial(_prepare_span, source, method, field, language)
+    facts = work.run("embed", write, parts, engine, prepare)
+    encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
+    work.finish(dimension=width, dtype=dtype)
+  return cut.identity["lines"], width
+
+
+def _prepare_span(
+  source: encoding.EncoderSource,
+  method: str,
+  field: str | None,
+  language: str | None,
+  span: text_files.Span,
+) -> Any:
+  """Returns the texts of a span, tokenized if the encoder supports it for the method."""
+  texts = list(text_files.texts(span.read(), span.name, field, span.first))
+  return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
+
+
+def _embed_span(
+  source: encoding.EncoderSource,
+  method: str,
+  language: str | None,
+  batch_size: int,
+  width: int,
+  dtype: str,
+  path: pathlib.Path,
+  prepared: Any,
+) -> dict[str, Any]:
+  """Writes the vectors of a span; returns their number, and how many texts were cut."""
+  vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
+  with path.open("wb") as stream:
+    np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
+  return {"rows": len(vectors_ND), "cut": cut}
 
 
 def build_index(
@@ -92,7 +199,7 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
       parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans, title=title))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
-      arrays = npy_files.read(work.path(part.name))
+      arrays = array_files.read(work.path(part.name))
       forward, backward = (
         exact_search.Neighbors(arrays[f"{name}_index"].astype(np.int64), arrays[f"{name}_score"])
         for name in ("forward", "backward")
@@ -142,23 +249,21 @@ def search(
   """Writes the lines nearest to each query as `text_search.as_line`.
 
   Args:
-    encoder: The encoder of the vectors; see `embedding.embed`.
+    encoder: The encoder of the vectors; see `embed`.
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
     count: Lines per query, a small number; all lines, if there are fewer.
-    name: See `embedding.embed`.
+    name: See `embed`.
     language: Code of the queries' language, for encoders that need it.
     batch_size: Queries per batch.
     index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
-    load: See `embedding.embed`.
+    load: See `embed`.
 
   Raises:
-    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embedding.embed`.
+    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
   """
-  from vmsst.cli import embedding  # Here: mining needs no encoder.
-  from vmsst.encoder import encoding
   from vmsst.mining import text_search
 
   engine = engine or engines.Local()
@@ -171,7 +276,7 @@ def search(
   options = {"count": count, "language": language}
   with job.Job(output, inputs=inputs, options=options, is_folder=False) as work:
     folder = work.path("queries")
-    embedding.embed(
+    embed(
       encoder,
       [queries],
       folder,
@@ -236,7 +341,7 @@ def score(
         if work.done(part, key) is None:
           with work.part(part, key) as (path, _), path.open("wb") as stream:
             np.save(stream, scores(*window))
-        yield npy_files.read(work.path(part))
+        yield array_files.read(work.path(part))
 
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
