@@ -101,7 +101,7 @@ SMALL = (
 )  # fmt: skip
 LARGE = (
   "vmsst.load of a run", "vmsst.load of a safetensors export", "import mt5", "import encoder",
-  "vmsst.load of a sentence-transformers export", "import ems, torch", "import vmsst",
+  "vmsst.load of a sentence-transformers export", "import ems, torch",
 )  # fmt: skip
 
 
