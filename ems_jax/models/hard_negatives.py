@@ -6,7 +6,7 @@ References: Guo et al. 2018; mUSE (Yang et al. 2019); Table 2 of the soft contra
 mUSE's loss with three hard negatives is a baseline.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,18 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
     batch), accuracy/negatives (0 to 1, hard negatives that score below the translation),
     negatives_per_example, embedding_norm, tokens_per_example (real tokens of both sides).
     """
-    vector_B2S, negative_BKS = self._embed_all(params, batch, dropout_rng)
+
+    # Sides and hard negatives have separate encoder calls, because they may differ in length.
+    def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
+      return tuple(
+        gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
+        for tokens_BRU, part_rng in zip(tokens, bitranslation.split_rng(rng, 2), strict=True)
+      )
+
+    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
+    vector_B2S, negative_BKS = gradient_caching.map_slices(
+      encode, (tokens_B2T, batch["negatives"]), slices=self.embedding_slices, rng=dropout_rng
+    )
     given_BK = jnp.any(batch["negatives"] != arrays.PAD_ID, axis=-1)
     same_BB = self._duplicates(batch)
     if same_BB is not None:
@@ -73,25 +84,3 @@ class HardNegativesModel(contrastive_model.ContrastiveModel):
       "negatives_per_example": base.average(jnp.sum(given_BK, axis=1)),
       **base.vector_metrics(vector_B2S, batch),
     }
-
-  def _embed_all(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
-  ) -> tuple[Float[Array, "B 2 S"], Float[Array, "B K S"]]:
-    """Returns vectors of both sides and of the hard negatives, computed with gradient caching.
-
-    Sides and hard negatives have separate encoder calls, because they may differ in length.
-    """
-
-    def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
-      return tuple(
-        gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
-        for tokens_BRU, part_rng in zip(tokens, bitranslation.split_rng(rng, 2), strict=True)
-      )
-
-    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return cast(
-      tuple[jax.Array, jax.Array],
-      gradient_caching.map_slices(
-        encode, (tokens_B2T, batch["negatives"]), slices=self.embedding_slices, rng=dropout_rng
-      ),
-    )
