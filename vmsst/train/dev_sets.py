@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -58,10 +59,10 @@ class DevSets:
     model: Any,
     vocabulary: vocabularies.Vocabulary,
     partitioner: partitioning.PjitPartitioner,
-    folder: pathlib.Path,
+    folder: str | os.PathLike[str],
   ):
     self._model, self._partitioner = model, partitioner
-    self._path = folder / "inference_eval" / f"{TASK}-metrics.jsonl"
+    self._path = pathlib.Path(folder) / "inference_eval" / f"{TASK}-metrics.jsonl"
     self._embed: Any = None
     self._sets = {
       name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(each)
