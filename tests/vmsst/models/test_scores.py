@@ -1,5 +1,6 @@
 """Models of scores, and hard negatives, against the losses of sentence-transformers."""
 
+import commands
 import jax
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sentence_transformers.sentence_transformer import losses
 from vmsst import errors
 from vmsst.models import contrastive, scores
 
-B, K, S = 6, 3, 5
+B, K, S = 8, 3, 5
 RNG = np.random.default_rng(0)
 
 
@@ -53,38 +54,39 @@ def new(model_cls, **options):
   return model_cls(network=Vectors(), vocabulary=None, **options)
 
 
-@pytest.mark.parametrize(
-  ("model", "read", "theirs", "label"),
-  [
-    (
-      new(contrastive.ContrastiveModel, symmetric=False, **COSINE),
-      ("negatives",), losses.MultipleNegativesRankingLoss(None), None,
-    ),
-    (
-      new(contrastive.ContrastiveModel, **COSINE),
-      ("negatives",), losses.MultipleNegativesRankingLoss(None, **BOTH), None,
-    ),
-    (
-      new(contrastive.ContrastiveModel, scale=0.3),
-      (), losses.MultipleNegativesRankingLoss(None, 0.3, util.dot_score, **BOTH), None,
-    ),
-    (new(scores.SimilarityModel), ("score",), losses.CoSENTLoss(None), "score"),
-    (
-      new(scores.SimilarityModel, loss="mse"),
-      ("score",), losses.CosineSimilarityLoss(None), "score",
-    ),
-    (
-      new(scores.ScoreDistillationModel, distillation="margin_mse"),
-      ("negatives", "teacher_scores"), losses.MarginMSELoss(None), "teacher_scores",
-    ),
-    (
-      new(scores.ScoreDistillationModel, scale=0.5, temperature=3.0),
-      ("negatives", "teacher_scores"),
-      losses.DistillKLDivLoss(None, student_temperature=2.0, teacher_temperature=3.0),
-      "teacher_scores",
-    ),
-  ],
-)  # fmt: skip
+# A model, the features that it reads, the loss of sentence-transformers, and its labels.
+CASES = [
+  (
+    new(contrastive.ContrastiveModel, symmetric=False, **COSINE),
+    ("negatives",), losses.MultipleNegativesRankingLoss(None), None,
+  ),
+  (
+    new(contrastive.ContrastiveModel, **COSINE),
+    ("negatives",), losses.MultipleNegativesRankingLoss(None, **BOTH), None,
+  ),
+  (
+    new(contrastive.ContrastiveModel, scale=0.3),
+    (), losses.MultipleNegativesRankingLoss(None, 0.3, util.dot_score, **BOTH), None,
+  ),
+  (new(scores.SimilarityModel), ("score",), losses.CoSENTLoss(None), "score"),
+  (
+    new(scores.SimilarityModel, loss="mse"),
+    ("score",), losses.CosineSimilarityLoss(None), "score",
+  ),
+  (
+    new(scores.ScoreDistillationModel, distillation="margin_mse"),
+    ("negatives", "teacher_scores"), losses.MarginMSELoss(None), "teacher_scores",
+  ),
+  (
+    new(scores.ScoreDistillationModel, scale=0.5, temperature=3.0),
+    ("negatives", "teacher_scores"),
+    losses.DistillKLDivLoss(None, student_temperature=2.0, teacher_temperature=3.0),
+    "teacher_scores",
+  ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "read", "theirs", "label"), CASES)
 def test_losses_and_gradients_are_those_of_sentence_transformers(model, read, theirs, label):
   batch = {name: BATCH[name] for name in ("inputs", "targets", *read)}
   loss, gradient_NS = value_and_gradient(model, batch)
@@ -118,3 +120,25 @@ def test_terms_add_up_and_scores_need_negatives():
   assert both == pytest.approx(distillation + 0.2 * ranking, rel=1e-6)
   with pytest.raises(errors.InputError, match="no hard negatives with a teacher's scores"):
     value_and_gradient(models[0], {name: BATCH[name] for name in ("inputs", "targets")})
+
+
+def run_on_eight_devices(folder):
+  """Saves losses and gradients of batches whose rows are sharded."""
+  mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+  with jax.set_mesh(mesh):
+    batch = jax.device_put(BATCH, rows)
+    tiny_models.save(folder / "sharded.npz", jax.tree.leaves(all_results(batch)))
+
+
+def all_results(batch):
+  return [
+    value_and_gradient(model, {name: batch[name] for name in ("inputs", "targets", *read)})
+    for model, read, *_ in CASES
+  ]
+
+
+def test_eight_devices_have_the_results_of_one(tmp_path):
+  commands.on_eight_devices(__file__, tmp_path)
+  expected = jax.tree.leaves(all_results(BATCH))
+  tiny_models.assert_saved_equal(tmp_path / "sharded.npz", expected, rtol=1e-4, atol=1e-6)
