@@ -45,7 +45,7 @@ class SimilarityModel(base.BitextModel):
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("loss", self.loss, ("cosent", "mse"))
-    errors.check_positive("scale", self.scale)
+    errors.check_number("scale", self.scale, "(0, inf)")
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
 
@@ -113,8 +113,8 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("distillation", self.distillation, ("kl_divergence", "margin_mse"))
-    errors.check_positive("temperature", self.temperature)
-    errors.check_not_negative("contrastive_weight", self.contrastive_weight)
+    errors.check_number("temperature", self.temperature, "(0, inf)")
+    errors.check_number("contrastive_weight", self.contrastive_weight, "[0, inf)")
 
   @property
   def compares_pairs(self) -> bool:
