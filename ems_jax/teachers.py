@@ -176,78 +176,46 @@ def feature_lengths(
   return lengths
 
 
-def pair_vectors(
+def side_vectors(
   teacher: Teacher | None,
   batch: base.Batch,
   vocabulary: vocabularies.Vocabulary,
+  is_input_B: Bool[Array, "B"] | None = None,
   *,
   count: int = 1,
-) -> Float[Array, "B 2 S"]:
-  """Returns the teacher's vectors of both sides of each pair, float32.
+) -> Float[Array, "B *sides S"]:
+  """Returns the teacher's vectors of both sides of each pair, [B, 2, S], or of one, float32.
 
   Args:
     teacher: Computes the vectors; None: they are in the batch.
     batch: A batch of pairs.
     vocabulary: The vocabulary of its tokens.
+    is_input_B: Whether to encode only `inputs` (True) or only `targets`; None: both.
     count: Number of slices that the teacher encodes one after the other.
 
   Raises:
     InputError: there is neither a teacher nor its vectors, or there are both.
   """
-  if teacher is None:
-    return _given(batch)
-  _check_not_given(batch)
-  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-  tokens_NT = tokens_B2T.reshape(-1, tokens_B2T.shape[-1])
-  vector_NS = teacher.embed(tokens_NT, vocabulary, count=count)
-  return vector_NS.reshape(*tokens_B2T.shape[:2], -1)
-
-
-def anchor_vectors(
-  teacher: Teacher | None,
-  batch: base.Batch,
-  vocabulary: vocabularies.Vocabulary,
-  is_input_B: Bool[Array, "B"],
-  *,
-  count: int = 1,
-) -> Float[Array, "B S"]:
-  """Returns the teacher's vector of one side of each pair, float32; it encodes only that side.
-
-  Args:
-    teacher: As for `pair_vectors`, which raises the same errors.
-    batch: As for `pair_vectors`.
-    vocabulary: As for `pair_vectors`.
-    is_input_B: Whether to use `inputs` instead of `targets`.
-    count: As for `pair_vectors`.
-  """
-  if teacher is None:
-    return _one_side(_given(batch), is_input_B)
-  _check_not_given(batch)
-  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-  return teacher.embed(_one_side(tokens_B2T, is_input_B), vocabulary, count=count)
-
-
-def _one_side(x_B2X: jax.Array, is_input_B: Bool[Array, "B"]) -> jax.Array:
-  return jnp.where(is_input_B[:, None], x_B2X[:, 0], x_B2X[:, 1])
-
-
-def _given(batch: base.Batch) -> Float[Array, "B 2 S"]:
-  """Returns the teacher's vectors in a batch."""
-  if missing := [name for name in FEATURES if name not in batch]:
+  given = [name for name in FEATURES if name in batch]
+  if (teacher is None) != (len(given) == len(FEATURES)):
+    names = " and ".join(FEATURES)
     raise errors.InputError(
-      f"there is no teacher, and the batch has no {' and no '.join(missing)}; set TEACHER to an "
-      f"encoder, or train on data with the features {' and '.join(FEATURES)}"
+      f"there is {'no' if teacher is None else 'a'} teacher, and the batch has "
+      f"{' and '.join(given) or f'no {names}'}; set TEACHER to an encoder, or TEACHER = None and "
+      f"train on data with the features {names}"
     )
-  vectors = [batch[name].astype(jnp.float32) for name in FEATURES]
-  return jax.lax.stop_gradient(jnp.stack(vectors, axis=1))
 
+  def chosen(x_B2X: jax.Array) -> jax.Array:
+    if is_input_B is None:
+      return x_B2X
+    return jnp.where(is_input_B[:, None], x_B2X[:, 0], x_B2X[:, 1])
 
-def _check_not_given(batch: base.Batch) -> None:
-  if given := [name for name in FEATURES if name in batch]:
-    raise errors.InputError(
-      f"there is a teacher, and the batch has {' and '.join(given)} as well; set TEACHER = None to "
-      "use the vectors of the batch, or remove them from TASK_FEATURE_LENGTHS"
-    )
+  if teacher is None:
+    vector_B2S = jnp.stack([batch[name].astype(jnp.float32) for name in FEATURES], axis=1)
+    return jax.lax.stop_gradient(chosen(vector_B2S))
+  tokens = chosen(base.interleave_sides(batch["inputs"], batch["targets"]))
+  vector_NS = teacher.embed(tokens.reshape(-1, tokens.shape[-1]), vocabulary, count=count)
+  return vector_NS.reshape(*tokens.shape[:-1], -1)
 
 
 def _identity(vocabulary: vocabularies.Vocabulary) -> Any:

@@ -300,9 +300,7 @@ def collect_results(
     raise errors.InputError(
       "the model's vectors are not finite: training has diverged; evaluate an earlier checkpoint"
     )
-  order_N = np.argsort(row_N)
-  if (np.diff(order_N) != 1).any():  # Otherwise a copy would waste memory.
-    vectors_ND = vectors_ND[order_N]
+  vectors_ND = vectors_ND[np.argsort(row_N)]
   ends = np.cumsum([len(side.texts) for task in tasks for side in task.sides])
   arrays = iter(np.split(vectors_ND, ends[:-1]))
   return [

@@ -3,7 +3,6 @@
 import contextlib
 import doctest
 import importlib
-import importlib.util
 import io
 import pathlib
 import re
@@ -23,16 +22,7 @@ WRITTEN = ("hinge_sample.gin", "mine.gin", "config.gin")  # files that the pages
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 
 
-def hook(name):
-  """Returns a module of docs/hooks, loaded as MkDocs does."""
-  path = ROOT / "docs" / "hooks" / f"{name}.py"
-  spec = importlib.util.spec_from_file_location(f"hook_{name}", path)
-  sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-api, gins = hook("api_reference"), hook("gin_reference")
+api, gins = map(pytest.importorskip, ("api_reference", "gin_reference"))  # docs/hooks
 GIN_FILES = gins.read_all(vmsst.gin_dir())
 
 

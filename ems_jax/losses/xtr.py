@@ -138,11 +138,7 @@ def weighted_kl(
     chunk: Sentences whose logits a device holds at a time; None: by the device
       (`vocabulary.default_chunk`), 512 on a CPU.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
-
-  Raises:
-    ValueError: `chunk` is below 1.
   """
-  vocabulary.check_chunk(chunk)
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
   targets = jax.lax.stop_gradient(targets)
   with jax.named_scope("projection"):

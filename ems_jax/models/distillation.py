@@ -79,19 +79,13 @@ class StudentModel(base.BitextModel):
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
     )
 
-  def _anchor_vectors(self, batch: base.Batch) -> Float[Array, "B S"]:
-    """Returns the teacher's vectors of the anchors."""
-    return teachers.anchor_vectors(
-      self.teacher,
-      batch,
-      self.vocabulary,
-      self._anchor_is_input(batch),
-      count=self.embedding_slices,
+  def _teacher_vectors(
+    self, batch: base.Batch, is_input_B: Bool[Array, "B"] | None
+  ) -> Float[Array, "B *sides S"]:
+    """Returns the teacher's vectors of one side of each pair, or of both."""
+    return teachers.side_vectors(
+      self.teacher, batch, self.vocabulary, is_input_B, count=self.embedding_slices
     )
-
-  def _pair_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
-    """Returns the teacher's vectors of both sides."""
-    return teachers.pair_vectors(self.teacher, batch, self.vocabulary, count=self.embedding_slices)
 
   def _anchors_first(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
@@ -145,7 +139,7 @@ class DistillationModel(StudentModel):
     Raises:
       InputError: teacher and student vectors differ in width.
     """
-    anchor_BS = self._anchor_vectors(batch)
+    anchor_BS = self._teacher_vectors(batch, self._anchor_is_input(batch))
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
     if anchor_BS.shape[1] != vector_B2S.shape[2]:
       raise errors.InputError(

@@ -109,10 +109,10 @@ class SoftContrastiveModel(distillation.StudentModel):
     if self.labels == "hard":
       return distillation_loss.hard_labels(len(batch["inputs"]))
     if self.labels == "priority":
-      anchor_BS = self._anchor_vectors(batch)
+      anchor_BS = self._teacher_vectors(batch, self._anchor_is_input(batch))
       score_BB = self._score(anchor_BS, anchor_BS)
     else:
-      source_BS, target_BS = self._anchors_first(self._pair_vectors(batch), batch)
+      source_BS, target_BS = self._anchors_first(self._teacher_vectors(batch, None), batch)
       score_BB = 0.5 * (self._score(source_BS, source_BS) + self._score(target_BS, target_BS))
     return distillation_loss.soft_labels(score_BB, row_normalized=self.row_normalized)
 

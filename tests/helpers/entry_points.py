@@ -26,7 +26,7 @@ import vmsst
 from vmsst.cli import vector_jobs
 from vmsst.data import vocabularies
 from vmsst.encoder import loading
-from vmsst.formats import ems, mt5, tokenizers
+from vmsst.formats import ems, encoder_json, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
 from vmsst.search import vector_store
@@ -45,11 +45,6 @@ class Touch:
 
   def __reduce__(self) -> Any:
     return pathlib.Path.touch, (pathlib.Path("ran"),)
-
-
-def _weights(rows: Any) -> dict[str, np.ndarray]:
-  random = np.random.default_rng(0)
-  return {row.source: random.normal(size=row.shape).astype(np.float32) for row in rows}
 
 
 def made(write: Write, files: Mapping[str, bytes] = {}) -> Files:
@@ -72,7 +67,7 @@ def sentencepiece_model() -> bytes:
 
 def mt5_files() -> Files:
   """Returns a Hugging Face folder `m` of mT5, without its vocabulary."""
-  weights = safetensors.numpy.save(_weights(mt5.rows(_SIZES)))
+  weights = safetensors.numpy.save(released_folders.weights(mt5.rows(_SIZES)))
   return {"m/config.json": _MT5, "m/model.safetensors": weights}
 
 
@@ -95,7 +90,7 @@ def ems_files() -> Files:
     "vocab_size": pieces, "emb_dim": 16, "num_heads": 2, "mlp_dim": 24, "num_layers": 1,
     "max_positions": 12, "language_dim": None, "share_embedding": True, "projection_dim": 5,
   }  # fmt: skip
-  weights = _weights(ems.rows(sizes))
+  weights = released_folders.weights(ems.rows(sizes))
   table = weights["model.bert.embedding.word_embedding.embedding.weight"]
   weights["model.target_embedding.weight"] = table  # shared
   return {"x.safetensors": safetensors.numpy.save(weights), "x.model": model}
@@ -103,7 +98,7 @@ def ems_files() -> Files:
 
 def vmsst_files() -> Files:
   """Returns a Hugging Face folder `m` of the released VMSST."""
-  weights = _weights(mt5.rows(_SIZES)).items()
+  weights = released_folders.weights(mt5.rows(_SIZES)).items()
   released = {f"mt5_encoder.{k}": x for k, x in weights if k.startswith(("enc", "sh"))}
   released["projection.weight"] = np.ones((5, 12), np.float32)
   content = safetensors.numpy.save(released)
@@ -182,9 +177,9 @@ def all_readers() -> list[Reader]:
     Reader("vectors", vectors, _vectors),
     Reader("vmsst.load of a run", run, _load),
     Reader("vmsst.load of a safetensors export",
-           made(released_folders.export_safetensors, run), _load),
+           made(functools.partial(released_folders.export, form=encoder_json), run), _load),
     Reader("vmsst.load of a sentence-transformers export",
-           made(released_folders.export_sentence_transformers, run), _load),
+           made(released_folders.export, run), _load),
     Reader("import mt5", {**mt5_files(), **model}, _writes(released_folders.import_encoder)),
     Reader("import encoder", bert_files(), _writes(released_folders.import_encoder)),
     Reader("import ems, torch",

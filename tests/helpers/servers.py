@@ -150,7 +150,7 @@ def _busy(node):
 
 @contextlib.contextmanager
 def cluster():
-  """Yields a cluster."""
+  """Yields a cluster; skips tests without Ray."""
   folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Paths of sockets must be short.
   environment = {
     "PYTHONPATH": os.pathsep.join([str(_HELPERS.parents[1]), str(_HELPERS)]),
@@ -164,6 +164,7 @@ def cluster():
   pathlib.Path(folder, "ray").mkdir()  # A cluster's address is written into it.
   try:
     with mock.patch.dict(os.environ, environment), reserved() as port:
+      pytest.importorskip("ray")  # It reads the environment when it is imported.
       nodes = Nodes(folder, port)
       try:
         yield nodes

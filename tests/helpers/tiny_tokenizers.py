@@ -3,7 +3,7 @@
 import io
 
 import numpy as np
-import pytest
+import tokenizers
 
 SENTENCES = [
   "Hello, world! How are you today?",
@@ -12,8 +12,6 @@ SENTENCES = [
   "世界 你好,こんにちは。",
   "मौसम आज अच्छा है।",
 ]
-BERT_MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-XLMR_MARKS = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def sentencepiece_model(sentences, **options):
@@ -33,10 +31,28 @@ def sentencepiece_model(sentences, **options):
 
 def save(folder, sentences=SENTENCES):
   """Returns files by kind: "bert" (WordPiece, pads with 0) and "xlmr" (Unigram, pads with 1)."""
-  tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers to make vocabularies")
-
-  def save_one(kind, tokenizer, trainer, ends):
-    tokenizer.train_from_iterator([*sentences] * 4, trainer)
+  bert = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+  bert.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
+  bert.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  bert.decoder = tokenizers.decoders.WordPiece()
+  marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  trainer = tokenizers.trainers.WordPieceTrainer(
+    vocab_size=150, special_tokens=marks, show_progress=False
+  )
+  xlmr = tokenizers.Tokenizer(tokenizers.models.Unigram())
+  xlmr.normalizer = tokenizers.normalizers.NFKC()
+  xlmr.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+  xlmr.decoder = tokenizers.decoders.Metaspace()
+  marks = ["<s>", "<pad>", "</s>", "<unk>"]
+  xlmr_trainer = tokenizers.trainers.UnigramTrainer(
+    vocab_size=120, special_tokens=marks, unk_token="<unk>", show_progress=False
+  )
+  files = {}
+  for kind, tokenizer, its_trainer, ends in (
+    ("bert", bert, trainer, ("[CLS]", "[SEP]")),
+    ("xlmr", xlmr, xlmr_trainer, ("<s>", "</s>")),
+  ):
+    tokenizer.train_from_iterator([*sentences] * 4, its_trainer)
     ids = [(mark, tokenizer.token_to_id(mark)) for mark in ends]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
       single=f"{ends[0]} $A {ends[1]}", special_tokens=ids
@@ -44,33 +60,9 @@ def save(folder, sentences=SENTENCES):
     # As the files of released models do; the library pads and cuts by itself.
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=7)
-    tokenizer.save(str(folder / f"{kind}.json"))
-
-  bert = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-  bert.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
-  bert.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-  bert.decoder = tokenizers.decoders.WordPiece()
-  save_one(
-    "bert",
-    bert,
-    tokenizers.trainers.WordPieceTrainer(
-      vocab_size=150, special_tokens=BERT_MARKS, show_progress=False
-    ),
-    ("[CLS]", "[SEP]"),
-  )
-  xlmr = tokenizers.Tokenizer(tokenizers.models.Unigram())
-  xlmr.normalizer = tokenizers.normalizers.NFKC()
-  xlmr.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-  xlmr.decoder = tokenizers.decoders.Metaspace()
-  save_one(
-    "xlmr",
-    xlmr,
-    tokenizers.trainers.UnigramTrainer(
-      vocab_size=120, special_tokens=XLMR_MARKS, unk_token="<unk>", show_progress=False
-    ),
-    ("<s>", "</s>"),
-  )
-  return {kind: folder / f"{kind}.json" for kind in ("bert", "xlmr")}
+    files[kind] = folder / f"{kind}.json"
+    tokenizer.save(str(files[kind]))
+  return files
 
 
 def swap_padding(ids, padding_id):

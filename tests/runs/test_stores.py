@@ -109,17 +109,17 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
 # --------------------------------------------------------------------------------------------
 # Outputs of commands
 
-# Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: after a number
-# of units, or before an object whose URL matches is uploaded, after a number of such objects.
+# Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: before an
+# object whose URL matches is uploaded, after a number of such objects.
 KILLED = {
   "mine": (
     "mine {data}/a.txt {data}/b.txt {out}/pairs.tsv --encoder {run}",
-    [("units", 1), ("units", 4), (r"/pairs\.tsv$", 0)],
+    [(r"/block-.*\.npz$", 0), (r"/block-.*\.npz$", 3), (r"/pairs\.tsv$", 0)],
   ),
   "embed": ("embed {run} {data}/a.txt {out}/embedded", [(r"/embedded/.*\.npy$", 0)]),
   "index": (
     "index {data}/vectors {out}/index --factory IVF4,SQ8",
-    [("units", 2), (r"/index\.faiss$", 0)],
+    [(r"/shard-.*\.faiss$", 1), (r"/index\.faiss$", 0)],
   ),
 }
 
@@ -133,38 +133,21 @@ from vmsst import cli
 from vmsst import storage
 import vmsst.mining.bitext_mining
 from vmsst.search import exact_search
-from vmsst.jobs import engines
 from vmsst.search import faiss_index
 faiss_index.SHARD_ROWS = 30
 exact_search._LEAST_SOURCES = 16
-filesystem, work = storage.filesystem, engines.Local.work
+upload = storage.upload
 
-def kill_at(kind, left):
-  def count():
+def kill_at(pattern, left):
+  def counted_upload(path, url):
     nonlocal left
-    if not left:
-      os.kill(os.getpid(), signal.SIGKILL)
-    left -= 1
+    if re.search(pattern, url):
+      if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+      left -= 1
+    upload(path, url)
 
-  def counted_filesystem(url):
-    system = filesystem(url)
-    upload = system.put_file
-
-    def put_file(path, url):
-      if re.search(kind, url):
-        count()
-      upload(path, url)
-
-    system.put_file = put_file
-    return system
-
-  def counted_work(self, *arguments):
-    for unit in work(self, *arguments):
-      if kind == "units":
-        count()
-      yield unit
-
-  storage.filesystem, engines.Local.work = counted_filesystem, counted_work
+  storage.upload = counted_upload
 
 statuses = []
 for kill, argv in json.loads(sys.argv[1]):

@@ -1,5 +1,4 @@
 import json
-import shutil
 
 import line_files
 import numpy as np
@@ -80,19 +79,10 @@ def test_missing_test_sets_are_named_and_changed_ones_are_other_tasks(tatoeba_ro
   assert evaluation.tatoeba(str(tatoeba_root), BYTES) != name
 
 
-def test_vectors_find_their_place_in_whatever_order_they_come():
-  def score(*sides):
-    return [suite.Result("x", (), {str(i): float(x) for i, x in enumerate(np.concatenate(sides))})]
-
-  def side(count):
-    return suite.Side("en", ["text"] * count)
-
-  tasks = [suite.Task("a", (side(2), side(1)), score), suite.Task("b", (side(1), side(12)), score)]
-  row_N = np.random.default_rng(0).permutation(16)
-  results = evaluation.collect_results(tasks, row_N, np.arange(16)[row_N])
-  assert [list(result.metrics.values()) for result in results] == [[0, 1, 2], [*range(3, 16)]]
+def test_vectors_that_are_not_finite_are_an_error():
+  task = suite.Task("a", (suite.Side("en", ["x"]),), lambda *vectors: [])
   with pytest.raises(errors.InputError, match="training has diverged"):
-    evaluation.collect_results(tasks, row_N, np.full(16, np.nan))
+    evaluation.collect_results([task], np.arange(1), np.full((1, 2), np.nan))
 
 
 @pytest.mark.parametrize(
@@ -152,12 +142,9 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
     found = {key.replace(" (sample of PAQ)", ""): value for key, value in found.items()}
     assert found == pytest.approx(wanted["benchmarks"][names[task.name[11:]]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
-  names = {name, evaluation.suite(str(small_root), BYTES, paq_distractors=0)}
-  for changed in ("xlsts/STS17.track1.ar-ar.tsv", "nq/NQ-open.dev.jsonl"):
-    with (small_root / changed).open("a") as stream:
-      stream.write("\n")
-    names.add(evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]))
-  assert len(names) == 4
+  with (small_root / "nq" / "NQ-open.dev.jsonl").open("a") as stream:
+    stream.write("\n")
+  assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) != name
 
 
 def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
@@ -172,7 +159,7 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]
   other = [("vier", "un", "Other")] * 4
   pairs = {("de", "en"): german + other, ("fr", "en"): french + other, ("de", "fr"): other}
-  folder = opus_tree.write_dataset(tmp_path, "mine", pairs, validation=3)
+  opus_tree.write_dataset(tmp_path, "mine", pairs, validation=3)
   arguments = ("mine", BYTES, str(tmp_path))
   name = evaluation.opus_validation(*arguments)
   assert name == evaluation.opus_validation(*arguments)
@@ -184,10 +171,6 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   assert not [key for key in found if "deu_fra" in key]
   only = evaluation.opus_validation(*arguments, languages=("de", "en"))
   assert "accuracy/eng_fra" not in _evaluate(only, lambda text: np.eye(4)[numbers[text]])
-  shutil.rmtree(folder)
-  opus_tree.write_dataset(tmp_path, "mine", {**pairs, ("de", "en"): other + german}, validation=3)
-  found = _evaluate(evaluation.opus_validation(*arguments), lambda x: np.eye(4)[numbers[x]])
-  assert "accuracy/deu_eng" not in found
 
 
 def test_sample_retrieval_searches_held_out_meanings():

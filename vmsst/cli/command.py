@@ -355,15 +355,10 @@ def local_file(path: str) -> Iterator[str]:
       yield str(kept)
 
 
-def is_streamed(output: str) -> bool:
-  """Returns whether an output is standard output, a device or a pipe, which cannot be replaced."""
-  return output == outputs.STANDARD or (not storage.is_url(output) and outputs.is_stream(output))
-
-
 @contextlib.contextmanager
 def file_to_write(output: str) -> Iterator[str]:
   """Yields the path of a file; its content goes to the output at the end if that is a stream."""
-  if not is_streamed(output):
+  if not outputs.is_stream(output):
     yield output
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:

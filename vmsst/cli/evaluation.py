@@ -166,7 +166,7 @@ def report(
   """Write tables and figures of evaluations, next to published numbers.
 
   Args:
-    folders: Output folder of `vmsst eval`, or a run's MODEL_DIR.
+    folders: Output folder of `vmsst eval`.
     out: Output folder for report.html.
   """
   from vmsst.evaluation import report as reports

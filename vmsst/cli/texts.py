@@ -20,7 +20,6 @@ from vmsst.cli.command import (
   Text,
   Vectors,
   file_to_write,
-  is_streamed,
   local_file,
   write_lines,
 )
@@ -215,7 +214,7 @@ def mine(
 
   paths = source, target
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
-  if is_streamed(out):
+  if outputs.is_stream(out):
     raise errors.InputError(
       f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )

@@ -25,8 +25,6 @@ from vmsst.networks import sentence_encoder
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
 """Names of the backends, as in sentence-transformers; all but the first compute in float32."""
-DEVICES = "None, and select devices with JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts"
-"""What to set the option `device` of sentence-transformers to."""
 _PACKAGES = ("onnx", "onnxruntime")
 
 # Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.

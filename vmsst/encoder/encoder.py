@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -120,8 +119,8 @@ class Encoder(compatibility.Members):
     if name == "max_length":
       limit = getattr(self._network.config, "max_tokens", None)
       value = errors.as_integer(name, value, maximum=limit)
-      for name_of_cached in ("tokenizer", "digest"):
-        vars(self).pop(name_of_cached, None)
+      for cached in ("tokenizer", "digest"):
+        vars(self).pop(cached, None)
     elif name == "similarity_fn_name":
       errors.check_choice(name, value, encoder_json.SIMILARITIES)
     elif "_backend" in vars(self) and name != "default_prompt_name":
@@ -129,14 +128,12 @@ class Encoder(compatibility.Members):
     super().__setattr__(name, value)
 
   def __repr__(self) -> str:
-    config: Any = self._network.config
-    layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
-    numbers = sum(math.prod(np.shape(array)) for array in jax.tree.leaves(self._backend.params))
-    dtype = config.dtype if isinstance(self._backend, backends.JaxBackend) else "float32"
+    numbers = sum(np.size(array) for array in jax.tree.leaves(self._backend.params))
+    dtype = self._network.config.dtype if self.backend == backends.JAX else "float32"
     return (
-      f"Encoder({self.path!r}, {type(config).__name__.removesuffix('Config')}, layers={layers}, "
-      f"dimension={self.dimension}, parameters={numbers:,}, max_length={self.max_length}, "
-      f"prompts={dict(self.prompts)}, backend={self.backend!r}, dtype={dtype!r})"
+      f"Encoder({self.path!r}, dimension={self.dimension}, parameters={numbers:,}, "
+      f"max_length={self.max_length}, prompts={dict(self.prompts)}, backend={self.backend!r}, "
+      f"dtype={dtype!r})"
     )
 
   @property
@@ -315,7 +312,9 @@ class Encoder(compatibility.Members):
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-    errors.check(device is None, "device", device, backends.DEVICES)
+    errors.check(
+      device is None, "device", device, "None, or set JAX_PLATFORMS before Python starts"
+    )
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     one = isinstance(sentences, str)
     if one:

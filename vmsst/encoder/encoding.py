@@ -45,13 +45,14 @@ def encode(
     encoder: An object with `encode(texts)`.
     texts: N texts, or what `prepare` has returned for them.
     method: "encode", or "encode_query" or "encode_document" if the encoder has it.
-    **options: Such as `language`, `batch_size`, `progress`; those that `encode` does not support
-      are dropped.
+    **options: Such as `language`, `batch_size`, `progress` (default: False); those that `encode`
+      does not support are dropped.
 
   Raises:
     ValueError: the encoder returns an array of another shape.
   """
   known = inspect.signature(encoder.encode).parameters
+  options.setdefault("progress", False)
   given = {name: value for name, value in options.items() if name in known}
   if getattr(encoder, "prompt", None) is not None:  # This prompt applies to every text.
     method = "encode"
@@ -131,9 +132,14 @@ def write_bitext_vectors(
 
   lines = sum(1 for _ in readers.read_pairs(bitext))
   codes = [readers.language_code(side) for side in (bitext.source, bitext.target)]
-  options = {"batch_size": batch_size, "progress": False, "on_cut": None}
   windows = encode_windows(
-    lambda texts: encode(encoder, texts, language=codes * (len(texts) // 2), **options),
+    lambda texts: encode(
+      encoder,
+      texts,
+      language=codes * (len(texts) // 2),
+      batch_size=batch_size,
+      on_cut=None,
+    ),
     (side for pair in readers.read_pairs(bitext) for side in pair),
     _WINDOW,
     total=2 * lines,
@@ -213,8 +219,8 @@ class EncoderSource:
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Returns the vectors of texts, as the function `encode` does, and how many texts were cut."""
     cut: list[tuple[int, int, int]] = []
-    given = {"progress": False, "on_cut": lambda *counts: cut.append(counts), **options}
-    return encode(self.open(), texts, **given), cut
+    vectors_ND = encode(self.open(), texts, on_cut=lambda *counts: cut.append(counts), **options)
+    return vectors_ND, cut
 
 
 _lock = threading.Lock()

@@ -1,5 +1,6 @@
 """Encoders as models of MTEB (`pip install 'vmsst[mteb]'`), and `vmsst eval --mteb`."""
 
+import functools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -37,9 +38,17 @@ class MtebModel:
       InputError: mteb is not installed.
     """
     with errors.requires("mteb", "MTEB"):
+      from mteb import similarity_functions
       from mteb.models.model_meta import ModelMeta, ScoringFunction
     self._encoder = encoder
-    self._similarity = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
+    similarity_fn = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
+    # Similarities of all pairs of vectors, [N, M], and of the vectors in each row, [N].
+    self.similarity = functools.partial(
+      similarity_functions.select_similarity, similarity_fn=similarity_fn
+    )
+    self.similarity_pairwise = functools.partial(
+      similarity_functions.select_pairwise_similarity, similarity_fn=similarity_fn
+    )
     identity = encoding.identity(encoder, name)
     revision = identity.get("digest", "unknown")[:16]
     if "prompt" in identity:
@@ -48,7 +57,7 @@ class MtebModel:
       {
         "name": f"{_ORGANIZATION}/{pathlib.PurePosixPath(name).name or 'encoder'}",
         "revision": revision,
-        "similarity_fn_name": self._similarity,
+        "similarity_fn_name": similarity_fn,
       }
     )
 
@@ -77,19 +86,6 @@ class MtebModel:
       progress=False,
     )
 
-  def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns the similarities of all pairs of vectors, [N, M]; each side may be one vector."""
-    from mteb import similarity_functions
-
-    return similarity_functions.select_similarity(embeddings1, embeddings2, self._similarity)
-
-  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns the similarity of the vectors in each row, [N]."""
-    from mteb import similarity_functions
-
-    select = similarity_functions.select_pairwise_similarity
-    return select(embeddings1, embeddings2, self._similarity)
-
 
 def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
   """Returns the tasks of MTEB with each of these names: one task, or all tasks of a benchmark.
@@ -103,13 +99,11 @@ def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
   for name in names:
     try:
       tasks[name] = [mteb.get_task(name)]
-    except KeyError as error:
+    except KeyError:
       try:
         tasks[name] = [*mteb.get_benchmark(name).tasks]
-      except KeyError as other:
-        raise errors.InputError(
-          f"MTEB has no task {name} ({error.args[0]}) and no such benchmark ({other.args[0]})"
-        ) from None
+      except KeyError as error:
+        raise errors.InputError(f"MTEB has no task or benchmark {name}: {error.args[0]}") from None
   return tasks
 
 

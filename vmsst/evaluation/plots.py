@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,11 @@ from vmsst.search import exact_search
 
 _MOST_COSINES = 20  # Sentences of a side whose cosines are printed.
 _LONGEST = 40  # Characters of a sentence in a label.
-# After the colors of Okabe and Ito (2008), which people with any color vision can distinguish.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f6a00", "#56b4e9", "#7a0019", "#5b4ea0")
 _MOST_NUMBERS = 40  # Languages of a heat map with numbers.
 _STYLE: Any = {
   "axes.spines.right": False,
   "axes.spines.top": False,
   "font.size": 9,
-  "legend.frameon": False,
   "svg.fonttype": "none",
   "svg.hashsalt": "vmsst",
   "text.parse_math": False,
@@ -137,23 +134,6 @@ class Image:
   source: str
 
 
-def training_curves(title: str, panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Image:
-  """Draws values by step, by run, by metric: a panel for each metric; others leave a gap."""
-  runs = list(dict.fromkeys(run for of_run in panels.values() for run in of_run))
-
-  def draw(*rows: Any) -> None:
-    for axes, (metric, of_run) in zip(rows, panels.items(), strict=True):
-      for run, curve in of_run.items():
-        color = _COLORS[runs.index(run) % len(_COLORS)]
-        axes.plot(list(curve), list(curve.values()), marker=".", color=color)
-      axes.set_ylabel(metric)
-      # With labels: matplotlib leaves out names that start with "_" else.
-      axes.legend(axes.lines, of_run, loc="upper left", bbox_to_anchor=(1, 1))
-    rows[-1].set_xlabel("training steps")
-
-  return _drawn(title, draw, 7, 2.5 * len(panels), len(panels))
-
-
 def error_figures(where: str, result: suite.Result) -> list[Image]:
   """Draws the error matrix of a result of `benchmarks.agnosticism`, and a tree of its languages.
 
@@ -207,10 +187,8 @@ def error_figures(where: str, result: suite.Result) -> list[Image]:
   ]
 
 
-def _drawn(
-  title: str, draw: Callable[..., None], width: float, height: float, rows: int = 1
-) -> Image:
-  """Returns an image of this size in inches, from a function that draws in the axes of each row."""
+def _drawn(title: str, draw: Callable[[Any], None], width: float, height: float) -> Image:
+  """Returns an image of this size in inches, from a function that draws in its axes."""
   import matplotlib
   from matplotlib import figure
 
@@ -218,7 +196,7 @@ def _drawn(
     # Browsers have the letters that the font lacks by which matplotlib measures.
     warnings.filterwarnings("ignore", message="Glyph .* missing from font")
     drawn = figure.Figure(figsize=(width, height))
-    draw(*drawn.subplots(rows, squeeze=False)[:, 0])
+    draw(drawn.subplots())
     stream = io.BytesIO()
     drawn.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
   image = base64.b64encode(stream.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""`vmsst report`: tables and figures of evaluations and training, and published numbers."""
+"""`vmsst report`: tables and figures of evaluations, next to published numbers."""
 
 import dataclasses
 import importlib
@@ -12,18 +12,9 @@ import numpy as np
 from vmsst import errors, languages, storage
 from vmsst.evaluation import papers, plots, results_files, suite
 from vmsst.evaluation.benchmarks import agnosticism, own_files
-from vmsst.io import input_files, text_files
 
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 """Results of one benchmark by encoder."""
-
-Curve = dict[int, float]
-"""Values by training step, in order."""
-
-_MOST_PANELS = 6
-# Training metrics to plot, by prefix, as long as there are panels.
-_TRAINING = ("loss", "nll/", "kl/", "mutual_information/", "accuracy", "token_accuracy/")
-
 
 _MOST_ROWS = 400  # Of the longest readable table.
 
@@ -62,37 +53,24 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   Published numbers are shown next to measured values of the same metric and the same sets.
 
   Args:
-    folders: Results that `suite.evaluate` wrote (results.json), training runs, or both in one;
-      local or in object stores. A folder that is given twice is read once.
+    folders: Output folders of `vmsst eval`, local or in object stores; each is read once.
 
   Raises:
-    InputError: a folder has neither results nor training metrics, a file is invalid, or the extra
-      `report` is not installed.
+    InputError: a folder has no valid results, or the extra `report` is not installed.
   """
   with errors.requires("report", "a report"):
     import jinja2
 
     importlib.import_module("matplotlib")
-  evaluated: dict[str, results_files.Results] = {}
-  training: dict[str, dict[str, Curve]] = {}
-  runs = []
-  for folder in dict.fromkeys(map(storage.path, folders)):
-    path = folder / results_files.NAME
-    results = results_files.read_results(path) if storage.is_file(path) else None
-    curves = _curves(folder)
-    if results is None and not curves:
-      raise errors.InputError(
-        f"{folder}: neither {path.name} nor train/metrics.jsonl; give output folders of "
-        "`vmsst eval`, or MODEL_DIRs of training runs"
-      )
-    name = results["encoder"]["name"] if results else os.path.basename(storage.absolute(folder))
-    runs.append((name, folder, results, curves))
-  names = [name for name, *_ in runs]
-  for name, folder, results, curves in runs:
-    unique = name if names.count(name) == 1 else f"{name} ({folder})"
-    training[unique] = curves
-    if results is not None:
-      evaluated[unique] = results
+  results = {
+    folder: results_files.read_results(folder / results_files.NAME)
+    for folder in dict.fromkeys(map(storage.path, folders))
+  }
+  names = [each["encoder"]["name"] for each in results.values()]
+  evaluated = {
+    name if names.count(name) == 1 else f"{name} ({folder})": each
+    for name, (folder, each) in zip(names, results.items(), strict=True)
+  }
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
     autoescape=True,
@@ -100,29 +78,10 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   template = environment.get_template("report.html.j2")
-  return template.render(encoders=evaluated, sections=sections(evaluated, training))
+  return template.render(encoders=evaluated, sections=sections(evaluated))
 
 
-def _curves(folder: storage.Path) -> dict[str, Curve]:
-  """Reads the curves of training, and of evaluations with their prefix, by metric."""
-  paths = {"": folder / "train" / "metrics.jsonl"}
-  for path in storage.find(folder / "inference_eval", "*-metrics.jsonl"):
-    paths[f"{path.name.removesuffix('-metrics.jsonl')}: "] = path
-  curves: dict[str, Curve] = {}
-  for prefix, path in paths.items():
-    lines = text_files.read_lines(str(path)) if storage.is_file(path) else ()
-    for number, line in enumerate(lines, 1):
-      row = input_files.parse_json(line, f"{path}:{number}")
-      step = int(row.pop("step"))
-      for name, value in row.items():
-        # A resumed run repeats steps; the last value counts.
-        curves.setdefault(prefix + name, {})[step] = float(value)
-  return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
-
-
-def sections(
-  evaluated: Mapping[str, results_files.Results], training: Mapping[str, Mapping[str, Curve]]
-) -> list[Section]:
+def sections(evaluated: Mapping[str, results_files.Results]) -> list[Section]:
   """Returns all sections, with tables of measured numbers before published ones."""
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
   score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": []}
@@ -146,7 +105,6 @@ def sections(
     Section("Your files", tables=own_tables),
     Section("Overview", tables=[_table("Main averages", "Benchmark", main)]),
     *(_benchmark(name, x) for name, x in by_benchmark.items()),
-    Section("Training", figures=_training(training)),
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in listed])
   cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
@@ -237,19 +195,6 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
     yield suite.Result(code, (code,), means | {"mean of texts": statistics.fmean(means.values())})
   for result in results:
     yield from agnosticism.pair_errors(result) if result.arrays else [result]
-
-
-def _training(curves_by_run: Mapping[str, Mapping[str, Curve]]) -> list[plots.Image]:
-  """Returns the curves of training and of evaluations during training."""
-  names = list(dict.fromkeys(name for curves in curves_by_run.values() for name in curves))
-  trained = [name for name in names if name.startswith(_TRAINING)]
-  evaluated = [name for name in names if ": " in name and "timing/" not in name]
-  averages = [name for name in evaluated if name.endswith("average")] or evaluated
-  panels = {
-    name: {run: curves[name] for run, curves in curves_by_run.items() if name in curves}
-    for name in trained[:_MOST_PANELS] + averages[:_MOST_PANELS]
-  }
-  return [plots.training_curves("Metrics over training steps", panels)] if panels else []
 
 
 def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:

@@ -7,7 +7,6 @@ accuracies and correlations times 100.
 
 import dataclasses
 import hashlib
-import itertools
 import math
 import os
 import statistics
@@ -324,9 +323,7 @@ def evaluate(
       failed[key] = " ".join(str(error).split()) or type(error).__name__
       report(f"{key}: failed: {failed[key]}")
       continue
-    headline = itertools.islice(results[key]["summary"].items(), 4)
-    shown = ", ".join(f"{metric} {value:.2f}" for metric, value in headline)
-    report(f"{key}: {shown} ({time.perf_counter() - start:.0f} s)")
+    report(f"{key}: finished in {time.perf_counter() - start:.0f} s")
     save(chosen[key], results[key])
   ordered = {key: results[key] for key in dict.fromkeys((*chosen, *results)) if key in results}
   record = settings(encoder, name, seen)

@@ -1,4 +1,4 @@
-"""Encoders by name on the Hugging Face Hub, such as "sentence-transformers/LaBSE"; model cards.
+"""Encoders on the Hugging Face Hub, such as "sentence-transformers/LaBSE", and model cards.
 
 huggingface_hub downloads and uploads them, with its cache, tokens and offline mode (HF_HOME,
 HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.

@@ -74,10 +74,11 @@ _DECODER = transformers.Table(
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
 ) -> Converted:
-  """Returns an mT5, whose vectors are means of token states: it is not yet a sentence encoder.
+  """Returns an mT5, or the released VMSST if the names of the weights say so.
 
-  Or VMSST, if the projection is among the weights. As in the released code, it reads 512 tokens of
-  a sentence, though it was trained on 32; see `max_length` of `vmsst.load`.
+  The vectors of an mT5 are means of token states: it is not yet a sentence encoder. VMSST reads 512
+  tokens of a sentence, as in the released code, though it was trained on 32; see `max_length` of
+  `vmsst.load`.
 
   Args:
     source: Its folder.

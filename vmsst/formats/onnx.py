@@ -330,7 +330,7 @@ class _Stack(NamedTuple):
   def attention_bias(self, is_local: bool) -> str:
     """Returns what is added to the logits: positions and masks, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
-    # Where a token may attend to another, and where not.
+    # Added to the logits of tokens that are visible, and that are masked.
     values = np.float32(0), np.float32(t5.MASKED)
     bias_BHTT = graph.Unsqueeze(graph.Where(self.mask_BT, *values), np.array([1, 2]))
     key_1T = graph.Unsqueeze(self.position_T, np.array([0]))

@@ -305,7 +305,7 @@ class Table(msgspec.Struct, frozen=True):
     """Returns the tensors of a model and the parameters that they become."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     width, wide = config.emb_dim, config.mlp_dim
-    # By the last part of a parameter's name; those of norms have the width of the network.
+    # By the last part of a parameter's name. All other parameters belong to norms.
     tables = {
       "embedding": (config.vocab_size, width),
       "position_embedding": (config.max_positions, width),

@@ -68,8 +68,8 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
   Raises:
     InputError: there is no record, it is damaged, or the job is not finished.
   """
-  if not storage.exists(path := os.path.join(folder, NAME)):
-    if storage.exists(os.path.join(folder, storage.UNFINISHED, NAME)):
+  if not storage.is_file(path := os.path.join(folder, NAME)):
+    if storage.is_file(os.path.join(folder, storage.UNFINISHED, NAME)):
       raise errors.InputError(f"{folder} is not finished; rerun the same command to resume")
     raise errors.InputError(f"{folder}: no {NAME}; {fix}")
   return parse(path, fix)

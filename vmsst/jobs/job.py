@@ -157,9 +157,10 @@ class Job:
   def done(self, name: str, key: Any = None) -> dict[str, Any] | None:
     """Returns the facts of a finished part, or None if its file is missing or has changed."""
     parts = [self._parts[name]] if name in self._parts else []
+    record = f"{self._work}/parts/{name.replace('/', '%2F')}.json"
     with (
       contextlib.suppress(FileNotFoundError, msgspec.DecodeError),
-      storage.open_binary(self._record_path(name)) as stream,
+      storage.open_binary(record) as stream,
     ):
       parts.append(msgspec.json.decode(stream.read(), type=manifest.Part))
     expected = manifest.digest(self._key, name, key)
@@ -180,9 +181,6 @@ class Job:
       return False
     return self._verified[name] == part.sha256
 
-  def _record_path(self, name: str) -> str:
-    return f"{self._work}/parts/{name.replace('/', '%2F')}.json"
-
   @contextlib.contextmanager
   def part(self, name: str, key: Any = None) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
     """Yields a local path to write a part to, and a dictionary for facts about it, as JSON."""
@@ -191,7 +189,8 @@ class Job:
       yield path, facts
       size, sha256 = path.stat().st_size, input_files.sha256(path)
     part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
-    self._write(self._record_path(name), msgspec.json.encode(part))
+    record = f"{self._work}/parts/{name.replace('/', '%2F')}.json"
+    self._write(record, msgspec.json.encode(part))
     self._parts[name] = part
 
   def run(

@@ -131,6 +131,8 @@ def sync_to_disk(path: pathlib.Path) -> None:
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path is a device, a pipe or a standard stream, which cannot be replaced."""
+  if path == STANDARD or storage.is_url(path):
+    return path == STANDARD
   if os.path.abspath(path).startswith(("/dev/", "/proc/")):
     return not os.path.abspath(path).startswith("/dev/shm/")
   try:

@@ -85,11 +85,10 @@ def weighted_nll(
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
-    ValueError: only one of `sentence_BS` and `sentence_kernel_SV` is None, or `chunk` is below 1.
+    ValueError: only one of `sentence_BS` and `sentence_kernel_SV` is None.
   """
   if (sentence_BS is None) != (sentence_kernel_SV is None):
     raise ValueError("only one of sentence_BS and sentence_kernel_SV is None; pass both or neither")
-  check_chunk(chunk)
   columns = layouts.local_size(vocab=hidden_kernel_DV.shape[1])
   chunk = chunk or default_chunk(columns, devices.current())
   plan = _Plan.make(*targets_BT.shape, chunk=chunk, dtype=dtype)
@@ -364,12 +363,6 @@ def default_chunk(columns: int, device: devices.Device | None) -> int:
   enough = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
   most = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
   return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(enough)), most))))
-
-
-def check_chunk(chunk: int | None) -> None:
-  """Raises ValueError for a chunk size below 1; None is the default size."""
-  if chunk is not None and chunk < 1:
-    raise ValueError(f"chunk is {chunk}; it must be at least 1")
 
 
 def accumulation_dtype(dtype: str) -> Any:

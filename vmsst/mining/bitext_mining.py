@@ -74,17 +74,17 @@ def mine(
   if threshold is not None:
     errors.check_number("threshold", threshold)
     errors.check(gold is None, "threshold", threshold, "None: gold pairs choose it")
+  texts = source, target
+  are_known = source.encoder and target.encoder
   settings = [
-    {"width": side.vectors.shape[1], "encoder": side.encoder} for side in (source, target)
+    {"width": text.vectors.shape[1], "encoder": text.encoder if are_known else None}
+    for text in texts
   ]
-  if not all(side.encoder for side in (source, target)):
-    settings = [{"width": side["width"]} for side in settings]
   if differences := manifest.differences(*settings):
     raise errors.InputError(
       f"the vectors of {source.vectors.folder} and {target.vectors.folder} differ: {differences}; "
       "compute both with the same encoder"
     )
-  texts = source, target
   first = [first_lines(text) for text in texts]
   rows = [
     array_files.concatenate(
@@ -235,12 +235,12 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
   def score(
     sources: Sequence[str], targets: Sequence[str], languages: Languages, on_cut: OnCut
   ) -> np.ndarray:
-    options = {"batch_size": batch_size, "progress": False, "on_cut": on_cut}
-    vectors = [
-      encoding.encode(encoder, texts, language=language, **options)
+    source_ND, target_ND = (
+      exact_search.unit_rows(
+        encoding.encode(encoder, texts, language=language, batch_size=batch_size, on_cut=on_cut)
+      )
       for texts, language in zip((sources, targets), languages, strict=True)
-    ]
-    source_ND, target_ND = map(exact_search.unit_rows, vectors)
+    )
     return np.clip(np.einsum("nd,nd->n", source_ND, target_ND), -1, 1)[:, None]
 
   return Scorer({"by": "cosine", "encoder": encoding.identity(encoder, name)}, score)
@@ -267,9 +267,13 @@ def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) ->
         "the likelihood of a text depends on its language: give the languages of both texts "
         "(--languages)"
       )
-    options: dict[str, Any] = {"per_token": per_token, "batch_size": batch_size, "on_cut": on_cut}
     both_N2 = translator.pair_log_likelihoods(
-      sources, targets, languages=(source, target), **options
+      sources,
+      targets,
+      languages=(source, target),
+      per_token=per_token,
+      batch_size=batch_size,
+      on_cut=on_cut,
     )
     return np.concatenate([both_N2.mean(axis=1, keepdims=True), both_N2], axis=1)
 

@@ -118,9 +118,10 @@ def hard_negatives(
     translations[source].add(target)
   sides = []
   for texts, code in zip((sources, targets), languages, strict=True):
-    options = {"batch_size": batch_size, "progress": False, "on_cut": None}
     windows = encoding.encode_windows(
-      functools.partial(encoding.encode, encoder, language=code, **options),
+      functools.partial(
+        encoding.encode, encoder, language=code, batch_size=batch_size, on_cut=None
+      ),
       texts,
       _WINDOW,
       total=len(texts),

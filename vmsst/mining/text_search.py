@@ -67,22 +67,16 @@ class Searcher:
     Raises:
       InputError: the corpus has no line with a visible character.
     """
-    row_M = corpus.visible_rows()
+    self._row_M = corpus.visible_rows()
     name = name or getattr(encoder, "path", None)
     if name is not None and (differences := other_encoder(corpus, encoder, name)):
       logging.getLogger(__name__).warning("%s: %s", corpus.vectors.folder, differences)
     self._encoder, self._corpus = encoder, corpus
     self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
     self._read_text = corpus.reader()
-    self._nearest: Callable[[np.ndarray, int], exact_search.Neighbors]
-    if index is None or index.exact:
-      self._nearest = lambda query_ND, k: nearest_lines(query_ND, corpus, row_M, k, search)
-    else:
-      visible_N = np.zeros(len(corpus.vectors), bool)
-      visible_N[row_M] = True
-      self._nearest = lambda query_ND, k: index.nearest(
-        exact_search.unit_rows(query_ND), k, visible_N
-      )
+    if index is not None and not index.exact:
+      search = faiss_index.index_search(index, index)
+    self._search = search
 
   def search(self, queries: input_texts.Texts, count: int) -> list[list[Hit]]:
     """Returns the lines nearest to each query by cosine, nearest first.
@@ -101,13 +95,12 @@ class Searcher:
     queries = input_texts.as_list(queries)
     if not queries:
       return []
-    query_ND = encoding.encode(
-      self._encoder, queries, method="encode_query", progress=False, **self._options
-    )
+    query_ND = encoding.encode(self._encoder, queries, method="encode_query", **self._options)
     query_ND = query_ND[:, : self._corpus.dimensions]
     check_width(self._corpus, query_ND.shape[1])
     encoding.check_finite(query_ND, queries)
-    return hits(self._nearest(query_ND, count), self._read_text)
+    near = nearest_lines(query_ND, self._corpus, self._row_M, count, self._search)
+    return hits(near, self._read_text)
 
 
 def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:

@@ -312,34 +312,21 @@ class VmsstNetwork(BitranslationNetwork):
     """
     pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
     language_BD = pooled_BD
+    if self.encoder_language_embedding:
+      embedded_BTD = embedded_BTD + self.encoder_language_embedder(languages_B[:, None])
     if not self.single_encoder or self.encoder_language_embedding:
-      language_BD = self._language_pooled(embedded_BTD, mask_BT, languages_B, deterministic)
+      if groups := self.language_encoder_groups:
+        encoders = self.language_encoders
+      else:
+        encoders = [self.encoder if self.single_encoder else self.language_encoder]
+      outputs = [_pooled(each, embedded_BTD, mask_BT, deterministic) for each in encoders]
+      language_BD = of_own_group(outputs, groups, languages_B)
     return Posteriors(
       self._latent(self.mean, pooled_BD),
       self._latent(self.log_variance, pooled_BD),
       self._latent(self.language_mean, language_BD),
       self._latent(self.language_log_variance, language_BD),
     )
-
-  def _language_pooled(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
-    languages_B: Int[Array, "B"],
-    deterministic: bool,
-  ) -> Float[Array, "B D"]:
-    if self.encoder_language_embedding:
-      embedded_BTD = embedded_BTD + self.encoder_language_embedder(languages_B[:, None])
-    groups = self.language_encoder_groups
-    outputs = [
-      _pooled(encoder, embedded_BTD, mask_BT, deterministic)
-      for encoder in (self.language_encoders if groups else (self._only_language_encoder,))
-    ]
-    return of_own_group(outputs, groups, languages_B)
-
-  @property
-  def _only_language_encoder(self) -> nn.Module:
-    return self.encoder if self.single_encoder else self.language_encoder
 
   def _own_sentence(
     self,

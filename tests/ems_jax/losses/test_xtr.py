@@ -1,8 +1,6 @@
 """The losses of a vocabulary projection, of tokens and of sentences (XTR), against dense forms."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import pytest
 from tiny_models import assert_trees_close
 
 from ems_jax.losses import xtr
-from vmsst.arrays import devices
 from vmsst.losses import vocabulary
 
 B, T, D, S, V = 5, 4, 6, 7, 50
@@ -61,49 +58,30 @@ def dense_kl(arrays, targets):
   return jnp.sum(target_BV * (log_p_BV - jax.nn.log_softmax(hidden_BE @ kernel_EV)), axis=1)
 
 
-class Loss(NamedTuple):
-  """A loss, and each token's or sentence's value; and the latter in its dense form."""
-
-  ours: Callable
-  dense: Callable
-
-
-def tokens_loss(arrays, targets_BT, **options):
-  return vocabulary.weighted_nll(*arrays[:4], targets_BT, arrays[4], **options)
-
-
-def hidden_loss(arrays, targets_BT, **options):
-  hidden_BTD, kernel_DV, weights_BT = arrays
-  return vocabulary.weighted_nll(
-    hidden_BTD, None, kernel_DV, None, targets_BT, weights_BT, **options
-  )
-
-
-def dense_hidden_nll(arrays, targets_BT):
-  hidden_BTD, kernel_DV, _ = arrays
-  nothing = (np.zeros((len(hidden_BTD), 1)), kernel_DV, np.zeros((1, kernel_DV.shape[1])))
-  return dense_nll((hidden_BTD, *nothing), targets_BT)[0]
-
-
-def xtr_loss(arrays, targets, **options):
-  return xtr.weighted_kl(arrays[0], arrays[1], targets, arrays[2], **options)
-
-
-LOSSES = {
-  "tokens": Loss(tokens_loss, lambda *x: dense_nll(*x)[0]),
-  "hidden states alone": Loss(hidden_loss, dense_hidden_nll),
-  "xtr": Loss(xtr_loss, dense_kl),
-}
 either = pytest.mark.parametrize("name", ["tokens", "xtr"])
 
 
+def dense_values(name, arrays, targets):
+  if name == "xtr":
+    return dense_kl(arrays, targets)
+  if name == "hidden states alone":
+    hidden_BTD, kernel_DV, _ = arrays
+    arrays = (hidden_BTD, np.zeros((B, 1)), kernel_DV, np.zeros((1, kernel_DV.shape[1])))
+  return dense_nll(arrays, targets)[0]
+
+
 def dense_sum(name, arrays, targets):
-  return jnp.sum(arrays[-1] * LOSSES[name].dense(arrays, targets))
+  return jnp.sum(arrays[-1] * dense_values(name, arrays, targets))
 
 
 @functools.partial(jax.jit, static_argnames=("name", "chunk", "dtype"))
 def ours(name, arrays, targets, **options):
-  return LOSSES[name].ours(arrays, targets, **options)
+  *arrays, weights = arrays
+  if name == "xtr":
+    return xtr.weighted_kl(*arrays, targets, weights, **options)
+  if name == "hidden states alone":
+    arrays = (arrays[0], None, arrays[1], None)
+  return vocabulary.weighted_nll(*arrays, targets, weights, **options)
 
 
 def values(aux):
@@ -146,7 +124,7 @@ def test_values_equal_the_dense_form_with_and_without_differentiation(name):
   assert_trees_close(
     ours_with_gradients(name, arrays, targets, chunk=chunk)[0], plain, rtol=1e-6, atol=1e-6
   )
-  expected = LOSSES[name].dense(arrays, targets)
+  expected = dense_values(name, arrays, targets)
   np.testing.assert_allclose(values(plain[1]), expected, rtol=1e-5, atol=1e-5)
   if name == "tokens":
     correct_BT = dense_nll(arrays, targets)[1] & (targets != 0)
@@ -227,14 +205,3 @@ def test_a_token_outside_the_vocabulary_gives_nan():
   tokens_BT[3, 0] = V
   _, kl_B = ours("xtr", make_inputs("xtr")[0], xtr.xtr_targets(tokens_BT))
   assert np.isnan(kl_B).tolist() == [False, False, False, True, False]
-
-
-@pytest.mark.parametrize("device", devices.DEVICES, ids=lambda device: device.name)
-@pytest.mark.parametrize("columns", [60000, 250112 // 8, 250112])
-def test_a_chunk_leaves_time_to_the_matmuls_unless_the_memory_is_too_small(device, columns):
-  chunk = vocabulary.default_chunk(columns, device)
-  logits = 6 * chunk * columns / device.memory
-  assert logits <= 1 / 12 or chunk == 512
-  # Per element of the kernel: 12 bytes, and 6 FLOPs per row.
-  share = (12 / device.bandwidth) / (6 * chunk / device.flops)
-  assert share <= 0.1 or logits > 1 / 24  # twice as many rows would not fit

@@ -154,20 +154,10 @@ def test_dropout_is_where_fairseq_has_it(module, inputs, shapes):
   assert {value for factor in factors for value in np.unique(factor)} == {0, 2}
 
 
-def test_pairs_without_a_translation_have_no_loss_and_no_gradient():
-  model, batch = make_model(), make_batch()
+def test_a_batch_without_a_translation_has_no_loss_and_no_gradient():
+  model = make_model()
   params = tiny_models.random_params(model.network)
   run = jit(jax.value_and_grad(model.loss_fn, has_aux=True))
-  (loss, _), gradients = run(params, batch, None)
-  changed = np.any(gradients["decoder"]["language_embedding"], axis=1)
-  assert set(np.flatnonzero(changed)) == {EN, ES}
-  for row in (3, 7):
-    for name in ("inputs", "targets"):
-      batch[name][row] = np.roll(batch[name][row], 1)
-      batch[name][row, 0] = V - 1
-  (other_loss, _), other_gradients = run(params, batch, None)
-  assert other_loss == loss
-  jax.tree.map(np.testing.assert_array_equal, other_gradients, gradients)
   (loss, metrics), gradients = run(params, make_batch(((DE, FR),) * 8), None)
   assert loss == metrics["translations_per_example"].compute() == 0
   assert np.isnan(metrics["loss"].compute())

@@ -82,16 +82,6 @@ def test_negatives_are_mined_once_until_inputs_change(folder, capsys):
   assert "TWO" in list(readers.read_pairs(second))[1]
 
 
-def test_files_before_an_error_stay(folder, capsys):
-  line_files.write_lines(folder / "b" / "train.en", ["one"])
-  assert run(folder) == 1
-  assert "train.en:1: ends here with 1 lines" in capsys.readouterr().err
-  os.utime(folder / "out" / "a" / "x.de-en.tsv.gz", (0, 0))
-  line_files.write_lines(folder / "b" / "train.en", ["one", "two"])
-  assert run(folder) == 0
-  assert (folder / "out" / "a" / "x.de-en.tsv.gz").stat().st_mtime == 0
-
-
 def test_no_input_and_no_other_file_is_replaced(folder, capsys):
   line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
   assert run(folder, patterns=("**/x.de-en.*",)) == 1

@@ -130,11 +130,5 @@ def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatc
   assert cli.main(command) == 0
   assert not encoders["x/b"].calls
   line_files.write_lines(tmp_path / "my.tsv", [*scores, "high\ta\tb"])
-  for more, message in (
-    (["--sts", "my.tsv"], "two files are sts-my: rename one"),
-    (["--name", "x"], "the paths of several encoders must end differently"),
-  ):
-    assert cli.main([*command, *more]) == 1
-    assert message in capsys.readouterr().err
   assert cli.main(["eval", "E", "--sts", "my.tsv", "--out", "other"]) == 1
   assert "my.tsv:9: 'high' is not a score" in capsys.readouterr().err

@@ -122,17 +122,6 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
-def test_results_that_have_changed_are_written_again(evaluate, tmp_path):
-  found, _, _ = evaluate()
-  files = contents(tmp_path / "out")
-  path = tmp_path / "out" / "benchmarks" / "mining.json"
-  for content in (b"", b"{}", files["benchmarks/mining.json"].replace(b"0", b"1")):
-    path.write_bytes(content)
-    again, calls, _ = evaluate()
-    assert (again["benchmarks"], bool(calls)) == (found["benchmarks"], True)
-    assert contents(tmp_path / "out") == files
-
-
 def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
   def change(text):
     line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)

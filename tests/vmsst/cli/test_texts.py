@@ -123,7 +123,6 @@ def test_embed_takes_columns_and_keys(encoder, tmp_path):
     (tsv, [], texts),
     (scored, [], texts),
     (tsv, ["--field", "2"], ["zz" + text for text in texts]),
-    (jsonl, [], texts),
     (jsonl, ["--field", "k"], [text * 2 for text in texts]),
   ):
     folder = tmp_path / f"{path.name}{''.join(options)}.v"
@@ -156,18 +155,6 @@ def test_score_prints_a_cosine_for_each_line(encoder, tmp_path, capsys, monkeypa
     assert cli.main(["score", "a", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
     np.testing.assert_allclose([float(x) for x in printed], expected, atol=1e-6)
-  # Into a file, interrupted and resumed.
-  out = tmp_path / "new" / "scores.txt"
-  encoder.calls, encoder.fail_at = [], 3
-  command = ["score", "a", str(one), str(other), "--output", str(out)]
-  assert cli.main(command) == 130
-  assert not out.exists()
-  calls = len(encoder.calls)
-  command[2] = str(one.rename(tmp_path / "moved.txt"))  # of the same content
-  assert cli.main(command) == 0
-  assert len(encoder.calls) - calls == 4  # 5 of 12 pairs were finished
-  assert out.read_text(encoding="utf-8").splitlines() == printed
-  assert [path.name for path in out.parent.iterdir()] == ["scores.txt"]
 
 
 def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, caplog, monkeypatch):
@@ -191,9 +178,6 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, c
   assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
   assert out.read_text(encoding="utf-8") == printed
   assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
-  (tmp_path / "q.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + queries.encode()))
-  assert cli.main(["search", str(tmp_path / "q.gz"), sides[1], vectors, "--count", "2"]) == 0
-  assert capsys.readouterr().out == printed
 
 
 @pytest.mark.usefixtures("encoder")

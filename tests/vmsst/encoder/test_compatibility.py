@@ -50,13 +50,6 @@ def test_margins_are_those_of_a_loop(encoder, expected):
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(5)], atol=5e-6)
 
 
-@pytest.mark.parametrize("method", ["similarity", "score_pairs", "margin_scores"])
-def test_scores_are_those_of_whole_vectors_and_one_text_is_a_side(encoder, method):
-  expected = getattr(encoder, method)(SENTENCES[:1], SENTENCES[1:2])
-  found = getattr(encoder, method)(SENTENCES[0], SENTENCES[1], precision="binary")
-  np.testing.assert_array_equal(found, expected)
-
-
 def test_one_vector_and_truncated_vectors_are_compared(encoder, expected):
   cosine_NN = cosines(expected, expected)
   for one in (expected[0], [expected[0]], jnp.asarray(expected[0])):

@@ -82,19 +82,6 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, monkeypatch):
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
 
 
-def test_an_empty_sentence_without_eos_is_zero(params):
-  @dataclasses.dataclass(frozen=True)
-  class WithoutEnd(vocabularies.ByteVocabulary):
-    @property
-    def eos_id(self):
-      return None
-
-  encoder = vmsst.Encoder(NETWORK, params, WithoutEnd(), max_length=MAX_LENGTH)
-  found_ND = encoder.encode(["", "a"], normalize=True)
-  np.testing.assert_array_equal(found_ND[0], 0)
-  assert np.linalg.norm(found_ND[1]) == pytest.approx(1, abs=1e-6)
-
-
 def test_latest_checkpoint_or_the_one_given(run, encoder, expected):
   given = vmsst.load(run / "checkpoint_100").encode(SENTENCES)
   np.testing.assert_allclose(given, expected, atol=2e-6)

@@ -120,7 +120,7 @@ def both(tmp_path_factory):
   theirs = pytest.importorskip("sentence_transformers", reason=NEEDS)
   folder = tmp_path_factory.mktemp("encoder")
   run = tiny_encoders.save_run(folder / "run", tiny_encoders.model_of(NETWORK, max_length=40))
-  released_folders.export_sentence_transformers(run, folder / "export")
+  released_folders.export(run, folder / "export")
   return vmsst.load(run), theirs.SentenceTransformer(str(folder / "export"), device="cpu")
 
 
@@ -130,13 +130,6 @@ def retrieval(evaluation, **options):
   return evaluation.InformationRetrievalEvaluator(queries, corpus, relevant, **options)
 
 
-def reranking(evaluation):
-  samples = zip(ENGLISH, GERMAN, [*GERMAN[1:], GERMAN[0]], strict=True)
-  return evaluation.RerankingEvaluator(
-    [{"query": query, "positive": [right], "negative": [wrong]} for query, right, wrong in samples]
-  )
-
-
 SCORES = [0.9, 0.3, 0.5, 0.1, 0.7]
 EVALUATORS = {
   "similarity": lambda x: x.EmbeddingSimilarityEvaluator(ENGLISH, GERMAN, SCORES),
@@ -144,7 +137,6 @@ EVALUATORS = {
   "retrieval": retrieval,
   "truncated": lambda x: retrieval(x, truncate_dim=3),
   "prompts": lambda x: retrieval(x, query_prompt="query: ", corpus_prompt="passage: "),
-  "reranking": reranking,
   "classes": lambda x: x.BinaryClassificationEvaluator(ENGLISH, GERMAN, [1, 0, 1, 0, 1]),
   "triplets": lambda x: x.TripletEvaluator(ENGLISH, GERMAN, GERMAN[::-1]),
   "paraphrases": lambda x: x.ParaphraseMiningEvaluator(
@@ -176,17 +168,6 @@ def test_similarities_are_those_of_sentence_transformers(evaluation, both, monke
     np.testing.assert_allclose(ours.score_pairs(*sides), np.diag(expected), rtol=1e-5)
   found = ours.similarity_pairwise(source_ND, target_ND)
   torch.testing.assert_close(found, theirs.similarity_pairwise(source_ND, target_ND))
-
-
-def test_the_error_to_a_teacher_is_that_of_sentence_transformers(evaluation, both):
-  rows = [{"en": x, "de": y} for x, y in zip(ENGLISH, GERMAN, strict=True)]
-  for teacher in both:
-    for evaluator in (
-      evaluation.MSEEvaluator(ENGLISH, GERMAN, teacher_model=teacher),
-      evaluation.MSEEvaluatorFromDataFrame(rows, teacher, [("en", "de")]),
-    ):
-      ours, opened = (evaluator(student)["negative_mse"] for student in both)
-      assert ours == pytest.approx(opened, rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_faiss": True}, {"absolute_margin": 0.1}])

@@ -51,11 +51,3 @@ def test_errors_are_a_heat_map_with_averages_and_a_tree_with_families():
   assert all(cells.count(x) == 2 for x in [*codes, "average"])
   families = {"deu, West Germanic", "eng, West Germanic", "rus, East Slavic", "ukr, East Slavic"}
   assert families < {*texts(tree)}
-
-
-def test_curves_have_a_panel_for_each_metric_and_gaps_for_values_that_cannot_be_drawn():
-  curve = {1: 5.0, 2: -3e38, 3: float("nan")}
-  figure = plots.training_curves(
-    "Metrics", {"loss": {"_<run> $5 $6": curve}, "accuracy": {"other": curve}}
-  )
-  assert {"loss", "accuracy", "_<run> $5 $6", "other", "training steps"} < {*texts(figure)}

@@ -38,14 +38,7 @@ def record(encoder, benchmarks, **more):
 
 
 def write(folder, *results, **more):
-  """Writes results, and metrics of training and of an evaluation."""
-  for path, metric in (
-    (folder / "train" / "metrics.jsonl", "loss"),
-    (folder / "inference_eval" / "tatoeba-metrics.jsonl", "average"),
-  ):
-    path.parent.mkdir(parents=True)
-    rows = [{"step": step, metric: value} for step, value in ((1, 5), (2, -3e38), (3, "nan"))]
-    path.write_text("".join(f"{json.dumps({**row, 'timing/x': 1})}\n" for row in rows))
+  folder.mkdir()
   text = json.dumps(record(*results, **more))
   (folder / "results.json").write_text(text, encoding="utf-8")
   return folder
@@ -54,7 +47,7 @@ def write(folder, *results, **more):
 def content(results, **more):
   """Returns headings, notes, and tables by section and title, of results by encoder."""
   evaluated = {encoder: record(encoder, x, **more) for encoder, x in results.items()}
-  sections = report.sections(evaluated, {})
+  sections = report.sections(evaluated)
   tables = {
     (section.title, table.title): {
       row: dict(zip(table.header[1:], cells, strict=True)) for row, cells in table.rows.items()
@@ -156,7 +149,7 @@ def test_a_page_has_lengths_prompts_and_figures_and_names_stay_text(tmp_path):
   assert f"{NASTY}: bucc was not run: no folder {NASTY}" in text
   titles = re.findall(r'<img alt="(.*?)"', source)
   figures = [f"{figure}: {NASTY}, {NASTY}" for figure in ("Errors", "Languages by error")]
-  assert [*map(html.unescape, titles)] == [*figures, "Metrics over training steps"]
+  assert [*map(html.unescape, titles)] == figures
   assert not re.search("<(script|link|iframe|b)>", source)
   assert "\"default-src 'none'; " in source
   links = re.findall(r' (?:href|src)="(.*?)"', source)
@@ -168,5 +161,3 @@ def test_broken_files_are_named_with_their_line(tmp_path):
   (folder / "results.json").write_text("{}")
   with pytest.raises(errors.InputError, match=r"results\.json: .*; give a file of"):
     report.html([folder])
-  with pytest.raises(errors.InputError, match=r": neither results.json nor train/metrics.jsonl"):
-    report.html([tmp_path / "none"])

@@ -55,9 +55,6 @@ def test_round_trip_with_sentencepiece_needs_only_the_folder(tmp_path):
     stream.write(b"\0")
   with pytest.raises(errors.InputError, match=r"vocabulary\.model is not the vocabulary"):
     encoder_json.load_encoder_assets(moved)
-  (moved / "vocabulary.model").unlink()
-  with pytest.raises(errors.InputError, match=r"vocabulary\.model: cannot be read"):
-    encoder_json.load_encoder_assets(moved)
 
 
 GENERATOR = networks.VmsstNetwork(
@@ -94,13 +91,10 @@ NETWORK = {
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"format": 2}, "format"),
     ({"network": {**NETWORK, "class": "os.system"}}, "'os.system' is not one of SentenceEncoder"),
     ({"network": {**NETWORK, "config": {"vocab_size": 300, "emb_dim": "8"}}}, "emb_dim"),
     ({"network": {**NETWORK, "config": {"vocab_size": 300, "dtype": "int8"}}}, "int8"),
-    ({"network": {**NETWORK, "head": [{"type": "os.system"}]}}, "os.system"),
     ({"vocabulary": {"kind": "pickle", "lowercase": False}}, "pickle"),
-    ({"languages": ["deu", 3]}, "languages"),
   ],
 )
 def test_each_bad_value_is_named(saved, changes, message):
@@ -134,8 +128,5 @@ def test_a_run_inherits_the_properties_of_its_encoder(tmp_path, tokenizer_files)
   with pytest.raises(errors.InputError, match="has no SentencePiece model; set"):
     starting_encoders.sentencepiece_model(run)
   assert (starting_encoders.max_length(None), starting_encoders.pooling(None)) == (512, "mean")
-  (run / encoder_json.ENCODER_FILE).unlink()
-  with pytest.raises(errors.InputError, match=r"encoder\.json does not exist"):
-    starting_encoders.pooling(f"{run}/./checkpoint_0")  # what was read is kept by its path
   with pytest.raises(errors.InputError, match=r"no folder .*checkpoint_1"):
     starting_encoders.normalize(run / "checkpoint_1")

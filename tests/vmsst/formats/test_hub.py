@@ -52,11 +52,10 @@ def hub():
 
 @pytest.fixture(scope="module")
 def e5(tmp_path_factory, tokenizer_files):
-  """A folder like multilingual E5's, and vectors of its import."""
+  """A folder like multilingual E5's, and its vectors."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   released_folders.save_me5(folder, tokenizer_files["xlmr"])
-  imported = released_folders.import_encoder(folder, folder.parent / "imported").checkpoint.parent
-  return folder, vmsst.load(imported, backend="jax").encode(TEXTS)
+  return folder, vmsst.load(folder, backend="jax").encode(TEXTS)
 
 
 def load(hub, home, *names, **changes):
@@ -83,7 +82,6 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-6)
   assert not [path for _, path in hub.requests if "onnx/" in path]
   assert [path for _, path in hub.requests if dense in path]
-  assert not (tmp_path / "hf" / "vmsst").exists()  # nothing is imported
   asked = len(hub.requests)
   offline = load(hub, tmp_path, NAME, f"{NAME}@{commit}", path, HF_HUB_OFFLINE="1")
   for path, _, found in offline:
@@ -92,40 +90,27 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   assert len(hub.requests) == asked
 
 
-def test_a_folder_of_sentence_transformers_is_opened_as_it_is(e5):
-  folder, vectors = e5
-  encoder = vmsst.load(folder, backend="jax")
-  np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
-  assert encoder.digest == vmsst.load(folder.parent / "imported").digest
-  assert repr(encoder).startswith(f"Encoder({str(folder)!r}, Transformer, layers=")
-
-
 def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   folder, vectors = e5
   hub.put("some/gated", folder, gated=True)
-  other = tmp_path / "other"
-  other.mkdir()
-  (other / "model.safetensors").write_bytes(b"")
-  (other / "config.json").write_text('{"model_type": "electra"}')
-  hub.put("some/other", other)
   hub.put(NAME, folder)
-  names = ["nobody/nothing", "some/gated", "some/other", f"{NAME}@v9"]
+  names = ["nobody/nothing", "some/gated", f"{NAME}@v9"]
   found = load(hub, tmp_path, *names)
   for message, parts in zip(
     found,
     [
       ("no folder nobody/nothing here", f"downloaded from {hub.url}", "HF_TOKEN"),
       ("some/gated cannot be", "gated repo", "hf auth login"),
-      ("config.json: 'model_type' is 'electra'", "bert, roberta", "t5, mt5"),
       (f"{NAME}@v9 cannot be downloaded from {hub.url}: ", "Revision Not Found"),
     ],
     strict=True,
   ):
     assert all(part in message for part in parts), message
     assert "\n" not in message
-  ((_, _, granted),) = load(hub, tmp_path, "some/gated", HF_TOKEN="hf_granted")
+  ((_, _, granted),) = load(hub, tmp_path, "some/gated", HF_TOKEN=fake_hub.WRITER)
   assert np.shape(granted) == vectors.shape
-  (offline,) = load(hub, tmp_path / "other", NAME, HF_HUB_OFFLINE="1")
+  (tmp_path / "empty").mkdir()
+  (offline,) = load(hub, tmp_path / "empty", NAME, HF_HUB_OFFLINE="1")
   assert "cached snapshot" in offline
 
 
@@ -136,14 +121,14 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
     assert hub_lib.is_name(name), name
   for path in (
     *("./owner/name", "/owner/name", "~/name", "name", "a/b/c", "run/checkpoint_10", "here/run"),
-    *("gs://bucket/run", "a/b@x/../../../escaped", "a../b@.."),
+    *("gs://bucket/run", "a/b@x/../../../escaped"),
   ):
     assert not hub_lib.is_name(path), path
 
 
 @pytest.fixture
 def account(hub, tmp_path, monkeypatch):
-  """Lets this process upload to the server; returns what sets another token, address or mode."""
+  """Lets this process upload to the server; returns what sets another token or address."""
   for name, value in fake_hub.environment(hub, tmp_path / "hf").items():
     monkeypatch.setenv(name, value)
   monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
@@ -151,9 +136,9 @@ def account(hub, tmp_path, monkeypatch):
   (tmp_path / "tmp").mkdir()
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
-  def use(token=fake_hub.WRITER, endpoint=hub.url, offline=False):
+  def use(token=fake_hub.WRITER, endpoint=hub.url):
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", token)
 
   use()
@@ -215,7 +200,6 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
     assert (printed, message.count("\n")) == ("", 1)
     assert {*hub.branches} == before
 
-  check("'new' is not the name of a repository: give owner/name", run, "new")
   check("give owner/name", run, "me/new@v2")
   check("results.json: cannot be read", run, "me/new", "--results", run)
   other = {"encoder": {"name": "other", "digest": "1"}, "seen": None}
@@ -227,12 +211,8 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   check("is private; omit --public", run, "me/public", "--public")
   account(token="")
   check("without a token; log in (`hf auth login`) or set HF_TOKEN")
-  account(token="hf_unknown")
-  check("Invalid credentials")
   account(token=fake_hub.READER)
   check("You have no rights")
-  account(offline=True)
-  check("HF_HUB_OFFLINE")
   account(endpoint="http://127.0.0.1:9")
   check("me/new cannot be uploaded to http://127.0.0.1:9")
 
@@ -263,11 +243,9 @@ def test_a_card_has_facts_about_the_run_and_no_secrets(tmp_path):
   card = hub_lib.card(saved, "me/tiny", license_id="mit", results="- Tatoeba, average: 90.50")
   _, front, body = card.split("---\n", 2)
   described = yaml.safe_load(front)
-  assert described["language"] == ["de", "en"]
-  assert (described["license"], described["library_name"]) == ("mit", "sentence-transformers")
+  assert (described["language"], described["license"]) == (["de", "en"], "mit")
   for part in (
     'vmsst.load("me/tiny")',
-    'SentenceTransformer("me/tiny")',
     "English, German.",
     "- T5 encoder: 1 layer, hidden size 8, 259 tokens in the vocabulary",
     "- Steps: 0\n- BATCH_SIZE: `16`\n- MIXTURE_OR_TASK_NAME: `bitext.files`\n",

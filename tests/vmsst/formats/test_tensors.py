@@ -13,7 +13,7 @@ from etils import epath
 from vmsst import errors
 from vmsst.encoder import loading
 from vmsst.formats import t5x, tensors
-from vmsst.networks import sentence_encoder, transformer
+from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
 # In an order and of sizes that would misalign some: 12, 4 and 4,000,000 bytes.
@@ -39,8 +39,6 @@ def test_the_library_reads_the_file_and_jax_uses_large_tensors_where_they_are(tm
   tensors.write_file(path, ARRAYS, {"format": "pt"})
   for name, array in safetensors.numpy.load_file(path).items():
     np.testing.assert_array_equal(array, ARRAYS[name])
-  with safetensors.safe_open(path, "np") as file:
-    assert file.metadata() == {"format": "pt"}
   tensors.open_file(path)["table"].read()[0] = 1  # stays in memory
   found = tensors.open_file(path)
   assert_read(found, ARRAYS)
@@ -52,11 +50,10 @@ def test_the_library_reads_the_file_and_jax_uses_large_tensors_where_they_are(tm
   np.testing.assert_array_equal(on_device, ARRAYS["table"])
 
 
-@pytest.mark.parametrize("padding", range(0, 8, 3))
-def test_files_of_others_are_read_wherever_their_tensors_start(tmp_path, padding):
+def test_files_of_others_are_read_wherever_their_tensors_start(tmp_path):
   path = tmp_path / "model.safetensors"
   arrays = {"table": ARRAYS["table"], "half": np.arange(5, dtype=np.float16)}
-  safetensors.numpy.save_file(arrays, path, {"x": "y" * (1 + 8 * padding)})
+  safetensors.numpy.save_file(arrays, path, {"x": "y" * 25})
   found = tensors.open_file(path)
   assert_read(found, arrays)
   np.testing.assert_array_equal(jax.device_put(found["table"].read()), arrays["table"])
@@ -76,14 +73,6 @@ def test_values_that_are_no_finite_numbers_are_named(tmp_path, array, message):
     tensors.open_file(path)["x"].read()
 
 
-def test_a_truncated_file_is_named(tmp_path):
-  path = tmp_path / "x.safetensors"
-  tensors.write_file(path, {"a": ARRAYS["a"]})
-  path.write_bytes(path.read_bytes()[:-1])
-  with pytest.raises(errors.InputError, match=rf"{path} is not a valid safetensors file"):
-    tensors.open_file(path)
-
-
 def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path, torch):
   state = {name: torch.tensor(array) for name, array in ARRAYS.items()}
   state["transposed"] = state["transposed"].T.contiguous().T
@@ -92,8 +81,6 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path, torch
   for name, record in {"a": state, "b": {"state_dict": state, "step": 3, "loss": 1.5}}.items():
     torch.save(record, tmp_path / name)
     assert_read(tensors.open_file(tmp_path / name), expected)
-  torch.save(state, tmp_path / "old", _use_new_zipfile_serialization=False)
-  assert_read(tensors.open_file(tmp_path / "old"), expected)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +88,11 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path, torch
   [
     (lambda torch: torch.nn.Linear(2, 2), "holds more than tensors and plain values"),
     (lambda torch: {"a": 3}, "holds no state_dict"),
-    (lambda torch: None, "is not a file of torch"),
   ],
 )
 def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message, torch):
-  path, value = tmp_path / "x.pt", make(torch)
-  path.write_text("# Read me\n")
-  if value is not None:
-    torch.save(value, path)
+  path = tmp_path / "x.pt"
+  torch.save(make(torch), path)
   with pytest.raises(errors.InputError, match=rf"{path}.*{message}") as caught:
     tensors.open_file(path)
   for advice in ("weights_only", "safe_globals", "Re-running", "\n"):
@@ -116,12 +100,8 @@ def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message, 
 
 
 T5 = tiny_encoders.t5_config(num_encoder_layers=3)
-BERT = transformer.TransformerConfig(
-  vocab_size=259, emb_dim=8, num_heads=2, mlp_dim=8, num_layers=3, max_positions=30
-)
 NETWORKS = {
   "t5": sentence_encoder.SentenceEncoder(T5, latent_dim=6),
-  "bert": sentence_encoder.SentenceEncoder(BERT, latent_dim=6),
   # Stacks in lists, of different depths.
   "vmsst": vmsst_networks.VmsstNetwork(
     T5,
@@ -156,14 +136,7 @@ def save(folder, params, kind):
   return epath.Path(folder / "checkpoint_0")
 
 
-@pytest.mark.parametrize(
-  ("name", "kind"),
-  [
-    ("t5", "export"),
-    pytest.param("bert", "export", marks=pytest.mark.slow),
-    ("vmsst", "checkpoint"),
-  ],
-)
+@pytest.mark.parametrize(("name", "kind"), [("t5", "export"), ("vmsst", "checkpoint")])
 def test_either_layout_is_restored_into_either_network(tmp_path, name, kind):
   network = NETWORKS[name]
   separate = tiny_encoders.flat(tiny_encoders.random_params(network))
@@ -182,14 +155,10 @@ def test_missing_and_unequal_layers_are_errors(tmp_path):
   network = NETWORKS["t5"]
   narrow = network.clone(config=dataclasses.replace(network.config, mlp_dim=7))
   params = tiny_encoders.flat(tiny_encoders.random_params(network))
-  fewer = {
-    name: array for name, array in params.items() if name != "encoder/layers_2/mlp/wo/kernel"
-  }
-  short = {name: x[:2] if "/layers/" in name else x for name, x in stacked(params).items()}
+  fewer = {name: x for name, x in params.items() if name != "encoder/layers_2/mlp/wo/kernel"}
   for number, (stored, wanted, message) in enumerate(
     (
       (fewer, scanned(network), "parameter encoder/layers/mlp/wo/kernel is missing"),
-      (short, network, r"parameter encoder/layers_2/.* is missing"),
       (stacked(params), narrow, r"has shape \(8, 8\), but .* requires \(8, 7\)"),
     )
   ):

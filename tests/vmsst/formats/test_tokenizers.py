@@ -15,19 +15,14 @@ from vmsst.formats import sentence_transformers
 from vmsst.formats.tokenizers import HuggingFaceVocabulary, export
 
 
-def exported_with_ids(vocabulary, texts):
-  """Asserts that an exported tokenizer gives the ids of the vocabulary; returns both forms."""
+@pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
+def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
+  vocabulary, texts = vocabulary_of(kind), sentences + released_folders.ODD
   exported = export(vocabulary)
   tokenizer = tokenizers.Tokenizer.from_str(exported.content.decode())
   tokenizer.encode_special_tokens = exported.splits_special_tokens
   found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
   assert found == vocabulary.encode(texts, 10_000)
-  return exported, tokenizer
-
-
-@pytest.mark.parametrize("kind", ["sample", "unigram", "ems", "bytes"])
-def test_a_tokenizer_gives_the_ids_of_the_vocabulary(kind, vocabulary_of, sentences):
-  exported, tokenizer = exported_with_ids(vocabulary_of(kind), sentences + released_folders.ODD)
   assert tokenizer.token_to_id(exported.padding) == exported.padding_id == 0
 
 

@@ -13,7 +13,7 @@ from vmsst.io import archives
 
 MOST = 1 << 20
 
-ARCHIVES = ("a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz")
+ARCHIVES = ("a.zip", "a.tgz", "a.tar.xz")
 
 
 def write(path, members, kind=tarfile.REGTYPE, headers=None):
@@ -66,12 +66,6 @@ def test_chosen_members_arrive_and_broken_archives_leave_nothing(tmp_path, name)
   assert everything(folder) == sorted(["x.txt", "deep/y.txt"])
 
 
-def encrypted(path):
-  content = write(path, [("x", b"secret")]).read_bytes()
-  place = content.index(b"PK\x01\x02") + 8
-  path.write_bytes(content[:place] + bytes([content[place] | 1]) + content[place + 1 :])
-
-
 def of(*members, **options):
   return functools.partial(write, members=members, **options)
 
@@ -84,7 +78,6 @@ NONE, BROKEN, UNTRUSTED = (
 HOSTILE = {
   "link.tar": (of(("link", b""), kind=tarfile.SYMTYPE), NONE),
   "pipe.tar": (of(("link", b""), kind=tarfile.FIFOTYPE), NONE),
-  "encrypted.zip": (encrypted, BROKEN),
   "two.tar": (of(("x", b"1"), ("x", b"2")), BROKEN),
   "long.tar.gz": (of(("a", b""), headers={"path": "x" * (2 << 20)}), BROKEN),
   "bomb.zip": (of(("small", b"1"), ("bomb", bytes(4 << 20))), UNTRUSTED),

@@ -43,14 +43,6 @@ def test_samples_have_the_requested_mean_and_variance():
   np.testing.assert_array_equal(gaussian.sample(MEAN_BS, LOG_VARIANCE_BS, None), MEAN_BS)
 
 
-def test_active_dimensions_have_a_kl():
-  mean_BS = np.array([[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0]], np.float32)
-  log_variance_BS = np.array([[0.0, 0.0, 0.0, -1.0]] * 2, np.float32)
-  # KLs: 0.5, 0.005, 0, (exp(-1) - 1 + 1) / 2 = 0.18.
-  assert gaussian.active_dimensions(mean_BS, log_variance_BS) == 2
-  assert gaussian.active_dimensions(mean_BS, log_variance_BS, threshold=0.3) == 1
-
-
 def test_tiny_variances_are_finite():
   mean_BS, log_variance_BS = jnp.eye(4), jnp.full((4, 4), -100.0)
   shared = jax.jit(gaussian.mutual_information)(mean_BS, log_variance_BS, jax.random.key(0))

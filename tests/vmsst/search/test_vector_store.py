@@ -8,7 +8,6 @@ import pytest
 
 from vmsst import errors
 from vmsst.io import array_files
-from vmsst.jobs import job
 from vmsst.search import vector_store
 
 VECTORS = np.random.default_rng(0).normal(size=[23, 3]).astype(np.float32)
@@ -51,28 +50,6 @@ def test_damaged_and_missing_files_are_named(tmp_path, name):
     errors.InputError, match=rf"{name}.*; give|{name}: cannot be read: No such file"
   ):
     vector_store.open_vectors(tmp_path)
-
-
-def test_the_folder_of_another_job_has_no_vectors(tmp_path):
-  with job.Job(tmp_path, inputs={}) as work:
-    with work.part("index.faiss") as (path, _):
-      path.write_bytes(b"x")
-    with pytest.raises(errors.InputError, match="is not finished; rerun"):
-      vector_store.open_vectors(tmp_path)
-    work.finish()
-  with pytest.raises(errors.InputError, match="has no vectors"):
-    vector_store.open_vectors(tmp_path)
-
-
-def test_rows_are_taken_in_any_order(tmp_path, monkeypatch):
-  write_vectors(tmp_path, shard_rows=5)
-  monkeypatch.chdir(tmp_path.parent)
-  vectors = vector_store.open_vectors(tmp_path.name)
-  row_N = np.array([22, 0, 5, 4, 5, 21])
-  np.testing.assert_array_equal(vectors.take(row_N), VECTORS[row_N])
-  saved = pickle.dumps(vectors)
-  monkeypatch.chdir("/")
-  np.testing.assert_array_equal(pickle.loads(saved).take(row_N), VECTORS[row_N])
 
 
 def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):

@@ -1,11 +1,10 @@
 """Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
 
-After Chen and Avgustinova (2021), here "the paper". `BENCHMARK` and `FLORES` search among
-translations into many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1,
-`TED` on TED talks as in its Table 2. `TRANSLATIONS` also searches among several versions in one
-language and translations of translations (its Tables 4 to 6). As in the paper, rows with a text of
-more than 50 tokens and repeated texts are skipped (`usable_rows`), but not in
-`WMT2012`, where it scores all 3,003.
+After Chen and Avgustinova (2021), here "the paper". `BENCHMARK` searches among translations into
+many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1, `TED` on TED talks as
+in its Table 2. `TRANSLATIONS` also searches among several versions in one language and translations
+of translations (its Tables 4 to 6). As in the paper, rows with a text of more than 50 tokens and
+repeated texts are skipped (`usable_rows`), but not in `WMT2012`, where it scores all 3,003.
 
 A label defines a version of a text: codes of languages from the original to the version, joined by
 "+", with or without "_" and a suffix that distinguishes versions in one language. Each text gives
@@ -289,13 +288,6 @@ BENCHMARK = dataclasses.replace(
   name="agnosticism",
   title="Language-agnosticism (NTREX, every ordered pair)",
   read=lambda root: [_usable_task(ALL, files.by_label(bitext_retrieval.ntrex_files(root)))],
-  averages=summarize,
-)
-FLORES = dataclasses.replace(
-  bitext_retrieval.FLORES,
-  name="agnosticism_flores",
-  title="Language-agnosticism (FLORES, every ordered pair)",
-  read=lambda root: [_usable_task(ALL, files.by_label(bitext_retrieval.flores_files(root)))],
   averages=summarize,
 )
 WMT2012 = suite.Benchmark(

@@ -180,15 +180,12 @@ _ENGLISH = languages.language("en")
 _CHANGED = "eng_Latn"  # The language with changed sentences.
 
 
-def flores_files(root: storage.Path) -> dict[str, storage.Path]:
-  """Returns the files of the devtest split of FLORES-200 under the data root, by language code."""
-  paths = files.files_in(root / "flores200" / "devtest", "*.devtest")
-  codes = (files.plain_name(path).removesuffix(".devtest") for path in paths)
-  return {files.known_code(code, path): path for code, path in zip(codes, paths, strict=True)}
-
-
 def _read_flores(root: storage.Path) -> list[suite.Task]:
-  augmented, paths = root / "flores200" / "devtest_augmented", flores_files(root)
+  paths = {
+    files.known_code(files.plain_name(path).removesuffix(".devtest"), path): path
+    for path in files.files_in(root / "flores200" / "devtest", "*.devtest")
+  }
+  augmented = root / "flores200" / "devtest_augmented"
   if not augmented.is_dir() or _CHANGED not in paths:
     return [_parallel_task(paths)]
   changed = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.devtest")

@@ -132,18 +132,6 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 # Metrics
 
 
-def test_rows_with_repeated_empty_and_long_texts_are_left_out():
-  english = ["a b", "c", "d", "e  ", "f", "a  b ", "g", "c", "h"]
-  german = ["A", "B B B", "  ", "E", "E", "F", "G", "H", "B B B"]
-  # 1: three words. 2: empty. 4 and 5 repeat rows 3 and 0. 7 and 8 repeat only skipped rows, but 8
-  # is too long again.
-  rows = agnosticism.usable_rows([english, german], max_words=2)
-  assert rows.tolist() == [0, 3, 6, 7]
-  assert agnosticism.usable_rows([english, german]).tolist() == [0, 1, 3, 6]
-  assert agnosticism.usable_rows([[" ".join("w" * 50)], ["x"]]).tolist() == [0]
-  assert agnosticism.usable_rows([[" ".join("w" * 51)], ["x"]]).tolist() == []
-
-
 def test_error_matrix_equals_loops_over_single_vectors():
   rng = np.random.default_rng(0)
   # At a width of 4, cosines of +-1 are exact, and many are tied.
