@@ -48,7 +48,7 @@ TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
   "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
-  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.rows", "vmsst.data.batches",
+  "vmsst.data.seqio_tasks", "vmsst.data.batches",
 )  # fmt: skip
 
 
@@ -215,10 +215,15 @@ TESTED_IN = {
   "vmsst.models.base": "vmsst/models/test_contrastive.py",
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
+  "vmsst.opus.card": "vmsst/opus/test_builder.py",
   "vmsst.paths": "launch/test_main.py",
+  "vmsst.train.actions": "vmsst/train/test_trainer.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.model_dir": "vmsst/train/test_train.py",
+  "vmsst.train.partitioning": "vmsst/train/test_input_pipeline.py",
   "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.train_state": "vmsst/train/test_optimizers.py",
   "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 

@@ -101,7 +101,7 @@ def finetune(
     import jax
 
     from ems_jax import teachers
-    from vmsst.data import batches, readers, rows, tables
+    from vmsst.data import batches, readers, tables
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
@@ -194,16 +194,16 @@ def finetune(
       ]
 
     def get_batches(cfg: Any, shard_id: int, num_shards: int, _: Any) -> batches.BatchIterator:
-      tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
+      tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
       by_pair = readers.by_pair(bitexts["pairs"])
       texts = []
       for name, files in sorted((readers.pair_name(*pair), by_pair[pair]) for pair in by_pair):
         table = tables.open_files(name, files, negatives=negatives, teacher=vectors)
-        texts.append(rows.Texts(name, table, tokenizer))
-      rows.check_texts(texts, lengths)
+        texts.append(batches.Texts(name, table, tokenizer))
+      batches.check_texts(texts, lengths)
       rates = [len(part.table) for part in texts]
       shard, size, spec = (shard_id, num_shards), batch_size // num_shards, texts[0].spec(lengths)
-      chunks = rows.read_rows(texts, rates, lengths, shuffle=True, seed=seed, shard=shard)
+      chunks = batches.read_rows(texts, rates, lengths, shuffle=True, seed=seed, shard=shard)
       return batches.BatchIterator(
         batches.length_batches(chunks, size, lengths, seed=seed % 2**63),
         {x: jax.ShapeDtypeStruct((size, *spec[x].shape), spec[x].dtype) for x in lengths},
@@ -361,7 +361,7 @@ class Retrieval:
   ):
     import numpy as np
 
-    from vmsst.data import readers, rows
+    from vmsst.data import batches, readers
 
     self._model, self._partitioner = model, partitioner
     self._path = folder / "inference_eval" / f"{_TASK}-metrics.jsonl"
@@ -378,7 +378,7 @@ class Retrieval:
       for side, language in zip(self._sides[name], (files[0].source, files[0].target), strict=True):
         texts += side
         language_ids += [language.index] * len(side)
-    tokenizer = rows.Tokenizer(model.vocabulary, max_length=None, keep_all=True)
+    tokenizer = batches.Tokenizer(model.vocabulary, max_length=None, keep_all=True)
     columns = {"inputs": texts, "input_language": np.array(language_ids)[:, None]}
     self._tokens = tokenizer(columns, {"inputs": model.max_length})
 
@@ -473,7 +473,7 @@ def _source(
     names = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     bitexts = readers.find_bitext(names, languages)
     for bitext in bitexts:
-      row = next(readers.parsed_rows(bitext))
+      row = next(readers.read_rows(bitext))
       check_count(f"{bitext}:1", 2 + row.further)
       if row.grade is not None and not row.further:
         logging.warning("%s: numbers in column 1 do not count; all pairs are positive", bitext)
@@ -484,7 +484,8 @@ def _source(
   if rows and isinstance(rows[0], Mapping):  # by the names of the fields, as in JSONL
     records = ((f"pair {number} of {role}", record) for number, record in enumerate(rows))
     count = 0 if role == "dev" else negatives
-    parsed = list(formats.record_rows(records, source, target, negatives=count))
+    items = formats.record_rows(records, source, target, negatives=count)
+    parsed = list(formats.checked(items))
     check_count(f"pair 0 of {role}", len(parsed[0].texts) + parsed[0].further)
     rows = [row.texts for row in parsed]
   lines = []

@@ -14,7 +14,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, finetuning
-from vmsst.data import rows, sample, vocabularies
+from vmsst.data import batches, sample, vocabularies
 from vmsst.encoder import loading
 from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
@@ -183,7 +183,7 @@ def test_pairs_are_read_by_name_and_from_several_files(
       texts.extend(text for pair in pairs for text in pair)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(rows, "check_texts", read)
+  monkeypatch.setattr(batches, "check_texts", read)
   with pytest.raises(KeyboardInterrupt):
     vmsst.finetune(source, pairs, output="out", languages=languages)
   assert texts == expected.split()

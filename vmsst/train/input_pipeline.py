@@ -51,7 +51,7 @@ class DatasetConfig:
     pack: Whether to pack several examples into one row; the feature converter must support it.
     use_custom_packing_ops: Passed to the feature converter.
     module: Module to import first, which registers the task.
-    use_memory_cache: Whether to keep evaluation batches in memory.
+    use_memory_cache: Whether SeqIO's evaluator keeps batches in memory.
     trim_output_features: Whether to trim features to their maximum length.
   """
 
@@ -100,7 +100,7 @@ def get_training_eval_datasets(
       feature_converter_cls=feature_converter_cls,
       num_epochs=eval_steps * cfg.batch_size,  # finite, so that tasks without examples do not hang
     )
-    return _EvalBatches(batches, eval_steps, rows if num_shards > 1 else None, cfg.use_memory_cache)
+    return _EvalBatches(batches, eval_steps, rows if num_shards > 1 else None)
 
   return {provider.name: load(provider) for provider in providers}
 
@@ -112,20 +112,13 @@ class _EvalBatches:
   batches: Any
   count: int
   rows: slice | None
-  keep: bool
-  kept: list[Batch] | None = None
 
   def as_numpy_iterator(self) -> Iterator[Batch]:
-    if self.kept is not None:
-      return iter(self.kept)
     self.batches.reset()
     batches: Iterator[Batch] = itertools.islice(self.batches, self.count)
     if self.rows is not None:
       batches = (take_rows(trim_padding(batch), self.rows) for batch in batches)
-    if not self.keep:
-      return batches
-    self.kept = list(batches)
-    return iter(self.kept)
+    return batches
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
