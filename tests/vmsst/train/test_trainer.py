@@ -165,37 +165,6 @@ def test_the_best_checkpoint_of_a_run_and_the_newest_stay(tmp_path, keep, steps)
   assert [*found] == steps
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp_path, watched):
-  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
-
-  def run(total_steps, average=2):
-    toy_runs.run(
-      tmp_path,
-      total_steps=total_steps,
-      eval_period=2,
-      checkpoint_cfg=toy_runs.saving(2, keep=2, dtype="bfloat16"),
-      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
-      actions={"INFER_EVAL": [best]} if watched else {},
-      average=average,
-    )
-    path = t5x.find_checkpoint(tmp_path)
-    return path.parent.name, toy_runs.read_checkpoint(path)["target"]["table"]
-
-  name, table = run(6)
-  steps = (2, 4) if watched else (4, 6)  # training raises the mean
-  saved = [toy_runs.read_checkpoint(tmp_path / f"checkpoint_{step}") for step in steps]
-  first, second = (np.float32(state["target"]["table"]) for state in saved)
-  assert (name, table.dtype) == ("average", np.float32)
-  np.testing.assert_array_equal(table, (first + second) / 2)
-  assert run(8, average=1)[0] == tmp_path.name  # the average of six steps is gone
-  if watched:
-    assert checkpoints.best_names(str(tmp_path)) == ["checkpoint_2", "checkpoint_4"]
-  else:
-    with pytest.raises(errors.InputError, match="average is 3; set it to at most"):
-      run(10, average=3)
-
-
 def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
   toy_runs.run(tmp_path / "toy", total_steps=1)
   run = tmp_path / "run"
