@@ -430,6 +430,8 @@ def model(
   *,
   negatives: bool | int = False,
   scale: float = 20.0,
+  margin: float = 0.0,
+  contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
   teacher: Any = None,
   **options: Any,
@@ -444,6 +446,9 @@ def model(
     negatives: Whether pairs have hard negatives: sources are then compared with targets and
       negatives, but not targets with sources.
     scale: Factor on every cosine; "distillation" has none.
+    margin: Subtracted from the cosine of a pair, for "contrastive" (LaBSE's additive margin).
+    contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
+      "margin_mse".
     matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
     teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
       batches contain its vectors.
@@ -454,6 +459,7 @@ def model(
   """
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
+  from vmsst.losses import contrastive as contrastive_losses
   from vmsst.models import contrastive, scores
   from vmsst.models import objectives as objectives_model
 
@@ -472,7 +478,9 @@ def model(
       case "cosine_mse":
         return scores.SimilarityModel(loss="mse", **of_cosines)
       case "kl_divergence" | "margin_mse":
-        return scores.ScoreDistillationModel(distillation=name, **in_batch)
+        return scores.ScoreDistillationModel(
+          distillation=name, contrastive_weight=contrastive_weight, **in_batch
+        )
       case "ems":
         if network.pooling != "mean" or network.head or network.pooler_dim is not None:
           raise errors.InputError(
@@ -483,7 +491,8 @@ def model(
         of_ems = ems_network.EmsNetwork(config=network.config, share_embedding=True)
         return ems.EmsModel(**{**of_cosines, "network": of_ems}, normalize=network.normalize)
       case _:
-        return contrastive.ContrastiveModel(symmetric=not negatives, **in_batch)
+        loss = functools.partial(contrastive_losses.contrastive_loss, margin=scale * margin)
+        return contrastive.ContrastiveModel(symmetric=not negatives, pair_loss=loss, **in_batch)
 
   names = (objective,) if isinstance(objective, str) else objective
   if len(names) == 1:

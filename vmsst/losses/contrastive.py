@@ -62,6 +62,7 @@ def contrastive_loss(
   same_BB: Bool[Array, "B B"] | None = None,
   negative_BN: Float[Array, "B N"] | None = None,
   symmetric: bool = True,
+  margin: float = 0.0,
 ) -> Float[Array, "B"]:
   """Returns the loss of each pair, by default averaged over both directions, in nats.
 
@@ -74,6 +75,7 @@ def contrastive_loss(
       `pairs_with_a_common_text`); its diagonal is ignored. None: all other pairs are negatives.
     negative_BN: Similarities of each source with hard negatives; -inf where there is none.
     symmetric: Whether to average the loss with the backward direction, from targets to sources.
+    margin: Subtracted from score_ii first (additive margin softmax).
 
   Examples:
     >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))
@@ -81,6 +83,8 @@ def contrastive_loss(
     [0.00012, 0.00012]
   """
   score_BB = without_duplicates(score_BB, same_BB)
+  if margin:
+    score_BB -= margin * jnp.eye(len(score_BB), dtype=score_BB.dtype)
   rivals_BM = score_BB if negative_BN is None else jnp.concatenate([score_BB, negative_BN], axis=1)
   # logsumexp subtracts the maximum first, so scores of any size are safe.
   log_sum_B = jax.nn.logsumexp(rivals_BM, axis=1)
