@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Batches,
   Command,
   Encoder,
+  GpuWorkers,
   InputFile,
   Language,
   OutputFile,
@@ -199,6 +202,102 @@ def build(
   print(f"{folder}: described in {builder.DATA_CARD}")
 
 
+def clean(
+  files: list[Pattern],
+  out: OutputFolder,
+  *,
+  languages: tuple[Language, Language] | None = None,
+  held_out: list[Annotated[str, Argument("PATH", role="input")]] | None = None,
+  encoder: Encoder | None = None,
+  min_cosine: float | None = None,
+  min_margin: float | None = None,
+  computing: Batches,
+  engine: GpuWorkers,
+) -> None:
+  """Clean bitext files: drop bad pairs, duplicates and evaluation sentences.
+
+  Args:
+    files: Bitext files, as in training; quote patterns.
+    out: Output folder, with one TSV file per language pair, such as deu-eng.tsv.
+    languages: Languages of the two sides (default: from file names), or und und for any languages.
+    held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`, whose
+      sentences are removed.
+    encoder: Encoder for the minimum scores.
+    min_cosine: Minimum cosine of a pair.
+    min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
+      keep, such as 1.04.
+  """
+  from vmsst.cli import vector_jobs
+  from vmsst.data import readers
+  from vmsst.encoder import encoding
+  from vmsst.io import manifest
+  from vmsst.jobs import job
+  from vmsst.opus import file_cleaning
+  from vmsst.search import vector_store
+
+  if bool(encoder) == (min_cosine is None and min_margin is None):
+    raise errors.InputError("give --encoder together with --min-cosine, --min-margin or both")
+  chosen = engine.chosen()
+  groups = {
+    "-".join(map(readers.language_code, pair)): bitexts
+    for pair, bitexts in readers.by_pair(readers.find_bitext(files, languages)).items()
+  }
+  sentences = file_cleaning.held_out_sentences(held_out or [])
+  digests = [(pair, [*map(readers.digest, bitexts)]) for pair, bitexts in groups.items()]
+  inputs = {
+    "files": {"name": ", ".join(files), "digest": manifest.digest(digests)},
+    "held-out sentences": {"name": ", ".join(held_out or []), "digest": sentences.digest},
+  }
+  if encoder:
+    name, model, load = computing.open(encoder)
+    inputs["encoder"] = encoding.identity(model, name)
+  options = {"min_cosine": min_cosine, "min_margin": min_margin}
+
+  def write_well_scored(
+    path: pathlib.Path, cleaned: str, bitexts: list[readers.BitextFile], counts: dict[str, int]
+  ) -> dict[str, int]:
+    if file_cleaning.KEPT not in counts:
+      return counts
+    with job.Job(f"{cleaned}.scores", inputs=inputs) as scoring, path.open("wb") as stream:
+      vectors = []
+      for column, side in (("1", bitexts[0].source), ("2", bitexts[0].target)):
+        vector_jobs.embed(
+          model,
+          [cleaned],
+          scoring.path(column),
+          name=name,
+          field=column,
+          language=readers.language_code(side),
+          batch_size=computing.batch_size,
+          engine=chosen,
+          load=load,
+        )
+        vectors.append(vector_store.open_vectors(scoring.path(column)))
+      search = vector_jobs.resumable_search(scoring, chosen)
+      lines = file_cleaning.well_scored_lines(cleaned, vectors, counts, search=search, **options)
+      stream.writelines(f"{line}\n".encode() for line in lines)
+    return counts
+
+  with job.Job(out, inputs=inputs, options=options) as work:
+    if not work.finished:
+      folder = storage.UNFINISHED if encoder else ""
+      parts = [job.Part(os.path.join(folder, f"{pair}.tsv"), (x,)) for pair, x in groups.items()]
+      counts = work.run("clean", functools.partial(file_cleaning.write, sentences), parts, chosen)
+      if encoder:
+        parts = [
+          job.Part(f"{pair}.tsv", (work.path(part.name), *part.arguments, count))
+          for pair, part, count in zip(groups, parts, counts, strict=True)
+        ]
+        counts = work.run("score", write_well_scored, parts)
+      work.finish(counts=dict(zip(groups, counts, strict=True)))
+    for pair, facts in work.facts["counts"].items():
+      dropped = (f"{facts[x]:,} {x}" for x in file_cleaning.REASONS if facts.get(x))
+      print(
+        f"{work.path(pair)}.tsv: {facts.get(file_cleaning.KEPT, 0):,} of "
+        f"{facts.get(file_cleaning.READ, 0):,} pairs kept; dropped: {', '.join(dropped) or 'none'}"
+      )
+
+
 def download_opus(
   *,
   corpus: list[Name] | None = None,
@@ -274,6 +373,7 @@ def download_evaluation(
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("data", "build"): Command(build, resumable=True),
+  ("data", "clean"): Command(clean, resumable=True),
   ("data", "download", "opus"): Command(download_opus, resumable=True),
   ("data", "download", "evaluation"): Command(download_evaluation, resumable=True),
   ("data", "embed"): Command(embed_bitext, resumable=True),

@@ -261,7 +261,7 @@ def record_rows(
         f"{location}: numbers or labels, {grades}; if they grade the pairs, remove pairs that do "
         "not belong together; then remove these fields"
       )
-    if fields is None and source is target is languages.UNDETERMINED:
+    if fields is None and source == target == languages.UNDETERMINED:
       names = [name for name, value in record.items() if isinstance(value, str)]
       fields, further = names[: 2 + negatives], len(names[2 + negatives :])
       if len(fields) < 2 + negatives:
