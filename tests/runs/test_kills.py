@@ -117,7 +117,7 @@ def test_a_killed_command_is_resumed(name, start):
     pytest.importorskip("onnx", reason="needs onnx to write models")
   entry_points.write_inputs(start)
   write_texts(start, 500)
-  default = COMMANDS[name].argv, {"vmsst.mining.bitext_mining._WINDOW": 4}, (7, [10])
+  default = COMMANDS[name], {"vmsst.mining.bitext_mining._WINDOW": 4}, (7, [10])
   argv, settings, moments = PARTS.get(name, default)
   words = {"OUT": "out/made"} | ({} if name == "import encoder" else {"encoder": "run"})
   check(

@@ -79,7 +79,7 @@ def clean(
   checked = [(side, pair[side].iso639_3) for side in (0, 1) if pair[side].iso639_3 in supported]
   seen: set[int] = set()
   for bitext in bitexts:
-    for row in readers.parsed_rows(bitext):
+    for row in readers.read_rows(bitext):
       if row.further:
         raise errors.InputError(
           f"{bitext}:{row.number}: {row.further} columns after the pair; remove hard negatives and "

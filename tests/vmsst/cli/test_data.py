@@ -60,7 +60,7 @@ def test_negatives_are_mined_once_until_inputs_change(folder, capsys):
   assert "a/x.de-en.tsv.gz: 6 hard negatives of 3 pairs" in capsys.readouterr().out
   paths = [folder / "out" / "a" / "x.de-en.tsv.gz", folder / "out" / "b" / "train.fra-eng.tsv.gz"]
   (second,) = readers.find_bitext(str(paths[1]))
-  assert list(readers.read_rows(second, 2)) == [
+  assert [row.texts for row in readers.read_rows(second, 2)] == [
     ("un", "one", "two", ""),
     ("deux", "two", "one", ""),
   ]

@@ -93,7 +93,7 @@ def test_files_have_every_line_with_its_negatives(tmp_path):
   facts = hard_negative_mining.write_negatives(QuietEncoder(), bitext, output, count=2)
   assert facts == {"pairs": 18, "negatives": 32}
   (mined,) = readers.find_bitext(str(output))
-  assert list(readers.read_rows(mined, 2)) == [
+  assert [row.texts for row in readers.read_rows(mined, 2)] == [
     tuple(text.replace("\t", " ") for text in (*pair, *negatives, *[""] * (2 - len(negatives))))
     for pair, negatives in zip(PAIRS, brute_force(PAIRS, 2), strict=True)
   ]
