@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -207,7 +207,7 @@ def clean(
   out: OutputFolder,
   *,
   languages: tuple[Language, Language] | None = None,
-  held_out: list[Annotated[str, Argument("PATH", role="input")]] | None = None,
+  held_out: Sequence[Annotated[str, Argument("PATH", role="input")]] = (),
   encoder: Encoder | None = None,
   min_cosine: float | None = None,
   min_margin: float | None = None,
@@ -225,7 +225,7 @@ def clean(
     encoder: Encoder for the minimum scores.
     min_cosine: Minimum cosine of a pair.
     min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
-      keep, such as 1.04.
+      keep, such as 1.02.
   """
   from vmsst.cli import vector_jobs
   from vmsst.data import readers
@@ -238,64 +238,48 @@ def clean(
   if bool(encoder) == (min_cosine is None and min_margin is None):
     raise errors.InputError("give --encoder together with --min-cosine, --min-margin or both")
   chosen = engine.chosen()
-  groups = {
-    "-".join(map(readers.language_code, pair)): bitexts
-    for pair, bitexts in readers.by_pair(readers.find_bitext(files, languages)).items()
-  }
-  sentences = file_cleaning.held_out_sentences(held_out or [])
+  found = readers.by_pair(readers.find_bitext(files, languages))
+  groups = {"-".join(map(readers.language_code, pair)): found[pair] for pair in found}
   digests = [(pair, [*map(readers.digest, bitexts)]) for pair, bitexts in groups.items()]
+  sentences = file_cleaning.held_out_sentences(held_out)
   inputs = {
-    "files": {"name": ", ".join(files), "digest": manifest.digest(digests)},
-    "held-out sentences": {"name": ", ".join(held_out or []), "digest": sentences.digest},
+    "files": {"name": " ".join(files), "digest": manifest.digest(digests)},
+    "held-out sentences": {"name": " ".join(held_out), "digest": sentences.digest},
   }
+  options = {"min_cosine": min_cosine, "min_margin": min_margin}
   if encoder:
     name, model, load = computing.open(encoder)
     inputs["encoder"] = encoding.identity(model, name)
-  options = {"min_cosine": min_cosine, "min_margin": min_margin}
+    embed = functools.partial(
+      vector_jobs.embed, model, name=name, load=load, batch_size=computing.batch_size, engine=chosen
+    )
 
-  def write_well_scored(
-    path: pathlib.Path, cleaned: str, bitexts: list[readers.BitextFile], counts: dict[str, int]
-  ) -> dict[str, int]:
-    if file_cleaning.KEPT not in counts:
-      return counts
-    with job.Job(f"{cleaned}.scores", inputs=inputs) as scoring, path.open("wb") as stream:
-      vectors = []
-      for column, side in (("1", bitexts[0].source), ("2", bitexts[0].target)):
-        vector_jobs.embed(
-          model,
-          [cleaned],
-          scoring.path(column),
-          name=name,
-          field=column,
-          language=readers.language_code(side),
-          batch_size=computing.batch_size,
-          engine=chosen,
-          load=load,
-        )
-        vectors.append(vector_store.open_vectors(scoring.path(column)))
+  def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:
+    path.touch()
+    if not storage.size(cleaned):
+      return {}
+    with job.Job(f"{cleaned}.scores", inputs=inputs) as scoring:
+      folders = [scoring.path(column) for column in "12"]
+      for column, folder, language in zip("12", folders, pair.split("-"), strict=True):
+        embed([cleaned], folder, field=column, language=language)
+      vectors = [*map(vector_store.open_vectors, folders)]
       search = vector_jobs.resumable_search(scoring, chosen)
-      lines = file_cleaning.well_scored_lines(cleaned, vectors, counts, search=search, **options)
-      stream.writelines(f"{line}\n".encode() for line in lines)
-    return counts
+      return file_cleaning.drop_low_scores(path, cleaned, vectors, search=search, **options)
 
   with job.Job(out, inputs=inputs, options=options) as work:
     if not work.finished:
-      folder = storage.UNFINISHED if encoder else ""
-      parts = [job.Part(os.path.join(folder, f"{pair}.tsv"), (x,)) for pair, x in groups.items()]
-      counts = work.run("clean", functools.partial(file_cleaning.write, sentences), parts, chosen)
+      names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
+      parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
+      clean_part = functools.partial(file_cleaning.clean, sentences)
+      counts = work.run("clean", clean_part, parts, chosen)
       if encoder:
-        parts = [
-          job.Part(f"{pair}.tsv", (work.path(part.name), *part.arguments, count))
-          for pair, part, count in zip(groups, parts, counts, strict=True)
-        ]
-        counts = work.run("score", write_well_scored, parts)
+        paths = map(work.path, names)
+        parts = [job.Part(f"{y}.tsv", (x, y)) for x, y in zip(paths, groups, strict=True)]
+        dropped = work.run("score", drop_low_scores, parts)
+        counts = [first | second for first, second in zip(counts, dropped, strict=True)]
       work.finish(counts=dict(zip(groups, counts, strict=True)))
-    for pair, facts in work.facts["counts"].items():
-      dropped = (f"{facts[x]:,} {x}" for x in file_cleaning.REASONS if facts.get(x))
-      print(
-        f"{work.path(pair)}.tsv: {facts.get(file_cleaning.KEPT, 0):,} of "
-        f"{facts.get(file_cleaning.READ, 0):,} pairs kept; dropped: {', '.join(dropped) or 'none'}"
-      )
+    for pair, count in work.facts["counts"].items():
+      print(f"{work.path(pair)}.tsv: {', '.join(f'{n:,} {name}' for name, n in count.items())}")
 
 
 def download_opus(

@@ -1,9 +1,7 @@
 """Cleans bitext files: rules, evaluation sentences, duplicates, wrong languages, low scores.
 
-    counts = collections.Counter()
     bitexts = readers.find_bitext("/data/*.de-en.tsv")
-    pairs = list(clean(bitexts, held_out_sentences(["/data/test.en"]), counts))
-    print(counts)  # how many pairs were read, and how many each step has dropped
+    counts = clean(held_out_sentences(["/data/test.en"]), pathlib.Path("clean.tsv"), bitexts)
 
 The steps are those of the builder of OPUS datasets, and language identification by py3langid.
 """
@@ -11,7 +9,7 @@ The steps are those of the builder of OPUS datasets, and language identification
 import collections
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,13 +20,8 @@ from vmsst.io import text_files
 from vmsst.opus import cleaning
 from vmsst.search import exact_search, margins
 
-READ, KEPT = "read", "kept"
-HELD_OUT, DUPLICATE, LANGUAGE = "held_out", "duplicate", "language"
-LOW_COSINE, LOW_MARGIN = "low_cosine", "low_margin"
-REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, LANGUAGE, LOW_COSINE, LOW_MARGIN)
-"""Why a pair is dropped, in the order of the steps."""
 SURE = 0.8
-"""Probability of another language from which a text counts as being in that language."""
+"""Minimum probability of another language to drop a text."""
 
 
 def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
@@ -51,117 +44,104 @@ def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
 
 
 def clean(
-  bitexts: Sequence[readers.BitextFile],
   held_out: cleaning.EvaluationSentences,
-  counts: collections.Counter[str],
-  *,
+  path: pathlib.Path,
+  bitexts: Sequence[readers.BitextFile],
   rules: cleaning.Cleaning = cleaning.Cleaning(),  # noqa: B008  # it is frozen
-) -> Iterator[tuple[str, str]]:
-  """Yields the normalized pairs of files of one language pair that pass all steps, in order.
+) -> collections.Counter[str]:
+  """Writes the normalized pairs of one language pair that pass all steps to a TSV file, in order.
 
   Pairs are duplicates if they differ only in case, punctuation and spaces; the first one stays.
   Their keys take about 100 bytes of memory per pair. Texts in undetermined languages, and in
   languages that the identifier does not support, pass language identification.
 
   Args:
-    bitexts: The files.
     held_out: Sentences to remove.
-    counts: Counts the pairs that were read, the pairs that were dropped, by reason, and the
-      pairs that were kept.
+    path: Output file.
+    bitexts: The files.
     rules: Rules for normalizing and filtering.
+
+  Returns:
+    The number of pairs that were `read`, that were `kept`, and that were dropped, by reason:
+    `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
 
   Raises:
     InputError: a file cannot be read or has columns after the pair, or py3langid is not installed.
   """
+  counts = collections.Counter(read=0, kept=0)
   pair = bitexts[0].source, bitexts[0].target
   cleaner = cleaning.Cleaner(rules, *pair)
   identify, supported = _identifier()
   checked = [(side, pair[side].iso639_3) for side in (0, 1) if pair[side].iso639_3 in supported]
   seen: set[int] = set()
-  for bitext in bitexts:
-    for row in readers.read_rows(bitext):
+  with path.open("wb") as stream:
+    for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
       if row.further:
-        raise errors.InputError(
-          f"{bitext}:{row.number}: {row.further} columns after the pair; remove hard negatives and "
-          "labels, or add them after cleaning"
-        )
-      counts[READ] += 1
+        place = f"{bitext}:{row.number}"
+        raise errors.InputError(f"{place}: {row.further} columns after the pair; remove them")
+      counts["read"] += 1
       texts = cleaner(*row.texts)
       if isinstance(texts, str):
         counts[texts] += 1
         continue
       *sides, key = cleaning.keys(*texts)
       if any(map(held_out.sets, sides)):
-        counts[HELD_OUT] += 1
+        counts["held_out"] += 1
       elif key in seen:
-        counts[DUPLICATE] += 1
+        counts["duplicate"] += 1
       elif any(identify(texts[side]) not in (code, None) for side, code in checked):
-        counts[LANGUAGE] += 1
+        counts["language"] += 1
       else:
-        counts[KEPT] += 1
-        yield texts
-      seen.add(key)
+        seen.add(key)
+        counts["kept"] += 1
+        stream.write("{}\t{}\n".format(*texts).encode())
+  return counts
 
 
 @functools.cache
 def _identifier() -> tuple[Callable[[str], str | None], frozenset[str]]:
   """Returns what identifies languages by ISO 639-3 codes, if it is sure, and what it supports."""
   with errors.requires("clean", "language identification"):
-    from py3langid import langid
-  model = langid.LanguageIdentifier.from_model_file(
-    langid.MODEL_FILE, norm_probs=True, min_confidence=SURE
-  )
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+  model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=SURE)
   known = {label: formats.language_or_none(label) for label in model.labels}
   codes = {label: language.iso639_3 if language else label for label, language in known.items()}
   return lambda text: codes.get(model.classify(text)[0]), frozenset(codes.values())
 
 
-def write(
-  held_out: cleaning.EvaluationSentences,
+def drop_low_scores(
   path: pathlib.Path,
-  bitexts: Sequence[readers.BitextFile],
-) -> dict[str, int]:
-  """Writes the pairs of `clean` to a TSV file; returns the counts."""
-  counts: collections.Counter[str] = collections.Counter()
-  with path.open("w", encoding="utf-8", newline="\n") as stream:
-    for source, target in clean(bitexts, held_out, counts):
-      stream.write(f"{source}\t{target}\n")
-  return counts
-
-
-def well_scored_lines(
-  path: str,
+  cleaned: str,
   vectors: Sequence[exact_search.Rows],
-  counts: MutableMapping[str, int],
-  *,
   min_cosine: float | None = None,
   min_margin: float | None = None,
   search: exact_search.Search = exact_search.search,
-) -> Iterator[str]:
-  """Yields the lines of a TSV file whose pairs have high scores.
+) -> dict[str, int]:
+  """Writes the lines of a TSV file whose pairs have high scores to another file.
 
   The margin is the ratio with 4 neighbors among all sentences of the file; see
   `margins.margin_pairs`. Copies of a sentence count as one neighbor.
 
   Args:
-    path: The file: source TAB target.
+    path: Output file.
+    cleaned: The file: source TAB target.
     vectors: Vectors of the sources and of the targets.
-    counts: Counts of `clean`, which are updated.
     min_cosine: Minimum cosine of a pair.
     min_margin: Minimum margin of a pair.
     search: Finds neighbors; `vmsst.search.device_search.search` uses accelerators.
+
+  Returns:
+    The number of pairs that were `kept`, and that were dropped: `low_cosine`, `low_margin`.
   """
-  low_N = np.zeros(vectors[0].shape[0], bool)
-  if min_cosine is not None:
-    low_N = margins.cosines(*vectors) < min_cosine
-    counts[LOW_COSINE] = int(low_N.sum())
+  low_N = margins.cosines(*vectors) < (-np.inf if min_cosine is None else min_cosine)
+  low_cosine = int(low_N.sum())
   if min_margin is not None:
-    pairs = (line.split("\t") for line in text_files.read_lines(path))
+    pairs = (line.split("\t") for line in text_files.read_lines(cleaned))
     key_2N = np.array([cleaning.keys(*pair)[:2] for pair in pairs], np.uint64).T
-    margin_N = margins.margin_scores(*vectors, sentences=list(key_2N), search=search)
-    counts[LOW_MARGIN] = int(np.sum(~low_N & (margin_N < min_margin)))
-    low_N |= margin_N < min_margin
-  counts[KEPT] = int(np.sum(~low_N))
-  for line, low in zip(text_files.read_lines(path), low_N, strict=True):
-    if not low:
-      yield line
+    low_N |= margins.margin_scores(*vectors, sentences=[*key_2N], search=search) < min_margin
+  with path.open("wb") as stream:
+    for line, low in zip(text_files.read_lines(cleaned), low_N.tolist(), strict=True):
+      if not low:
+        stream.write(f"{line}\n".encode())
+  low = int(low_N.sum())
+  return {"kept": len(low_N) - low, "low_cosine": low_cosine, "low_margin": low - low_cosine}

@@ -143,7 +143,7 @@ def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
   options += ["--min-cosine", "0.5", "--min-margin", "1.0005"]
   assert clean(folder, *options, out="whole") == 0
   printed = capsys.readouterr().out
-  assert "whole/deu-eng.tsv: 29 of 42 pairs kept; dropped: 1 script, 2 held_out, " in printed
+  assert "whole/deu-eng.tsv: 42 read, 29 kept, 2 held_out, 1 script, " in printed
 
   # Ctrl-C at the second side; the first side and the finished step are not repeated.
   encode, interrupted = Encoder.encode, []
@@ -157,7 +157,7 @@ def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
 
   monkeypatch.setattr(Encoder, "encode", interrupt)
   assert clean(folder, *options) == 130
-  monkeypatch.setattr(file_cleaning, "clean", None)
+  monkeypatch.setattr(file_cleaning, "clean", lambda *_: pytest.fail("cleaned again"))
   assert clean(folder, *options) == 0
   assert interrupted[1:3] == [interrupted[1]] * 2
   assert capsys.readouterr().out == printed.replace("whole", "out")
@@ -178,13 +178,13 @@ def test_clean_bitext_has_a_file_per_language_pair(folder, capsys):
   line_files.write_tsv(folder / "z.tsv", [("!!", "???")])
   assert clean(folder, "--workers", "2", patterns=("a/*", "b/train.en")) == 0
   out = capsys.readouterr().out
-  assert "out/deu-eng.tsv: 4 of 5 pairs kept; dropped: 1 duplicate" in out
-  assert "out/fra-eng.tsv: 2 of 2 pairs kept; dropped: none" in out
+  assert "out/deu-eng.tsv: 5 read, 4 kept, 1 duplicate\n" in out
+  assert "out/fra-eng.tsv: 2 read, 2 kept\n" in out
   assert (folder / "out" / "fra-eng.tsv").read_text() == "un\tone\ndeux\ttwo\n"
   assert clean(folder, patterns=("z.tsv",), out="und") == 1
   options = ["--languages", "und", "und", "--encoder", str(folder / "run"), "--min-cosine=0"]
   assert clean(folder, *options, patterns=("z.tsv",), out="und") == 0
-  assert "und/und-und.tsv: 0 of 1 pairs kept; dropped: 1 script" in capsys.readouterr().out
+  assert "und/und-und.tsv: 1 read, 0 kept, 1 script\n" in capsys.readouterr().out
   assert clean(folder, patterns=("a/*",)) == 1
   assert "out is of another job: files is" in capsys.readouterr().err
 
