@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import toy_runs
 
+from vmsst import errors
 from vmsst.formats import t5x
-from vmsst.train import gin_utils, partitioning, train_state, trainer
+from vmsst.train import checkpoints, gin_utils, partitioning, train_state, trainer
 
 STEPS = 7
 
@@ -164,6 +165,33 @@ def test_the_best_checkpoint_of_a_run_and_the_newest_stay(tmp_path, keep, steps)
   assert [*found] == steps
 
 
+def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
+  toy_runs.run(tmp_path / "toy", total_steps=1)
+  run = tmp_path / "run"
+
+  def evaluated(step, metric, value, complete=True):
+    if complete:
+      shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
+    action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
+    action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
+    return (t5x.read_best(run) or {}).get("checkpoint"), t5x.find_checkpoint(run).name
+
+  assert evaluated(1, "accuracy", float("nan")) == (None, "checkpoint_1")
+  assert evaluated(2, "accuracy", 0.7) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(3, "accuracy", 0.6) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(4, "loss", 0.1) == ("checkpoint_4", "checkpoint_4")
+  # The next one is still being written when the run is killed; its evaluation is repeated.
+  assert evaluated(6, "loss", 0.3, complete=False) == ("checkpoint_6", "checkpoint_4")
+  assert evaluated(6, "loss", 0.2) == ("checkpoint_6", "checkpoint_6")
+  assert t5x.read_best(run)["value"] == 0.2
+  assert evaluated(7, "loss", 0.5, complete=False) == ("checkpoint_7", "checkpoint_6")
+  assert evaluated(8, "loss", 0.1) == ("checkpoint_8", "checkpoint_8")
+  assert evaluated(9, "loss", 0.0) == ("checkpoint_8", "checkpoint_8")
+  shutil.rmtree(run / "checkpoint_8")
+  assert t5x.find_checkpoint(run).name == "checkpoint_9"
+  assert "checkpoint_8 is missing, the best checkpoint of the run" in caplog.text
+
+
 @pytest.mark.parametrize("watched", [True, False])
 def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp_path, watched):
   best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
@@ -193,30 +221,3 @@ def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp
   else:
     with pytest.raises(errors.InputError, match="average is 3; set it to at most"):
       run(10, average=3)
-
-
-def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
-  toy_runs.run(tmp_path / "toy", total_steps=1)
-  run = tmp_path / "run"
-
-  def evaluated(step, metric, value, complete=True):
-    if complete:
-      shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
-    action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
-    action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
-    return (t5x.read_best(run) or {}).get("checkpoint"), t5x.find_checkpoint(run).name
-
-  assert evaluated(1, "accuracy", float("nan")) == (None, "checkpoint_1")
-  assert evaluated(2, "accuracy", 0.7) == ("checkpoint_2", "checkpoint_2")
-  assert evaluated(3, "accuracy", 0.6) == ("checkpoint_2", "checkpoint_2")
-  assert evaluated(4, "loss", 0.1) == ("checkpoint_4", "checkpoint_4")
-  # The next one is still being written when the run is killed; its evaluation is repeated.
-  assert evaluated(6, "loss", 0.3, complete=False) == ("checkpoint_6", "checkpoint_4")
-  assert evaluated(6, "loss", 0.2) == ("checkpoint_6", "checkpoint_6")
-  assert t5x.read_best(run)["value"] == 0.2
-  assert evaluated(7, "loss", 0.5, complete=False) == ("checkpoint_7", "checkpoint_6")
-  assert evaluated(8, "loss", 0.1) == ("checkpoint_8", "checkpoint_8")
-  assert evaluated(9, "loss", 0.0) == ("checkpoint_8", "checkpoint_8")
-  shutil.rmtree(run / "checkpoint_8")
-  assert t5x.find_checkpoint(run).name == "checkpoint_9"
-  assert "checkpoint_8 is missing, the best checkpoint of the run" in caplog.text
