@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
   Argument,
+  Batches,
   Command,
   Encoder,
+  GpuWorkers,
   InputFile,
   Language,
   OutputFile,
@@ -199,6 +202,86 @@ def build(
   print(f"{folder}: described in {builder.DATA_CARD}")
 
 
+def clean(
+  files: list[Pattern],
+  out: OutputFolder,
+  *,
+  languages: tuple[Language, Language] | None = None,
+  held_out: Sequence[Annotated[str, Argument("PATH", role="input")]] = (),
+  encoder: Encoder | None = None,
+  min_cosine: float | None = None,
+  min_margin: float | None = None,
+  computing: Batches,
+  engine: GpuWorkers,
+) -> None:
+  """Clean bitext files: drop bad pairs, duplicates and evaluation sentences.
+
+  Args:
+    files: Bitext files, as in training; quote patterns.
+    out: Output folder, with one TSV file per language pair, such as deu-eng.tsv.
+    languages: Languages of the two sides (default: from file names), or und und for any languages.
+    held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`, whose
+      sentences are removed.
+    encoder: Encoder for the minimum scores.
+    min_cosine: Minimum cosine of a pair.
+    min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
+      keep, such as 1.02.
+  """
+  from vmsst.cli import vector_jobs
+  from vmsst.data import readers
+  from vmsst.encoder import encoding
+  from vmsst.io import manifest
+  from vmsst.jobs import job
+  from vmsst.opus import file_cleaning
+  from vmsst.search import vector_store
+
+  if bool(encoder) == (min_cosine is None and min_margin is None):
+    raise errors.InputError("give --encoder together with --min-cosine, --min-margin or both")
+  chosen = engine.chosen()
+  found = readers.by_pair(readers.find_bitext(files, languages))
+  groups = {"-".join(map(readers.language_code, pair)): found[pair] for pair in found}
+  digests = [(pair, [*map(readers.digest, bitexts)]) for pair, bitexts in groups.items()]
+  sentences = file_cleaning.held_out_sentences(held_out)
+  inputs = {
+    "files": {"name": " ".join(files), "digest": manifest.digest(digests)},
+    "held-out sentences": {"name": " ".join(held_out), "digest": sentences.digest},
+  }
+  options = {"min_cosine": min_cosine, "min_margin": min_margin}
+  if encoder:
+    name, model, load = computing.open(encoder)
+    inputs["encoder"] = encoding.identity(model, name)
+    embed = functools.partial(
+      vector_jobs.embed, model, name=name, load=load, batch_size=computing.batch_size, engine=chosen
+    )
+
+  def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:
+    path.touch()
+    if not storage.size(cleaned):
+      return {}
+    with job.Job(f"{cleaned}.scores", inputs=inputs) as scoring:
+      folders = [scoring.path(column) for column in "12"]
+      for column, folder, language in zip("12", folders, pair.split("-"), strict=True):
+        embed([cleaned], folder, field=column, language=language)
+      vectors = [*map(vector_store.open_vectors, folders)]
+      search = vector_jobs.resumable_search(scoring, chosen)
+      return file_cleaning.drop_low_scores(path, cleaned, vectors, search=search, **options)
+
+  with job.Job(out, inputs=inputs, options=options) as work:
+    if not work.finished:
+      names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
+      parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
+      clean_part = functools.partial(file_cleaning.clean, sentences)
+      counts = work.run("clean", clean_part, parts, chosen)
+      if encoder:
+        paths = map(work.path, names)
+        parts = [job.Part(f"{y}.tsv", (x, y)) for x, y in zip(paths, groups, strict=True)]
+        dropped = work.run("score", drop_low_scores, parts)
+        counts = [first | second for first, second in zip(counts, dropped, strict=True)]
+      work.finish(counts=dict(zip(groups, counts, strict=True)))
+    for pair, count in work.facts["counts"].items():
+      print(f"{work.path(pair)}.tsv: {', '.join(f'{n:,} {name}' for name, n in count.items())}")
+
+
 def download_opus(
   *,
   corpus: list[Name] | None = None,
@@ -274,6 +357,7 @@ def download_evaluation(
 
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("data", "build"): Command(build, resumable=True),
+  ("data", "clean"): Command(clean, resumable=True),
   ("data", "download", "opus"): Command(download_opus, resumable=True),
   ("data", "download", "evaluation"): Command(download_evaluation, resumable=True),
   ("data", "embed"): Command(embed_bitext, resumable=True),

@@ -216,7 +216,7 @@ def record_rows(
       why = f"numbers or labels, {grades}; remove them, and pairs that do not belong together"
       yield Fault(place, why)
       continue
-    if fields is None and source is target is languages.UNDETERMINED:
+    if fields is None and source == target == languages.UNDETERMINED:
       names = [name for name, value in record.items() if isinstance(value, str)]
       fields, further = names[: 2 + negatives], len(names[2 + negatives :])
     if fields is not None:

@@ -187,7 +187,7 @@ def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
   Raises:
     InputError: as `read_pairs`, or the file has fewer hard negatives.
   """
-  has_negatives = {"tsv": True, "jsonl": bitext.source is languages_lib.UNDETERMINED}
+  has_negatives = {"tsv": True, "jsonl": bitext.source == languages_lib.UNDETERMINED}
   if negatives and not has_negatives.get(bitext.format):
     raise errors.InputError(
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "

@@ -16,13 +16,13 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from vmsst.io import text_files
-from vmsst.languages import Language
+from vmsst.languages import UNDETERMINED, Language
 
 EMPTY = "empty"
 ENCODING = "encoding"
@@ -244,6 +244,8 @@ def _invisible() -> re.Pattern[str]:
 @functools.cache
 def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
   """Returns patterns of runs of letters in the language's scripts, and of other letters."""
+  if language == UNDETERMINED:  # in any script
+    return re.compile(r"[^\W\d_]+"), re.compile("(?!)")
   scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
   letters = "".join(_BLOCKS[script] for script in scripts)
   return re.compile(f"[{letters}]+"), re.compile(rf"[^\W\d_{letters}]+")
@@ -276,6 +278,9 @@ class EvaluationSentences:
     self.sets_K = np.ascontiguousarray(sets_K, np.uint64)
     # Python's own bisection of one key is several times faster than NumPy's.
     self._keys = self.keys_K.data
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.names, self.keys_K, self.sets_K)
 
   @classmethod
   def of(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":

@@ -6,7 +6,7 @@ stored per sentence is in temporary files if it is large. Row numbers break ties
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -147,24 +147,45 @@ def margin_scores(
   *,
   neighbors: int = 4,
   margin: Margin = "ratio",
+  sentences: Sequence[np.ndarray] | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> np.ndarray:
   """Returns the margin of row i of one side with row i of the other, float64 [N].
+
+  Args:
+    source_ND: Vectors of the sources.
+    target_ND: Vectors of the targets.
+    neighbors: As in `margin_pairs`.
+    margin: The same.
+    sentences: For sources and for targets, a number that identifies the sentence of each row, so
+      that copies of a sentence count as one neighbor (default: every row counts).
+    search: As in `margin_pairs`.
 
   Raises:
     ValueError: the shapes are not equal and [N, D], a side is empty, a value is not finite, k is
       not an integer of 1 or more, or the margin is unknown.
   """
   errors.check_choice("margin", margin, _MARGINS)
-  forward, backward = exact_search.mutual_top_k(source_ND, target_ND, neighbors, search=search)
-  count = len(forward.index_NK)
-  if len(backward.index_NK) != count:
-    raise ValueError(f"{count} sources and {len(backward.index_NK)} targets: give as many of each")
-  cosine_N = np.empty(count)
-  for rows in exact_search.blocks(count):
+  sides: list[Any] = [source_ND, target_ND]
+  places: list[Any] = [slice(None), slice(None)]
+  for side, sentence_N in enumerate(sentences or ()):
+    _, first_K, number_N = np.unique(sentence_N, return_index=True, return_inverse=True)
+    row_K, places[side] = np.unique(first_K[number_N], return_inverse=True)
+    sides[side] = exact_search.Selection(sides[side], row_K)
+  near = exact_search.mutual_top_k(sides[0], sides[1], neighbors, search=search)
+  source_N, target_N = (_means(x)[place] for x, place in zip(near, places, strict=True))
+  if len(source_N) != len(target_N):
+    raise ValueError(f"{len(source_N)} sources and {len(target_N)} targets: give as many of each")
+  return _MARGINS[margin](cosines(source_ND, target_ND), (source_N + target_N) / 2)
+
+
+def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.ndarray:
+  """Returns the cosine of row i of one side with row i of the other, float64 [N]."""
+  cosine_N = np.empty(len(source_ND))  # type: ignore[arg-type]
+  for rows in exact_search.blocks(len(cosine_N)):
     sides = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
     cosine_N[rows] = np.einsum("nd,nd->n", *sides, dtype=np.float64)
-  return _MARGINS[margin](cosine_N, (_means(forward) + _means(backward)) / 2)
+  return cosine_N
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:

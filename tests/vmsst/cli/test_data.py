@@ -1,5 +1,6 @@
 """`vmsst data embed` and `vmsst data mine-negatives`: a job with one file for each bitext."""
 
+import functools
 import hashlib
 import json
 import os
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from vmsst import cli, errors, storage
-from vmsst.data import readers, tables, vocabularies
+from vmsst.data import readers, tables, training_sets, vocabularies
 from vmsst.encoder import loading
+from vmsst.opus import file_cleaning
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three")]
 
@@ -118,6 +120,73 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   if storage.is_url(out):  # A file is copied once.
     names = [tables.open_vectors(vectors, files[0]).filename for _ in range(2)]
     assert names[0] == names[1]
+
+
+def clean(folder, *options, patterns=("*.tsv",), out="out"):
+  return cli.main(
+    ["data", "clean", *(str(folder / x) for x in patterns), str(folder / out), *options]
+  )
+
+
+def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
+  monkeypatch.setattr(Encoder, "dimension", 2)
+  monkeypatch.setattr(fake_encoders, "random_vector", fake_encoders.angle_vector)
+  angles = np.linspace(0, 3, 30)
+  pairs = [(f"Ein Winkel von {x}", f"An angle of {x}") for x in angles]
+  wrong = [(f"Der Winkel ist {x}", f"The angle is {3 - x}") for x in angles[::3]]
+  line_files.write_tsv(folder / "x.de-en.tsv", [*pairs, *wrong, pairs[0], ("1", "2")])
+  line_files.write_tsv(folder / "y.fr-en.tsv", [("un 0.5", "one 2.5"), ("deux 1", "two 1")])
+  line_files.write_lines(folder / "test.txt", ["AN ANGLE OF 0.0!"])
+  options = ["--held-out", str(folder / "test.txt"), "--encoder", str(folder / "run")]
+  assert clean(folder, *options) == 1
+  assert "--encoder together with --min-cosine, --min-margin or both" in capsys.readouterr().err
+  options += ["--min-cosine", "0.5", "--min-margin", "1.0005"]
+  assert clean(folder, *options, out="whole") == 0
+  printed = capsys.readouterr().out
+  assert "whole/deu-eng.tsv: 42 read, 29 kept, 2 held_out, 1 script, " in printed
+
+  # Ctrl-C at the second side; the first side and the finished step are not repeated.
+  encode, interrupted = Encoder.encode, []
+
+  @functools.wraps(encode)
+  def interrupt(self, sentences, **options):
+    interrupted.append(sentences[0])
+    if len(interrupted) == 2:
+      raise KeyboardInterrupt
+    return encode(self, sentences, **options)
+
+  monkeypatch.setattr(Encoder, "encode", interrupt)
+  assert clean(folder, *options) == 130
+  monkeypatch.setattr(file_cleaning, "clean", lambda *_: pytest.fail("cleaned again"))
+  assert clean(folder, *options) == 0
+  assert interrupted[1:3] == [interrupted[1]] * 2
+  assert capsys.readouterr().out == printed.replace("whole", "out")
+  for name in ("deu-eng.tsv", "fra-eng.tsv"):
+    assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+  assert {x.name for x in (folder / "out").iterdir()} == {"deu-eng.tsv", "fra-eng.tsv", "job.json"}
+  assert clean(folder, *options) == 0
+  counts = json.loads((folder / "out" / "job.json").read_text())["facts"]["counts"]["deu-eng"]
+  assert counts["kept"] == 29
+  table = training_sets.open_set(
+    "train", training_sets.TrainingSet(folder / "out" / "deu-eng.tsv")
+  ).table
+  assert list(table.pairs())[:2] == pairs[1:3]
+
+
+def test_clean_bitext_has_a_file_per_language_pair(folder, capsys):
+  line_files.write_tsv(folder / "a" / "y.de-en.tsv", [("vier", "four"), ("Eins!", "ONE")])
+  line_files.write_tsv(folder / "z.tsv", [("!!", "???")])
+  assert clean(folder, "--workers", "2", patterns=("a/*", "b/train.en")) == 0
+  out = capsys.readouterr().out
+  assert "out/deu-eng.tsv: 5 read, 4 kept, 1 duplicate\n" in out
+  assert "out/fra-eng.tsv: 2 read, 2 kept\n" in out
+  assert (folder / "out" / "fra-eng.tsv").read_text() == "un\tone\ndeux\ttwo\n"
+  assert clean(folder, patterns=("z.tsv",), out="und") == 1
+  options = ["--languages", "und", "und", "--encoder", str(folder / "run"), "--min-cosine=0"]
+  assert clean(folder, *options, patterns=("z.tsv",), out="und") == 0
+  assert "und/und-und.tsv: 1 read, 0 kept, 1 script\n" in capsys.readouterr().out
+  assert clean(folder, patterns=("a/*",)) == 1
+  assert "out is of another job: files is" in capsys.readouterr().err
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(tmp_path, capsys):

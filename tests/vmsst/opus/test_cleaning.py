@@ -6,7 +6,7 @@ import pytest
 
 from vmsst.evaluation.benchmarks import BENCHMARKS, held_out_texts
 from vmsst.io import text_files
-from vmsst.languages import LANGUAGES, language
+from vmsst.languages import LANGUAGES, UNDETERMINED, language
 from vmsst.opus import cleaning
 from vmsst.opus.cleaning import Cleaner, Cleaning, EvaluationSentences
 
@@ -58,6 +58,12 @@ def test_reasons(source, target, reason):
   expected = reason or (cleaning.normalize(source), cleaning.normalize(target))
   assert found == expected
   assert reason is None or reason in cleaning.REASONS
+
+
+def test_texts_in_undetermined_languages_have_letters_of_any_script():
+  clean = Cleaner(Cleaning(), UNDETERMINED, UNDETERMINED)
+  assert clean("Привет, мир", "hello world") == ("Привет, мир", "hello world")
+  assert clean("12345", "one two") == "script"
 
 
 def test_scripts_and_lengths_suit_the_language():

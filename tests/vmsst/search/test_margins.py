@@ -84,6 +84,18 @@ def test_given_pairs_have_the_scores_of_plain_loops(margin):
   np.testing.assert_allclose(found, [naive.score(i, i) for i in range(15)], rtol=1e-5)
 
 
+def test_copies_of_a_sentence_are_one_neighbor():
+  source, target = make_sides(9, 12)
+  naive = Naive(source, target, 4)
+  pairs = [(3, 2), (0, 2), (3, 0), (0, 1), (8, 8), *((i, i) for i in range(9)), (1, 9), (2, 10)]
+  pairs += [(2, 11)]
+  rows_2N = np.array(pairs).T
+  found = margins.margin_scores(
+    source[rows_2N[0]], target[rows_2N[1]], sentences=[7 * x % 13 for x in rows_2N]
+  )
+  np.testing.assert_allclose(found, [naive.score(*pair) for pair in pairs], rtol=1e-5)
+
+
 def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
   assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]

@@ -1,0 +1,147 @@
+"""Cleans bitext files: rules, evaluation sentences, duplicates, wrong languages, low scores.
+
+    bitexts = readers.find_bitext("/data/*.de-en.tsv")
+    counts = clean(held_out_sentences(["/data/test.en"]), pathlib.Path("clean.tsv"), bitexts)
+
+The steps are those of the builder of OPUS datasets, and language identification by py3langid.
+"""
+
+import collections
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from vmsst import errors, storage
+from vmsst.data import formats, readers
+from vmsst.evaluation import benchmarks
+from vmsst.io import text_files
+from vmsst.opus import cleaning
+from vmsst.search import exact_search, margins
+
+SURE = 0.8
+"""Minimum probability of another language to drop a text."""
+
+
+def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
+  """Returns the sentences to remove from bitext.
+
+  Args:
+    paths: Data folders of `vmsst eval`, and text files. Every line of a file is a sentence, or, in
+      a TSV file, every column of a line.
+  """
+
+  def sentences() -> Iterator[tuple[str, str]]:
+    for path in paths:
+      if storage.path(path).is_dir():
+        yield from benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), path)
+      else:
+        for line in text_files.read_lines(path):
+          yield from (("files", text) for text in line.split("\t"))
+
+  return cleaning.EvaluationSentences.of(sentences())
+
+
+def clean(
+  held_out: cleaning.EvaluationSentences,
+  path: pathlib.Path,
+  bitexts: Sequence[readers.BitextFile],
+  rules: cleaning.Cleaning = cleaning.Cleaning(),  # noqa: B008  # it is frozen
+) -> collections.Counter[str]:
+  """Writes the normalized pairs of one language pair that pass all steps to a TSV file, in order.
+
+  Pairs are duplicates if they differ only in case, punctuation and spaces; the first one stays.
+  Their keys take about 100 bytes of memory per pair. Texts in undetermined languages, and in
+  languages that the identifier does not support, pass language identification.
+
+  Args:
+    held_out: Sentences to remove.
+    path: Output file.
+    bitexts: The files.
+    rules: Rules for normalizing and filtering.
+
+  Returns:
+    The number of pairs that were `read`, that were `kept`, and that were dropped, by reason:
+    `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
+
+  Raises:
+    InputError: a file cannot be read or has columns after the pair, or py3langid is not installed.
+  """
+  counts = collections.Counter(read=0, kept=0)
+  pair = bitexts[0].source, bitexts[0].target
+  cleaner = cleaning.Cleaner(rules, *pair)
+  identify, supported = _identifier()
+  checked = [(side, pair[side].iso639_3) for side in (0, 1) if pair[side].iso639_3 in supported]
+  seen: set[int] = set()
+  with path.open("wb") as stream:
+    for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
+      if row.further:
+        place = f"{bitext}:{row.number}"
+        raise errors.InputError(f"{place}: {row.further} columns after the pair; remove them")
+      counts["read"] += 1
+      texts = cleaner(*row.texts)
+      if isinstance(texts, str):
+        counts[texts] += 1
+        continue
+      *sides, key = cleaning.keys(*texts)
+      if any(map(held_out.sets, sides)):
+        counts["held_out"] += 1
+      elif key in seen:
+        counts["duplicate"] += 1
+      elif any(identify(texts[side]) not in (code, None) for side, code in checked):
+        counts["language"] += 1
+      else:
+        seen.add(key)
+        counts["kept"] += 1
+        stream.write("{}\t{}\n".format(*texts).encode())
+  return counts
+
+
+@functools.cache
+def _identifier() -> tuple[Callable[[str], str | None], frozenset[str]]:
+  """Returns what identifies languages by ISO 639-3 codes, if it is sure, and what it supports."""
+  with errors.requires("clean", "language identification"):
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+  model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=SURE)
+  known = {label: formats.language_or_none(label) for label in model.labels}
+  codes = {label: language.iso639_3 if language else label for label, language in known.items()}
+  return lambda text: codes.get(model.classify(text)[0]), frozenset(codes.values())
+
+
+def drop_low_scores(
+  path: pathlib.Path,
+  cleaned: str,
+  vectors: Sequence[exact_search.Rows],
+  min_cosine: float | None = None,
+  min_margin: float | None = None,
+  search: exact_search.Search = exact_search.search,
+) -> dict[str, int]:
+  """Writes the lines of a TSV file whose pairs have high scores to another file.
+
+  The margin is the ratio with 4 neighbors among all sentences of the file; see
+  `margins.margin_pairs`. Copies of a sentence count as one neighbor.
+
+  Args:
+    path: Output file.
+    cleaned: The file: source TAB target.
+    vectors: Vectors of the sources and of the targets.
+    min_cosine: Minimum cosine of a pair.
+    min_margin: Minimum margin of a pair.
+    search: Finds neighbors; `vmsst.search.device_search.search` uses accelerators.
+
+  Returns:
+    The number of pairs that were `kept`, and that were dropped: `low_cosine`, `low_margin`.
+  """
+  low_N = margins.cosines(*vectors) < (-np.inf if min_cosine is None else min_cosine)
+  low_cosine = int(low_N.sum())
+  if min_margin is not None:
+    pairs = (line.split("\t") for line in text_files.read_lines(cleaned))
+    key_2N = np.array([cleaning.keys(*pair)[:2] for pair in pairs], np.uint64).T
+    low_N |= margins.margin_scores(*vectors, sentences=[*key_2N], search=search) < min_margin
+  with path.open("wb") as stream:
+    for line, low in zip(text_files.read_lines(cleaned), low_N.tolist(), strict=True):
+      if not low:
+        stream.write(f"{line}\n".encode())
+  low = int(low_N.sum())
+  return {"kept": len(low_N) - low, "low_cosine": low_cosine, "low_margin": low - low_cosine}
