@@ -217,10 +217,8 @@ COMMANDS = {
     f"export {kind}": Subcommand(f"export {kind} run OUT")
     for kind in ("safetensors", "sentence-transformers", "onnx")
   },
-  **{
-    f"data {kind}": Subcommand(f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv", True)
-    for kind in ("embed", "mine-negatives")
-  },
+  "data embed": Subcommand("data embed run OUT t/x.de-en.tsv t/y.fr-en.tsv", True),
+  "data mine-negatives": Subcommand("data mine-negatives run t/x.de-en.tsv OUT --corpus a.txt"),
   "import encoder": Subcommand("import encoder hub/encoder/m OUT"),
   "import ems": Subcommand("import ems x.safetensors OUT --vocabulary x.model"),
   "eval": Subcommand("eval encoder --data data --out OUT --suite tatoeba", True),

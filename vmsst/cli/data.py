@@ -140,14 +140,14 @@ def mine_negatives(
     corpus: Documents to search, one per line (default: the positives of all pairs).
     field: Column or key of the documents in the corpus (default: for .tsv 1, or 2 after a column of
       numbers, text for .jsonl, else the whole line).
-    teacher: Encoder whose cosines replace ENCODER's for the margin and are written as scores, for
-      `vmsst finetune --objective kl_divergence`.
+    teacher: Encoder whose cosines are written as scores, for `vmsst finetune --objective
+      kl_divergence`, and replace the cosines of ENCODER for the margin.
     count: Hard negatives per pair; fewer if too few documents qualify.
     range_min: Number of nearest documents to skip, apart from the positives.
     range_max: Number of nearest documents to consider, apart from the positives (default: RANGE_MIN
       + COUNT, or with a margin RANGE_MIN + 10 * COUNT).
-    relative_margin: A negative scores at most this share below the positive, such as 0.05, to
-      exclude unlabeled positives (default: no limit).
+    relative_margin: Exclude documents that score above (1 - X) times the score of the positive,
+      which are often unlabeled positives; 0.05 is a common value (default: no limit).
     roles: What the two texts of a pair are, query or document, to choose the prompts (default:
       query and document with a corpus, else by the names of the columns, or else the prompt of
       `encode`).
@@ -160,7 +160,7 @@ def mine_negatives(
   from vmsst.cli import vector_jobs
   from vmsst.encoder import encoding, loading
   from vmsst.io import manifest, text_files
-  from vmsst.jobs import job
+  from vmsst.jobs import job, outputs
   from vmsst.mining import hard_negative_mining as mining
   from vmsst.search import vector_store
 
@@ -209,7 +209,8 @@ def mine_negatives(
           line = "\t".join(text.translate(text_files.SEPARATORS) for text in texts)
         stream.write(f"{line}\n")
         total += len(negatives)
-  print(f"{output}: {total:,} hard negatives of {len(opened.table):,} pairs")
+  if output != outputs.STANDARD:
+    print(f"{output}: {total:,} hard negatives of {len(opened.table):,} pairs")
 
 
 def build(

@@ -160,9 +160,10 @@ def _nearest(
   near_NK = np.full((len(row_N), k), -1, np.int64)
   for size in np.unique(size_N).tolist():
     place_S = np.flatnonzero(size_N == size)
-    part = query._replace(row_N=row_N[place_S])
+    row_S = row_N[place_S]
+    part = query._replace(row_N=row_S)
     near = exact_search.top_k(part, document, k + size, search=device_search.search).index_NK
-    is_excluded = np.isin(part.row_N[:, None] * height + near, excluded_P)
+    is_excluded = np.isin(row_S[:, None] * height + near, excluded_P)
     order = np.argsort(is_excluded, axis=1, kind="stable")[:, :k]
     near = np.take_along_axis(np.where(is_excluded, -1, near), order, axis=1)
     near_NK[place_S, : near.shape[1]] = near
