@@ -38,11 +38,8 @@ Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parame
 (--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1). Put strings in inner quotes:
 --gin.MODEL_DIR="'/tmp/run'". Later files and bindings override earlier ones.
 
-Gin files are searched in the current folder, in --gin_search_paths and among the shipped files.
-
 Multi-process runs: start the same command in every process. Processes of a SLURM step, Open MPI or
-a TPU pod find each other; elsewhere, set --coordinator_address, --process_count and
---process_index.
+a TPU pod find each other; elsewhere, set --coordinator_address, --process_count, --process_index.
 """
 
 
@@ -56,26 +53,10 @@ def _parser() -> argparse.ArgumentParser:
   for name, (_, _, text) in COMMANDS.items():
     add = commands.add_parser(name, help=text, description=text, **style).add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
-    add(
-      "--gin_bindings",
-      action="append",
-      default=[],
-      metavar="BINDING",
-      help="gin binding, such as TRAIN_STEPS=1000; repeatable",
-    )
-    add(
-      "--gin_search_paths",
-      default=".",
-      metavar="FOLDERS",
-      help="comma-separated folders of gin files (default: .)",
-    )
+    add("--gin_bindings", action="append", default=[], metavar="BINDING", help="repeatable")
+    add("--gin_search_paths", default=".", help="comma-separated folders (default: .)")
     add("--tfds_data_dir", metavar="FOLDER", help="folder of TFDS datasets")
-    add(
-      "--seqio_additional_cache_dirs",
-      default="",
-      metavar="FOLDERS",
-      help="comma-separated SeqIO cache folders",
-    )
+    add("--seqio_additional_cache_dirs", default="", help="comma-separated folders")
     add(
       "--dry_run",
       nargs="?",
@@ -84,14 +65,8 @@ def _parser() -> argparse.ArgumentParser:
       help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
       "allocates) and exit",
     )
-    add(
-      "--topology",
-      metavar="NAME",
-      help="with --dry_run: devices to compile for, present or not, such as h100:8 or v5e:2x4",
-    )
-    add(
-      "--multiprocess_gpu", action="store_true", help="multi-process run; JAX finds the processes"
-    )
+    add("--topology", help="of --dry_run: devices, present or not, such as h100:8 or v5e:2x4")
+    add("--multiprocess_gpu", action="store_true", help="JAX finds the processes of the run")
     for option, kind, text, variable in (
       ("--coordinator_address", str, "HOST:PORT of process 0", "JAX_COORDINATOR_ADDRESS"),
       ("--process_count", int, "number of processes", "JAX_NUM_PROCESSES"),
@@ -99,13 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
       value = os.environ.get(variable) or None
       add(option, type=kind, metavar="VALUE", default=value, help=f"{text} (default: {variable})")
-    add(
-      "--initialization_timeout",
-      type=int,
-      default=distributed.INITIALIZATION_SECONDS,
-      metavar="SECONDS",
-      help="time to wait for other processes (default: %(default)s)",
-    )
+    timeout = distributed.INITIALIZATION_SECONDS
+    add("--initialization_timeout", type=int, default=timeout, metavar="SECONDS", help="to connect")
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":
       add("--shard_id", type=int, metavar="N", help="shard of the data to process")

@@ -23,7 +23,7 @@ from etils import epath
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import dataset_shards, features, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import dataset_shards, readers, seqio_tasks, tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.languages import Language
 
@@ -73,7 +73,7 @@ def files(
     by_split["validation"] = readers.find_bitext(_below(root, validation_patterns), languages)
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
-  of_rows = features.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
+  of_rows = seqio_tasks.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
     paths += [tables.vectors_path(teacher, bitext) for bitext in bitexts]
@@ -144,7 +144,7 @@ def opus(
   mixture = seqio_tasks.unique_name(
     name, str(folder), vocabulary, list(splits), power, max_length, teacher
   )
-  output_features = features.pair_features(vocabulary, teacher=bool(teacher))
+  output_features = seqio_tasks.pair_features(vocabulary, teacher=bool(teacher))
 
   sources = {
     pair: seqio_tasks.TableSource(
@@ -304,5 +304,5 @@ def sample(
     )
     for pair in ((language, english) for language in codes)
   }
-  of_rows = features.pair_features(vocabulary)
+  of_rows = seqio_tasks.pair_features(vocabulary)
   return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power=1.0)

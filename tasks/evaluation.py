@@ -17,7 +17,7 @@ import seqio
 from absl import logging
 
 from vmsst import errors, storage
-from vmsst.data import features, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import bitext_retrieval
@@ -358,7 +358,7 @@ def _register(
   task = seqio_tasks.TextTask(
     name,
     seqio_tasks.TableSource({split: functools.partial(_text_table, load)}),
-    {"inputs": features.text_feature(vocabulary)},
+    {"inputs": seqio_tasks.text_feature(vocabulary)},
     vocabulary=vocabulary,
     max_length=max_length,
     keep_all=True,

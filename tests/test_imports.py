@@ -48,8 +48,7 @@ TRAINED = "vmsst.evaluation.metrics.classification"
 # These need the packages of vmsst[train].
 TRAINING = (
   "vmsst.tasks", "vmsst.opus", "vmsst.launch", "vmsst.train", "vmsst.models", "vmsst.data.loader",
-  "vmsst.data.features", "vmsst.data.seqio_tasks", "vmsst.data.training_sets",
-  "vmsst.data.rows", "vmsst.data.batches",
+  "vmsst.data.seqio_tasks", "vmsst.data.training_sets", "vmsst.data.batches",
 )  # fmt: skip
 
 
@@ -217,10 +216,15 @@ TESTED_IN = {
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.models.objectives": "vmsst/test_finetuning.py",
+  "vmsst.opus.card": "vmsst/opus/test_builder.py",
   "vmsst.paths": "launch/test_main.py",
+  "vmsst.train.actions": "vmsst/train/test_trainer.py",
   "vmsst.train.eval": "vmsst/train/test_infer.py",
   "vmsst.train.inference": "vmsst/train/test_infer.py",
+  "vmsst.train.model_dir": "vmsst/train/test_train.py",
+  "vmsst.train.partitioning": "vmsst/train/test_input_pipeline.py",
   "vmsst.train.step_trainer": "vmsst/train/test_trainer.py",
+  "vmsst.train.train_state": "vmsst/train/test_optimizers.py",
   "vmsst.train.utils": "vmsst/train/test_infer.py",
 }
 

@@ -263,7 +263,7 @@ def open_sets(
   data: Any,
   vocabulary: Any,
   *,
-  objective: Objective = "contrastive",
+  objective: str | Sequence[str] = "contrastive",
   default: str = "pairs",
   **options: Any,
 ) -> "list[OpenSet]":
@@ -272,7 +272,7 @@ def open_sets(
   Args:
     data: See `finetune`.
     vocabulary: Vocabulary of the encoder.
-    objective: Loss of sets that have none.
+    objective: Loss of sets that have none; the first one of several.
     default: Name of a set of rows.
     **options: Fields of the sets that are not `TrainingSet`s.
 
@@ -281,9 +281,10 @@ def open_sets(
   """
   from vmsst.data import training_sets
 
+  first = objective if isinstance(objective, str) else objective[0]
   sets = []
   for name, settings in training_sets.by_name(data, default, **options).items():
-    chosen = settings.objective or objective
+    chosen = settings.objective or first
     errors.check_choice("objective", chosen, get_args(Objective))
     if chosen not in _WITH_NEGATIVES and settings.negatives:
       raise errors.InputError(f"the objective {chosen!r} has no hard negatives; omit negatives")
@@ -303,7 +304,9 @@ def open_sets(
   return sets
 
 
-def open_dev_sets(data: Any, vocabulary: Any, **options: Any) -> dict[str, Any]:
+def open_dev_sets(
+  data: Any, vocabulary: Any, *, objective: str | Sequence[str] = "contrastive", **options: Any
+) -> dict[str, Any]:
   """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`."""
   from vmsst.data import retrieval_sets, training_sets
 
@@ -318,7 +321,7 @@ def open_dev_sets(data: Any, vocabulary: Any, **options: Any) -> dict[str, Any]:
         *(settings.prompts or (prompts["query"], prompts["document"]))
       )
     else:
-      (opened[name],) = open_sets({name: settings}, vocabulary, **options)
+      (opened[name],) = open_sets({name: settings}, vocabulary, objective=objective)
   return opened
 
 

@@ -10,11 +10,10 @@ import pathlib
 import pickle
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import fake_encoders
 import killed_commands
-import numpy as np
 import released_folders
 import safetensors.numpy
 import tiny_encoders
@@ -96,23 +95,13 @@ def ems_files() -> Files:
   return {"x.safetensors": safetensors.numpy.save(weights), "x.model": model}
 
 
-def vmsst_files() -> Files:
-  """Returns a Hugging Face folder `m` of the released VMSST."""
-  weights = released_folders.weights(mt5.rows(_SIZES)).items()
-  released = {f"mt5_encoder.{k}": x for k, x in weights if k.startswith(("enc", "sh"))}
-  released["projection.weight"] = np.ones((5, 12), np.float32)
-  content = safetensors.numpy.save(released)
-  return {"m/config.json": _MT5, "m/model.safetensors": content,
-          "m/spiece.model": sentencepiece_model()}  # fmt: skip
-
-
-def _pickled(state_dict: bytes, **others: Any) -> bytes:
+def _pickled(state_dict: bytes) -> bytes:
   """Returns the content of a safetensors file as torch saves it."""
   import torch
 
   stream = io.BytesIO()
   tensors = {k: torch.from_numpy(x) for k, x in safetensors.numpy.load(state_dict).items()}
-  torch.save({"state_dict": tensors, **others} if others else tensors, stream)
+  torch.save({"state_dict": tensors, "epoch": 3}, stream)
   return stream.getvalue()
 
 
@@ -161,9 +150,7 @@ def _vectors(folder: pathlib.Path) -> None:
 def all_readers() -> list[Reader]:
   """Returns readers of vocabularies, vectors, checkpoints and exports."""
   model = {"m/spiece.model": sentencepiece_model()}
-  ems_one, vmsst_one, run = ems_files(), vmsst_files(), run_files()
-  ems_weights = ems_one["x.safetensors"]
-  vmsst_weights = vmsst_one.pop("m/model.safetensors")
+  ems_one, run = ems_files(), run_files()
   with tempfile.TemporaryDirectory() as name:
     folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
@@ -183,47 +170,34 @@ def all_readers() -> list[Reader]:
     Reader("import mt5", {**mt5_files(), **model}, _writes(released_folders.import_encoder)),
     Reader("import encoder", bert_files(), _writes(released_folders.import_encoder)),
     Reader("import ems, torch",
-           {"x.pt": _pickled(ems_weights, epoch=3), "x.model": ems_one["x.model"]},
+           {"x.pt": _pickled(ems_one["x.safetensors"]), "x.model": ems_one["x.model"]},
            _writes(released_folders.import_ems, "x.pt", vocabulary="x.model")),
-    Reader("import vmsst", {**vmsst_one, "m/pytorch_model.bin": _pickled(vmsst_weights)},
-           _writes(released_folders.import_encoder)),
   ]  # fmt: skip
 
 
-class Subcommand(NamedTuple):
-  """A subcommand.
-
-  Attributes:
-    argv: Its arguments; OUT stands for the output.
-    owned: Whether the output is a folder that the command owns while it fills it.
-  """
-
-  argv: str
-  owned: bool = False
-
-
+# Arguments of subcommands; OUT stands for the output.
 COMMANDS = {
-  "embed": Subcommand("embed encoder a.txt OUT", True),
-  "score": Subcommand("score encoder a.txt b.txt --output OUT"),
-  "score by likelihood": Subcommand(
-    "score run a.txt b.txt --output OUT --by likelihood --languages en de"
-  ),
-  "mine": Subcommand("mine a.txt b.txt OUT --encoder encoder"),
-  "search": Subcommand("search b.txt corpus vectors --output OUT --encoder encoder"),
-  "index": Subcommand("index vectors OUT --factory IVF2,SQ8", True),
-  "translate": Subcommand("translate run --to de --input a.txt --output OUT"),
-  "vocab train": Subcommand("vocab train --input a.txt --output OUT --size 21"),
+  "embed": "embed encoder a.txt OUT",
+  "score": "score encoder a.txt b.txt --output OUT",
+  "score by likelihood": "score run a.txt b.txt --output OUT --by likelihood --languages en de",
+  "mine": "mine a.txt b.txt OUT --encoder encoder",
+  "search": "search b.txt corpus vectors --output OUT --encoder encoder",
+  "index": "index vectors OUT --factory IVF2,SQ8",
+  "translate": "translate run --to de --input a.txt --output OUT",
+  "vocab train": "vocab train --input a.txt --output OUT --size 21",
   **{
-    f"export {kind}": Subcommand(f"export {kind} run OUT")
+    f"export {kind}": f"export {kind} run OUT"
     for kind in ("safetensors", "sentence-transformers", "onnx")
   },
-  "data embed": Subcommand("data embed run OUT t/x.de-en.tsv t/y.fr-en.tsv", True),
-  "data mine-negatives": Subcommand("data mine-negatives run t/x.de-en.tsv OUT --corpus a.txt"),
-  "import encoder": Subcommand("import encoder hub/encoder/m OUT"),
-  "import ems": Subcommand("import ems x.safetensors OUT --vocabulary x.model"),
-  "eval": Subcommand("eval encoder --data data --out OUT --suite tatoeba", True),
-  "report": Subcommand("report results --out OUT", True),
+  "data embed": "data embed run OUT t/x.de-en.tsv t/y.fr-en.tsv",
+  "data mine-negatives": "data mine-negatives run t/x.de-en.tsv OUT --corpus a.txt",
+  "import encoder": "import encoder hub/encoder/m OUT",
+  "import ems": "import ems x.safetensors OUT --vocabulary x.model",
+  "eval": "eval encoder --data data --out OUT --suite tatoeba",
+  "report": "report results --out OUT",
 }
+FOLDERS = ("embed", "index", "data embed", "eval", "report")
+"""Subcommands whose output is a folder that they own while they fill it."""
 
 
 def write_inputs(folder, encoder=None):

@@ -22,13 +22,13 @@ from vmsst import languages
 from vmsst.data import readers
 from vmsst.opus import releases
 
-LICENSE = "CC BY 4.0: the license of {corpus} {version}\n"
-RECIPE = """
+_CORPORA = ("Europarl", "Tanzil", "Books", "QED", "Wikipedia", "EMEA", "ECB", "KDE4")
+RECIPE = f"""
 name: mine
 description: Two languages with English.
 languages: [de, en, tr]
-unlisted: true
-validation: {share: 0.2}
+corpora: [{", ".join(f"{{name: {name}}}" for name in _CORPORA)}]
+validation: {{share: 0.2}}
 """
 _PLACES = {"zip": ("moses", "txt.zip"), "tmx": ("tmx", "tmx.gz"), "tsv": ("tsv", "tsv.gz")}
 
@@ -66,8 +66,7 @@ class Part:
         f"{stem}.{code}": "".join(f"{row[place]}\n" for row in self.rows)
         for place, code in enumerate(self.codes)
       }
-      license = LICENSE.format(corpus=self.corpus, version=self.version)
-      return zipped({**sides, f"{stem}.xml": "<cesAlign/>\n", "README": "", "LICENSE": license})
+      return zipped({**sides, f"{stem}.xml": "<cesAlign/>\n", "README": "", "LICENSE": ""})
     text = "".join(f"{source}\t{target}\n" for source, target in self.rows)
     if self.format == "tmx":
       head = f'<header creationdate="Thu Jul 22 00:00:00 2021" srclang="{self.codes[0]}"/>'

@@ -4,19 +4,18 @@ As a script, kills training runs and compares their results with an undisturbed 
 """
 
 import functools
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
-import time
-import traceback
 import warnings
 
 import clu.metrics
 import commands
-import flax.core
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -25,11 +24,9 @@ import orbax.checkpoint as ocp
 import seqio
 import tensorflow as tf
 from flax.linen import partitioning as flax_partitioning
-from flax.linen.partitioning import AxisMetadata
 
 from vmsst import storage
 from vmsst.data import batches, loader
-from vmsst.formats import t5x
 from vmsst.train import (
   adafactor,
   checkpoints,
@@ -37,10 +34,8 @@ from vmsst.train import (
   optimizers,
   partitioning,
   train,
-  train_state,
   trainer,
 )
-from vmsst.train import eval as eval_lib
 
 FEATURES = {"inputs": 8}
 
@@ -125,27 +120,6 @@ class Growing(ToyModel):
 
   def eval_fn(self, params, batch, step):
     return self.loss_fn(params, batch, None, step)
-
-
-PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
-
-
-def gradient(step):
-  """Returns random gradients of PARAMS."""
-  rng = np.random.default_rng(step)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
-
-
-def train_state_of(optimizer_def, collections=()):
-  """Returns the train state of PARAMS, with their axes, and of more collections."""
-  variables = {
-    "params": PARAMS,
-    "params_axes": {
-      "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
-    },
-    **dict(collections),
-  }
-  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
 
 
 def rows(count=64, seed=0):
@@ -247,9 +221,10 @@ def metrics(folder, name="loss"):
 def make_trainer(**overrides):
   """Returns a constructor of trainers with a short schedule."""
 
-  def construct(**arguments):
+  def construct(*arguments, **options):
     return trainer.Trainer(
-      **arguments,
+      *arguments,
+      **options,
       **{
         "learning_rate_fn": optimizers.create_learning_rate_scheduler(
           factors="constant", base_learning_rate=0.1
@@ -305,22 +280,6 @@ def expected_rows(start, count):
 # Runs that are killed
 
 PERIOD = 5
-# Kills come some milliseconds after the n-th start of an event in an attempt.
-MOMENTS = (
-  ("step", 12, 20), ("save", 3, 60), ("checksums", 3, 2), ("evaluate", 2, 80), ("start", 1, 900),
-)  # fmt: skip
-
-
-class Watched(ToyModel):
-  """The toy model, with a metric that identifies batches."""
-
-  def loss_fn(self, params, batch, dropout_rng):
-    loss, metrics = super().loss_fn(params, batch, dropout_rng)
-    tokens = batch["inputs"]
-    places = jnp.arange(tokens.size, dtype=jnp.uint32).reshape(tokens.shape) + 1
-    number = jnp.sum(tokens.astype(jnp.uint32) * places**2) % 2**24
-    number = number.astype(jnp.float32)[None]
-    return loss, {**metrics, "batch": clu.metrics.LastValue.from_model_output(number)}
 
 
 def train_watched(folder, total_steps):
@@ -328,7 +287,6 @@ def train_watched(folder, total_steps):
   loggers = [seqio.TensorBoardLogger, functools.partial(seqio.JSONLogger, write_n_results=0)]
   run(
     folder,
-    model=Watched(noise=0.5),
     total_steps=total_steps,
     stats_period=1,
     eval_period=2 * PERIOD,
@@ -346,66 +304,14 @@ def written_metrics(folder):
   Repeated steps must have the same values.
   """
   found = {}
-
-  def add(place, step, name, value):
-    if not name.startswith("timing/"):
-      key = (place, step, name)
-      assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
-
-  for path in sorted(folder.rglob("*.jsonl")):
-    for line in path.read_text().splitlines():
-      record = json.loads(line)
+  for path in folder.rglob("*.jsonl"):
+    for record in map(json.loads, path.read_text().splitlines()):
       step = record.pop("step")
       for name, value in record.items():
-        add(str(path.relative_to(folder)), step, name, value)
+        if not name.startswith("timing/"):
+          key = (str(path.relative_to(folder)), step, name)
+          assert found.setdefault(key, value) == value, f"{key}: {found[key]}, then {value}"
   return found
-
-
-def _kill_after(milliseconds):
-  def kill():
-    time.sleep(milliseconds / 1000)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-  threading.Thread(target=kill, daemon=True).start()
-
-
-def _arm(event, count, milliseconds):
-  """Kills this process some milliseconds after `event` begins for the `count`-th time."""
-  if event == "start":
-    _kill_after(milliseconds)
-    return
-  owner, name = {
-    "step": (input_pipeline.TrainIterator, "__next__"),
-    "save": (checkpoints.CheckpointManager, "save"),
-    "checksums": (t5x, "write_checksums"),
-    "evaluate": (eval_lib.InferenceEvaluator, "evaluate"),
-  }[event]
-  inner, seen = getattr(owner, name), []
-
-  def wrapped(*args, **kwargs):
-    seen.append(1)
-    if len(seen) == count:
-      _kill_after(milliseconds)
-    return inner(*args, **kwargs)
-
-  setattr(owner, name, wrapped)
-
-
-def _in_a_child(work):
-  """Runs `work` in a forked child; returns its status from os.waitpid."""
-  sys.stdout.flush()
-  child = os.fork()
-  if not child:
-    code = 1
-    try:
-      work()
-      code = 0
-    except BaseException:
-      traceback.print_exc()
-    finally:
-      sys.stdout.flush()
-      os._exit(code)
-  return os.waitpid(child, 0)[1]
 
 
 def assert_same_runs(first, second, total_steps):
@@ -419,7 +325,8 @@ def assert_same_runs(first, second, total_steps):
   wanted = written_metrics(first)
   assert written_metrics(second) == wanted
   lines = "train/metrics.jsonl"
-  assert len({wanted[lines, step + 1, "batch"] for step in range(total_steps)}) > total_steps // 2
+  losses = [wanted[lines, step + 1, "loss"] for step in range(total_steps)]
+  assert len(set(losses)) > total_steps // 2  # batches differ
   kinds = {place for place, _, _ in wanted}
   assert kinds >= {lines, "training_eval/toy/metrics.jsonl", "inference_eval/toy-metrics.jsonl"}
 
@@ -429,22 +336,31 @@ def kill(folder, kills, cwd):
   commands.run([sys.executable, __file__, folder, kills], cwd=cwd)
 
 
+def _attempt(folder, steps, count=0, seconds=0.0):
+  """Trains; kills this process some seconds after its `count`-th batch, if `count`."""
+  advance, batches_so_far = input_pipeline.TrainIterator.__next__, itertools.count(1)
+
+  def counted(self):
+    if next(batches_so_far) == count:
+      threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return advance(self)
+
+  input_pipeline.TrainIterator.__next__ = counted
+  train_watched(folder, steps)
+
+
 def _main(folder, kills):
-  steps = 10 * kills
-  assert _in_a_child(lambda: train_watched(folder / "whole", steps)) == 0
-  draw = random.Random(0)
-  for number in range(kills):
-    event, counts, delays = MOMENTS[number % len(MOMENTS)]
-    count, milliseconds = draw.randint(1, counts), draw.uniform(0, delays)
-
-    def attempt(event=event, count=count, milliseconds=milliseconds):
-      _arm(event, count, milliseconds)
-      train_watched(folder / "killed", steps)
-
-    status = _in_a_child(attempt)
-    print(f"kill {number + 1}: {milliseconds:.1f} ms after {event} {count}", flush=True)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-  assert _in_a_child(lambda: train_watched(folder / "killed", steps)) == 0
+  draw, steps = random.Random(0), 10 * kills
+  # Batches are trained, saved and evaluated in some 10 ms each.
+  moments = [(draw.randint(1, 12), draw.uniform(0, 0.15)) for _ in range(kills)]
+  for name, moment in (("whole", ()), *(("killed", x) for x in moments), ("killed", ())):
+    process = multiprocessing.get_context("fork").Process(
+      target=_attempt, args=(folder / name, steps, *moment)
+    )
+    process.start()
+    process.join()
+    print(name, moment, process.exitcode, flush=True)
+    assert process.exitcode == (-signal.SIGKILL if moment else 0)
 
 
 if __name__ == "__main__":

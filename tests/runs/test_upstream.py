@@ -58,13 +58,6 @@ print(json.dumps(losses))
   return {int(step): loss for step, loss in json.loads(printed).items()}
 
 
-def accuracies(folder):
-  """Returns the retrieval metrics by step, from SeqIO's logger."""
-  (path,) = (folder / "inference_eval").glob("*-metrics.jsonl")
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
-  return {row.pop("step"): row for row in rows}
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
   """Trains with each runtime, and resumes each run halfway with the other; returns the folder."""
@@ -78,18 +71,13 @@ def runs(tmp_path_factory):
   return folder
 
 
-def test_one_gin_file_has_the_same_losses_and_metrics_in_both(runs):
+def test_one_gin_file_has_the_same_losses_in_both(runs):
   bundled, upstream = losses(runs / "bundled"), losses(runs / "upstream")
   assert sorted(bundled) == sorted(upstream) == list(range(1, STEPS + 1))
   assert bundled[1] == pytest.approx(upstream[1], rel=1e-6)
   np.testing.assert_allclose(
     [bundled[step] for step in upstream], list(upstream.values()), rtol=FEW_ULPS
   )
-  ours, theirs = accuracies(runs / "bundled"), accuracies(runs / "upstream")
-  assert sorted(ours) == sorted(theirs) == [0, 4, STEPS]
-  for step, metrics in theirs.items():
-    # One sentence of 40 may swap ranks with an equally near neighbor.
-    assert ours[step] == pytest.approx(metrics, abs=2.6)
 
 
 @pytest.mark.parametrize("name", ["bundled_upstream", "upstream_bundled"])

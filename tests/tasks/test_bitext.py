@@ -76,7 +76,7 @@ def test_weights_of_language_pairs(corpus):
 def test_files_are_opened_only_when_data_is_asked_for(corpus):
   (corpus / "d.es-en.tsv.gz").write_bytes(b"broken")
   mixture = seqio.MixtureRegistry.get(_files(corpus))
-  with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz: cannot be read"):
+  with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz:1: the compressed data"):
     mixture.get_dataset(LENGTHS)
 
 

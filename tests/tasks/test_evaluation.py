@@ -8,7 +8,7 @@ import seqio
 
 from vmsst import errors
 from vmsst.data import vocabularies
-from vmsst.data.features import BitextFeatureConverter
+from vmsst.data.seqio_tasks import BitextFeatureConverter
 from vmsst.evaluation import benchmarks, suite
 from vmsst.languages import language
 from vmsst.tasks import evaluation

@@ -1,22 +1,313 @@
-"""Batches of rows of token ids, with sentences of similar length if asked for.
+"""Batches of token ids for training: rows of tables, shuffled, mixed, tokenized and padded.
 
-Nothing here imports TensorFlow or seqio.
+Grain reads the rows, a few hundred at a time, since Python calls for each row take longer than
+tokenizing it. The sentences of a batch may have similar lengths. Nothing here imports TensorFlow or
+seqio.
 """
 
+import dataclasses
+import functools
+import itertools
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
 import jax
 import numpy as np
+from absl import logging
 from clu.data import dataset_iterator
 from etils import epath
 
-from vmsst import errors
+from vmsst import errors, languages
+from vmsst.data import tables, vocabularies
 from vmsst.data.tables import SIDES
 
 Batch = Mapping[str, np.ndarray]
+
+CHUNK = 256
+"""Number of rows that are read and tokenized together."""
+GROUP = 16
+"""Number of batches whose rows are sorted by length together."""
+READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
+"""Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
+_LANGUAGES = {language.index: language for language in languages.LANGUAGES}
+_SLOT = "slot"  # in a chunk
+_PATTERN = 1 << 20  # Mixing rates are exact over this many rows.
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """Turns the texts of rows into ids.
+
+  Attributes:
+    vocabulary: Tokenizes the texts.
+    max_length: Rows with a side of more tokens are dropped, None: no limit; and so are rows with a
+      side of none.
+    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length` ids.
+  """
+
+  vocabulary: vocabularies.Vocabulary
+  max_length: int | None
+  keep_all: bool
+
+  def __call__(
+    self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
+  ) -> dict[str, np.ndarray]:
+    """Returns rows with padded ids in place of their texts, and their other columns.
+
+    Args:
+      columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
+      lengths: The columns to return, with the maximum length of those of texts; None: no limit.
+    """
+    result = {name: columns[name] for name in lengths}
+    keep_N = np.ones(len(columns["inputs"]), bool)
+    for side in SIDES:
+      if side in columns and (side in lengths or not self.keep_all):
+        ids = self.vocabulary.tokenize(columns[side], self._languages(columns, SIDES[side]))
+        if not self.keep_all:
+          size_N = np.fromiter(map(len, ids), int, len(ids))
+          keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
+        if side in lengths:
+          ids = self._ended(ids, lengths[side], self.max_length if self.keep_all else None)
+          result[side] = _padded_ids(ids, lengths[side])
+    if "negatives" in lengths:
+      count, length = lengths["negatives"] or (None, None)
+      kept = [row[:count] for row in columns["negatives"]]
+      width = len(kept[0]) if kept else 0
+      kinds = self._languages(columns, "target_language")
+      ids = self.vocabulary.tokenize(
+        list(itertools.chain.from_iterable(kept)),
+        kinds and [kind for kind in kinds for _ in range(width)],
+      )
+      # A missing text has no EOS token.
+      ended = zip(ids, self._ended(ids, length), strict=True)
+      ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
+      ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
+      missing = (count or width) - width
+      result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
+    return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
+
+  def _ended(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
+    """Returns ids with an EOS token, if the vocabulary has one, cut to the smallest limit."""
+    limit = min((limit for limit in limits if limit), default=None)
+    eos_id = self.vocabulary.eos_id
+    return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
+
+  def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
+    """Returns the language of each row's text if the vocabulary splits words."""
+    if not getattr(self.vocabulary, "pretokenize", False):
+      return None
+    return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
+
+
+def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
+  """Returns texts of ids, int32 [N, length]; None: the length of the longest text."""
+  size_N = np.fromiter(map(len, ids), int, len(ids))
+  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids.
+  ids_NT = np.zeros([len(ids), width], np.int32)
+  flat = itertools.chain.from_iterable(ids)
+  ids_NT[np.arange(width) < size_N[:, None]] = np.fromiter(flat, np.int32, int(size_N.sum()))
+  return ids_NT
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+  """A table of texts, and how they become rows of token ids.
+
+  Attributes:
+    name: Name for messages.
+    table: The texts.
+    tokenizer: Turns them into ids.
+  """
+
+  name: str
+  table: tables.Table
+  tokenizer: Tokenizer
+
+  def spec(self, lengths: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns dtype and shape of each column of a row; texts without a length have None."""
+    spec = {}
+    for name, column in self.table.rows(np.zeros(1, np.int64)).items():
+      is_text = not isinstance(column, np.ndarray)
+      shape = [*np.shape(column)[1:], None] if is_text else column.shape[1:]
+      known = np.atleast_1d(lengths.get(name) or []).astype(int).tolist()
+      spec[name] = jax.ShapeDtypeStruct(
+        [*known, *shape[len(known) :]], np.int32 if is_text else column.dtype
+      )
+    return spec
+
+
+def read_rows(
+  texts: Sequence[Texts],
+  rates: Sequence[float],
+  lengths: Mapping[str, Any],
+  *,
+  shuffle: bool,
+  seed: int | None,
+  shard: tuple[int, int] = (0, 1),
+  num_epochs: int | None = None,
+  reading: grain.ReadOptions = READING,
+) -> grain.IterDataset:
+  """Returns a shard's rows of tables, about `CHUNK` at a time, as columns [N, ...].
+
+  The state of an iterator is one number, so that a run resumes exactly. The order depends on the
+  seed and the shard: each epoch of a table is shuffled anew.
+
+  Args:
+    texts: The tables, with one tokenizer.
+    rates: How often each is sampled.
+    lengths: The columns to return; see `Tokenizer`.
+    shuffle: Whether to shuffle.
+    seed: Seed of the order; default: the time.
+    shard: Number of the shard, and number of shards. A shard has whole files of a table if they
+      divide evenly, otherwise every n-th row.
+    num_epochs: Number of epochs; default: endless. The rows end before a table would begin another.
+    reading: Threads, and number of chunks to read ahead.
+  """
+  base = int(time.time()) if seed is None else seed % 2**63
+  streams = []
+  for number, part in enumerate(texts):
+    share = part.table.share(*shard)
+    first, step = shard if share is None else (0, 1)
+    table_seed = (base, number) if shuffle else None
+    streams.append(_Stream(share or part.table, table_seed, first, step, num_epochs))
+  pattern, rank, counts = _pattern(rates, base)
+  total = 2**62
+  if num_epochs is not None:  # up to the first row that a table lacks
+    parts = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
+    total = min(
+      cycles * len(pattern) + int(np.flatnonzero(pattern == index)[rest])
+      for index, (cycles, rest) in enumerate(parts)
+    )
+
+  def read(chunk: int) -> dict[str, np.ndarray] | None:
+    cycle_N, slot_N = np.divmod(
+      np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
+    )
+    table_N = pattern[slot_N]
+    parts = []
+    for index in np.unique(table_N).tolist():
+      row_K = np.flatnonzero(table_N == index)
+      columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
+      parts.append({**columns, _SLOT: row_K})
+    rows = texts[0].tokenizer(_joined(parts), {**lengths, _SLOT: None})
+    order_N = np.argsort(rows.pop(_SLOT))
+    if not len(order_N):
+      return None  # which Grain skips
+    return {name: column[order_N] for name, column in rows.items()}
+
+  chunks = grain.MapDataset.range(-(-total // CHUNK))
+  return chunks.map(read).to_iter_dataset(reading)
+
+
+def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: bool = True) -> None:
+  """Warns of dropped pairs and cut texts in the first chunk of each table.
+
+  Args:
+    texts: The tables.
+    lengths: Maximum length of each column.
+    warn: Whether to log the warning.
+
+  Raises:
+    InputError: all pairs of a table are dropped.
+  """
+  total = dropped = sum(part.table.dropped for part in texts)
+  cut = 0
+  longer = {side: lengths[side] + 1 for side in SIDES if isinstance(lengths.get(side), int)}
+  for part in texts:
+    table, remaining = part.table, 0
+    for start in range(0, len(table), CHUNK):
+      if remaining:
+        break
+      columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
+      rows = part.tokenizer(columns, {"inputs": 1, **longer})
+      remaining += len(rows["inputs"])
+      total += len(columns["inputs"])
+      dropped += len(columns["inputs"]) - len(rows["inputs"])
+      cut += sum(int(np.count_nonzero(rows[side][:, -1])) for side in longer)
+    if not remaining:
+      raise errors.InputError(
+        f"{part.name}: no pair is left: of {len(table) + table.dropped} pairs, {table.dropped} "
+        f"have an empty side, and {len(table)} an over-long one; check the files and max_length "
+        f"({part.tokenizer.max_length})"
+      )
+  if warn and (dropped or cut):
+    logging.warning(
+      "Of the first %d pairs, dropped: %d (an empty text, or one above MAX_PAIR_LENGTH); texts cut "
+      "to %d tokens: %d",
+      *(total, dropped, min(longer.values(), default=1) - 1, cut),
+    )
+
+
+def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns an order in which tables take turns at their rates, to be repeated.
+
+  Returns:
+    The table of each row [P], its number among the rows of that table [P], and the number of rows
+    of each table.
+  """
+  counts = np.ones(len(rates), int)
+  if len(rates) > 1:
+    counts = np.maximum(1, np.rint(_PATTERN * np.array(rates) / sum(rates))).astype(int)
+  table_P = np.repeat(np.arange(len(rates)), counts)
+  pattern = np.random.default_rng([seed]).permutation(table_P)
+  rank = np.empty(len(pattern), int)
+  rank[np.argsort(pattern, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+  return pattern, rank, counts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+  """A host's rows of the epochs of a table: every `step`-th one, from number `first` on.
+
+  Each epoch has another order, in which every row of a window is in the same window.
+
+  Attributes:
+    table: The table.
+    seed: Seed of the order; None: the order of the table.
+    first: Number of the first row.
+    step: Number of hosts that share the rows.
+    num_epochs: Number of epochs; None: endless.
+  """
+
+  table: tables.Table
+  seed: tuple[int, ...] | None
+  first: int
+  step: int
+  num_epochs: int | None
+
+  def __len__(self) -> int:
+    return max(0, -(-(len(self.table) * (self.num_epochs or 0) - self.first) // self.step))
+
+  def rows(self, position_N: np.ndarray) -> tables.Columns:
+    """Returns the rows at these positions of the stream."""
+    epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
+    if self.seed is not None:
+      start_N = number_N - number_N % self.table.window
+      for epoch, start in set(zip(epoch_N.tolist(), start_N.tolist(), strict=True)):
+        size = min(self.table.window, len(self.table) - start)
+        same_N = (epoch_N == epoch) & (start_N == start)
+        order = _permutation((*self.seed, epoch, start), size)
+        number_N[same_N] = start + order[number_N[same_N] - start]
+    return self.table.rows(number_N)
+
+
+@functools.lru_cache(maxsize=512)
+def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
+  return np.random.default_rng(seed).permutation(np.arange(size, dtype=np.int32))
+
+
+def _joined(parts: Sequence[tables.Columns]) -> dict[str, Any]:
+  """Returns the rows of all parts."""
+  return {
+    name: np.concatenate([part[name] for part in parts])
+    if isinstance(parts[0][name], np.ndarray)
+    else [row for part in parts for row in part[name]]
+    for name in parts[0]
+  }
 
 
 class BatchIterator(dataset_iterator.DatasetIterator):
@@ -86,9 +377,10 @@ def length_batches(
   *,
   seed: int | None,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
-  group: int = 16,
 ) -> grain.IterDataset:
   """Returns batches of rows of similar length; drops an incomplete last batch.
+
+  Sorts the rows of `GROUP` batches at a time.
 
   Args:
     rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
@@ -97,13 +389,7 @@ def length_batches(
     lengths: Maximum length of each column.
     seed: Seed of the order of a group's batches; None puts short batches first.
     boundaries: Maximum length of each length class, ascending; the longest length is added.
-    group: Number of batches that are sorted together.
-
-  Raises:
-    InputError: the boundaries are not ascending.
   """
-  ascending = [*boundaries] == sorted({max(1, bound) for bound in boundaries})
-  errors.check(ascending, "boundaries", boundaries, "positive numbers in ascending order")
   longest = max(lengths[name] for name in SIDES if name in lengths)
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
@@ -118,7 +404,7 @@ def length_batches(
       order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  groups = grain.experimental.RebatchIterDataset(rows, size * group)
+  groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 
 

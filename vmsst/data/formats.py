@@ -1,20 +1,18 @@
-"""Parsers of bitext formats, one for each; a fault policy decides what happens to bad content.
+"""Parsers of bitext formats; they yield a fault for everything that cannot be read, and the rest.
 
-    for item in formats.parse_tsv("x.tsv", formats.COUNT):
+    for item in formats.parse("tsv", ["x.tsv"], (german, english)):
       ...  # a Row, or the Fault of a line that was left out
 
-Training uses STOP: the first fault is an error. Dataset builds use COUNT: faults are yielded, to be
-counted, and everything else is read.
+Training uses `checked`, for which the first fault is an error. Dataset builds count faults.
 """
 
 import codecs
-import dataclasses
 import functools
 import itertools
+import json
 import numbers
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from xml.etree import ElementTree
 from xml.parsers import expat
@@ -64,52 +62,25 @@ class Fault(NamedTuple):
 
   Attributes:
     place: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
-    what: The reason, in the same words for every fault of its kind.
+    what: The reason, in the same words for every fault of its kind in a file.
   """
 
   place: str
   what: str
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultPolicy:
-  """How parsers read files and what they do about faults.
-
-  Attributes:
-    stops: Whether the first fault raises InputError; otherwise, faults are yielded.
-    lines: Yields the lines of a file, with `archives.BadLine` in place of those that are left out.
-    chunks: Yields the content of a file in pieces.
-    longest_side: A TMX unit with a side of more characters is a fault.
-  """
-
-  stops: bool
-  lines: Callable[[str], Iterator[str]]
-  chunks: Callable[[str], Iterator[bytes]]
-  longest_side: int
-
-  def fault(self, location: str, what: str, error: str = "") -> Fault:
-    """Returns a fault to yield; a policy that stops raises InputError with `error` or `what`."""
-    if self.stops:
-      raise errors.InputError(f"{location}: {error or what}")
-    return Fault(location, what)
-
-
-STOP = FaultPolicy(True, text_files.read_lines, text_files.read_chunks, sys.maxsize)
-"""Raises InputError at the first fault."""
-COUNT = FaultPolicy(
-  False,
-  lambda path: archives.lines(archives.file_chunks(path)),
-  archives.file_chunks,
-  archives.LINE_BYTES,
-)
-"""Yields every fault and reads the rest."""
+def checked(items: Iterable[Row | Fault]) -> Iterator[Row]:
+  """Yields rows; raises InputError for the first fault."""
+  for item in items:
+    if isinstance(item, Fault):
+      raise errors.InputError(f"{item.place}: {item.what}")
+    yield item
 
 
 def parse(
   kind: str,
   paths: Sequence[str],
   pair: tuple[Language, Language],
-  policy: FaultPolicy,
   *,
   fields: Sequence[str] | None = None,
   negatives: int = 0,
@@ -117,171 +88,150 @@ def parse(
   """Yields the rows of a bitext, as the function of its format does.
 
   Args:
-    kind: "moses", "tsv" or "tmx"; or, with the policy `STOP`, "jsonl" or "tfrecord".
+    kind: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     paths: The file, or the two files of a Moses pair.
     pair: The languages of the two sides.
-    policy: What to do about faults.
     fields: JSONL only; see `record_rows`.
     negatives: Number of hard negatives in each row of a TSV or JSONL file.
+
+  Raises:
+    InputError: a record of TFRecord is damaged, or a file in an object store cannot be read.
   """
   path = paths[0]
   match kind:
     case "moses":
-      return parse_moses([(path, policy.lines(path)) for path in paths], policy)
+      return parse_moses([(path, archives.file_chunks(path)) for path in paths])
     case "tsv":
-      return parse_tsv(path, policy, negatives)
+      return parse_tsv(path, negatives)
     case "tmx":
-      return parse_tmx(path, *pair, policy)
+      return parse_tmx(path, *pair)
     case "jsonl":
-      lines = enumerate(policy.lines(path), 1)
-      records = ((f"{path}:{n}", input_files.parse_json(line, f"{path}:{n}")) for n, line in lines)
-      return record_rows(records, *pair, fields, negatives)
+      return record_rows(_json_lines(path), *pair, fields, negatives)
     case _:
       shard = dataset_shards.Records(path)
       return (Row(number + 1, shard.pair(number)) for number in range(len(shard)))
 
 
-def parse_moses(
-  sides: Sequence[tuple[str, Iterator[str]]], policy: FaultPolicy
-) -> Iterator[Row | Fault]:
+def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[str, str] | Fault]:
+  """Yields the place and the text of each line of a file, or its fault."""
+  number = 0
+  try:
+    for number, line in enumerate(archives.lines(chunks), 1):
+      place = f"{name}:{number}"
+      yield Fault(place, str(line)) if isinstance(line, archives.BadLine) else (place, line)
+  except archives.DamagedError as error:
+    yield Fault(f"{name}:{number + 1}", str(error))
+
+
+def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
   """Yields the rows of two texts whose lines with the same number translate each other.
 
   Args:
-    sides: Name and lines of each side.
-    policy: What to do about faults.
-
-  Raises:
-    InputError: the first fault, if the policy stops.
+    sides: Name and content of each side.
   """
-  for number in itertools.count(1):
-    texts: list[str | None] = []
-    for location, lines in sides:
-      try:
-        texts.append(next(lines, None))
-      except archives.DamagedError as error:
-        yield policy.fault(f"{location}:{number}", str(error))
-        return
-    first, second = texts
-    if first is None or second is None:
-      if first is not second:
-        shorter, longer = (side[0] for side in (sides if first is None else sides[::-1]))
-        yield policy.fault(
-          f"{shorter}:{number - 1}",
-          "ends before the other side: they may be misaligned",
-          f"ends here with {number - 1} lines, but {longer} has more; align the two files line by "
-          "line",
-        )
+  for number, pair in enumerate(itertools.zip_longest(*(_lines(*side) for side in sides)), 1):
+    if None in pair:
+      name = sides[pair.index(None)][0]
+      yield Fault(f"{name}:{number - 1}", "ends before the other side: they may be misaligned")
       return
-    if isinstance(first, archives.BadLine):
-      yield policy.fault(f"{sides[0][0]}:{number}", str(first))
-    elif isinstance(second, archives.BadLine):
-      yield policy.fault(f"{sides[1][0]}:{number}", str(second))
-    else:
-      yield Row(number, (first, second))
+    faults = [item for item in pair if isinstance(item, Fault)]
+    yield faults[0] if faults else Row(number, tuple(text for _, text in pair))
 
 
-def parse_tsv(path: str, policy: FaultPolicy, negatives: int = 0) -> Iterator[Row | Fault]:
+def parse_tsv(path: str, negatives: int = 0) -> Iterator[Row | Fault]:
   """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
 
   A column of scores before the pair, as `vmsst mine` writes it, becomes the grade of each row (see
   `text_files.begin_with_scores`), or else the column after the texts does. Further columns are
-  ignored. A policy that stops also requires the same number of columns on every line. It skips
-  empty lines.
-
-  Raises:
-    InputError: the first fault, if the policy stops.
+  ignored, but all lines have as many columns as the first. Empty lines are skipped.
   """
+  scored = text_files.begin_with_scores(archives.lines(archives.file_chunks(path)))
+  layout = "score (most lines begin with a number) TAB " * scored + "source TAB target"
+  layout += f" TAB {negatives} hard negatives" if negatives else ""
+  width = scored + 2 + negatives
   expected = 0
-  number = 0
-  try:
-    scores = int(text_files.begin_with_scores(policy.lines(path)))
-    width = scores + 2 + negatives
-    for number, line in enumerate(policy.lines(path), 1):
-      if isinstance(line, archives.BadLine):
-        yield policy.fault(f"{path}:{number}", str(line))
-        continue
-      if not line and policy.stops:
-        continue
-      columns = line.split("\t")
-      expected = expected or max(len(columns), width)
-      scored = not scores or text_files.is_number(columns[0])
-      same = len(columns) == expected or not policy.stops
-      if not scored or not same or len(columns) < width:
-        score, why = ("score TAB ", ", since column 1 has numbers") if scores else ("", "")
-        more = f" TAB {negatives} hard negatives" if negatives else ""
-        shown = input_files.shown(line)
-        count = f"{len(columns)} columns" if scored else "no score"
-        count = count if len(columns) > 1 else "no TAB"
-        yield policy.fault(
-          f"{path}:{number}",
-          "the line has too few columns, or no score where most lines have one",
-          f"{count} in {shown}, where {expected} columns are expected{why}; write {score}source "
-          f"TAB target{more}, with the same number of columns on every line",
-        )
-        continue
-      grade = columns[0] if scores else next(iter(columns[width:]), None)
-      yield Row(number, tuple(columns[scores:width]), len(columns) - width, grade)
-  except archives.DamagedError as error:
-    yield policy.fault(f"{path}:{number + 1}", str(error))
+  for number, item in enumerate(_lines(path, archives.file_chunks(path)), 1):
+    if isinstance(item, Fault):
+      yield item
+      continue
+    place, line = item
+    if not line:
+      continue
+    columns = line.split("\t")
+    expected = expected or max(len(columns), width)
+    if len(columns) != expected or (scored and not text_files.is_number(columns[0])):
+      yield Fault(place, f"not {layout}; write {expected} columns on every line")
+      continue
+    grade = columns[0] if scored else next(iter(columns[width:]), None)
+    yield Row(number, tuple(columns[scored:width]), len(columns) - width, grade)
+
+
+def _json_lines(path: str) -> Iterator[tuple[str, Any] | Fault]:
+  """Yields the place and the content of each line of a JSONL file, or its fault."""
+  for item in _lines(path, archives.file_chunks(path)):
+    if isinstance(item, Fault):
+      yield item
+      continue
+    place, line = item
+    try:
+      yield place, json.loads(line)
+    except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
+      yield Fault(place, f"not JSON: {error}")
 
 
 def record_rows(
-  records: Iterable[tuple[str, Any]],
+  records: Iterable[tuple[str, Any] | Fault],
   source: Language,
   target: Language,
   fields: Sequence[str] | None = None,
   negatives: int = 0,
-) -> Iterator[Row]:
-  """Yields the rows of records.
+) -> Iterator[Row | Fault]:
+  """Yields the rows of records; a record with a grade is a fault if `fields` is None.
 
   Args:
     records: Place of each record, for messages, and the object, or an object with it at its key
-      "translation".
+      "translation". Faults are yielded again.
     source: Language of the first side.
     target: Language of the second side.
     fields: Names of the two fields, for pairs with grades; None: codes of the languages, or, if
       both are undetermined, the text fields of the first record, in its order: a pair and its hard
       negatives.
     negatives: Number of hard negatives in each row, for undetermined languages.
-
-  Raises:
-    InputError: a record is not such an object, or has a grade, and `fields` is None.
   """
   graded = fields is not None
   further = 0
-  for number, (location, record) in enumerate(records, 1):
+  for number, item in enumerate(records, 1):
+    if isinstance(item, Fault):
+      yield item
+      continue
+    place, record = item
     if not isinstance(record, Mapping):
-      raise errors.InputError(f"{location}: not a JSON object; write one object per line")
+      yield Fault(place, "not a JSON object; write one object per line")
+      continue
     grades = _grades(record)
     if isinstance(record.get("translation"), Mapping):
       record = record["translation"]
       grades |= _grades(record)
     if grades and not graded:
-      raise errors.InputError(
-        f"{location}: numbers or labels, {grades}; if they grade the pairs, remove pairs that do "
-        "not belong together; then remove these fields"
-      )
+      why = f"numbers or labels, {grades}; remove them, and pairs that do not belong together"
+      yield Fault(place, why)
+      continue
     if fields is None and source is target is languages.UNDETERMINED:
       names = [name for name, value in record.items() if isinstance(value, str)]
       fields, further = names[: 2 + negatives], len(names[2 + negatives :])
-      if len(fields) < 2 + negatives:
-        raise errors.InputError(
-          f"{location}: the text fields are {fields}; {2 + negatives} are expected: a pair"
-          f"{f' and {negatives} hard negatives' if negatives else ''}"
-        )
-    if fields:
+    if fields is not None:
       sides = [(name, record.get(name)) for name in fields]
     else:
       by_language = {language_or_none(key): record[key] for key in record}
       sides = [(side.name, _side(by_language, side)) for side in (source, target)]
-    for name, text in sides:
-      if not input_files.is_text(text):
-        raise errors.InputError(
-          f"{location}: {name!r} has no text, or half of a surrogate pair; the fields are "
-          f"{sorted(record)}"
-        )
-    texts = tuple(str(text) for _, text in sides)
-    yield Row(number, texts, further, next(iter(grades.values()), None))
+    missing = [name for name, text in sides if not input_files.is_text(text)]
+    if missing:
+      yield Fault(place, f"{missing[0]!r} has no text; the fields are {sorted(record)}")
+    elif len(sides) < 2 + negatives:
+      yield Fault(place, f"the text fields are {fields}; {2 + negatives} are expected")
+    else:
+      grade = next(iter(grades.values()), None)
+      yield Row(number, tuple(str(text) for _, text in sides), further, grade)
 
 
 def _grades(record: Mapping[str, Any]) -> dict[str, str]:
@@ -293,39 +243,34 @@ def _grades(record: Mapping[str, Any]) -> dict[str, str]:
   }
 
 
-def parse_tmx(
-  path: str, source: Language, target: Language, policy: FaultPolicy
-) -> Iterator[Row | Fault]:
+def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | Fault]:
   """Yields the rows of a TMX file: every `<tu>` with one of the languages.
 
   The texts have single spaces; a missing side is "". Each unit is parsed on its own, so that an
   ill-formed one costs no other, and no document type definition is read: an entity that XML does
   not define itself is a fault.
-
-  Raises:
-    InputError: the first fault, if the policy stops.
   """
   line, number, rest = 1, 0, ""
   try:
-    for chunk in _decoded(path, policy):
+    for chunk in _decoded(archives.file_chunks(path)):
       *pieces, rest = _UNIT_END.split(rest + chunk)
       for piece in pieces:
         before, *units = _UNIT_START.split(piece)
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
           number += 1
-          yield from _unit_row(unit, number, (path, location), (source, target), policy)
+          yield from _unit_row(unit, number, (path, location), (source, target))
           location += unit.count("\n")
         line += piece.count("\n")
       if len(rest) > _UNIT_CHARACTERS:
-        yield policy.fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
+        yield Fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
         return
   except archives.DamagedError as error:
-    yield policy.fault(f"{path}:{line}", str(error))
+    yield Fault(f"{path}:{line}", str(error))
     return
   if _UNIT_START.search(rest) or "</tmx" not in rest:
     last = line + rest.count("\n")
-    yield policy.fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
+    yield Fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
 
 
 def _unit_row(
@@ -333,12 +278,11 @@ def _unit_row(
   number: int,
   location: tuple[str, int],
   pair: tuple[Language, Language],
-  policy: FaultPolicy,
 ) -> Iterator[Row | Fault]:
   """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
   path, line = location
   if "\ufffd" in unit:
-    yield policy.fault(f"{path}:{line}", "a character that cannot be decoded")
+    yield Fault(f"{path}:{line}", "a character that cannot be decoded")
     return
   sides: dict[Language | None, str] = {}
   try:
@@ -354,21 +298,17 @@ def _unit_row(
         sides.setdefault(language, " ".join("".join(segment.itertext()).split()))
   except ElementTree.ParseError as error:
     reason = expat.ErrorString(error.code)
-    yield policy.fault(
-      f"{path}:{line + error.position[0] - 1}",
-      f"ill-formed XML: {reason}",
-      f"not well-formed XML: {reason}; repair it",
-    )
+    yield Fault(f"{path}:{line + error.position[0] - 1}", f"ill-formed XML: {reason}")
     return
-  if max(map(len, sides.values()), default=0) > policy.longest_side:
-    yield policy.fault(f"{path}:{line}", "a side of the unit is too long")
+  if max(map(len, sides.values()), default=0) > archives.LINE_BYTES:
+    yield Fault(f"{path}:{line}", "a side of the unit is too long")
     return
   first, second = (_side(sides, language) or "" for language in pair)
   if first or second:
     yield Row(number, (first, second))
 
 
-def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
+def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
   """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
 
   Raises:
@@ -376,7 +316,7 @@ def _decoded(path: str, policy: FaultPolicy) -> Iterator[str]:
   """
   decoder = None
   try:
-    for chunk in policy.chunks(path):
+    for chunk in chunks:
       if decoder is None:
         encoding = next((name for mark, name in _MARKS if chunk.startswith(mark)), "")
         declared = _DECLARED_ENCODING.match(chunk)

@@ -15,8 +15,7 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 
 from vmsst import errors
-from vmsst.data import batches, features, seqio_tasks
-from vmsst.data import rows as rows_lib
+from vmsst.data import batches, seqio_tasks
 
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -31,7 +30,6 @@ def get_batches(
   group_by_length: bool = False,
   one_language_pair: bool = False,
   boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
-  group_batches: int = 16,
 ) -> batches.BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
@@ -50,12 +48,11 @@ def get_batches(
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
-      `group_batches` batches by the length class of the longest sentence (see `boundaries`) and
+      `batches.GROUP` batches by the length class of the longest sentence (see `boundaries`) and
       cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
       package has one language pair. Batches then have the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
-    group_batches: Number of batches that are sorted together.
 
   Raises:
     InputError: the task is unknown, the batch size is not a multiple of `num_shards`, all pairs of
@@ -74,7 +71,7 @@ def get_batches(
   tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
   # An evaluation has a dataset for every task.
-  rows_lib.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
+  batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
   if seed is None:  # the time, the same one in all processes
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
@@ -94,16 +91,16 @@ def get_batches(
     are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
     if (
       are_texts
-      and isinstance(converter, features.BitextFeatureConverter)
+      and isinstance(converter, seqio_tasks.BitextFeatureConverter)
       and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
     ):
       texts = [task.texts(cfg.split) for task in tasks]
-      features.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
+      seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)
       spec: Spec = {name: columns[name] for name in lengths}
       is_mixture = isinstance(part, seqio.Mixture)
       rates = [part.get_rate(task) for task in tasks] if is_mixture else [1.0]
-      rows = rows_lib.read_rows(
+      rows = batches.read_rows(
         texts,
         rates,
         lengths,
@@ -125,7 +122,7 @@ def get_batches(
         trim_output_features=cfg.trim_output_features,
       )
       dataset = converter(dataset, lengths)
-      rows, spec = _TensorFlowDataset(dataset.batch(rows_lib.CHUNK)), _spec(dataset)
+      rows, spec = _TensorFlowDataset(dataset.batch(batches.CHUNK)), _spec(dataset)
     if not group_by_length:
       return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
     sorted_rows = batches.length_batches(
@@ -134,7 +131,6 @@ def get_batches(
       lengths,
       seed=seed % 2**63 if cfg.shuffle else None,
       boundaries=boundaries,
-      group=group_batches,
     )
     return sorted_rows, spec
 
@@ -145,7 +141,7 @@ def get_batches(
     rates = [provider.get_rate(task) for task in tasks]
     dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
   else:
-    dataset, spec = load(provider, seed, rows_lib.READING)
+    dataset, spec = load(provider, seed, batches.READING)
   of_batch = {name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype) for name, x in spec.items()}
   return batches.BatchIterator(dataset, of_batch, (shard_id, num_shards))
 

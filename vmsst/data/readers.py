@@ -174,11 +174,11 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
     InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
       or corrupt file, an unknown entity in TMX, or no pair at all.
   """
-  return cast(Iterator[tuple[str, str]], read_rows(bitext))
+  return (cast(tuple[str, str], row.texts) for row in read_rows(bitext))
 
 
-def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...]]:
-  """As `read_pairs`, each pair followed by hard negatives: wrong translations of its source.
+def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
+  """As `read_pairs`, with hard negatives after each pair: wrong translations of its source.
 
   Hard negatives are the columns after the pair in a TSV file (see `vmsst data mine-negatives`), or
   the fields after it in a JSONL file without languages. One may be empty, and further columns of a
@@ -187,28 +187,20 @@ def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[tuple[str, ...
   Raises:
     InputError: as `read_pairs`, or the file has fewer hard negatives.
   """
-  return (row.texts for row in parsed_rows(bitext, negatives))
-
-
-def parsed_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
-  """As `read_rows`, with the number of each row and what else it has."""
   has_negatives = {"tsv": True, "jsonl": bitext.source is languages_lib.UNDETERMINED}
   if negatives and not has_negatives.get(bitext.format):
     raise errors.InputError(
       f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
       "`vmsst data mine-negatives`"
     )
+  pair = (bitext.source, bitext.target)
+  items = formats.parse(
+    bitext.format, bitext.paths, pair, fields=bitext.fields, negatives=negatives
+  )
   empty = True
-  for item in formats.parse(
-    bitext.format,
-    bitext.paths,
-    (bitext.source, bitext.target),
-    formats.STOP,
-    fields=bitext.fields,
-    negatives=negatives,
-  ):
+  for row in formats.checked(items):
     empty = False
-    yield cast(formats.Row, item)
+    yield row
   if empty:
     raise errors.InputError(
       f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "

@@ -160,7 +160,7 @@ def open_files(
     for file in files:
       for row in readers.read_rows(file, negatives):
         counts[file] += 1
-        yield row
+        yield row.texts
 
   vectors = [open_vectors(teacher, file) for file in files] if teacher else []
   table = pair_table(name, rows(), (files[0].source, files[0].target), vectors)

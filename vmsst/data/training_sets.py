@@ -20,7 +20,7 @@ import numpy as np
 
 from vmsst import errors
 from vmsst import languages as languages_lib
-from vmsst.data import batches, formats, readers, rows, tables, vocabularies
+from vmsst.data import batches, formats, readers, tables, vocabularies
 from vmsst.io import input_files, manifest, text_files
 
 Role = Literal["query", "document"]
@@ -229,8 +229,8 @@ def _of_file(
   header = next(text_files.read_lines(path), "").split("\t") if file.format == "tsv" else []
   if len(header) > 1 and all(map(_COLUMN.fullmatch, header)):
     return _of_records(_table_records(path, header), settings)
-  further = next(readers.parsed_rows(file)).further
-  return ("", ""), _of_columns(file, readers.parsed_rows(file, further))
+  further = next(readers.read_rows(file)).further
+  return ("", ""), _of_columns(file, readers.read_rows(file, further))
 
 
 def _json_records(path: str) -> Iterator[tuple[str, Any]]:
@@ -372,12 +372,12 @@ def training_batches(
   Raises:
     InputError: sets cannot be mixed, because they have other columns.
   """
-  tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=False)
-  texts = [rows.Texts(x.name, x.table, tokenizer) for x in sets]
+  tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
+  texts = [batches.Texts(x.name, x.table, tokenizer) for x in sets]
   rates = [float(x.settings.weight or len(x.table) ** power) for x in sets]
   lengths = [_feature_lengths(x.table, max_length) for x in sets]
   for part, part_lengths in zip(texts, lengths, strict=True):
-    rows.check_texts([part], part_lengths)
+    batches.check_texts([part], part_lengths)
   if mixed and any(each != lengths[0] for each in lengths):
     raise errors.InputError(
       f"the sets {[x.name for x in sets]} have other columns or numbers of hard negatives; set "
@@ -386,10 +386,10 @@ def training_batches(
   size = batch_size // shard[1]
   groups = [(texts, rates)] if mixed else [([part], [1.0]) for part in texts]
   # Several sets have one thread each.
-  reading = rows.READING if len(groups) == 1 else grain.ReadOptions(1, 2)
+  reading = batches.READING if len(groups) == 1 else grain.ReadOptions(1, 2)
   streams = [
     batches.length_batches(
-      rows.read_rows(
+      batches.read_rows(
         group,
         shares,
         lengths[number],

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vmsst import errors
-from vmsst.data import input_texts
 
 if TYPE_CHECKING:
   from vmsst.languages import Language
@@ -50,11 +49,9 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     InputError: the language is missing or unknown, or its package or program is not installed; the
       message explains how to install it.
     ValueError: the numbers of languages and texts differ.
-    TypeError: the texts are not a list of strings, such as one string or a dictionary.
   """
   from vmsst import languages  # reads the table
 
-  input_texts.check(texts)
   if language is None:
     raise errors.InputError(
       "this vocabulary splits text into words by the rules of its language: pass language=, such "
@@ -62,11 +59,9 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
-  if len(language) != len(texts):
-    raise ValueError(f"{len(language)} languages for {len(texts)} texts")
   places: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
-  for index, one in enumerate(language):
+  for index, (_, one) in enumerate(zip(texts, language, strict=True)):
     row = one if isinstance(one, languages.Language) else language_row(one)
     places.setdefault(row, []).append(index)
   words = [""] * len(texts)

@@ -36,18 +36,16 @@ _CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
+class Item(fetch.File):
   """A file of a set.
 
   Attributes:
-    file: The file to download.
     to: Its path below the data root; "" if it is unpacked or joined.
     path: Its path in the temporary folder.
   """
 
-  file: fetch.File
-  to: str
-  path: str
+  to: str = ""
+  path: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +218,7 @@ def _download(
   paths, staged = [], {}
   for item in chosen.items:
     path = root / item.to if item.to else stage / item.path
-    fetcher.fetch(item.file, path)
+    fetcher.fetch(item, path)
     if item.to:
       paths.append(path)
     else:
@@ -260,10 +258,10 @@ def describe(entry: EvaluationSet) -> str:
   if entry.by_hand:
     lines.append(f"  BY HAND  {entry.by_hand}")
   else:
-    sizes = [item.file.size for item in entry.items]
+    sizes = [item.size for item in entry.items]
     total = sum(size or 0 for size in sizes) / 2**20
     size = "size not published" if None in sizes else f"{total:,.1f} MiB"
-    checked = dict.fromkeys(_CHECKS[x.file.checksum.partition(":")[0]] for x in entry.items)
+    checked = dict.fromkeys(_CHECKS[x.checksum.partition(":")[0]] for x in entry.items)
     lines.append(f"  download {len(entry.items)} files, {size}, checked by {', '.join(checked)}")
   if entry.page:
     lines.append(f"  page     {entry.page}")
@@ -304,23 +302,14 @@ def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
   return root / _STAGE / f"{chosen.name}.json"
 
 
-def _entry(name: str, entry: Mapping[str, Any]) -> EvaluationSet:
-  items = [
-    Item(
-      fetch.File(file["url"], file.get("size"), checksum=file.get("checksum", "")),
-      file.get("to", ""),
-      file["url"].rpartition("/")[2],
-    )
-    for file in entry.get("files", ())
-  ]
-  if listed := entry.get("list"):
+def _entry(name: str, entry: dict[str, Any]) -> EvaluationSet:
+  items = [{"path": file["url"].rpartition("/")[2], **file} for file in entry.pop("files", ())]
+  if listed := entry.pop("list", None):
     into = listed.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():
       of_set, path, size, blob = line.split("\t")
       if of_set == name:
-        file = fetch.File(
-          listed["base"] + path, int(size) if size else None, checksum=f"git:{blob}"
-        )
-        items.append(Item(file, f"{into}/{path.rpartition('/')[2]}" if into else "", path))
-  described = msgspec.convert({**entry, "name": name}, EvaluationSet)
-  return dataclasses.replace(described, items=tuple(items))
+        to = f"{into}/{path.rpartition('/')[2]}" if into else ""
+        file = {"url": listed["base"] + path, "size": int(size) if size else None}
+        items.append({**file, "checksum": f"git:{blob}", "to": to, "path": path})
+  return msgspec.convert({**entry, "name": name, "items": items}, EvaluationSet)

@@ -24,7 +24,7 @@ from vmsst.data import vocabularies
 from vmsst.formats import tensors
 from vmsst.formats.tokenizers import TOKENIZER_FILE, HuggingFaceVocabulary
 from vmsst.io import input_files
-from vmsst.networks import sentence_encoder, t5, transformer
+from vmsst.networks import sentence_encoder
 
 if typing.TYPE_CHECKING:
   from vmsst.networks.vmsst import BitranslationNetwork
@@ -334,8 +334,7 @@ def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   if hint is sentence_encoder.EncoderConfig:
     from vmsst.networks import lstm
 
-    kinds = (t5.T5Config, transformer.TransformerConfig, lstm.LstmConfig)
-    configs = {kind.__name__: kind for kind in kinds}
+    configs = {**sentence_encoder.CONFIGS, "LstmConfig": lstm.LstmConfig}
   config = _instance(_known(attributes.pop("config_class"), configs), attributes.pop("config"))
   return _instance(cls, attributes, config=config)
 

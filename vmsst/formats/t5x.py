@@ -95,13 +95,13 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   if not (checkpoints := all_checkpoints(folder)):
     inside = input_files.listed(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
-  best = (read_best(folder) or {}).get("checkpoint")
-  if best is None or folder / best in checkpoints:
-    return checkpoints[-1] if best is None else folder / best
-  logging.warning(
-    "%s is missing, the best checkpoint of the run; reading %s", best, checkpoints[-1].name
-  )
-  return checkpoints[-1]
+  latest = checkpoints[-1]
+  if (best := read_best(folder)) is None:
+    return latest
+  if (chosen := folder / best["checkpoint"]) in checkpoints:
+    return chosen
+  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
+  return latest
 
 
 def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:

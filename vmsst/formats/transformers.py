@@ -445,7 +445,12 @@ BERT = Architecture(
   model_type="bert",
   options=_BertOptions,
   table=Table(
-    names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
+    names={
+      "embeddings.word_embeddings": tensors.TOKEN_TABLE,
+      "embeddings.position_embeddings": _POSITION_TABLE,
+      "embeddings.token_type_embeddings": _TYPE_TABLE,
+      "embeddings.LayerNorm": "encoder/embedding_layer_norm",
+    },
     layers="encoder.layer",
     layer_names=BERT_LAYER,
   ),

@@ -53,16 +53,16 @@ class BitextModel(abc.ABC):
   @property
   def FEATURE_CONVERTER_CLS(self) -> Any:
     """Class that converts task examples to batches; imported lazily because it needs seqio."""
-    from vmsst.data import features
+    from vmsst.data import seqio_tasks
 
-    return features.BitextFeatureConverter
+    return seqio_tasks.BitextFeatureConverter
 
   @property
   def input_vocabulary(self) -> Any:
     """The vocabulary of `inputs` as a seqio object."""
-    from vmsst.data import features
+    from vmsst.data import seqio_tasks
 
-    return features.SeqioVocabulary(self.vocabulary)
+    return seqio_tasks.SeqioVocabulary(self.vocabulary)
 
   @property
   def output_vocabulary(self) -> Any:

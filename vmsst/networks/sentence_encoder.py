@@ -25,6 +25,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu, "Mish": jax.nn.mish,
 }  # fmt: skip
 """Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
+CONFIGS: dict[str, type] = {
+  "T5Config": t5.T5Config,
+  "TransformerConfig": transformer.TransformerConfig,
+}
+"""Configs of encoders by name, for files that describe encoders; others may be added."""
 LAYER_NORM_EPSILON = 1e-5
 
 

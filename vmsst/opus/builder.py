@@ -21,7 +21,7 @@ from tensorflow_datasets.core import naming
 from vmsst import errors, storage
 from vmsst.data import dataset_shards
 from vmsst.evaluation import benchmarks
-from vmsst.io import manifest
+from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job
 from vmsst.opus import card, cleaning, recipes, stages
 from vmsst.opus import releases as releases_lib
@@ -76,7 +76,7 @@ def build(
     )
   texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
   held_out = cleaning.EvaluationSentences.of(texts)
-  identities = [(release.name, release.identity) for release in chosen]
+  identities = [(release.name, input_files.sha256(release.path)) for release in chosen]
   settings: dict[str, Any] = {
     "inputs": {
       "recipe": {"name": loaded.name, "digest": loaded.digest},
@@ -133,7 +133,7 @@ def _build(
     job.Part(
       clean_files[release.name],
       (release, recipe.cleaning, held_out_source, buckets[recipe.pair_name(*release.pair)]),
-      title=" + ".join(release.paths),
+      title=release.path,
     )
     for release in largest_first
   ]
@@ -171,13 +171,11 @@ def _build(
           spans.setdefault((pair, corpus), []).append(slice(offset, end))
           offset = end
     if not offset:
-      reasons = [
-        f"{sum(facts['counts'].get(name, 0) for facts in cleaned):,} {name}"
-        for name in (stages.READ, *stages.REASONS)
-      ]
-      faults = [f"{place}: {what}" for facts in cleaned for place, what in facts["faults"]]
+      total: collections.Counter[str] = collections.Counter()
+      for facts in cleaned:
+        total.update({**facts["counts"], **facts["fault_kinds"]})
       raise errors.InputError(
-        f"no pair of texts is left: {', '.join(reasons + faults[:1])}; relax the recipe's rules"
+        f"no pair of texts is left of {dict(total)}; relax the recipe's rules"
       )
     stream.flush()
     ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))
@@ -229,7 +227,7 @@ def _build(
 
 def _text_bytes(release: releases_lib.Release) -> int:
   """Returns an estimate of a release's bytes of text from its size on disk."""
-  return release.size * (_COMPRESSION if release.paths[0].endswith((".zip", ".gz")) else 1)
+  return release.size * (_COMPRESSION if release.path.endswith((".zip", ".gz")) else 1)
 
 
 def _describe(report: card.Report, folder: pathlib.Path) -> None:

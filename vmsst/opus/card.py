@@ -62,9 +62,8 @@ def text(report: Report) -> str:
       release.corpus,
       release.version,
       recipe.pair_name(*release.pair),
-      " ".join(map(below, release.paths)),
+      below(release.path),
       release.size,
-      release.license(),
     ]
     for release in report.releases
   ]
@@ -92,8 +91,8 @@ def text(report: Report) -> str:
     "## Pairs of texts",
     _table(["split", "shards", "pairs", "bytes"], splits),
     "## Sources",
-    "The licenses are in the archives, and at opus.nlpl.eu; here is the first line of each.",
-    _table(["corpus", "version", "languages", "file", "bytes", "license"], sources),
+    "The licenses are in the archives (LICENSE, README), and at opus.nlpl.eu.",
+    _table(["corpus", "version", "languages", "file", "bytes"], sources),
     "## What was left out",
     "Pairs read; pairs left out, by the first reason that applied; pairs kept; pairs for training "
     "and for validation, within caps and targets.",

@@ -11,7 +11,6 @@ A recipe is a YAML file; those of the papers are in `recipe_files/`. An example 
       - {name: Europarl, version: v8}
       - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
       - {name: Tatoeba, only_where_nothing_else: true}
-    unlisted: false                 # true: all other corpora too, after those above
     targets: {de: 8000000}          # training pairs of a language with all pivots together
     validation: {share: 0.01, at_most: 500}
     cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
@@ -112,7 +111,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name of its TFDS configuration: letters, digits and "_".
     description: A sentence or two for the data card.
     corpora: The corpora in the order of precedence.
-    unlisted: Whether to use all other corpora too, in the order of their names.
     languages: The languages; empty: all.
     scripts_as_one: Languages whose scripts are not distinguished: texts in any script count as the
       language in its first script.
@@ -128,7 +126,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]+\Z")]
   description: str = ""
   corpora: tuple[Corpus, ...] = ()
-  unlisted: bool = False
   languages: tuple[Code, ...] = ()
   scripts_as_one: tuple[Code, ...] = ()
   pivots: tuple[Code, ...] = ()
@@ -149,10 +146,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   def corpus(self, name: str) -> Corpus | None:
     """Returns the part of a corpus in the recipe; None: nothing."""
-    for corpus in self.corpora:
-      if corpus.name.casefold() == name.casefold():
-        return corpus
-    return Corpus(name) if self.unlisted else None
+    return next((x for x in self.corpora if x.name.casefold() == name.casefold()), None)
 
   def wants(self, release: releases.Release) -> bool:
     """Returns whether a release is in the dataset."""
@@ -180,11 +174,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     merged = {code[:3] for code in self.scripts_as_one}
     return "_".join(code[:3] if code[:3] in merged else code for code in codes)
 
-  def order(self, corpus: str) -> tuple[int, str]:
-    """Returns a key that sorts corpora by precedence."""
-    names = [listed.name.casefold() for listed in self.corpora]
-    name = corpus.casefold()
-    return (names.index(name) if name in names else len(names)), corpus
+  def order(self, corpus: str) -> int:
+    """Returns a key that sorts corpora of the recipe by precedence."""
+    return [listed.name.casefold() for listed in self.corpora].index(corpus.casefold())
 
   @property
   def digest(self) -> str:
@@ -274,18 +266,17 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     ranks: The ranks of all rows; distinct within a cell.
   """
   sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
-  listed = {corpus: recipe.corpus(corpus) or Corpus(corpus) for _, corpus in sizes}
+  listed = {name: corpus for _, name in sizes if (corpus := recipe.corpus(name))}
   served = {
     pair
-    for (pair, corpus), size in sizes.items()
-    if size and not listed[corpus].only_where_nothing_else
+    for (pair, name), size in sizes.items()
+    if size and not listed[name].only_where_nothing_else
   }
   allowed = {}
-  for (pair, corpus), size in sizes.items():
-    limit = listed[corpus].limit(pair)
-    if listed[corpus].only_where_nothing_else and pair in served:
-      limit = 0
-    allowed[pair, corpus] = size if limit is None else min(size, limit)
+  for (pair, name), size in sizes.items():
+    excluded = listed[name].only_where_nothing_else and pair in served
+    limit = 0 if excluded else listed[name].limit(pair)
+    allowed[pair, name] = size if limit is None else min(size, limit)
   validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
   train = {cell: size - validation[cell] for cell, size in allowed.items()}
   groups: dict[tuple[str, ...], list[Cell]] = {}  # cells that share a target

@@ -28,8 +28,6 @@ from vmsst.formats import encoder_json, t5x, tensors
 from vmsst.train import input_pipeline
 from vmsst.train import model_dir as model_dir_lib
 
-_DAMAGED = "damaged_"  # prefix of the name of a damaged checkpoint
-
 AssignmentMap = Sequence[tuple[str, str | None]]
 
 
@@ -112,7 +110,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
         "over"
       )
     for path, problem in damaged.items():
-      aside = path.parent / f"{_DAMAGED}{path.name}"
+      aside = path.parent / f"damaged_{path.name}"
       storage.remove(aside)
       storage.rename(path, aside)
       logging.warning("%s is damaged: %s. Renamed to %s.", path, problem, aside.name)

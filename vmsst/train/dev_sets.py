@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vmsst import languages
-from vmsst.data import retrieval_sets, rows, tables, training_sets, vocabularies
+from vmsst.data import batches, retrieval_sets, tables, training_sets, vocabularies
 from vmsst.evaluation.benchmarks import sts
 from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
@@ -58,10 +59,10 @@ class DevSets:
     model: Any,
     vocabulary: vocabularies.Vocabulary,
     partitioner: partitioning.PjitPartitioner,
-    folder: pathlib.Path,
+    folder: str | os.PathLike[str],
   ):
     self._model, self._partitioner = model, partitioner
-    self._path = folder / "inference_eval" / f"{TASK}-metrics.jsonl"
+    self._path = pathlib.Path(folder) / "inference_eval" / f"{TASK}-metrics.jsonl"
     self._embed: Any = None
     self._sets = {
       name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(each)
@@ -69,7 +70,7 @@ class DevSets:
     }
     texts = [text for each in self._sets.values() for part in each.texts for text in part]
     language_N1 = np.concatenate([x for each in self._sets.values() for x in each.languages])
-    tokenizer = rows.Tokenizer(vocabulary, max_length=None, keep_all=True)
+    tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=True)
     columns = {"inputs": texts, "input_language": language_N1}
     self._tokens = tokenizer(columns, {"inputs": model.max_length})
 

@@ -109,8 +109,7 @@ def parse_gin_flags(
       raise InputError(
         f"{', '.join(unset)}: no value; set --gin.{unset[0]}=VALUE (strings in inner quotes)"
       )
-    with _explained("gin"):
-      gin.finalize()
+    gin.finalize()
 
 
 def unset_macros() -> list[str]:

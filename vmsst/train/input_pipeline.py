@@ -51,7 +51,7 @@ class DatasetConfig:
     pack: Whether to pack several examples into one row; the feature converter must support it.
     use_custom_packing_ops: Passed to the feature converter.
     module: Module to import first, which registers the task.
-    use_memory_cache: Whether to keep evaluation batches in memory.
+    use_memory_cache: Whether SeqIO's evaluator keeps batches in memory.
     trim_output_features: Whether to trim features to their maximum length.
   """
 
@@ -100,7 +100,7 @@ def get_training_eval_datasets(
       feature_converter_cls=feature_converter_cls,
       num_epochs=eval_steps * cfg.batch_size,  # finite, so that tasks without examples do not hang
     )
-    return EvalBatches(batches, eval_steps, rows if num_shards > 1 else None, cfg.use_memory_cache)
+    return EvalBatches(batches, eval_steps, rows if num_shards > 1 else None)
 
   return {provider.name: load(provider) for provider in providers}
 
@@ -113,28 +113,19 @@ class EvalBatches:
     batches: An iterator that `reset` starts over.
     count: Number of batches.
     rows: The rows of each batch (default: all).
-    keep: Whether to keep the batches in memory.
-    kept: The batches that were kept.
   """
 
   batches: Any
   count: int
   rows: slice | None = None
-  keep: bool = True
-  kept: list[Batch] | None = None
 
   def as_numpy_iterator(self) -> Iterator[Batch]:
     """Returns an iterator over the batches, from the first one."""
-    if self.kept is not None:
-      return iter(self.kept)
     self.batches.reset()
     batches: Iterator[Batch] = itertools.islice(self.batches, self.count)
     if self.rows is not None:
       batches = (take_rows(trim_padding(batch), self.rows) for batch in batches)
-    if not self.keep:
-      return batches
-    self.kept = list(batches)
-    return iter(self.kept)
+    return batches
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:

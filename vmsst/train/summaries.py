@@ -75,25 +75,9 @@ class LogFolder:
         self._uploaded[name] = version
 
 
-def numbers(
-  metrics: Mapping[str, clu.metrics.Metric], steps: int, seconds: float
-) -> dict[str, float]:
-  """Returns metrics on the devices as numbers on the host.
-
-  Args:
-    metrics: By name. Those per step or per time have `replace_steps` or `replace_duration`, as in
-      upstream T5X.
-    steps: Number of steps that they are merged from.
-    seconds: Duration of these steps.
-  """
-  values = {}
-  for name, metric in jax.device_get(metrics).items():
-    if hasattr(metric, "replace_steps"):
-      metric = metric.replace_steps(steps)
-    if hasattr(metric, "replace_duration"):
-      metric = metric.replace_duration(seconds)
-    values[name] = float(np.asarray(metric.compute()))
-  return values
+def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
+  """Returns metrics on the devices as numbers on the host."""
+  return {name: float(np.asarray(x.compute())) for name, x in jax.device_get(metrics).items()}
 
 
 class SummaryWriter:
@@ -252,7 +236,7 @@ class Progress(progress_bar.Bar):
     """The parts of the line; reads the metrics, which waits for the devices."""
     fields = super().format_dict
     shown = {n: self._metrics[n] for n in ("loss", "tokens_per_example") if n in self._metrics}
-    values = numbers(shown, 1, 1.0)
+    values = numbers(shown)
     done = self.n - self.initial
     rate = fields["rate"] or (done / fields["elapsed"] if fields["elapsed"] else 0.0)
     parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []

@@ -24,7 +24,6 @@ from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
-TRAIN_METRIC_KEY = "train"
 _NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")  # but of its training
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
@@ -269,10 +268,9 @@ def train(
           evaluate()
         if save_period:
           save()
-        plan = f"training to step {total_steps}"
-        if step == total_steps:
-          plan = f"already at the last step, {total_steps}: nothing to train"
-        summaries.print_once(f"Ready after {time.time() - began:.1f} s; {plan}.")
+        summaries.print_once(
+          f"Ready after {time.time() - began:.1f} s; training from step {step} to {total_steps}."
+        )
 
         periods = [period for period in (eval_period, save_period) if period]
         periods.append(stats_period or min([*periods, total_steps]))
@@ -286,7 +284,7 @@ def train(
           if manager is not None:
             manager.check()
           check_claim()
-          act("TRAIN", {TRAIN_METRIC_KEY: metrics})
+          act("TRAIN", {"train": metrics})
           if not stop.signal:
             if step in save_steps or is_due(save_period):
               save()
@@ -355,7 +353,7 @@ def _stop_on_signal() -> Iterator[_Stop]:
 
 def _was_evaluated(model_dir: str, step: int) -> bool:
   """Returns whether an earlier process completed the evaluation of a step."""
-  path = storage.path(model_dir) / TRAIN_METRIC_KEY / "metrics.jsonl"
+  path = storage.path(model_dir) / "train" / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.is_file() else []
   return any(line.startswith(f'{{"step": {step},') and _EVALUATED in line for line in lines)
 

@@ -75,7 +75,7 @@ class TrainState(struct.PyTreeNode):
     params = collections.pop("params")
     set_axes = getattr(optimizer_def, "set_param_axes", None)
     if "params" in axes and set_axes is not None:
-      set_axes(_params_axes(axes))
+      set_axes(flax.core.unfreeze(axes["params"]))
     return cls(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -129,7 +129,7 @@ class TrainState(struct.PyTreeNode):
 
     Collections of the model without axes are left out.
     """
-    axes = _params_axes(self.axes)
+    axes = flax.core.unfreeze(self.axes["params"])
     mutables = {
       name: names for name, names in flax.core.unfreeze(self.axes).items() if name != "params"
     }
@@ -137,15 +137,6 @@ class TrainState(struct.PyTreeNode):
     if self.optimizer_def is not None:
       param_states = self.optimizer_def.logical_axes(self.params, self.param_states, axes)
     return self.replace(step=None, params=axes, param_states=param_states, flax_mutables=mutables)
-
-
-def _params_axes(axes: Any) -> PyTree:
-  if "params" not in axes:
-    raise InputError(
-      "the model's collection 'params' has no logical axes, which a partitioner needs; create its "
-      "variables with flax.linen.partitioning.param_with_axes"
-    )
-  return flax.core.unfreeze(axes["params"])
 
 
 class TrainStateInitializer:

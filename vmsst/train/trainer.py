@@ -302,7 +302,6 @@ class Trainer:
     Returns:
       The number of steps trained, and their metrics, which are on disk.
     """
-    began = time.monotonic()
     step = start_step
     sums: dict[frozenset[str], Any] = {}  # by the features of a batch, which decide the metrics
     in_flight: collections.deque[tuple[int, Metrics, jax.Array]] = collections.deque()
@@ -334,7 +333,7 @@ class Trainer:
     if not sums:
       return 0, {}
     total = functools.reduce(merge_metrics, (metrics for _, metrics in sums.values()))
-    values = summaries.numbers(total, step - start_step, time.monotonic() - began)
+    values = summaries.numbers(total)
     uptime = time.time() - self._start_time
     self.train_writer.write_scalars(step, {**values, "timing/uptime": uptime})
     return step - start_step, values
@@ -345,8 +344,7 @@ class Trainer:
     results: dict[str, Scalars] = {}
     for name, batches in batch_iters.items():
       total: Metrics | None = None
-      began = time.monotonic()
-      for count, batch in enumerate(batches, 1):  # noqa: B007
+      for batch in batches:
         if input_pipeline.can_trim():
           batch = input_pipeline.trim_padding(batch)
         metrics = self._partitioned_eval_step(self.train_state, self._partitioner.to_devices(batch))
@@ -354,8 +352,7 @@ class Trainer:
         progress_bar.alive()
       if total is None:
         raise InputError(f"the evaluation dataset {name} is empty; check its split")
-      jax.block_until_ready(total)
-      results[name] = summaries.numbers(total, count, time.monotonic() - began)
+      results[name] = summaries.numbers(total)
       self.eval_writers[name].write_scalars(step, results[name])
       self.eval_writers[name].flush()
     return results

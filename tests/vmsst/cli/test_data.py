@@ -113,7 +113,7 @@ def test_negatives_of_bitext_are_columns_or_json(folder, capsys):
       rivals = sorted({y for _, y in PAIRS} - {positive}, key=lambda x: -cosines(query, x)[0])
       assert row == (query, positive, *rivals)
   (bitext,) = readers.find_bitext(str(folder / "mined.de-en.tsv"))
-  assert list(readers.read_rows(bitext, 2)) == rows
+  assert [row.texts for row in readers.read_rows(bitext, 2)] == rows
   assert mine(folder, "a/x.de-en.tsv", "short.tsv", "--count", "3") == 0
   assert (folder / "short.tsv").read_text().endswith("\t\n")
 

@@ -17,23 +17,12 @@ def folder(tmp_path_factory):
   return opus_tree.write_dataset(tmp_path_factory.mktemp("tfds"), "mine", TEXTS, validation=1)
 
 
-def test_a_shard_is_a_bitext(folder, tmp_path):
-  for name, codes in (("train_deu_eng", ("de", "en")), ("validation_cmnHant_spa", ("zh_TW", "es"))):
-    (bitext,) = readers.find_bitext(f"{folder}/*-{name}.tfrecord*")
-    assert (bitext.source, bitext.target) == tuple(map(languages.language, codes))
-    rows = TEXTS[codes][1:] if name.startswith("train") else TEXTS[codes][:1]
-    assert list(readers.read_pairs(bitext)) == rows
-  assert dataset_shards.Records(bitext.paths[0]).texts(0) == {
-    "source": "房子",
-    "target": "casa",
-    "source_language": "cmnHant",
-    "target_language": "spa",
-    "corpus": "Corpus",
-  }
-  unnamed = tmp_path / "mine.tfrecord"
-  unnamed.write_bytes(b"")
-  with pytest.raises(errors.InputError, match=r"mine.tfrecord: its name has no pair"):
-    readers.find_bitext(str(unnamed))
+def test_a_shard_is_a_bitext(folder):
+  (bitext,) = readers.find_bitext(f"{folder}/*-validation_cmnHant_spa.tfrecord*")
+  assert (bitext.source, bitext.target) == tuple(map(languages.language, ("zh_TW", "es")))
+  assert list(readers.read_pairs(bitext)) == [("房子", "casa")]
+  texts = dataset_shards.Records(bitext.paths[0]).texts(0)
+  assert list(texts.values()) == ["Corpus", "房子", "cmnHant", "casa", "spa"]
 
 
 def test_a_damaged_tfrecord_is_named(folder, tmp_path):
@@ -72,8 +61,3 @@ def test_tensorflow_reads_what_is_written(tmp_path):
     found = {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
     codes = {"source_language": "deu", "target_language": "eng"}
     assert found == {"source": source, "target": target, "corpus": "Europarl", **codes}
-  one_sided = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a"]))
-  example = tf.train.Example(features=tf.train.Features(feature={"source": one_sided}))
-  dataset_shards.write(path, [records[0], example.SerializeToString()])
-  with pytest.raises(errors.InputError, match=r"tfrecord: record 2 is damaged, or not an example"):
-    list(readers.read_pairs(*readers.find_bitext(str(path))))

@@ -15,29 +15,15 @@ def test_texts_come_from_lists_iterators_and_files(tmp_path):
   assert input_texts.as_list(["x\ud800"]) == ["x\ufffd"]
 
 
-@pytest.mark.parametrize(
-  ("texts", "message"),
-  [
-    ("one", "of type str"),
-    (b"x", "of type bytes"),
-    ({"a"}, "of type set"),
-    ({"a": 1}, "of type dict"),
-    (np.array([["a"]]), "of type ndarray"),
-    (3, "of type int"),
-    (["a", None], "sentence 1 is of type NoneType"),
-  ],
-)
-def test_objects_without_an_order_of_texts_are_refused(texts, message):
-  with pytest.raises(TypeError, match=message):
+@pytest.mark.parametrize("texts", ["one", {"a"}, {"a": 1}, np.array([["a"]]), 3, ["a", None]])
+def test_objects_without_an_order_of_texts_are_refused(texts):
+  with pytest.raises(TypeError, match="of type "):
     input_texts.as_list(texts)
 
 
 def test_languages_are_one_code_or_one_for_each_text():
   assert input_texts.languages("de", 2) == ["de", "de"]
   assert input_texts.languages(("de", "en"), 2) == ["de", "en"]
-  assert input_texts.languages_by_side(["de", "en"]) == ("de", "en")
   for value, error in ((["de"], ValueError), ({"de", "en"}, TypeError), (["de", None], TypeError)):
     with pytest.raises(error):
       input_texts.languages(value, 2)
-  with pytest.raises(ValueError, match="two values"):
-    input_texts.languages_by_side("de")

@@ -10,7 +10,7 @@ import toy_runs
 
 from vmsst import errors
 from vmsst.data import loader, vocabularies
-from vmsst.data.features import BitextFeatureConverter
+from vmsst.data.seqio_tasks import BitextFeatureConverter
 from vmsst.tasks import bitext
 
 BYTES = vocabularies.ByteVocabulary()
@@ -65,13 +65,6 @@ def _classes(batch):
   return np.searchsorted(BOUNDARIES, lengths)
 
 
-def _assert_equal(batches, others):
-  for batch, other in zip(batches, others, strict=True):
-    assert batch.keys() == other.keys()
-    for name in batch:
-      np.testing.assert_array_equal(batch[name], other[name])
-
-
 def _rows(batches):
   return [tuple(np.hstack([b[name][i] for name in LENGTHS]).tolist())
           for b in batches for i in range(len(b["inputs"]))]  # fmt: skip
@@ -86,8 +79,6 @@ def test_seqio_gives_the_rows_of_a_task_in_the_same_order(mixture, shard):
     shard_info=seqio.ShardInfo(*shard), batch_size=1,
   ).take(len(ours))  # fmt: skip
   assert _rows(theirs.as_numpy_iterator()) == ours
-  other = _dataset(task, *shard, group_by_length=False, changes={"seed": 6})
-  assert _rows(_batches(other, 40)) != ours
 
 
 def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path):
@@ -112,15 +103,13 @@ def test_hosts_batch_similar_lengths_and_one_language_pair_together(mixture):
     for both in halves(group_by_length=False, one_language_pair=True)
   ]
   assert {len(both) for both in pairs} == {1}
-  assert len(set.union(*pairs)) == 3
+  counts = collections.Counter(pair for (pair,) in pairs)
+  assert sorted(counts.values()) == pytest.approx([40, 44, 76], abs=2)  # 90, 100 and 170 rows
+  assert sum(a != b for a, b in itertools.pairwise(pairs)) > 70
 
 
 def _languages(batch):
   return np.hstack([batch["input_language"], batch["target_language"]]).tolist()
-
-
-def test_an_epoch_ends_with_the_last_full_batch(mixture):
-  assert len(_batches(_dataset(f"{mixture}_deu_eng", num_epochs=1), 1000)) == 170 // 8
 
 
 TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
@@ -148,25 +137,15 @@ def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, taken, 
   if options["mixture"] == mixture:
     next(restored)
   restored.restore(tmp_path / "state")
-  _assert_equal([next(restored) for _ in expected], expected)
+  for batch in expected:
+    np.testing.assert_equal(next(restored), batch)
 
 
 def test_wrong_values_are_refused(mixture):
   with pytest.raises(errors.InputError, match="BATCH_SIZE is 8; set it to a multiple of 3"):
     _dataset(mixture, 0, 3)
-  with pytest.raises(errors.InputError, match="no task or mixture 'no_such_task' is registered"):
-    _dataset("no_such_task")
   with pytest.raises(errors.InputError, match="a task for each language pair, but toy is a single"):
     _dataset(toy_runs.add_task("toy"), one_language_pair=True)
-
-
-def test_batches_of_one_language_pair_take_turns_in_proportion(mixture):
-  pairs = []
-  for batch in _batches(_dataset(mixture, one_language_pair=True), 216):
-    (pair,) = {tuple(row) for row in _languages(batch)}
-    pairs.append(pair)
-  assert sorted(collections.Counter(pairs).values()) == pytest.approx([54, 60, 102], abs=2)
-  assert sum(a != b for a, b in itertools.pairwise(pairs)) > 100
 
 
 def test_steps_of_epochs(tmp_path):
@@ -174,7 +153,6 @@ def test_steps_of_epochs(tmp_path):
   opus_tree.write_dataset(tmp_path, "epochs", {("de", "en"): pairs, ("fr", "en"): pairs[:15]})
   built = bitext.opus("epochs", BYTES, str(tmp_path))  # one pair of each is for validation
   assert loader.epoch_steps(built, epochs=30, batch_size=32) == 36  # 30 * (24 + 14) / 32 = 35.6
-  assert loader.epoch_steps(built, epochs=0.5, batch_size=7) == 3
   assert loader.epoch_steps(built, epochs=1, batch_size=1, split="validation") == 2
   with pytest.raises(errors.InputError, match=r"unknown.*set TRAIN_STEPS"):
     loader.epoch_steps(built, epochs=1, batch_size=1, split="test")

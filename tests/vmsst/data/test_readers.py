@@ -49,7 +49,6 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
     lines = [pair[column] for pair in PAIRS]
     path = line_files.write_lines(tmp_path / f"e.de-en.{code}{suffix}", lines)
   assert _read(path) == PAIRS  # Either file stands for both.
-  assert readers.find_bitext(str(tmp_path / "e.*")) == readers.find_bitext(str(path))
   tmx = line_files.write_text(tmp_path / f"f.de-en.tmx{suffix}", TMX)
   assert _read(tmx) == [("Hallo Welt", "hello world"), ("grün", "green & blue"), ("allein", "")]
 
@@ -61,14 +60,11 @@ def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_a
   line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(other)}\n")
   (bitext,) = readers.find_bitext(str(path), languages=("und", "und"))
   rows = [("how old?", "my age", "an apple"), ("c", "", "b")]
-  assert list(readers.read_rows(bitext, negatives=1)) == rows
+  assert [row.texts for row in readers.read_rows(bitext, negatives=1)] == rows
   assert list(readers.read_pairs(bitext)) == [row[:2] for row in rows]
-  assert next(readers.parsed_rows(bitext)).further == 1
+  assert next(readers.read_rows(bitext)).further == 1
   with pytest.raises(errors.InputError, match=r"jsonl:1: the text fields are .* 4 are expected"):
     list(readers.read_rows(bitext, negatives=2))
-  (known,) = readers.find_bitext(str(path), languages=("de", "en"))
-  with pytest.raises(errors.InputError, match="only TSV files contain hard negatives"):
-    list(readers.read_rows(known, negatives=1))
 
 
 def test_languages_come_from_the_name_or_are_given(tmp_path):
@@ -77,23 +73,18 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
     "swh-eng.lafand.tsv.gz": ("swh", "eng"),
     "Europarl.v8.fr-en.tsv": ("fra", "eng"),
     "x.zh-TW-en.tmx": ("cmn", "eng"),
-    "OpenSubtitles.pt_BR-es.jsonl": ("por", "spa"),
     "x.pt_br-zh_tw.tsv": ("por", "cmn"),
     "x.sr_Latn-ca_valencia.tsv": ("srp", "cat"),
-    "x.es_419-zh_Hant_TW.tsv": ("spa", "cmn"),
   }.items():
     assert tuple(x.iso639_3 for x in readers.languages_in_name(name)) == expected
   assert readers.languages_in_name("x.zh-TW-en.tmx")[0] == language("zh-TW") != language("zh")
-  for name in ("corpus.tsv", "train-dev.tsv", "de-en.fr-en.tsv", "new_de-en.tsv", "x.en-qx.tsv"):
+  for name in ("train-dev.tsv", "de-en.fr-en.tsv", "x.en-qx.tsv"):
     with pytest.raises(errors.InputError, match="its name has"):
       readers.languages_in_name(name)
-  path = line_files.write_text(tmp_path / "corpus.tsv", "ja\tyes\n")
-  (bitext,) = readers.find_bitext(str(path), languages=("German", "en"))
-  assert (bitext.source, bitext.target) == (language("de"), language("en"))
 
 
 def test_moses_files_with_any_code_of_opus(tmp_path):
-  for code in ("pt_br", "zh_tw", "zh_CN", "rm_sursilv"):
+  for code in ("pt_br", "zh_CN"):
     names = [f"Ted.en-{code}.{side}" for side in ("en", code)]
     paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
     for path in paths:
@@ -101,15 +92,10 @@ def test_moses_files_with_any_code_of_opus(tmp_path):
         (bitext,) = readers.find_bitext(str(path), languages=given)
         assert bitext.target == language(code)
         assert bitext.paths == tuple(map(str, paths))
-  for names, message in (
-    (("Subs.en-ze_en.en", "Subs.en-ze_en.ze_en"), "a known language code, but .* in English;"),
-    (("Other.en-ze_en.ze_en",), "unknown format or language code"),
-    (("x.de-en.de",), "needs one counterpart .* in German"),
-    (("x.zip",), "unknown format"),
-  ):
-    paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
+  for name, message in (("x.de-en.de", "needs one counterpart"), ("x.zip", "unknown format")):
+    path = line_files.write_text(tmp_path / name, "a\n")
     with pytest.raises(errors.InputError, match=message):
-      readers.find_bitext(str(paths[0]))
+      readers.find_bitext(str(path))
 
 
 def test_moses_languages_without_a_pair_in_the_name(tmp_path):
@@ -127,42 +113,32 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
     readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 
-SCORES = (
-  "0.5", "5", ".75", "5.", "1e-05", "-3.2e-06", "9.5E-1", "+0.5", "-1", "\u22121", " 0.9 ", "95%",
-  "95 %", "0,9", "1.234,5", "1,234.5", "1 234,5", "1'234", "1/2", "nan", "-NaN", "inf",
-  "\u0661\u066b\u0665",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+  "score", ["5", ".75", "-3.2e-06", "9.5E-1", "\u22121", " 0.9 ", "95 %", "1.234,5", "1/2", "-NaN"]
+)
 def test_scores_before_pairs_are_skipped_in_every_notation(tmp_path, score):
   path = line_files.write_tsv(tmp_path / "m.de-en.tsv", [(score, "ja", "yes"), (1, "nein", "no")])
   assert _read(path) == [("ja", "yes"), ("nein", "no")]
 
 
-@pytest.mark.parametrize("text", ["1 apple", "e", "-", "", "5e", "%", "1990s", "in", "a1"])
+@pytest.mark.parametrize("text", ["1 apple", "-", "", "5e", "1990s"])
 def test_a_column_with_a_text_is_no_column_of_scores(tmp_path, text):
   path = line_files.write_text(tmp_path / "x.de-en.tsv", f"{text}\tja\tyes\n1\tnein\tno\n\n")
   assert _read(path) == [(text, "ja"), ("1", "nein")]
 
 
 BROKEN = {
-  "columns.de-en.tsv": (b"a\tb\nc;d\n", r"columns.de-en.tsv:2: no TAB in 'c;d', where 2 columns"),
-  "numbers.de-en.tsv": (b"2.4\ta\n", "tsv:1: 2 columns in .* where 3 .*, since column 1 has numb"),
-  "header.de-en.tsv": (b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n", r"tsv:1: no score in 'score\\ta"),
-  "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: not UTF-8: byte 0xff at byte 2"),
+  "columns.de-en.tsv": (b"a\tb\nc;d\n", "tsv:2: not source TAB target; write 2 columns"),
+  "numbers.de-en.tsv": (b"2.4\ta\n", r"tsv:1: not score \(most lines begin with a number\) TAB"),
+  "header.de-en.tsv": (b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n", r"tsv:1: not score .* 3 columns"),
+  "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: the line is not UTF-8"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),
-  "cut.de-en.tsv.gz": (gzip.compress(b"a\tb\n" * 99)[:-9], r"cut.de-en.tsv.gz: cannot be read"),
+  "cut.de-en.tsv.gz": (gzip.compress(b"a\tb\n" * 99)[:-9], r"cut.de-en.tsv.gz:100: truncated"),
   "a.de-en.jsonl": (b'{"de": "x", "en": "y"}\n{"de": \n', r"a.de-en.jsonl:2: not JSON"),
-  "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"b.de-en.jsonl:1: 'English'.*\['de', 'fr'\]"),
+  "b.de-en.jsonl": (b'{"de": "x", "fr": "y"}\n', r"jsonl:1: 'English' has no text; .*'fr'"),
   "label.de-en.jsonl": (b'{"de": "x", "en": "y", "label": 0}\n', "jsonl:1: .*'label': '0'.*remove"),
-  "outer.de-en.jsonl": (
-    b'{"translation": {"de": "x", "en": "y"}, "label": 0}\n',
-    "jsonl:1: .*'label': '0'",
-  ),
-  "d.de-en.jsonl": (b"[1]\n", r"d.de-en.jsonl:1: not a JSON object"),
-  "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: not well-formed XML"),
-  "g.de-en.tmx": (b"<tmx></tmx>", r"g.de-en.tmx: contains no pair"),
+  "outer.de-en.jsonl": (b'{"translation": {"de": "x", "en": "y"}, "id": 1, "x": 0}', "'x': '0'"),
+  "f.de-en.tmx": (b"<tmx><tu><tuv></tu></tmx>", r"f.de-en.tmx:1: ill-formed XML"),
   "j.de-en.tmx": (b"<tmx>\n<tu></tmx>", r"j.de-en.tmx:2: truncated"),
 }
 
@@ -179,10 +155,7 @@ def test_missing_files_and_sides_of_unequal_length_are_named(tmp_path):
   with pytest.raises(errors.InputError, match=r"no file matches '.*/nope/\*\.tsv'"):
     readers.find_bitext(str(tmp_path / "nope" / "*.tsv"))
   line_files.write_lines(tmp_path / "x.de-en.de", "abc")
-  for english, message in (
-    ("ab", r"en:2: ends here with 2 lines, but .*de has more"),
-    ("abcde", r"de:3: ends here with 3 lines, but .*en has more"),
-  ):
+  for english, message in (("ab", "en:2: ends before the other"), ("abcde", "de:3: ends before")):
     line_files.write_lines(tmp_path / "x.de-en.en", english)
     with pytest.raises(errors.InputError, match=message):
       _read(tmp_path / "x.de-en.de")
@@ -192,8 +165,8 @@ def test_rows_with_another_number_of_columns_are_named(tmp_path):
   path = line_files.write_text(tmp_path / "x.de-en.tsv", "a\tb\tc\td\ne\tf\tg\n")
   (file,) = readers.find_bitext(str(path))
   for negatives, message in (
-    (1, r"x\.de-en\.tsv:2: 3 columns in .*, where 4 columns are"),
-    (3, r":1: 4 columns in .* where 5 .*TAB 3 hard negatives"),
+    (1, r"x\.de-en\.tsv:2: not source .*; write 4 columns on every line"),
+    (3, r":1: not source TAB target TAB 3 hard negatives; write 5 columns"),
   ):
     with pytest.raises(errors.InputError, match=message):
       list(readers.read_rows(file, negatives))

@@ -1,6 +1,5 @@
 import pytest
 
-from vmsst import errors
 from vmsst.data import sample, vocabularies
 from vmsst.data.sample import Meaning
 
@@ -74,8 +73,3 @@ def test_sentences_are_distinct_and_the_vocabulary_writes_each(language):
     assert ids[-1] == vocabulary.eos_id == 1  # no sentence is longer than 32
     assert vocabulary.unk_id not in ids
     assert vocabulary.decode(ids) == text
-
-
-def test_another_split_is_refused():
-  with pytest.raises(errors.InputError, match="split is 'test'; known: train, validation"):
-    sample.num_meanings("test")

@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_named(data, message):
 @pytest.mark.parametrize(("content", "message"), [
   ("a\tb\t0\n", "x.tsv:1: a number after the pair; write a header"),
   ("question\tanswer\na\tb\tc\n", "x.tsv:2: 3 columns, not the 2 of the header"),
-  ("a;b\n", "x.tsv:1: no TAB"),
+  ("a;b\n", "x.tsv:1: not source TAB target"),
 ])  # fmt: skip
 def test_a_damaged_line_is_named(tmp_path, content, message):
   path = tmp_path / "x.tsv"

@@ -1,18 +1,16 @@
 """Models of scores, and hard negatives, against the losses of sentence-transformers."""
 
+import commands
 import jax
 import numpy as np
 import pytest
 import tiny_models
-import torch
 from flax import linen as nn
-from sentence_transformers import util
-from sentence_transformers.sentence_transformer import losses
 
 from vmsst import errors
 from vmsst.models import contrastive, scores
 
-B, K, S = 6, 3, 5
+B, K, S = 8, 3, 5
 RNG = np.random.default_rng(0)
 
 
@@ -53,47 +51,45 @@ def new(model_cls, **options):
   return model_cls(network=Vectors(), vocabulary=None, **options)
 
 
-@pytest.mark.parametrize(
-  ("model", "read", "theirs", "labels"),
-  [
-    (
-      new(contrastive.ContrastiveModel, symmetric=False, **COSINE),
-      ("negatives",), losses.MultipleNegativesRankingLoss(None), None,
-    ),
-    (
-      new(contrastive.ContrastiveModel, **COSINE),
-      ("negatives",), losses.MultipleNegativesRankingLoss(None, **BOTH), None,
-    ),
-    (
-      new(contrastive.ContrastiveModel, scale=0.3),
-      (), losses.MultipleNegativesRankingLoss(None, 0.3, util.dot_score, **BOTH), None,
-    ),
-    (new(scores.SimilarityModel), (), losses.CoSENTLoss(None), GRADES_B),
-    (
-      new(scores.SimilarityModel, loss="mse"),
-      (), losses.CosineSimilarityLoss(None), GRADES_B,
-    ),
-    (
-      new(scores.ScoreDistillationModel, distillation="margin_mse"),
-      ("negatives",), losses.MarginMSELoss(None), BATCH["scores"],
-    ),
-    (
-      new(scores.ScoreDistillationModel, scale=0.5, temperature=3.0),
-      ("negatives",),
-      losses.DistillKLDivLoss(None, student_temperature=2.0, teacher_temperature=3.0),
-      BATCH["scores"],
-    ),
-  ],
-)  # fmt: skip
-def test_losses_and_gradients_are_those_of_sentence_transformers(model, read, theirs, labels):
+RANKING, KL = "MultipleNegativesRankingLoss", "DistillKLDivLoss"
+MARGIN_MSE = {"distillation": "margin_mse"}
+# A model, the features that it reads, the loss of sentence-transformers, its options and scores.
+CASES = [
+  (new(contrastive.ContrastiveModel, symmetric=False, **COSINE), ("negatives",), RANKING, {}, None),
+  (new(contrastive.ContrastiveModel, **COSINE), ("negatives",), RANKING, BOTH, None),
+  (
+    new(contrastive.ContrastiveModel, scale=0.3), (), RANKING,
+    {"scale": 0.3, "similarity_fct": lambda x, y: x @ y.T, **BOTH}, None,
+  ),
+  (new(scores.SimilarityModel), (), "CoSENTLoss", {}, GRADES_B),
+  (new(scores.SimilarityModel, loss="mse"), (), "CosineSimilarityLoss", {}, GRADES_B),
+  (
+    new(scores.ScoreDistillationModel, **MARGIN_MSE), ("negatives",),
+    "MarginMSELoss", {}, BATCH["scores"],
+  ),
+  (
+    new(scores.ScoreDistillationModel, scale=0.5, temperature=3.0), ("negatives",), KL,
+    {"student_temperature": 2.0, "teacher_temperature": 3.0}, BATCH["scores"],
+  ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "read", "name", "options", "grades"), CASES)
+def test_losses_and_gradients_are_those_of_sentence_transformers(
+  model, read, name, options, labels
+):
+  import torch  # not with TensorFlow, in the process with eight devices
+  from sentence_transformers.sentence_transformer import losses
+
+  theirs = getattr(losses, name)(None, **options)
   batch = {name: BATCH[name] for name in ("inputs", "targets", *read)}
-  if labels is not None:
-    batch["scores"] = labels.reshape(B, -1)
+  if grades is not None:
+    batch["scores"] = grades.reshape(B, -1)
   loss, gradient_NS = value_and_gradient(model, batch)
   table_NS = torch.tensor(TABLE_NS, requires_grad=True)
   columns = table_NS[1:].reshape(2 + K, B, S)[: 2 + K * ("negatives" in read)]
   expected = theirs.compute_loss_from_embeddings(
-    [*columns], torch.tensor(0 if labels is None else labels)
+    [*columns], torch.tensor(0 if grades is None else grades)
   )
   expected = expected / getattr(theirs, "student_temperature", 1) ** 2  # their factor
   expected.backward()
@@ -122,3 +118,25 @@ def test_terms_add_up_and_scores_need_negatives():
   assert both == pytest.approx(distillation + 0.2 * ranking, rel=1e-6)
   with pytest.raises(errors.InputError, match="no hard negatives with a teacher's scores"):
     value_and_gradient(models[0], {name: BATCH[name] for name in ("inputs", "targets")})
+
+
+def run_on_eight_devices(folder):
+  """Saves losses and gradients of batches whose rows are sharded."""
+  mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+  with jax.set_mesh(mesh):
+    batch = jax.device_put(BATCH, rows)
+    tiny_models.save(folder / "sharded.npz", jax.tree.leaves(all_results(batch)))
+
+
+def all_results(batch):
+  return [
+    value_and_gradient(model, {name: batch[name] for name in ("inputs", "targets", *read)})
+    for model, read, *_ in CASES
+  ]
+
+
+def test_eight_devices_have_the_results_of_one(tmp_path):
+  commands.on_eight_devices(__file__, tmp_path)
+  expected = jax.tree.leaves(all_results(BATCH))
+  tiny_models.assert_saved_equal(tmp_path / "sharded.npz", expected, rtol=1e-4, atol=1e-6)

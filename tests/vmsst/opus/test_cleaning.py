@@ -145,8 +145,7 @@ def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root)
   for text in german:
     for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):
       assert matching_sets(held_out, planted) == ("tatoeba",), planted
-    for near in (f"{text} xyzzy", f"xyzzy {text}", text.replace(" ", " xyzzy ", 1) + "x"):
-      assert matching_sets(held_out, near) == (), near
+    assert matching_sets(held_out, f"{text} xyzzy") == ()
   # As the README of the data says, a few sentences match one of another language, such as Malay.
   lines = text_files.read_lines(str(data_root / "bitext_tatoeba" / "ind-eng.tsv.gz"))
   texts = (text for line in lines for text in line.split("\t"))

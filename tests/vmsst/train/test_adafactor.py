@@ -1,14 +1,12 @@
 """Adafactor, against the paper and optax."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
-from vmsst.errors import InputError
 from vmsst.train import adafactor, train_state
 
 LEARNING_RATES = [0.1, 0.05, 0.2, 0.1, 0.1]
@@ -104,6 +102,7 @@ def test_factored_and_whole_moments_follow_the_paper():
     {},
     {"multiply_by_parameter_scale": False},
     {"clipping_threshold": None},
+    {"clipping_threshold": 0.25, "decay_offset": -3},
     {"decay_rate": 0.6},
     {"factored": False},
     {"momentum": 0.9, "weight_decay_rate": 0.01, "multiply_by_parameter_scale": False},
@@ -113,7 +112,8 @@ def test_agrees_with_optax_on_matrices(settings):
   shapes = {"wide": (8, 16), "high": (16, 8), "square": (8, 8), "bias": (16,)}
   params = random_tree(shapes, seed=0)
   grads = [random_tree(shapes, seed=1 + step, scale=0.1 + step) for step in range(5)]
-  own = {{"momentum": "beta1"}.get(name, name): value for name, value in settings.items()}
+  names = {"momentum": "beta1", "decay_offset": "step_offset"}
+  own = {names.get(name, name): value for name, value in settings.items()}
   ours = adafactor.Adafactor(min_dim_size_to_factor=8, **own)
   trained = train_with(new_state(ours, params), grads).params
 
@@ -126,20 +126,6 @@ def test_agrees_with_optax_on_matrices(settings):
     updates, state = update(grad, state, params)
     params = jax.tree.map(np.add, params, updates)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), trained, params)
-
-
-def test_updates_are_clipped_to_the_threshold_and_steps_count_from_the_offset():
-  params, grads = {"w": np.ones((2, 2), np.float32)}, {"w": np.float32([[10, -1], [0.1, 2]])}
-  optimizer = adafactor.Adafactor(clipping_threshold=0.25, multiply_by_parameter_scale=False)
-  state = optimizer.init_state(params)
-  new, _ = optimizer.apply_gradient(params, state, grads, step=jnp.array(0), learning_rate=1.0)
-  assert np.sqrt(np.mean(np.square(new["w"] - 1))) == pytest.approx(0.25, rel=1e-5)
-  optimizer, step = adafactor.Adafactor(step_offset=1000), jnp.array(1002)
-  state = jax.tree.map(lambda x: x + 1.0, optimizer.init_state(params))
-  _, state = optimizer.apply_gradient(params, state, grads, step=step, learning_rate=1.0)
-  decay = 1 - 3**-0.8
-  expected = decay + (1 - decay) * np.square(grads["w"])
-  np.testing.assert_allclose(state["w"].v, expected, rtol=1e-5)
 
 
 def test_state_has_t5xs_keys_shapes_and_axes():
@@ -164,12 +150,3 @@ def test_state_has_t5xs_keys_shapes_and_axes():
   assert of_state["state"]["param_states"]["bias"]["v"] == PartitionSpec("mlp")
   replicated = dict.fromkeys(["m", "v", "v_row", "v_col"])
   assert of_state["state"]["param_states"]["query"] == replicated
-
-
-def test_parameters_without_usable_rules_are_named():
-  rules = adafactor.standard_logical_factor_rules()
-  optimizer_def = adafactor.Adafactor(logical_factor_rules=rules)
-  with pytest.raises(InputError, match=r"decoder/table .* 'langs'"):
-    optimizer_def.set_param_axes({"decoder": {"table": PartitionSpec("langs", "embed")}})
-  with pytest.raises(InputError, match=r"parameter query .*more than two axes"):
-    adafactor.Adafactor().init_state({"query": np.zeros((2, 3, 4), np.float32)})

@@ -1,19 +1,40 @@
-"""Optimizers and learning rates, against the papers' algorithms and optax."""
+"""Optimizers, learning rates and train states, against closed forms and optax."""
 
 import functools
 import math
 
+import flax.core
 import jax
 import numpy as np
 import optax
 import pytest
-import toy_runs
 from flax import traverse_util
+from flax.linen.partitioning import AxisMetadata
 from jax.sharding import PartitionSpec
 
 from vmsst.errors import InputError
-from vmsst.train import optimizers
+from vmsst.train import optimizers, train_state
 from vmsst.train.optimizers import create_learning_rate_scheduler
+
+PARAMS = {"mlp": {"bias": np.ones(3, np.float32), "kernel": np.ones((2, 3), np.float32)}}
+
+
+def gradient(step):
+  """Returns random gradients of PARAMS."""
+  rng = np.random.default_rng(step)
+  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), PARAMS)
+
+
+def train_state_of(optimizer_def):
+  """Returns the train state of PARAMS, with their axes."""
+  variables = {
+    "params": PARAMS,
+    "params_axes": {
+      "mlp": {"bias_axes": AxisMetadata(("mlp",)), "kernel_axes": AxisMetadata(("embed", "mlp"))}
+    },
+  }
+  return train_state.TrainState.create(optimizer_def, flax.core.freeze(variables))
+
 
 AXES = {"mlp": {"bias": PartitionSpec("mlp"), "kernel": PartitionSpec("embed", "mlp")}}
 
@@ -21,26 +42,26 @@ AXES = {"mlp": {"bias": PartitionSpec("mlp"), "kernel": PartitionSpec("embed", "
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_wrapped_optimizers_are_optaxs(name):
   theirs = getattr(optax, name)(0.01)
-  state = toy_runs.train_state_of(optimizers.OptaxWrapper(theirs))
-  params, opt_state = toy_runs.PARAMS, theirs.init(toy_runs.PARAMS)
+  state = train_state_of(optimizers.OptaxWrapper(theirs))
+  params, opt_state = PARAMS, theirs.init(PARAMS)
   for step in range(3):
-    state = state.apply_gradient(toy_runs.gradient(step), learning_rate=123.0)
-    updates, opt_state = theirs.update(toy_runs.gradient(step), opt_state, params)
+    state = state.apply_gradient(gradient(step), learning_rate=123.0)
+    updates, opt_state = theirs.update(gradient(step), opt_state, params)
     params = optax.apply_updates(params, updates)
   assert state.step == 3
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), state.params, params)
 
 
 def test_frozen_parameters_keep_their_values_and_have_to_exist():
-  state = toy_runs.train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=[".*bias"]))
-  after = state.apply_gradient(toy_runs.gradient(0), learning_rate=0.1)
+  state = train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=[".*bias"]))
+  after = state.apply_gradient(gradient(0), learning_rate=0.1)
   before, now = (traverse_util.flatten_dict(x.params, sep="/") for x in (state, after))
   same = {name for name in before if np.array_equal(before[name], now[name])}
   assert same == {"mlp/bias"}
   with pytest.raises(
     InputError, match=r"'mpl/kernel' matches no parameter; names are mlp/bias, mlp/kernel"
   ):
-    toy_runs.train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
+    train_state_of(optimizers.chain([optax.sgd(0.1)], frozen=["mlp/.*", "mpl/kernel"]))
 
 
 def is_matrix(params):
@@ -62,7 +83,7 @@ TRANSFORMATIONS = {
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_axes_of_any_optax_state(name):
-  state = toy_runs.train_state_of(optimizers.OptaxWrapper(TRANSFORMATIONS[name]))
+  state = train_state_of(optimizers.OptaxWrapper(TRANSFORMATIONS[name]))
   axes = state.as_logical_axes()
   by_path = dict(jax.tree.leaves_with_path(axes.state_dict(), is_leaf=lambda x: x is None))
   arrays = dict(jax.tree.leaves_with_path(state.state_dict()))
@@ -70,7 +91,7 @@ def test_axes_of_any_optax_state(name):
   for path, array in arrays.items():
     leaf = path[-1].key
     expected = AXES["mlp"].get(leaf)
-    if array.shape != toy_runs.PARAMS["mlp"].get(leaf, array).shape:
+    if array.shape != PARAMS["mlp"].get(leaf, array).shape:
       expected = None  # row and column statistics
     assert by_path[path] == expected, jax.tree_util.keystr(path)
   # A partitioner maps axes to shardings through the state dict and puts them back.
@@ -128,3 +149,22 @@ def test_an_unknown_factor_is_refused_and_a_warm_up_may_have_no_steps():
   assert rates([0, 1, 100], warmup_steps=0).tolist() == pytest.approx([1e-8, 0.5, 0.05])
   with pytest.raises(InputError, match=r"unknown factor 'linear_warmpu'.*linear_warmup"):
     create_learning_rate_scheduler(factors="constant * linear_warmpu")
+
+
+def clip_and_adamw():
+  schedule = create_learning_rate_scheduler(warmup_steps=4)
+  return optimizers.chain([optax.clip_by_global_norm(1.0), optax.adamw(schedule)])
+
+
+def test_a_restored_state_of_a_chain_continues_unchanged():
+  trained = train_state_of(clip_and_adamw())
+  for step in range(3):
+    trained = trained.apply_gradient(gradient(step), learning_rate=0.1)
+  restored = train_state_of(clip_and_adamw()).restore_state(
+    jax.tree.map(np.asarray, trained.state_dict())
+  )
+  one_more = [
+    state.apply_gradient(gradient(3), learning_rate=0.1).state_dict()
+    for state in (trained, restored)
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *one_more)

@@ -14,31 +14,9 @@ import jax.numpy as jnp
 import memory_store
 import pytest
 
-from vmsst import errors, storage
+from vmsst import storage
 from vmsst.io import input_files
 from vmsst.train import summaries
-
-
-class PerStep(clu.metrics.LastValue):
-  """A total per step, which gets the number of steps."""
-
-  def replace_steps(self, steps):
-    return self.replace(count=jnp.asarray(steps))
-
-
-class PerSecond(clu.metrics.LastValue):
-  """A total per second, which gets the seconds."""
-
-  def replace_duration(self, duration):
-    return self.replace(count=jnp.asarray(duration))
-
-
-def test_metrics_per_step_and_per_time_get_their_steps_and_seconds():
-  kinds = {"rows": clu.metrics.LastValue, "step": PerStep, "second": PerSecond}
-  metrics = {
-    name: kind(total=jnp.asarray(12.0), count=jnp.asarray(1)) for name, kind in kinds.items()
-  }
-  assert summaries.numbers(metrics, 3, 0.5) == {"rows": 12.0, "step": 4.0, "second": 24.0}
 
 
 def test_metrics_continue_after_a_line_that_a_full_disk_has_cut(tmp_path):
@@ -156,9 +134,3 @@ def test_a_resumed_run_continues_its_run_there_with_the_events_of_tensorboard(tm
   assert b"\x05first" in text
   assert json.dumps((run / "config.gin").read_text()).encode() in text
   assert b"inference_eval/sample_retrieval/eval/accuracy/average" in text
-
-
-def test_a_folder_in_a_store_is_refused(tmp_path):
-  pytest.importorskip("wandb")
-  with pytest.raises(errors.InputError, match="cannot read metrics in gs://bucket/run; set"):
-    summaries.send_to_wandb("gs://bucket/run", None, 0, print)

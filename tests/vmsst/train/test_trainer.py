@@ -1,6 +1,7 @@
 """The trainer: steps, their metrics, microbatches and the end of a schedule."""
 
-import pathlib
+import shutil
+import types
 
 import clu.metrics
 import commands
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import toy_runs
 
-from vmsst.train import gin_utils, train_state, trainer
+from vmsst import errors
+from vmsst.formats import t5x
+from vmsst.train import checkpoints, gin_utils, partitioning, train_state, trainer
 
 STEPS = 7
 
@@ -91,50 +94,25 @@ def test_microbatches_have_the_gradients_of_the_batch(summed):
     np.testing.assert_allclose(metrics["loss"].compute(), whole, rtol=1e-6)
 
 
-class Sometimes(toy_runs.ToyModel):
-  """Has no loss in its second step, such as LASER in a batch without translations."""
-
-  def loss_fn(self, params, batch, dropout_rng, step):
-    weight = jnp.float32(step != 1)
-    loss, metrics = super().loss_fn(params, batch, dropout_rng)
-    mean = metrics["loss"]
-    metric = mean.replace(total=mean.total * weight, count=mean.count * weight)
-    return loss * weight, {"loss": metric}
-
-  def eval_fn(self, params, batch, step):
-    return self.loss_fn(params, batch, None, step)
-
-
-def test_a_loss_of_no_pairs_is_not_a_failure(tmp_path):
-  toy_runs.run(tmp_path, model=Sometimes(), total_steps=4, stats_period=4)
-  assert (tmp_path / "checkpoint_4").is_dir()
-
-
-FLOPS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import contextlib, jax, jax.numpy as jnp, toy_runs
-from vmsst.train import partitioning, utils
-partitioner, model = partitioning.PjitPartitioner(num_partitions=1), toy_runs.ToyModel(width=512)
-for count in (1, 4):
-  shapes = {"inputs": (128 * count, 8)}
-  initializer = utils.TrainStateInitializer(
-    model.optimizer_def, model.get_initial_variables, shapes, partitioner)
-  state = initializer.global_train_state_shape
-  with contextlib.closing(toy_runs.make_trainer(num_microbatches=count)(
-    model=model, train_state=state, partitioner=partitioner, eval_names=[], summary_dir=None,
-    train_state_axes=initializer.train_state_axes, rng=jax.random.PRNGKey(0),
-  )) as trainer:
+def run_on_eight_devices(folder):
+  """Prints the FLOPs of a device, in which XLA counts one microbatch."""
+  mesh, model = partitioning.PjitPartitioner(num_partitions=1), toy_runs.ToyModel(width=512)
+  for count in (1, 4):
+    shapes = {"inputs": (128 * count, 8)}
+    initializer = train_state.TrainStateInitializer(
+      model.optimizer_def, model.get_initial_variables, shapes, mesh
+    )
+    state, axes = initializer.global_train_state_shape, initializer.train_state_axes
+    made = toy_runs.make_trainer(num_microbatches=count)(
+      model, state, mesh, [], None, axes, jax.random.PRNGKey(0)
+    )
     batch = {"inputs": jax.ShapeDtypeStruct(shapes["inputs"], jnp.int32)}
-    step = trainer._partitioned_train_step.lower(state, batch).compile()
-  print(step.cost_analysis()["flops"])
-"""
+    step = made._partitioned_train_step.lower(state, batch).compile()
+    print(step.cost_analysis()["flops"])
 
 
 def test_microbatches_are_computed_on_all_devices(tmp_path):
-  """A device's FLOPs, in which XLA counts one microbatch, are those of a batch of its size."""
-  helpers = pathlib.Path(toy_runs.__file__).parent
-  whole, parts = commands.script(FLOPS, helpers, cwd=tmp_path, devices=4).stdout.split()[-2:]
+  whole, parts = commands.on_eight_devices(__file__, tmp_path).split()[-2:]
   assert float(parts) < 1.5 * float(whole)
 
 
@@ -151,3 +129,95 @@ def test_the_trainer_for_upstream_changes_nothing_here(tmp_path, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, state.state_dict(), expected.state_dict())
   updates = toy_runs.metrics(tmp_path / "own" / "training_eval" / "toy", "updates")
   assert updates == {4: 4, 7: 7}
+
+
+def test_early_stopping_waits_for_its_patience():
+  action = trainer.EarlyStoppingAction(metric=("eval", "loss"), mode="min", patience=2, atol=0.1)
+  values = [float("nan"), 3.0, 2.0, 1.95, 1.5, 1.45, 1.44]
+  stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
+  assert stops == [False] * 6 + [True]
+  for mode, values in (("max", [1.0, 2.0, 2.3, 2.1]), ("min", [10.0, 5.0, 4.2, 4.6])):
+    action = trainer.EarlyStoppingAction(("eval", "loss"), mode, patience=2, rtol=0.2)
+    stops = [action.run(None, {"eval": {"loss": value}}) for value in values]
+    assert stops == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(("keep", "steps"), [(1, [2, 8]), (2, [2, 6, 8]), (None, [0, 2, 4, 6, 8])])
+def test_the_best_checkpoint_of_a_run_and_the_newest_stay(tmp_path, keep, steps):
+  means = {}
+
+  class Seeing(trainer.BaseAction):
+    def run(self, train_state, metrics_by_task):
+      means[int(train_state.step)] = metrics_by_task["toy"]["mean"]
+
+  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
+  toy_runs.run(
+    tmp_path,
+    total_steps=8,
+    eval_period=2,
+    checkpoint_cfg=toy_runs.saving(2, keep=keep),
+    infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+    actions={"INFER_EVAL": [best, Seeing()]},
+  )
+  assert min(means, key=means.get) == 2  # training raises the mean
+  assert t5x.find_checkpoint(tmp_path).name == "checkpoint_2"
+  found = map(t5x.step_of, t5x.all_checkpoints(tmp_path))
+  assert [*found] == steps
+
+
+def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
+  toy_runs.run(tmp_path / "toy", total_steps=1)
+  run = tmp_path / "run"
+
+  def evaluated(step, metric, value, complete=True):
+    if complete:
+      shutil.copytree(tmp_path / "toy" / "checkpoint_1", run / f"checkpoint_{step}")
+    action = trainer.KeepBestAction(str(run), ("eval", metric), "max")
+    action.run(types.SimpleNamespace(step=step), {"eval": {metric: value}})
+    return (t5x.read_best(run) or {}).get("checkpoint"), t5x.find_checkpoint(run).name
+
+  assert evaluated(1, "accuracy", float("nan")) == (None, "checkpoint_1")
+  assert evaluated(2, "accuracy", 0.7) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(3, "accuracy", 0.6) == ("checkpoint_2", "checkpoint_2")
+  assert evaluated(4, "loss", 0.1) == ("checkpoint_4", "checkpoint_4")
+  # The next one is still being written when the run is killed; its evaluation is repeated.
+  assert evaluated(6, "loss", 0.3, complete=False) == ("checkpoint_6", "checkpoint_4")
+  assert evaluated(6, "loss", 0.2) == ("checkpoint_6", "checkpoint_6")
+  assert t5x.read_best(run)["value"] == 0.2
+  assert evaluated(7, "loss", 0.5, complete=False) == ("checkpoint_7", "checkpoint_6")
+  assert evaluated(8, "loss", 0.1) == ("checkpoint_8", "checkpoint_8")
+  assert evaluated(9, "loss", 0.0) == ("checkpoint_8", "checkpoint_8")
+  shutil.rmtree(run / "checkpoint_8")
+  assert t5x.find_checkpoint(run).name == "checkpoint_9"
+  assert "checkpoint_8 is missing, the best checkpoint of the run" in caplog.text
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp_path, watched):
+  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
+
+  def run(total_steps, average=2):
+    toy_runs.run(
+      tmp_path,
+      total_steps=total_steps,
+      eval_period=2,
+      checkpoint_cfg=toy_runs.saving(2, keep=2, dtype="bfloat16"),
+      infer_eval_dataset_cfg=toy_runs.config("validation", batch_size=24, shuffle=False),
+      actions={"INFER_EVAL": [best]} if watched else {},
+      average=average,
+    )
+    path = t5x.find_checkpoint(tmp_path)
+    return path.parent.name, toy_runs.read_checkpoint(path)["target"]["table"]
+
+  name, table = run(6)
+  steps = (2, 4) if watched else (4, 6)  # training raises the mean
+  saved = [toy_runs.read_checkpoint(tmp_path / f"checkpoint_{step}") for step in steps]
+  first, second = (np.float32(state["target"]["table"]) for state in saved)
+  assert (name, table.dtype) == ("average", np.float32)
+  np.testing.assert_array_equal(table, (first + second) / 2)
+  assert run(8, average=1)[0] == tmp_path.name  # the average of six steps is gone
+  if watched:
+    assert checkpoints.best_names(str(tmp_path)) == ["checkpoint_2", "checkpoint_4"]
+  else:
+    with pytest.raises(errors.InputError, match="average is 3; set it to at most"):
+      run(10, average=3)

@@ -7,16 +7,14 @@ combines. Nothing here imports TensorFlow.
 
 import dataclasses
 import functools
-import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import sentencepiece
 
-from vmsst import arrays, errors, languages
+from vmsst import errors, languages
 
 _PHRASES = json.loads(  # by language; the names of phrases are the same in all, in the same order
   pathlib.Path(__file__).with_name("phrases.json").read_text(encoding="utf-8")
@@ -235,45 +233,10 @@ def _order(total: int) -> np.ndarray:
   return np.random.RandomState(_SEED).permutation(total)
 
 
-_SIZE = 3_600
-_NUM_MEANINGS = 10_000
-_BOUNDARY = "|"  # No piece crosses it; the trainer removes it.
-
-
 def vocabulary_path() -> str:
-  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown)."""
-  return str(pathlib.Path(__file__).with_name("vocabulary.model"))
+  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
 
-
-def train_vocabulary(path: str) -> None:
-  """Writes the shipped model again to `path`, from the first training meanings in every language.
-
-  The algorithm is BPE: the unigram trainer proposes only pieces that several words share. On a
-  corpus of two thousand words it cuts most words into fragments.
+  It is BPE with byte fallback, trained on the first 10,000 training meanings in every language. The
+  unigram algorithm would cut most words of so small a corpus into fragments.
   """
-  meanings = (slots(number, "train") for number in range(_NUM_MEANINGS))
-  books = [phrasebook(language) for language in LANGUAGES]
-  texts = (
-    # Boundaries between phrases if the language has no blanks.
-    book.sentence(meaning) if book.blank else _BOUNDARY.join([*book.words(meaning), book.stop])
-    for meaning in meanings
-    for book in books
-  )
-  model = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=texts,
-    model_writer=model,
-    model_type="bpe",
-    vocab_size=_SIZE,
-    character_coverage=1.0,
-    byte_fallback=True,
-    pretokenization_delimiter=_BOUNDARY,
-    pad_id=arrays.PAD_ID,
-    eos_id=1,
-    unk_id=2,
-    bos_id=-1,
-    shuffle_input_sentence=False,
-    num_threads=1,
-    minloglevel=1,
-  )
-  pathlib.Path(path).write_bytes(model.getvalue())
+  return str(pathlib.Path(__file__).with_name("vocabulary.model"))

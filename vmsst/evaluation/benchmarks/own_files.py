@@ -121,7 +121,7 @@ def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   row_by_text: dict[str, int] = {}
   gold: dict[str, dict[int, float]] = {}
   path = storage.path(pairs.paths[0])
-  for row in readers.parsed_rows(pairs):
+  for row in readers.read_rows(pairs):
     query, text = row.texts
     index = row_by_text.setdefault(text, len(row_by_text))
     if row.grade is None or files.number(row.grade, path, row.number) > 0:
