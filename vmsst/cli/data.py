@@ -177,18 +177,18 @@ def mine_negatives(
     "encoder": encoding.identity(model, name),
     "pairs": {"name": pairs, "digest": opened.digest},
   }
-  documents, judge = None, None
+  documents, teacher_model = None, None
   if corpus:
     inputs["corpus"] = vector_store.fingerprint(corpus)
     documents = text_files.read_texts(corpus, field, inputs["corpus"]["digest"])
   if teacher:
-    name, judge = loading.open_encoder(teacher)
-    inputs["teacher"] = encoding.identity(judge, name)
+    name, teacher_model = loading.open_encoder(teacher)
+    inputs["teacher"] = encoding.identity(teacher_model, name)
   options |= {"roles": opened.roles, "languages": languages or (None, None)}
-  made_with = {**options, "field": field}
+  settings = {**options, "field": field}
   with (
     file_to_write(output) as place,
-    job.Job(place, inputs=inputs, options=made_with, is_folder=False) as work,
+    job.Job(place, inputs=inputs, options=settings, is_folder=False) as work,
   ):
     numbers = itertools.count()
 
@@ -197,7 +197,7 @@ def mine_negatives(
       compute = functools.partial(encoding.encode, model, texts, **how)
       return vector_jobs.stored_array(work, part, key, compute)
 
-    how = {"teacher": judge, "batch_size": batch_size, "encode": encode, **options}
+    how = {"teacher": teacher_model, "batch_size": batch_size, "encode": encode, **options}
     examples = mining.hard_negatives(model, opened.table.pairs(), documents, **how)
     total = 0
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:

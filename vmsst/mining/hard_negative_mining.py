@@ -73,17 +73,17 @@ def hard_negatives(
   Raises:
     InputError: a value is not valid, or the corpus has no text.
   """
-  least = range_min + errors.as_integer("count", count)
+  least = errors.as_integer("range_min", range_min, minimum=0) + errors.as_integer("count", count)
   if range_max is None:
     range_max = least if relative_margin is None else range_min + 10 * count
   errors.check(range_max >= least, "range_max", range_max, f"at least {least}, RANGE_MIN + COUNT")
   pairs = [pair for pair in pairs if not any(map(text_files.is_blank, pair))]
-  searched = [*itertools.filterfalse(text_files.is_blank, corpus or ())]
-  if not pairs or (corpus is not None and not searched):
+  corpus_texts = [*itertools.filterfalse(text_files.is_blank, corpus or ())]
+  if not pairs or (corpus is not None and not corpus_texts):
     raise errors.InputError("there is no pair of two texts, or no text in the corpus; add one")
   queries, query_N = _distinct([query for query, _ in pairs])
-  texts, row_T = _distinct([*searched, *(positive for _, positive in pairs), *queries])
-  row_C, positive_N, itself_Q = np.split(row_T, np.cumsum([len(searched), len(pairs)]))
+  texts, row_T = _distinct([*corpus_texts, *(positive for _, positive in pairs), *queries])
+  row_C, positive_N, itself_Q = np.split(row_T, np.cumsum([len(corpus_texts), len(pairs)]))
   documents = texts[: max(row_C.max(initial=0), positive_N.max()) + 1]
   candidates = len(documents) if corpus is None else row_C.max() + 1
   # No query has itself or one of its positives as a negative.
@@ -103,7 +103,7 @@ def hard_negatives(
 
   query_ND, document_MD = vectors(encoder)
   is_encoder = hasattr(teacher, "encode")
-  judge_ND, judge_MD = vectors(teacher) if is_encoder else (query_ND, document_MD)
+  teacher_ND, teacher_MD = vectors(teacher) if is_encoder else (query_ND, document_MD)
   names = ["query", "pos", "neg", "pos_scores", "neg_scores"]
   if tuple(roles) != ("query", "document"):
     names[:3] = ["anchor", "positive", "negative"]
@@ -118,10 +118,10 @@ def hard_negatives(
     score_BK, pair_B = np.zeros(row_BK.shape), list(zip(query_B, row_BK, strict=True))
     if teacher is None or is_encoder:
       for score_K, (row, row_K) in zip(score_BK, pair_B, strict=True):
-        score_K[:] = unit_rows(judge_MD[row_K]) @ unit_rows(judge_ND[[row]])[0]
+        score_K[:] = unit_rows(teacher_MD[row_K]) @ unit_rows(teacher_ND[[row]])[0]
     else:
-      asked = [(queries[q], documents[row]) for q, row_K in pair_B for row in row_K[row_K >= 0]]
-      score_BK[row_BK >= 0] = teacher(asked)
+      scored = [(queries[q], documents[row]) for q, row_K in pair_B for row in row_K[row_K >= 0]]
+      score_BK[row_BK >= 0] = teacher(scored)
     is_negative = row_BK >= 0
     if relative_margin is not None:
       positive_B1 = score_BK[:, :1]

@@ -171,6 +171,7 @@ def test_of_equally_near_documents_the_first_come_first():
   ([("a", "b")], [" "], {}, "no text in the corpus"),
   ([("a", "\u200b")], None, {}, "no pair of two texts"),
   ([("a", "b")], None, {"count": 0}, "count is 0"),
+  ([("a", "b")], None, {"range_min": -1}, "range_min is -1"),
 ])  # fmt: skip
 def test_what_cannot_be_mined(pairs, corpus, options, message):
   found = hard_negative_mining.hard_negatives(QuietEncoder(), pairs, corpus, **options)
