@@ -61,6 +61,9 @@ def finetune(
   matryoshka_dims: Sequence[int] = (),
   slices: int = 1,
   freeze_tokens: bool = False,
+  lora_rank: int | None = None,
+  compute_dtype: Literal["float32", "bfloat16"] = "float32",
+  average: int = 1,
   seed: int = 0,
 ) -> "Encoder":
   """Fine-tune an encoder on pairs of texts, such as translations or questions and answers.
@@ -108,6 +111,12 @@ def finetune(
     matryoshka_dims: Also train vectors cut to these dimensions.
     slices: Slices of a batch, for batches that do not fit (gradient caching).
     freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
+    lora_rank: Train changes of the kernels of this rank only (LoRA), which need less memory; the
+      tuned encoder contains them (default: train all parameters).
+    compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay
+      float32.
+    average: Number of the best checkpoints, or of the last ones without dev, whose parameters are
+      averaged.
     seed: Seed of dropout and of the order of the pairs.
 
   Returns:
@@ -136,7 +145,16 @@ def finetune(
     )
     from vmsst.train import train as train_lib
 
-  for name in ("steps", "batch_size", "eval_every", "slices", "max_length", "patience"):
+  for name in (
+    "steps",
+    "batch_size",
+    "eval_every",
+    "slices",
+    "average",
+    "lora_rank",
+    "max_length",
+    "patience",
+  ):
     if options[name] is not None:
       errors.as_integer(name, options[name])
   errors.check_number("learning_rate", learning_rate, "(0, inf)")
@@ -167,6 +185,8 @@ def finetune(
       f"the objectives {objectives} {'require a' if taught else 'have no'} teacher; give one for "
       f"{' and '.join(_TAUGHT)}, and only for them"
     )
+  if lora_rank is not None and "ems" in objectives:
+    raise errors.InputError("LoRA does not train the heads of EMS; omit lora_rank")
   inputs["pairs"] = {each.name: {"name": each.name, "digest": each.digest} for each in sets}
   held_out: dict[str, Any] = {}
   if dev is not None:
@@ -183,15 +203,19 @@ def finetune(
     if taught:
       _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
-    trained = model(
-      objectives,
-      starting_encoders.network(start, dropout_rate=0.1, dtype="float32", scan_layers=True),
-      with_prompts(vocabulary, sets),
-      optimizer(schedule, ("token_embedder/.*",) if freeze_tokens else ()),
-      negatives=any("negatives" in each.features for each in sets),
-      matryoshka_dims=tuple(matryoshka_dims),
-      max_length=max_length,
-      embedding_slices=slices,
+    frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
+    trained, described = (
+      model(
+        objectives,
+        starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True),
+        with_prompts(vocabulary, sets),
+        optimizer(schedule, frozen, lora_rank=lora_rank),
+        negatives=any("negatives" in each.features for each in sets),
+        matryoshka_dims=tuple(matryoshka_dims),
+        max_length=max_length,
+        embedding_slices=slices,
+      )
+      for dtype in (compute_dtype, "float32")
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
@@ -250,8 +274,9 @@ def finetune(
       stats_period=10,
       random_seed=seed,
       run_eval_before_training=True,
+      average=average,
       actions={"TRAIN": [actions.TerminateOnNanAction("train")], "INFER_EVAL": of_evaluation},
-      summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(trained, folder, codes),
+      summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(described, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
     outputs.write_text(folder / "report.md", _report(folder))

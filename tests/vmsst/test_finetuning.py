@@ -126,6 +126,17 @@ def test_a_command_that_is_stopped_resumes_with_other_steps(source, tmp_path, ca
   assert "\n| 0 |  | " in (output / "report.md").read_text()
 
 
+def test_lora_in_bfloat16_with_averages_is_saved_as_a_float32_encoder(source, tmp_path):
+  options = {**OPTIONS, "freeze_tokens": False, "lora_rank": 2, "compute_dtype": "bfloat16"}
+  tuned = vmsst.finetune(source, pairs_of(0, 30), tmp_path / "out", average=2, **options)
+  assert tuned.path == str(tmp_path / "out" / "average" / "checkpoint_0")
+  before, after = (tensors.separate(loading.read(x).arrays) for x in (source, tuned.path))
+  changed = {name for name, array in before.items() if not np.array_equal(array, after[name])}
+  assert changed == {name for name in before if name.endswith("kernel")}
+  expected = vmsst.load(tmp_path / "out", backend="jax", dtype="float32").encode(["red"])
+  np.testing.assert_allclose(tuned.encode(["red"]), expected, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["distillation", "soft_contrastive", "ems"])
 def test_other_objectives_train(source, tmp_path, objective):
