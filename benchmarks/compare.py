@@ -492,11 +492,13 @@ def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> N
 
 def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
   """Returns the file of a row's training pairs with the hard negatives that the teacher mines."""
-  (path,) = (path for file in training_files(bindings, data_root) for path in file.paths)
-  command = ["data", "mine-negatives", teacher, str(folder / "negatives"), str(path)]
-  run_command(f"mining of {folder}", "-m", "vmsst.cli", *command)
-  (made,) = (folder / "negatives").rglob("*.tsv.gz")
-  return str(made)
+  (file,) = training_files(bindings, data_root)
+  languages = [readers.language_code(side) for side in (file.source, file.target)]
+  mined = str(folder / f"negatives.{'-'.join(languages)}.tsv")
+  command = ["data", "mine-negatives", teacher, file.paths[0], mined, "--languages", *languages]
+  if not os.path.exists(mined):  # by an earlier seed
+    run_command(f"mining of {folder}", "-m", "vmsst.cli", *command)
+  return mined
 
 
 def train(gin_files: Iterable[str], run: pathlib.Path, overrides: Bindings) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
   from vmsst.finetuning import finetune
+  from vmsst.mining.hard_negative_mining import hard_negatives
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
   from vmsst.search.exact_search import top_k, unit_rows
@@ -51,6 +52,7 @@ _PUBLIC = {
   "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",
   "gin_dir": "vmsst.paths",
+  "hard_negatives": "vmsst.mining.hard_negative_mining",
   "load": "vmsst.encoder.loading",
   "load_sample": "vmsst.data.sample",
   "load_translator": "vmsst.encoder.loading",

@@ -319,10 +319,12 @@ def open_sets(
     if chosen in _WITH_SCORES and "scores" not in opened.features:
       raise errors.InputError(f"{name}: the objective {chosen!r} needs a column of scores; add one")
     if chosen not in _WITH_SCORES and "scores" in opened.features:
-      raise errors.InputError(
-        f"{name}: the objective {chosen!r} ignores scores and labels; use 'similarity', or remove "
-        "pairs that do not belong together, and then the column"
-      )
+      if opened.table.columns["scores"].shape[1] == 1:
+        raise errors.InputError(
+          f"{name}: the objective {chosen!r} ignores scores and labels; use 'similarity', or "
+          "remove pairs that do not belong together, and then the column"
+        )
+      del opened.table.columns["scores"]  # A teacher's scores of hard negatives grade no pair.
     sets.append(opened)
   return sets
 

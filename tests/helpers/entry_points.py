@@ -189,16 +189,14 @@ COMMANDS = {
     f"export {kind}": f"export {kind} run OUT"
     for kind in ("safetensors", "sentence-transformers", "onnx")
   },
-  **{
-    f"data {kind}": f"data {kind} run OUT t/x.de-en.tsv t/y.fr-en.tsv"
-    for kind in ("embed", "mine-negatives")
-  },
+  "data embed": "data embed run OUT t/x.de-en.tsv t/y.fr-en.tsv",
+  "data mine-negatives": "data mine-negatives run t/x.de-en.tsv OUT --corpus a.txt",
   "import encoder": "import encoder hub/encoder/m OUT",
   "import ems": "import ems x.safetensors OUT --vocabulary x.model",
   "eval": "eval encoder --data data --out OUT --suite tatoeba",
   "report": "report results --out OUT",
 }
-FOLDERS = ("embed", "index", "data", "eval", "report")
+FOLDERS = ("embed", "index", "data embed", "eval", "report")
 """Subcommands whose output is a folder that they own while they fill it."""
 
 

@@ -79,6 +79,7 @@ def test_build(start):
 
 IMPORTS = [
   "orbax.checkpoint",
+  "vmsst.data.training_sets",
   "vmsst.evaluation.benchmarks",
   "vmsst.evaluation.report",
   "vmsst.encoder.encoder",
@@ -117,7 +118,8 @@ def test_a_killed_command_is_resumed(name, start):
     pytest.importorskip("onnx", reason="needs onnx to write models")
   entry_points.write_inputs(start)
   write_texts(start, 500)
-  default = COMMANDS[name], {"vmsst.mining.bitext_mining._WINDOW": 4}, (7, [10])
+  windows = {f"vmsst.mining.{x}_mining._WINDOW": 4 for x in ("bitext", "hard_negative")}
+  default = COMMANDS[name], windows, (7, [10])
   argv, settings, moments = PARTS.get(name, default)
   words = {"OUT": "out/made"} | ({} if name == "import encoder" else {"encoder": "run"})
   check(

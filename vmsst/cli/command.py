@@ -73,6 +73,11 @@ Positive = Annotated[int, Argument("N", _POSITIVE)]
 """An integer above 0."""
 Language = Annotated[str, Argument("CODE")]
 """The code of a language."""
+Field = Annotated[str, Argument("NUMBER|KEY")]
+"""A column of TSV files, or a key of JSON Lines."""
+_ROLE = functools.partial(_number, "query or document", str, {"query", "document"}.__contains__)
+Role = Annotated[str, Argument("query|document", _ROLE)]
+"""What a text is in a search."""
 InputFile = Annotated[str, Argument("FILE", role="input")]
 """A file to read."""
 InputFolder = Annotated[str, Argument("FOLDER", role="data")]

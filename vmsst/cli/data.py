@@ -1,10 +1,11 @@
 """`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
 
-import dataclasses
 import functools
+import itertools
+import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from vmsst import errors, storage
@@ -13,13 +14,16 @@ from vmsst.cli.command import (
   Batches,
   Command,
   Encoder,
+  Field,
   GpuWorkers,
   InputFile,
   Language,
   OutputFile,
   OutputFolder,
   Positive,
+  Role,
   Workers,
+  file_to_write,
 )
 
 Name = Annotated[str, Argument("NAME")]
@@ -71,109 +75,146 @@ def train_vocabulary(
       print(f"Use it with SentencePieceVocabulary.{option} = True.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bitext:
-  """Bitext files.
-
-  Attributes:
-    languages: Languages of the two sides (default: from file names).
-    batch_size: Sentences per batch.
-    refresh: Replace files of another encoder or count; files that are up to date stay.
-  """
-
-  languages: tuple[Language, Language] | None = None
-  batch_size: int = 128
-  refresh: bool = False
-
-
 def embed_bitext(
-  encoder: Encoder, output: OutputFolder, patterns: list[Pattern], *, bitext: Bitext
+  encoder: Encoder,
+  output: OutputFolder,
+  patterns: list[Pattern],
+  *,
+  languages: tuple[Language, Language] | None = None,
+  batch_size: int = 128,
+  refresh: bool = False,
 ) -> None:
   """Embed bitext files with a teacher, to distill it into a student.
 
   Args:
     output: Output folder; finished files are skipped.
     patterns: Bitext files, as in training; quote patterns.
+    languages: Languages of the two sides (default: from file names).
+    batch_size: Sentences per batch.
+    refresh: Replace files of another encoder; files that are up to date stay.
   """
-  from vmsst.data import tables
-  from vmsst.encoder import encoding
-
-  write = functools.partial(encoding.write_bitext_vectors, batch_size=bitext.batch_size)
-  files = _write_files(encoder, output, patterns, bitext, {}, tables.vectors_name, write)
-  for path, facts in files.items():
-    print(f"{path}: {facts['lines']:,} pairs of vectors of dimension {facts['dimension']}")
-
-
-def mine_negatives(
-  encoder: Encoder,
-  output: OutputFolder,
-  patterns: list[Pattern],
-  *,
-  count: Positive = 3,
-  bitext: Bitext,
-) -> None:
-  """Mine hard negatives for bitext files: plausible but wrong translations.
-
-  Args:
-    output: Output folder; finished files are skipped.
-    patterns: Bitext files, as in training; quote patterns.
-    count: Number of hard negatives per pair.
-  """
-  from vmsst.mining import hard_negative_mining as mining
-
-  write = functools.partial(mining.write_negatives, count=count, batch_size=bitext.batch_size)
-  options = {"count": count}
-  files = _write_files(encoder, output, patterns, bitext, options, mining.file_name, write)
-  for path, facts in files.items():
-    print(f"{path}: {facts['negatives']:,} hard negatives of {facts['pairs']:,} pairs")
-
-
-def _write_files(
-  encoder: str,
-  output: str,
-  patterns: list[str],
-  bitext: Bitext,
-  options: dict[str, Any],
-  file_name: Callable[[Any], str],
-  write: Callable[..., dict[str, Any]],
-) -> dict[str, dict[str, Any]]:
-  """Writes a file for each bitext that has none in a folder; returns facts by path.
-
-  Args:
-    encoder: The encoder to open.
-    output: The folder.
-    patterns: The bitexts.
-    bitext: Options of the command.
-    options: Further options that the files depend on.
-    file_name: Returns the path of a bitext's file in the folder.
-    write: Called as `write(encoder, bitext, path)`; returns facts about the file.
-  """
-  from vmsst.data import readers
+  from vmsst.data import readers, tables
   from vmsst.encoder import encoding, loading
   from vmsst.jobs import job
 
-  files = readers.find_bitext(patterns, bitext.languages)
-  names = list(map(file_name, files))
-  sources = {os.path.realpath(path) for file in files for path in file.paths}
+  files = readers.find_bitext(patterns, languages)
+  names = list(map(tables.vectors_name, files))
   for name in names:
-    if names.count(name) > 1 or os.path.realpath(os.path.join(output, name)) in sources:
+    if names.count(name) > 1:
       raise errors.InputError(
-        f"{os.path.join(output, name)} would replace an input, or is of two inputs; use another "
-        "folder"
+        f"{os.path.join(output, name)} is of two inputs; use another folder for one of them"
       )
-  name, opened = loading.open_encoder(encoder)
-  inputs = {"encoder": encoding.identity(opened, name)}
-  facts_by_path = {}
-  with job.Job(output, inputs=inputs, options=options, replace=bitext.refresh) as work:
+  path, opened = loading.open_encoder(encoder)
+  inputs = {"encoder": encoding.identity(opened, path)}
+  with job.Job(output, inputs=inputs, replace=refresh) as work:
     for name, file in zip(names, files, strict=True):
       digest = readers.digest(file)
       facts = work.done(name, digest)
       if facts is None:
-        with work.part(name, digest) as (path, facts):
-          facts.update(write(opened, file, path), bitext=digest)
-      facts_by_path[work.path(name)] = facts
+        with work.part(name, digest) as (part, facts):
+          facts["bitext"] = digest
+          facts |= encoding.write_bitext_vectors(opened, file, part, batch_size=batch_size)
+      lines, dimension = facts["lines"], facts["dimension"]
+      print(f"{work.path(name)}: {lines:,} pairs of vectors of dimension {dimension}")
     work.finish()
-  return facts_by_path
+
+
+def mine_negatives(
+  encoder: Encoder,
+  pairs: Pattern,
+  output: OutputFile,
+  *,
+  corpus: InputFile | None = None,
+  field: Field | None = None,
+  teacher: Encoder | None = None,
+  count: Positive = 3,
+  range_min: int = 0,
+  range_max: Positive | None = None,
+  relative_margin: float | None = None,
+  roles: tuple[Role, Role] | None = None,
+  languages: tuple[Language, Language] | None = None,
+  batch_size: Positive = 128,
+) -> None:
+  """Mine hard negatives: documents near a query that do not answer it, or wrong translations.
+
+  Args:
+    pairs: File of queries and their positives, as for `vmsst finetune`.
+    output: Output file for `vmsst finetune`: JSON Lines, one pair with its negatives per line; if
+      its name ends in .tsv, a column for each text, without scores, also for `t5x train`.
+    corpus: Documents to search, one per line (default: the positives of all pairs).
+    field: Column or key of the documents in the corpus (default: for .tsv 1, or 2 after a column of
+      numbers, text for .jsonl, else the whole line).
+    teacher: Encoder whose cosines are written as scores, for `vmsst finetune --objective
+      kl_divergence`, and replace the cosines of ENCODER for the margin.
+    count: Hard negatives per pair; fewer if too few documents qualify.
+    range_min: Number of nearest documents to skip, apart from the positives.
+    range_max: Number of nearest documents to consider, apart from the positives (default: RANGE_MIN
+      + COUNT, or with a margin RANGE_MIN + 10 * COUNT).
+    relative_margin: Exclude documents that score above (1 - X) times the score of the positive,
+      which are often unlabeled positives; 0.05 is a common value (default: no limit).
+    roles: What the two texts of a pair are, query or document, to choose the prompts (default:
+      query and document with a corpus, else by the names of the columns, or else the prompt of
+      `encode`).
+    languages: Languages of the two texts, for encoders that require them.
+    batch_size: Texts per batch.
+  """
+  names = ("count", "range_min", "range_max", "relative_margin")
+  options = {name: value for name, value in locals().items() if name in names}
+  from vmsst import finetuning
+  from vmsst.cli import vector_jobs
+  from vmsst.encoder import encoding, loading
+  from vmsst.io import manifest, text_files
+  from vmsst.jobs import job, outputs
+  from vmsst.mining import hard_negative_mining as mining
+  from vmsst.search import vector_store
+
+  if corpus:
+    field = field or text_files.default_field(corpus)
+    text_files.check_not_empty(corpus)
+    roles = roles or ("query", "document")
+  with errors.requires("train", "reading pairs"):
+    (opened,) = finetuning.open_sets(
+      pairs, None, roles=roles, languages=languages or ("und", "und")
+    )
+  name, model = loading.open_encoder(encoder)
+  inputs: dict[str, Any] = {
+    "encoder": encoding.identity(model, name),
+    "pairs": {"name": pairs, "digest": opened.digest},
+  }
+  documents, teacher_model = None, None
+  if corpus:
+    inputs["corpus"] = vector_store.fingerprint(corpus)
+    documents = text_files.read_texts(corpus, field, inputs["corpus"]["digest"])
+  if teacher:
+    name, teacher_model = loading.open_encoder(teacher)
+    inputs["teacher"] = encoding.identity(teacher_model, name)
+  options |= {"roles": opened.roles, "languages": languages or (None, None)}
+  settings = {**options, "field": field}
+  with (
+    file_to_write(output) as place,
+    job.Job(place, inputs=inputs, options=settings, is_folder=False) as work,
+  ):
+    numbers = itertools.count()
+
+    def encode(model: Any, texts: list[str], **how: Any) -> Any:
+      part, key = f"vectors-{next(numbers):06d}.npy", manifest.digest(texts)
+      compute = functools.partial(encoding.encode, model, texts, **how)
+      return vector_jobs.stored_array(work, part, key, compute)
+
+    how = {"teacher": teacher_model, "batch_size": batch_size, "encode": encode, **options}
+    examples = mining.hard_negatives(model, opened.table.pairs(), documents, **how)
+    total = 0
+    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+      for example in examples:
+        query, (positive,), negatives, *_ = example.values()
+        line = json.dumps(example, ensure_ascii=False)
+        if output.endswith(".tsv"):
+          texts = [query, positive, *negatives, *[""] * (count - len(negatives))]
+          line = "\t".join(text.translate(text_files.SEPARATORS) for text in texts)
+        stream.write(f"{line}\n")
+        total += len(negatives)
+  if output != outputs.STANDARD:
+    print(f"{output}: {total:,} hard negatives of {len(opened.table):,} pairs")
 
 
 def build(

@@ -12,6 +12,7 @@ from vmsst.cli.command import (
   InputFile,
   InputFolder,
   OutputFolder,
+  Role,
 )
 from vmsst.jobs import outputs
 
@@ -213,6 +214,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
       "output": OutputFolder,
       "dev": InputFile | None,
       "teacher": Encoder | None,
+      "roles": tuple[Role, Role] | None,
     },
     message="vmsst.load({output!r}) opens the encoder; {output}/report.md has the results",
   ),

@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import logging
-from typing import Annotated, Literal
+from typing import Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
-  Argument,
   Batches,
   Command,
   Encoder,
+  Field,
   GpuWorkers,
   InputFolder,
   Language,
@@ -25,9 +25,6 @@ from vmsst.cli.command import (
 )
 from vmsst.io import text_files
 from vmsst.jobs import outputs
-
-Field = Annotated[str, Argument("NUMBER|KEY")]
-"""A column of TSV files, or a key of JSON Lines."""
 
 
 def embed(

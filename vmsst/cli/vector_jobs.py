@@ -232,6 +232,16 @@ def describe(text: EmbeddedText) -> dict[str, Any]:
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 
 
+def stored_array(
+  work: job.Job, part: str, key: str, compute: Callable[[], np.ndarray]
+) -> np.ndarray:
+  """Returns the array of a part, which is computed and written unless it is done."""
+  if work.done(part, key) is None:
+    with work.part(part, key) as (path, _), path.open("wb") as stream:
+      np.save(stream, compute())
+  return array_files.read(work.path(part))
+
+
 def search(
   encoder: Any,
   queries: str,
@@ -338,10 +348,7 @@ def score(
       for number, window in enumerate(zip(*columns, strict=True)):
         # A text that changes during the work may have its old content again when it resumes.
         part, key = f"scores-{number:06d}.npy", manifest.digest(window)
-        if work.done(part, key) is None:
-          with work.part(part, key) as (path, _), path.open("wb") as stream:
-            np.save(stream, scores(*window))
-        yield array_files.read(work.path(part))
+        yield stored_array(work, part, key, functools.partial(scores, *window))
 
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:

@@ -277,6 +277,8 @@ def _of_records(
     return ("", ""), (Example(_texts(place, record)) for place, record in records)
   first = _flat(first)
   names = [name for name, x in first.items() if _is_texts(x) and name not in (*_SCORES, "id")]
+  if "pos" in first:  # FlagEmbedding's; the list of negatives may be empty
+    names = ["query", "pos", "neg"]
   if settings.languages != ("und", "und"):
     codes = {formats.language_or_none(name): name for name in names}
     names = [codes.get(languages_lib.language(code), code) for code in settings.languages]

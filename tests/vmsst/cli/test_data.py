@@ -1,4 +1,4 @@
-"""`vmsst data embed` and `vmsst data mine-negatives`: a job with one file for each bitext."""
+"""`vmsst data embed`, `vmsst data mine-negatives` and `vmsst vocab train`."""
 
 import functools
 import hashlib
@@ -12,9 +12,10 @@ import memory_store
 import numpy as np
 import pytest
 
-from vmsst import cli, errors, storage
+from vmsst import cli, errors, finetuning, storage
 from vmsst.data import readers, tables, training_sets, vocabularies
 from vmsst.encoder import loading
+from vmsst.mining import hard_negative_mining
 from vmsst.opus import file_cleaning
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three")]
@@ -49,58 +50,125 @@ def folder(tmp_path, monkeypatch):
   return tmp_path
 
 
-def run(folder, *options, command="mine-negatives", patterns=("a/*.tsv", "b/train.en"), out="out"):
+def embed(folder, *options, patterns=("a/*.tsv", "b/train.en"), out="out"):
   out = out if storage.is_url(out) else str(folder / out)
   paths = [str(folder / pattern) for pattern in patterns]
-  return cli.main(["data", command, str(folder / "run"), out, *paths, *options])
+  return cli.main(["data", "embed", str(folder / "run"), out, *paths, *options])
 
 
-def test_negatives_are_mined_once_until_inputs_change(folder, capsys):
-  assert run(folder, "--count", "2") == 0
-  assert "a/x.de-en.tsv.gz: 6 hard negatives of 3 pairs" in capsys.readouterr().out
-  paths = [folder / "out" / "a" / "x.de-en.tsv.gz", folder / "out" / "b" / "train.fra-eng.tsv.gz"]
-  (second,) = readers.find_bitext(str(paths[1]))
-  assert [row.texts for row in readers.read_rows(second, 2)] == [
-    ("un", "one", "two", ""),
-    ("deux", "two", "one", ""),
-  ]
+def test_bitext_is_embedded_once_until_inputs_change(folder, capsys):
+  assert embed(folder) == 0
+  paths = [folder / "out" / "a" / "x.de-en.tsv.npy", folder / "out" / "b" / "train.fr.npy"]
   contents = [path.read_bytes() for path in paths]
   paths[1].unlink()
   os.utime(paths[0], (0, 0))
-  assert run(folder, "--count", "2") == 0
+  assert embed(folder) == 0
   assert [path.read_bytes() for path in paths] == contents
   assert paths[0].stat().st_mtime == 0
-  assert run(folder) == 1
-  assert "count is 2, not 3" in capsys.readouterr().err
   (folder / "run" / "checkpoint_3" / "state").mkdir(parents=True)
-  assert run(folder, "--count", "2") == 1
+  assert embed(folder) == 1
   assert "checkpoint_2" in capsys.readouterr().err
-  assert run(folder, "--count", "2", "--refresh") == 0
+  assert embed(folder, "--refresh") == 0
   assert paths[0].stat().st_mtime > 0
   record = json.loads((folder / "out" / "job.json").read_text())
   assert record["inputs"]["encoder"]["name"].endswith("checkpoint_3")
   line_files.write_lines(folder / "b" / "train.en", ["one", "TWO"])
-  assert run(folder, "--count", "2") == 0  # the text has changed
-  assert "TWO" in list(readers.read_pairs(second))[1]
+  assert embed(folder) == 0  # the text has changed
+  assert paths[1].read_bytes() != contents[1]
 
 
-def test_no_input_and_no_other_file_is_replaced(folder, capsys):
+def test_no_two_files_have_one_output_and_no_other_file_is_replaced(folder, capsys):
   line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
-  assert run(folder, patterns=("**/x.de-en.*",)) == 1
-  assert "a/x.de-en.tsv.gz would replace an input, or is of two" in capsys.readouterr().err
-  assert run(folder) == 0
-  content = (folder / "out" / "a" / "x.de-en.tsv.gz").read_bytes()
-  assert run(folder, "--refresh", patterns=("out/a/x.de-en.tsv.gz",)) == 1
-  assert "a/x.de-en.tsv.gz would replace an input" in capsys.readouterr().err
-  assert (folder / "out" / "a" / "x.de-en.tsv.gz").read_bytes() == content
-  assert run(folder, out="a") == 1
+  assert embed(folder, patterns=("**/x.de-en.*",)) == 1
+  assert "a/x.de-en.tsv.npy is of two inputs" in capsys.readouterr().err
+  assert embed(folder, out="a") == 1
   assert "has files that this command did not write" in capsys.readouterr().err
+
+
+def mine(folder, pairs, out, *options):
+  paths = [str(folder / name) for name in ("run", pairs, out)]
+  return cli.main(["data", "mine-negatives", *paths, *options])
+
+
+def read_rows(folder, out):
+  """The roles, texts and scores of a training set; "" in place of missing negatives."""
+  opened = training_sets.open_set("set", training_sets.TrainingSet(folder / out))
+  columns = opened.table.rows(np.arange(len(opened.table)))
+  texts = zip(columns["inputs"], columns["targets"], columns["negatives"], strict=True)
+  return opened.roles, [(x, y, *rest) for x, y, rest in texts], columns.get("scores")
+
+
+def cosines(query, *texts):
+  vectors = np.array([fake_encoders.random_vector(text) for text in (query, *texts)])
+  unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+  return unit[1:] @ unit[0]
+
+
+def test_negatives_of_bitext_are_columns_or_json(folder, capsys):
+  for out in ("mined.de-en.tsv", "mined.jsonl"):
+    assert mine(folder, "a/x.de-en.tsv", out, "--count", "2") == 0
+    assert f"{out}: 6 hard negatives of 3 pairs" in capsys.readouterr().out
+    roles, rows, scores = read_rows(folder, out)
+    assert roles == (None, None)
+    assert scores is None
+    for (query, positive), row in zip(PAIRS, rows, strict=True):
+      rivals = sorted({y for _, y in PAIRS} - {positive}, key=lambda x: -cosines(query, x)[0])
+      assert row == (query, positive, *rivals)
+  (bitext,) = readers.find_bitext(str(folder / "mined.de-en.tsv"))
+  assert [row.texts for row in readers.read_rows(bitext, 2)] == rows
+  assert mine(folder, "a/x.de-en.tsv", "short.tsv", "--count", "3") == 0
+  assert (folder / "short.tsv").read_text().endswith("\t\n")
+
+
+def test_negatives_of_queries_are_documents_with_scores_of_a_teacher(folder):
+  documents = [f"document {number}" for number in range(8)]
+  records = [json.dumps({"id": number, "body": text}) for number, text in enumerate(documents)]
+  line_files.write_lines(folder / "corpus.jsonl", records)
+  questions = [("who", "me\nand you"), ("what", "this"), ("who", "them")]
+  rows = [json.dumps({"question": x, "answer": y}) for x, y in questions]
+  line_files.write_lines(folder / "pairs.jsonl", rows)
+  options = ["--corpus", str(folder / "corpus.jsonl"), "--field", "body", "--range-min", "1"]
+  options += ["--relative-margin", "0.1", "--range-max", "6", "--teacher", str(folder / "run")]
+  assert mine(folder, "pairs.jsonl", "mined.jsonl", *options) == 0
+  roles, rows, scores = read_rows(folder, "mined.jsonl")
+  assert roles == ("query", "document")
+  for (query, positive), row, row_scores in zip(questions, rows, scores, strict=True):
+    (limit,) = cosines(query, positive)
+    limit -= 0.1 * abs(limit)
+    near = sorted(documents, key=lambda x: -cosines(query, x)[0])[1:6]
+    chosen = [text for text in near if cosines(query, text)[0] <= limit][:3]
+    assert row == (query, positive, *chosen, *[""] * (len(row) - 2 - len(chosen)))
+    expected = cosines(query, positive, *chosen)
+    np.testing.assert_allclose(row_scores[: len(expected)], expected, atol=1e-5)
+  # A teacher's scores do not keep the file from contrastive training; labels of pairs do.
+  (opened,) = finetuning.open_sets(folder / "mined.jsonl", None)
+  assert "scores" not in opened.features
+  (opened,) = finetuning.open_sets(folder / "mined.jsonl", None, objective="kl_divergence")
+  assert "scores" in opened.features
+  line_files.write_lines(folder / "graded.tsv", ["query\tpos\tlabel", "a\tb\t0"])
+  assert mine(folder, "graded.tsv", "out.jsonl") == 1
+
+
+def test_interrupted_mining_embeds_no_text_twice(folder, monkeypatch):
+  monkeypatch.setattr(hard_negative_mining, "_WINDOW", 2)
+  assert mine(folder, "a/x.de-en.tsv", "whole.jsonl") == 0
+  for finished in range(4):
+    encoder = Encoder()
+    encoder.calls, encoder.fail_at, encoder.digest = [], finished, "x"
+    monkeypatch.setattr(loading, "open_encoder", lambda path, encoder=encoder: (path, encoder))
+    assert mine(folder, "a/x.de-en.tsv", "out.jsonl") == 130
+    assert not (folder / "out.jsonl").exists()
+    assert mine(folder, "a/x.de-en.tsv", "out.jsonl") == 0
+    assert encoder.sizes == [2, 1, 2, 1]
+    assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    assert not (folder / ".out.jsonl.vmsst").exists()
+    (folder / "out.jsonl").unlink()
 
 
 @pytest.mark.parametrize("out", ["out", "gs://bucket/out"])
 def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
   memory_store.installed(monkeypatch)
-  assert run(folder, command="embed", out=out, patterns=("a/*",)) == 0
+  assert embed(folder, out=out, patterns=("a/*",)) == 0
   assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 6" in capsys.readouterr().out
   vectors = out if storage.is_url(out) else str(folder / out)
   files = readers.find_bitext(str(folder / "a" / "*"))
@@ -114,7 +182,7 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   line_files.write_tsv(folder / "a" / "x.de-en.tsv", PAIRS[::-1])
   with pytest.raises(errors.InputError, match=r"does not have the vectors of .* as it is now"):
     tables.open_files("train", files[:1], teacher=vectors)
-  assert run(folder, command="embed", out=out, patterns=("a/*",)) == 0
+  assert embed(folder, out=out, patterns=("a/*",)) == 0
   storage.cached_copy.cache_clear()
   tables.open_files("train", files[:1], teacher=vectors)
   if storage.is_url(out):  # A file is copied once.

@@ -77,6 +77,19 @@ RECORDS = [
     {"negatives": 1, "prompts": ("", "p: ")},
     {"inputs": ["a", "c"], "targets": ["p: b", "p: d"], "negatives": [["p: n"], [""]]},
   ),
+  (  # the first record may have no negatives, and other texts are none
+    [
+      {"query": "a", "pos": ["b"], "neg": [], "neg_scores": [], "pos_scores": [2]},
+      {"query": "c", "pos": ["d"], "neg": ["n"], "neg_scores": [1], "pos_scores": [3], "type": "x"},
+    ],
+    {},
+    {
+      "inputs": ["q: a", "q: c"],
+      "targets": ["d: b", "d: d"],
+      "negatives": [[""], ["d: n"]],
+      "scores": [[2, 0], [3, 1]],
+    },
+  ),
   (
     [{"translation": {"en": "b", "de": "a"}, "id": 1}],
     {"languages": ("de", "en")},
