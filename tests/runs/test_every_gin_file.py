@@ -70,6 +70,8 @@ laser_network.LaserNetwork.decoder_output_dim = 16
 utils.create_learning_rate_scheduler.base_learning_rate = 0.01
 """
 OF_ONE_FILE = {
+  # Its action keeps the best checkpoint of the evaluations.
+  "soft_contrastive.gin": [f"EVAL_PERIOD = {PERIOD}", f"CHECKPOINT_PERIOD = {PERIOD}"],
   "quickstart.gin": ["bitext.sample.num_meanings = 50"],
   # One compiled layer instead of twelve.
   "ablations/vmsst_24l_12_decoder_layers.gin": ["t5.T5Config.scan_layers = True"],
