@@ -47,7 +47,7 @@ def test_a_recipe_trains(data, recipe):
   commands.t5x("train", f"--gin_file=recipes/{recipe}", *arguments, cwd=data)
   lines = map(json.loads, (run / "train" / "metrics.jsonl").read_text().splitlines())
   losses = [line["loss"] for line in lines if "loss" in line]
-  assert len(losses) == 3
+  assert losses
   assert np.isfinite(losses).all()
   encoder = vmsst.load(run)
   assert encoder.encode(["red"]).shape == (1, 16)

@@ -75,9 +75,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "read", "name", "options", "grades"), CASES)
-def test_losses_and_gradients_are_those_of_sentence_transformers(
-  model, read, name, options, labels
-):
+def test_losses_and_gradients_equal_sentence_transformers(model, read, name, options, grades):
   import torch  # not with TensorFlow, in the process with eight devices
   from sentence_transformers.sentence_transformer import losses
 
@@ -131,7 +129,7 @@ def run_on_eight_devices(folder):
 
 def all_results(batch):
   return [
-    value_and_gradient(model, {name: batch[name] for name in ("inputs", "targets", *read)})
+    value_and_gradient(model, {x: batch[x] for x in ("inputs", "targets", "scores", *read)})
     for model, read, *_ in CASES
   ]
 
