@@ -205,15 +205,15 @@ def side_vectors(
       f"train on data with the features {names}"
     )
 
-  def chosen(x_B2X: jax.Array) -> jax.Array:
+  def choose(x_B2X: jax.Array) -> jax.Array:
     if is_input_B is None:
       return x_B2X
     return jnp.where(is_input_B[:, None], x_B2X[:, 0], x_B2X[:, 1])
 
   if teacher is None:
     vector_B2S = jnp.stack([batch[name].astype(jnp.float32) for name in FEATURES], axis=1)
-    return jax.lax.stop_gradient(chosen(vector_B2S))
-  tokens = chosen(base.interleave_sides(batch["inputs"], batch["targets"]))
+    return jax.lax.stop_gradient(choose(vector_B2S))
+  tokens = choose(base.interleave_sides(batch["inputs"], batch["targets"]))
   vector_NS = teacher.embed(tokens.reshape(-1, tokens.shape[-1]), vocabulary, count=count)
   return vector_NS.reshape(*tokens.shape[:-1], -1)
 

@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace) -> None:
       import jax  # noqa: F401  (sets environment variables if there are TPUs)
 
       stack.enter_context(
-        distributed.joined(
+        distributed.join(
           options.coordinator_address,
           options.process_count,
           options.process_index,

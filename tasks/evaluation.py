@@ -210,7 +210,7 @@ def suite(
   """
   folder = storage.path(storage.absolute(root))
   chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
-  sampled = {questions_lib.QUESTIONS.name: questions_lib.sampled(paq_distractors)}
+  sampled = {questions_lib.QUESTIONS.name: questions_lib.sample_benchmark(paq_distractors)}
   chosen = [sampled.get(benchmark.name, benchmark) for benchmark in chosen]
   seen = None
   if training_languages is not None:

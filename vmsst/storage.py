@@ -331,7 +331,7 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   scheme, _, inside = url.partition("://")
   with (
     tempfile.TemporaryDirectory(prefix="vmsst-") as folder,
-    naming(f"{folder}/", f"{scheme}://"),
+    rename_in_errors(f"{folder}/", f"{scheme}://"),
   ):
     copy = _below(pathlib.Path(folder), inside)
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -362,7 +362,7 @@ def process_folder() -> str:
 
 
 @contextlib.contextmanager
-def naming(local: str, given: str) -> Iterator[None]:
+def rename_in_errors(local: str, given: str) -> Iterator[None]:
   """Replaces temporary paths in the messages of InputError by what the user has given."""
   try:
     yield

@@ -125,12 +125,12 @@ class EmsModel(base.BitextModel):
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
     if self.masking != "none" and mask_rng is not None:
       words_B2U, masked_B2 = mask_one_token(
-        read_B2T[..., self._leading :],
+        read_B2T[..., self._leading_count :],
         cast(int, self.mask_id),
         special_ids=self.vocabulary.special_ids,
         rng=mask_rng,
       )
-      read_B2T = jnp.concatenate([read_B2T[..., : self._leading], words_B2U], axis=-1)
+      read_B2T = jnp.concatenate([read_B2T[..., : self._leading_count], words_B2U], axis=-1)
     vector_B2S = gradient_caching.embed_sides(
       self.network, params, read_B2T, slices=self.embedding_slices, rng=encoder_rng
     )
@@ -147,7 +147,7 @@ class EmsModel(base.BitextModel):
     return loss, metrics | base.vector_metrics(vector_B2S, batch)
 
   @property
-  def _leading(self) -> int:
+  def _leading_count(self) -> int:
     """Number of tokens before those of a sentence."""
     return len(self.vocabulary.leading_ids)
 
@@ -165,7 +165,7 @@ class EmsModel(base.BitextModel):
     count = len(vector_B2S)
     other_language_N = bitranslation.rows(bitranslation.other_side(pairs.languages_B2))
     targets = xtr.xtr_targets(
-      bitranslation.rows(bitranslation.other_side(pairs.tokens_B2T[..., self._leading :])),
+      bitranslation.rows(bitranslation.other_side(pairs.tokens_B2T[..., self._leading_count :])),
       special_ids=self.vocabulary.special_ids,
       count_repeats=self.count_repeats,
     )
@@ -185,7 +185,7 @@ class EmsModel(base.BitextModel):
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
       raise errors.InputError(f"a batch of {count} has no {groups} equal groups; choose a divisor")
-    compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="compared")
+    compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="project")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(
       compared[:, :, 0], compared[:, :, 1]

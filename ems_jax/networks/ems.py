@@ -116,7 +116,7 @@ class EmsNetwork(nn.Module):
         self.xtr_hidden(vector_BS, jnp.zeros_like(tokens_BT[:, 0]))
         self.xtr_kernel()
       if self.contrastive:
-        self.compared(vector_BS)
+        self.project(vector_BS)
     return vector_BS
 
   def xtr_hidden(
@@ -148,7 +148,7 @@ class EmsNetwork(nn.Module):
       return cast(jax.Array, table_VD).T
     return self.xtr_logits()
 
-  def compared(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
+  def project(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
     """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; u without a head."""
     if not self.projection_dim:
       return vector_BS

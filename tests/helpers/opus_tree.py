@@ -127,7 +127,7 @@ def write_dataset(data_dir, config, pairs, *, validation=1, shards=1):
   infos = []
   for codes, rows in pairs.items():
     own = [languages.language(code) for code in codes]
-    turn = 1 if own == [*releases.ordered(*own)] else -1
+    turn = 1 if own == [*releases.order(*own)] else -1
     names = [readers.compact_code(language) for language in own[::turn]]
     values = ((*row[:2][::turn], *names, *(row[2:] or ["Corpus"])) for row in rows)
     examples = [features.serialize_example(dict(zip(COLUMNS, row, strict=True))) for row in values]

@@ -65,7 +65,7 @@ def all_benchmarks(folder):
 
 def questions(folder):
   for span in text_files.cut([str(folder / "a.jsonl")], 2).spans:
-    list(files.parsed(span.read(), questions_lib.Question, span.name, span.first))
+    list(files.parse_records(span.read(), questions_lib.Question, span.name, span.first))
 
 
 def texts(folder):

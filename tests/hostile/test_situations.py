@@ -129,7 +129,7 @@ def test_inputs_are_checked_before_an_encoder_is_loaded(argv, inputs, tmp_path, 
 def test_an_output_has_one_writer(command, inputs, tmp_path):
   with inside(command, inputs, tmp_path / "owned"):
     with futures.ThreadPoolExecutor(1) as other, contextlib.ExitStack() as owner:
-      owned = outputs.owned(os.path.abspath("OUT"), is_folder=command.startswith(FOLDERS))
+      owned = outputs.ownership(os.path.abspath("OUT"), is_folder=command.startswith(FOLDERS))
       other.submit(owner.enter_context, owned).result()
       before = snapshot()
       code, message = call(command, "OUT")

@@ -30,7 +30,7 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, partitioning.logical_to_mesh_axes(axes))
 
 
-def gathered(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
+def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
   """Returns a kernel whose "embed" axis is whole on every device; other axes stay sharded.
 
   Without it, XLA may divide a matmul by a fully sharded kernel into partial ones, each of which

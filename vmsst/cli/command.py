@@ -153,7 +153,7 @@ class Command:
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for parameter in self.parameters:
-      role = _parsed(parameter.annotation)[1].role
+      role = _parser_type(parameter.annotation)[1].role
       if role and (value := values[parameter.name]) is not None:
         paths[role] += [value] if isinstance(value, str) else value
     file, folder = (next(iter(paths[role]), None) for role in ("file", "folder"))
@@ -165,7 +165,7 @@ class Command:
         raise errors.InputError(f"{path}: not a folder; check the path")
     output = file or folder or outputs.STANDARD
     locked = output != outputs.STANDARD and not self.atomic
-    with outputs.owned(output, is_folder=not file) if locked else contextlib.nullcontext():
+    with outputs.ownership(output, is_folder=not file) if locked else contextlib.nullcontext():
       self.function(**values)
     if self.message:
       print(self.message.format(**values))
@@ -188,7 +188,7 @@ def _descriptions(documented: Any) -> dict[str, str]:
   return descriptions
 
 
-def _parsed(hint: Any) -> tuple[Any, Argument]:
+def _parser_type(hint: Any) -> tuple[Any, Argument]:
   """Returns a type without `None`, and how it is parsed: it, or the items of a list or tuple."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
@@ -201,7 +201,7 @@ def _parsed(hint: Any) -> tuple[Any, Argument]:
 
 def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str, Any]:
   """Returns the settings of `add_argument` for a parameter."""
-  hint, argument = _parsed(parameter.annotation)
+  hint, argument = _parser_type(parameter.annotation)
   default = None if parameter.default is parameter.empty else parameter.default
   text = description or argument.help
   if default not in (None, ()) and default is not False and "(default" not in text:
@@ -247,7 +247,7 @@ class Workers:
   default_workers: ClassVar[int] = os.cpu_count() or 1
   has_model: ClassVar[bool] = False
 
-  def chosen(self) -> "Engine":
+  def create(self) -> "Engine":
     """Returns the engine that the options name.
 
     Raises:
@@ -356,7 +356,7 @@ def local_file(path: str) -> Iterator[str]:
     kept = pathlib.Path(folder, "standard input")
     with kept.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
-    with storage.naming(str(kept), kept.name):
+    with storage.rename_in_errors(str(kept), kept.name):
       yield str(kept)
 
 
@@ -379,7 +379,7 @@ def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
       stream.writelines(f"{line}\n" for line in lines)
     return
   for line in lines:
-    with outputs.naming("standard output"):
+    with outputs.name_in_errors("standard output"):
       sys.stdout.buffer.write(f"{line}\n".encode())
-  with outputs.naming("standard output"):
+  with outputs.name_in_errors("standard output"):
     sys.stdout.buffer.flush()

@@ -239,7 +239,7 @@ def build(
   with errors.requires("opus", "building a dataset"):
     from vmsst.opus import builder
 
-  folder = builder.build(recipe, input, held_out, output, work=work, engine=engine.chosen())
+  folder = builder.build(recipe, input, held_out, output, work=work, engine=engine.create())
   print(f"{folder}: described in {builder.DATA_CARD}")
 
 
@@ -278,7 +278,7 @@ def clean(
 
   if bool(encoder) == (min_cosine is None and min_margin is None):
     raise errors.InputError("give --encoder together with --min-cosine, --min-margin or both")
-  chosen = engine.chosen()
+  chosen = engine.create()
   found = readers.by_pair(readers.find_bitext(files, languages))
   groups = {"-".join(map(readers.language_code, pair)): found[pair] for pair in found}
   digests = [(pair, [*map(readers.digest, bitexts)]) for pair, bitexts in groups.items()]
@@ -356,8 +356,8 @@ def download_opus(
 
   else:
     named = (name.partition("=") for name in corpus or [])
-    corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.anything
-  asked = opus.pairs_among(languages) if languages else opus.anything
+    corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.every_pair
+  asked = opus.pairs_among(languages) if languages else opus.every_pair
   errors.check(bool(list or output), "--output", output, "the output folder")
   fetcher = fetch.Fetcher()
   chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
@@ -385,7 +385,7 @@ def download_evaluation(
   from vmsst.downloads import evaluation_sets, fetch
 
   if list:
-    shown = evaluation_sets.named(sets or [evaluation_sets.ALL])
+    shown = evaluation_sets.find(sets or [evaluation_sets.ALL])
     print("\n\n".join(map(evaluation_sets.describe, shown)))
     return
   errors.check(bool(sets), "SET", sets, "the evaluation sets (see --list), or all")

@@ -102,7 +102,7 @@ def evaluate(
       files_of_data.digest(benchmark)
       benchmark.read(files_of_data.root)
     chosen = chosen or benchmarks.get_benchmarks(suite or ["all"])
-  workers = engines.Local() if mteb else engine.chosen()
+  workers = engines.Local() if mteb else engine.create()
   for code in seen or ():
     languages.language(code)
   failures = []
@@ -154,7 +154,7 @@ def format_table(results: "Results") -> str:
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
-      rows.append(f"{name:23} missing: {suite.shortened(lacking)}")
+      rows.append(f"{name:23} missing: {suite.shorten(lacking)}")
   rows += [f"{name:23} failed: {reason}" for name, reason in results["failed"].items()]
   rows += [f"{name:23} absent: {reason}" for name, reason in results["absent"].items()]
   return "\n".join(rows)

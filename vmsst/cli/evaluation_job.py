@@ -114,7 +114,7 @@ def evaluate(
   """
   with job.Job(folder, inputs=suite.settings(encoder, name, seen)) as work:
     vectors = JobEmbedder(work, engine, encoder, name, **options)
-    finished = _finished(work)
+    finished = _read_finished(work)
     for benchmark in benchmarks:
       key, digest = benchmark.name, data.digest(benchmark)
       if stored := finished.get(key):
@@ -150,7 +150,7 @@ def evaluate(
   return results
 
 
-def _finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
+def _read_finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
   """Returns the results that earlier calls have written, by benchmark."""
   finished = {}
   for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):

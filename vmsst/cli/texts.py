@@ -53,7 +53,7 @@ def embed(
   """
   from vmsst.cli import vector_jobs
 
-  chosen = engine.chosen()
+  chosen = engine.create()
   fields = {field or text_files.default_field(path) for path in file}
   if len(fields) > 1:
     raise errors.InputError(
@@ -152,7 +152,7 @@ def index(
   """
   from vmsst.cli import vector_jobs
 
-  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.chosen())
+  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.create())
   print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
 
 
@@ -215,7 +215,7 @@ def mine(
     raise errors.InputError(
       f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )
-  chosen = engine.chosen()
+  chosen = engine.create()
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
@@ -292,7 +292,7 @@ def search(
   from vmsst.mining import text_search
   from vmsst.search import faiss_index, vector_store
 
-  chosen = engine.chosen()
+  chosen = engine.create()
   searched = vector_store.open_text(corpus, vectors)
   path = encoder or searched.encoder.get("name")
   if path is None:

@@ -71,7 +71,7 @@ class Tokenizer:
           size_N = np.fromiter(map(len, ids), int, len(ids))
           keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
         if side in lengths:
-          ids = self._ended(ids, lengths[side], self.max_length if self.keep_all else None)
+          ids = self._with_eos(ids, lengths[side], self.max_length if self.keep_all else None)
           result[side] = _padded_ids(ids, lengths[side])
     if "negatives" in lengths:
       count, length = lengths["negatives"] or (None, None)
@@ -83,14 +83,14 @@ class Tokenizer:
         kinds and [kind for kind in kinds for _ in range(width)],
       )
       # A missing text has no EOS token.
-      ended = zip(ids, self._ended(ids, length), strict=True)
+      ended = zip(ids, self._with_eos(ids, length), strict=True)
       ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
       ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
       missing = (count or width) - width
       result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
 
-  def _ended(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
+  def _with_eos(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
     """Returns ids with an EOS token, if the vocabulary has one, cut to the smallest limit."""
     limit = min((limit for limit in limits if limit), default=None)
     eos_id = self.vocabulary.eos_id
@@ -193,7 +193,7 @@ def read_rows(
       row_K = np.flatnonzero(table_N == index)
       columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
       parts.append({**columns, _SLOT: row_K})
-    rows = texts[0].tokenizer(_joined(parts), {**lengths, _SLOT: None})
+    rows = texts[0].tokenizer(_join(parts), {**lengths, _SLOT: None})
     order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
       return None  # which Grain skips
@@ -300,7 +300,7 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
   return np.random.default_rng(seed).permutation(np.arange(size, dtype=np.int32))
 
 
-def _joined(parts: Sequence[tables.Columns]) -> dict[str, Any]:
+def _join(parts: Sequence[tables.Columns]) -> dict[str, Any]:
   """Returns the rows of all parts."""
   return {
     name: np.concatenate([part[name] for part in parts])

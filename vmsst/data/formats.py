@@ -3,7 +3,7 @@
     for item in formats.parse("tsv", ["x.tsv"], (german, english)):
       ...  # a Row, or the Fault of a line that was left out
 
-Training uses `checked`, for which the first fault is an error. Dataset builds count faults.
+Training uses `require_rows`, for which the first fault is an error. Dataset builds count faults.
 """
 
 import codecs
@@ -69,7 +69,7 @@ class Fault(NamedTuple):
   what: str
 
 
-def checked(items: Iterable[Row | Fault]) -> Iterator[Row]:
+def require_rows(items: Iterable[Row | Fault]) -> Iterator[Row]:
   """Yields rows; raises InputError for the first fault."""
   for item in items:
     if isinstance(item, Fault):
@@ -252,7 +252,7 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
   """
   line, number, rest = 1, 0, ""
   try:
-    for chunk in _decoded(archives.file_chunks(path)):
+    for chunk in _decode_xml(archives.file_chunks(path)):
       *pieces, rest = _UNIT_END.split(rest + chunk)
       for piece in pieces:
         before, *units = _UNIT_START.split(piece)
@@ -308,7 +308,7 @@ def _unit_row(
     yield Row(number, (first, second))
 
 
-def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
   """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
 
   Raises:

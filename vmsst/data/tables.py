@@ -186,7 +186,7 @@ def pair_table(
   numbers = array.array("q")
   total = 0
 
-  def kept() -> Iterator[Sequence[str]]:
+  def full_rows() -> Iterator[Sequence[str]]:
     nonlocal total
     for total, row in enumerate(rows, 1):
       if row[0].strip() and row[1].strip():
@@ -194,7 +194,7 @@ def pair_table(
         yield row
 
   columns: dict[str, Any] = {}
-  table = TextTable(kept(), columns)
+  table = TextTable(full_rows(), columns)
   table.dropped = total - len(numbers)
   logging.info("%s: %d pairs, and %d with an empty side", name, len(numbers), table.dropped)
   number_N = np.frombuffer(numbers, np.int64) if numbers else np.zeros(0, np.int64)
@@ -309,7 +309,7 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
   """
   path = vectors_path(folder, bitext)
   local = storage.cached_copy(path)
-  with storage.naming(local, path):
+  with storage.rename_in_errors(local, path):
     return array_files.open_mapped(local, ("lines", 2, "width"))
 
 

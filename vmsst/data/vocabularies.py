@@ -329,7 +329,7 @@ def train_vocabulary(
   files = _texts_by_file(patterns, languages, plain_text_has_language=pretokenize)
   counts = dict.fromkeys(files, 0)
 
-  def counted() -> Iterator[_Sentence]:
+  def visible_sentences() -> Iterator[_Sentence]:
     """Yields the sentences that are not blank."""
     for name, texts in files.items():
       for sentence in texts:
@@ -337,7 +337,7 @@ def train_vocabulary(
           counts[name] += 1
           yield sentence
 
-  sample = _sample(counted(), max_sentences)
+  sample = _sample(visible_sentences(), max_sentences)
   sentences = [sentence for sentence, _ in sample]
   if pretokenize:
     detected = [language for _, language in sample if language is not None]

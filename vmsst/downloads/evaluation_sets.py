@@ -111,7 +111,7 @@ class EvaluationSet:
   by_hand: str = ""
 
   @property
-  def joined(self) -> dict[str, dict[str, str]]:
+  def table_parts(self) -> dict[str, dict[str, str]]:
     """Maps the path of each joined table to the paths of its parts."""
     if self.tables is None:
       return {}
@@ -137,7 +137,7 @@ def catalog() -> Mapping[str, EvaluationSet]:
   return {name: _entry(name, entry) for name, entry in entries.items()}
 
 
-def named(names: Iterable[str]) -> list[EvaluationSet]:
+def find(names: Iterable[str]) -> list[EvaluationSet]:
   """Returns the named sets, each once, in the order of the catalog; "all" stands for all sets.
 
   Raises:
@@ -150,13 +150,13 @@ def named(names: Iterable[str]) -> list[EvaluationSet]:
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the named sets, as `named` does, except those of "all" that cannot be downloaded.
+  """Returns the named sets, as `find` does, except those of "all" that cannot be downloaded.
 
   Raises:
     InputError: a name is unknown, or its set must be downloaded by hand; the message explains how.
   """
   wanted = set(names)
-  selected = named(wanted)
+  selected = find(wanted)
   for entry in selected:
     if entry.by_hand and entry.name in wanted:
       raise errors.InputError(
@@ -235,7 +235,7 @@ def _download(
       report(f"{chosen.name}: unpacking {path.name}")
       paths += archives.unpack(path, root / how.into, place, how.most)
   if chosen.tables is not None:
-    for to, parts in chosen.joined.items():
+    for to, parts in chosen.table_parts.items():
       joined = stage / "joined.tsv"
       _join({part: staged[path] for part, path in parts.items()}, chosen.tables, joined)
       archives.check_replaceable(root / to, joined)

@@ -143,7 +143,7 @@ def download(
   return paths
 
 
-def anything(source: str, target: str) -> bool:
+def every_pair(source: str, target: str) -> bool:
   """Keeps every language pair."""
   return True
 

@@ -154,7 +154,7 @@ class CpuBackend:
     self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="vmsst")
 
   @functools.cached_property
-  def _compiled(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
+  def _compile(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
     """Compiles the network, for batches alone or one per thread."""
     import onnxruntime
 
@@ -209,7 +209,7 @@ class CpuBackend:
     """
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx.TOKENS: tokens_BT.astype(np.int64), onnx.MASK: mask_BT}
-    return self._pool.submit(self._compiled(alone), feeds).result
+    return self._pool.submit(self._compile(alone), feeds).result
 
 
 def padded_batches(
@@ -228,13 +228,13 @@ def padded_batches(
   """
 
   def shape(length_N: np.ndarray) -> tuple[int, int, int]:
-    width = min(_rounded(int(length_N[0])), max_length)
+    width = min(_round_up(int(length_N[0])), max_length)
     most = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
     count = min(most, len(length_N))
     longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # than half the width
     if longer and (count - longer) * width // 2 >= _WORTHWHILE:
       count = longer
-    rows = min(_rounded(count), most)
+    rows = min(_round_up(count), most)
     return count, rows + -rows % multiple, width
 
   return length_batches(ids, shape)
@@ -264,7 +264,7 @@ def length_batches(
     start += count
 
 
-def _rounded(size: int) -> int:
+def _round_up(size: int) -> int:
   """Returns the smallest of 4, 6, 8, 12, 16, 24, 32, 48, ... that is at least `size`."""
   power = 4
   while power < size:

@@ -93,12 +93,12 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
   Raises:
     InputError: as in `load`.
   """
-  with _opened(path) as (name, folder, released):
+  with _open_source(path) as (name, folder, released):
     if released is not None:
       assets = cast(EncoderAssets, released.assets)
       params = traverse_util.unflatten_dict(dict(released.params()), sep="/")
       return SavedEncoder(name or os.fspath(folder), assets, assets.network, params)
-    assets, parameters = _own(folder)
+    assets, parameters = _run_assets(folder)
     network = assets.generator if generator else assets.network
     if network is None:
       raise errors.InputError(
@@ -115,7 +115,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
   mT5 has all parameters that training can start from. Arguments and errors are as in `read`.
   """
-  with _opened(path, whole=True) as (_, _, released):
+  with _open_source(path, whole=True) as (_, _, released):
     if released is not None:
       return released.params()
   return read(path).arrays
@@ -126,8 +126,8 @@ def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
 
   Arguments and errors are as in `read`.
   """
-  with _opened(path) as (_, folder, released):
-    return _own(folder)[0] if released is None else cast(EncoderAssets, released.assets)
+  with _open_source(path) as (_, folder, released):
+    return _run_assets(folder)[0] if released is None else cast(EncoderAssets, released.assets)
 
 
 def convert(
@@ -165,7 +165,7 @@ def convert(
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_source(
   path: str | os.PathLike[str], *, whole: bool = False
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
@@ -186,7 +186,7 @@ def _opened(
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
     name, around = _copy(url, target)
     try:
-      with storage.naming(str(target), around):
+      with storage.rename_in_errors(str(target), around):
         yield name, target, None
     finally:
       for state in target.glob("checkpoint_*/state"):
@@ -233,7 +233,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
   return checkpoint, around
 
 
-def _own(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
+def _run_assets(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
   """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
   if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)

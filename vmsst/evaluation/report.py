@@ -108,7 +108,7 @@ def sections(evaluated: Mapping[str, results_files.Results]) -> list[Section]:
   ]
   titles, text = papers.content()["papers"], str([section.tables for section in listed])
   cited = [f"{key}: {title}" for key, title in titles.items() if f"({key}, Table" in text]
-  listed += [Section("Papers", cited), Section("What is missing", [*_missing(evaluated)])]
+  listed += [Section("Papers", cited), Section("What is missing", [*_gaps(evaluated)])]
   return [
     section
     for section in listed
@@ -185,7 +185,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
         (f"{label}->*", (code, "*"), source_L),
         (f"*->{label}", ("*", code), target_L),
       ):
-        name = agnosticism.named(text.name, pair)
+        name = agnosticism.result_name(text.name, pair)
         yield suite.Result(name, both, {"error": float(error_L[row])})
       first = codes.setdefault(languages.language(code), code)
       of_text = errors_by_code.setdefault(first, {})
@@ -197,14 +197,14 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
     yield from agnosticism.pair_errors(result) if result.arrays else [result]
 
 
-def _missing(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:
+def _gaps(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:
   """Yields what each evaluation lacks: benchmarks, sets, training languages."""
   for encoder, results in evaluated.items():
     for what, of in (("failed", results["failed"]), ("was not run", results["absent"])):
       yield from (f"{encoder}: {name} {what}: {reason}" for name, reason in of.items())
     for scored in results["benchmarks"].values():
       if scored["missing"]:
-        yield f"{encoder}: {scored['title']} lacks {suite.shortened(scored['missing'])}"
+        yield f"{encoder}: {scored['title']} lacks {suite.shorten(scored['missing'])}"
     if results["seen"] is None and not all(map(own_files.is_own, results["benchmarks"])):
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
 

@@ -89,12 +89,12 @@ def read_results(path: storage.Path) -> Results:
 def markdown(results: Results) -> str:
   """Returns all averages as a Markdown list, for model cards."""
   return "\n".join(
-    f"- {_escaped(scored['title'])}, {_escaped(name)}: {value:.2f}"
+    f"- {_escape(scored['title'])}, {_escape(name)}: {value:.2f}"
     for scored in results["benchmarks"].values()
     for name, value in scored["summary"].items()
   )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
   """Escapes Markdown and HTML, on one line."""
   return re.sub(r"([\\`*_\[\]|#~$!<>&])", r"\\\1", " ".join(text.split()))

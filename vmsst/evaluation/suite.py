@@ -167,7 +167,7 @@ class Benchmark:
   averages: Callable[[Sequence[Result], Seen, bool], Numbers]
   sets: Sequence[str | languages.Language] = ()
 
-  def missing(self, results: Iterable[Result]) -> list[str]:
+  def gaps(self, results: Iterable[Result]) -> list[str]:
     """Returns the names of the sets and the languages without results."""
     results = list(results)
     present: set[str | languages.Language] = {result.name for result in results}
@@ -176,7 +176,7 @@ class Benchmark:
 
   def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
     """Returns the averages; the names of averages that lack sets are marked."""
-    return self.averages(results, seen, not self.missing(results))
+    return self.averages(results, seen, not self.gaps(results))
 
 
 def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
@@ -185,7 +185,7 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
   return lambda codes: all(languages.language(code) in known for code in codes)
 
 
-def shortened(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
   """Returns the first of many names and the number of others, for people."""
   more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
   return f"{', '.join(names[:_NAMED])}{more}"
@@ -352,7 +352,7 @@ def _score(
   results: BenchmarkResults = {
     "title": benchmark.title,
     "summary": summary,
-    "missing": benchmark.missing(by_size[None]),
+    "missing": benchmark.gaps(by_size[None]),
     "results": [
       {"name": x.name, "languages": [*x.languages], "metrics": x.metrics}
       | ({"arrays": x.arrays} if x.arrays else {})  # type: ignore[misc]

@@ -254,7 +254,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
       from vmsst.networks import vmsst as generators
 
       generator = _network(record.generator, {x: getattr(generators, x) for x in GENERATORS})
-    entry, cls = record.vocabulary, _known(record.vocabulary["kind"], VOCABULARIES)
+    entry, cls = record.vocabulary, _lookup(record.vocabulary["kind"], VOCABULARIES)
     values = {name: x for name, x in entry.items() if name not in _NO_OPTIONS}
     location: dict[str, str] = {}
     if cls is not vocabularies.ByteVocabulary:
@@ -328,18 +328,18 @@ def _attribute_types(cls: type) -> dict[str, Any]:
 def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
   """Returns the network that `describe` described; missing attributes have their defaults."""
   attributes = dict(entry)
-  cls = _known(attributes.pop("class"), known)
+  cls = _lookup(attributes.pop("class"), known)
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
     from vmsst.networks import lstm
 
     configs = {**sentence_encoder.CONFIGS, "LstmConfig": lstm.LstmConfig}
-  config = _instance(_known(attributes.pop("config_class"), configs), attributes.pop("config"))
+  config = _instance(_lookup(attributes.pop("config_class"), configs), attributes.pop("config"))
   return _instance(cls, attributes, config=config)
 
 
-def _known(name: str, types: dict[str, type]) -> type:
+def _lookup(name: str, types: dict[str, type]) -> type:
   if name not in types:
     raise ValueError(f"{name!r} is not one of {', '.join(types)}")
   return types[name]

@@ -52,7 +52,7 @@ def find(name: str) -> tuple[str, pathlib.Path]:
   import huggingface_hub
 
   repository, _, revision = name.partition("@")
-  with _explained(f"there is no folder {name} here, and {name} cannot be downloaded from"):
+  with _hub_errors(f"there is no folder {name} here, and {name} cannot be downloaded from"):
     for weights in _WEIGHTS:
       snapshot = huggingface_hub.snapshot_download(
         repository,
@@ -96,7 +96,7 @@ def upload(
   """
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-  with _explained(f"{repository} cannot be uploaded to"):
+  with _hub_errors(f"{repository} cannot be uploaded to"):
     api = HfApi(library_name="vmsst")
     address = api.create_repo(repository, private=not public, exist_ok=True)
     if api.model_info(repository).private == public:
@@ -123,7 +123,7 @@ def upload(
 
 
 @contextlib.contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def _hub_errors(problem: str) -> Iterator[None]:
   """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
 
   Args:

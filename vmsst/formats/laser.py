@@ -99,7 +99,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """
   path, *others = files(folder)
   if others:
-    names = input_files.listed(file.name for file in (path, *others))
+    names = input_files.join_names(file.name for file in (path, *others))
     raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
   record = tensors.read_torch(path, argparse.Namespace)
   try:
@@ -167,7 +167,7 @@ def _lstm(path: pathlib.Path, options: dict[str, Any]) -> "tuple[lstm.LstmConfig
   from vmsst.networks import lstm
 
   options = {"bidirectional": False, **options}
-  sizes = transformers.checked(path, options, _LstmOptions, {"bidirectional": True})
+  sizes = transformers.check_config(path, options, _LstmOptions, {"bidirectional": True})
   config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
   gates = 4 * config.hidden_dim
   table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
@@ -185,7 +185,7 @@ def _transformer(
 ) -> tuple[transformer.TransformerConfig, list[Row]]:
   """Returns the sizes of LASER3, whose token table has a number of rows, and its tensors."""
   fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
-  options = transformers.checked(path, record, _Options, fixed)
+  options = transformers.check_config(path, record, _Options, fixed)
   place = "pre" if options.encoder_normalize_before else "post"
   config = transformer.TransformerConfig(
     vocab_size=rows,

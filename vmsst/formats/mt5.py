@@ -191,5 +191,5 @@ def _read_config(folder: pathlib.Path) -> dict[str, int]:
   record = transformers.read_object(path)
   # umT5, another `model_type`, has a bias table in every layer.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
-  sizes = msgspec.structs.asdict(transformers.checked(path, record, _Options, fixed))
+  sizes = msgspec.structs.asdict(transformers.check_config(path, record, _Options, fixed))
   return sizes | {"num_decoder_layers": sizes["num_decoder_layers"] or sizes["num_encoder_layers"]}

@@ -73,7 +73,7 @@ def write(
   params = tensors.separate(saved.arrays)
   # The rows of the token table are by the tokenizer's ids.
   table_VD = params[tensors.TOKEN_TABLE]
-  params[tensors.TOKEN_TABLE] = transformers.swapped(table_VD, tokenizer.padding_id)
+  params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
   with contextlib.suppress(errors.InputError):  # transformers has no such encoder
     states = {"file_name": STATES_FILE}
@@ -254,7 +254,9 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     max_distance = config.relpos_max_distance
     config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
-  pooled = [_pooled(graph, x, hidden_BTD, mask_BT, position_T) for x in network.pooling.split("+")]
+  pooled = [
+    _add_pooling(graph, x, hidden_BTD, mask_BT, position_T) for x in network.pooling.split("+")
+  ]
   vector_BS = graph.Concat(*pooled, axis=-1)
   for name, layer in network.layers.items():
     if isinstance(layer, sentence_encoder.Dense):
@@ -446,7 +448,7 @@ def _activation(graph: Graph, name: str, x: str) -> str:
   return graph.Mul(graph.Mul(x, graph.Add(error, np.float32(1))), np.float32(0.5))
 
 
-def _pooled(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, position_T: str) -> str:
+def _add_pooling(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, position_T: str) -> str:
   zero, one = np.float32(0), np.float32(1)
   if pooling == "cls":
     return graph.Gather(hidden_BTD, np.int64(0), axis=1)

@@ -152,11 +152,11 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
         own = {
           key: x for key, x in options_record.items() if x not in (None, {}, _OPTIONS.get(key))
         }
-        options = transformers.checked(options_path, own, _Options)
+        options = transformers.check_config(options_path, own, _Options)
         break
     prompts_path = folder / PROMPTS_FILE
     settings_record = transformers.read_object(prompts_path, if_missing={})
-    settings = transformers.checked(
+    settings = transformers.check_config(
       prompts_path,
       settings_record,
       _Prompts,
@@ -164,7 +164,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     )
     pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
     pooling_record = transformers.read_object(pooling_path)
-    pooling_settings = transformers.checked(pooling_path, pooling_record, _Pooling)
+    pooling_settings = transformers.check_config(pooling_path, pooling_record, _Pooling)
     pools_prompt, mode = pooling_settings.include_prompt, pooling_settings.pooling_mode
     if mode is None:
       mode = [name for name, flag in _POOLING_FLAGS.items() if pooling_record.get(flag)] or "mean"
@@ -180,9 +180,9 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     layer_path = folder / name / transformers.CONFIG_FILE
     layer_record = transformers.read_object(layer_path, if_missing={})
     layer_record = {key: value for key, value in layer_record.items() if value is not None}
-    transformers.checked(layer_path, layer_record, dict, _LAYER)
+    transformers.check_config(layer_path, layer_record, dict, _LAYER)
     if kind == "Dense":
-      linear = transformers.checked(layer_path, layer_record, _Dense)
+      linear = transformers.check_config(layer_path, layer_record, _Dense)
       activation = linear.activation_function.rpartition(".")[2]
       layers.append(
         (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
@@ -237,7 +237,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     normalize=normalize,
     pooler_dim=pooler_dim,
   )
-  named, left_out = architecture.named(source, transformers.open_tensors(source))
+  named, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
   table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
   tensors.check(table, named, str(source))
   heads = []

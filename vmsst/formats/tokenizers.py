@@ -344,11 +344,11 @@ def trim(
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
   trimmed = dataclasses.replace(vocabulary, tokenizer=tokenizer)
 
-  def swapped(index: int, pad_id: int) -> int:
+  def swap(index: int, pad_id: int) -> int:
     return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
 
-  ids = (kept[swapped(index, trimmed.padding_id)] for index in range(len(kept)))
-  return trimmed, [swapped(old, loaded.padding_id) for old in ids]
+  ids = (kept[swap(index, trimmed.padding_id)] for index in range(len(kept)))
+  return trimmed, [swap(old, loaded.padding_id) for old in ids]
 
 
 # --------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def read(
     if "direction" in (options := record.get(part) or {})
   }
   in_effect |= {key: value for key, value in given.items() if value not in (None, [], {})}
-  settings = transformers.checked(settings_path, in_effect, Settings, fixed)
+  settings = transformers.check_config(settings_path, in_effect, Settings, fixed)
   names, name = settings.model_input_names, f"{settings_path}: 'model_input_names'"
   errors.check("attention_mask" in names, name, names, "names with 'attention_mask'")
   if not record:

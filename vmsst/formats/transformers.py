@@ -72,7 +72,7 @@ def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None)
     raise errors.InputError(f"{path}: cannot be read as a JSON object: {error}") from None
 
 
-def checked(
+def check_config(
   path: pathlib.Path,
   record: Mapping[str, Any],
   options: type[_Options],
@@ -118,7 +118,7 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
       return tensors.open_file(path)
     index = path.with_name(f"{path.name}.index.json")
     if index.is_file():
-      names = checked(index, read_object(index), _Index).weight_map.values()
+      names = check_config(index, read_object(index), _Index).weight_map.values()
       shards = {pathlib.PurePath(name).name for name in names}
       stored: dict[str, tensors.StoredTensor] = {}
       for name in sorted(shards):
@@ -374,7 +374,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
-    options = checked(path, record, self.options, {**_REQUIRED, **self.required})
+    options = check_config(path, record, self.options, {**_REQUIRED, **self.required})
     sizes = {
       name: value
       for name, value in msgspec.structs.asdict(options).items()
@@ -396,7 +396,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       )
     return {**record, "model_type": self.model_type, **self.described(config)}
 
-  def named(
+  def name_tensors(
     self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
     """Returns the encoder's tensors by their plain names, and why others are left out.
@@ -722,7 +722,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 _NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
 
 
-def of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, Any]]:
+def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, Any]]:
   """Returns the architecture that computes what a network does, and its `config.json`.
 
   Raises:
@@ -779,7 +779,7 @@ def describe(config: Any, padding_id: int) -> dict[str, Any]:
   Raises:
     InputError: transformers has no such encoder.
   """
-  architecture, record = of(exported_config(config))
+  architecture, record = architecture_of(exported_config(config))
   if isinstance(config, t5.T5Config):
     record["relative_attention_max_distance"] = config.relpos_max_distance
   return {
@@ -806,9 +806,9 @@ def to_tensors(
     padding_id: The tokenizer's padding id. Padding is 0 in this library.
   """
   exported = exported_config(config)
-  architecture, _ = of(exported)
+  architecture, _ = architecture_of(exported)
   arrays = tensors.separate(params)
-  arrays[tensors.TOKEN_TABLE] = swapped(arrays[tensors.TOKEN_TABLE], padding_id)
+  arrays[tensors.TOKEN_TABLE] = swap_padding(arrays[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in arrays:
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][-exported.max_positions :]
   width, unused = config.emb_dim, {}
@@ -834,8 +834,8 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
   exported = exported_config(config)
   stored = open_tensors(folder)
   padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
-  params = tensors.to_parameters(of(exported)[0].table.rows(exported), stored)
-  params[tensors.TOKEN_TABLE] = swapped(params[tensors.TOKEN_TABLE], padding_id)
+  params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), stored)
+  params[tensors.TOKEN_TABLE] = swap_padding(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
     # No token reads the rows before the first position.
     missing = config.max_positions - exported.max_positions
@@ -855,7 +855,7 @@ def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
   return rows
 
 
-def swapped(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
+def swap_padding(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
   """Returns a token table in which the rows of both padding ids have changed places."""
   table_VD = table_VD.copy()
   table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]

@@ -127,15 +127,15 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
       chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
     end = chunk.rfind(b"\n") + 1
     if end:
-      yield from _decoded(rest + chunk[:end])
+      yield from _decode_lines(rest + chunk[:end])
       rest = b""
     if len(rest) <= LINE_BYTES:  # The rest of a line that is too long is dropped.
       rest += chunk[end:]
   if rest:
-    yield from _decoded(rest + b"\n")
+    yield from _decode_lines(rest + b"\n")
 
 
-def _decoded(block: bytes) -> Iterator[str]:
+def _decode_lines(block: bytes) -> Iterator[str]:
   """Yields the lines of a block that ends with LF."""
   if len(block) <= LINE_BYTES and b"\0" not in block:
     with contextlib.suppress(UnicodeDecodeError):

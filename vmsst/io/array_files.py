@@ -127,7 +127,7 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
     InputError: the file has another checksum or cannot be read.
   """
   if storage.is_url(path):
-    return np.load(io.BytesIO(_downloaded(path, sha256)), allow_pickle=False)
+    return np.load(io.BytesIO(_download(path, sha256)), allow_pickle=False)
   return map_file(path).view(np.ndarray)
 
 
@@ -141,7 +141,7 @@ def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -
 
 
 @functools.lru_cache(maxsize=2)
-def _downloaded(url: str, sha256: str) -> bytes:
+def _download(url: str, sha256: str) -> bytes:
   content = input_files.read_bytes(url)
   if hashlib.sha256(content).hexdigest() != sha256:
     raise errors.InputError(f"{url}: damaged: it has changed since it was written: {_AGAIN}")
@@ -171,7 +171,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
     # Space is taken now: a write to a map would end the process if the disk were full.
     for start in range(0, size, len(_WRITTEN)):
       file.write(_WRITTEN[: size - start])
-    array = _mapped(file, empty.dtype).reshape(shape)
+    array = _map(file, empty.dtype).reshape(shape)
   if value:
     array[...] = value
   return array
@@ -182,10 +182,10 @@ def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarra
   with tempfile.TemporaryFile() as file:
     for block in blocks:
       file.write(np.ascontiguousarray(block, dtype).tobytes())
-    return _mapped(file, np.dtype(dtype))
+    return _map(file, np.dtype(dtype))
 
 
-def _mapped(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
+def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
   """Returns the content of a file as an array."""
   file.flush()
   size = os.fstat(file.fileno()).st_size

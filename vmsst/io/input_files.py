@@ -97,7 +97,7 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__} that is too long"
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
   """Returns names of files for a message, in order: the first ones, and how many more there are."""
   ordered = sorted(names)
   shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])

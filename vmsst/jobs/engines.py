@@ -68,7 +68,7 @@ def keep_busy(
   waiting: Sequence[Parts],
   most: int,
   submit: Callable[[Parts], "Future[list[Any]]"],
-  failed: Callable[[Exception, Parts, Sequence[Parts]], None],
+  on_failure: Callable[[Exception, Parts, Sequence[Parts]], None],
 ) -> Iterator[Any]:
   """Runs at most `most` tasks at a time; yields the results of each that is done.
 
@@ -76,8 +76,8 @@ def keep_busy(
     waiting: The tasks.
     most: Number of tasks to run at a time.
     submit: Starts a task.
-    failed: Gets the error of a failed task, the task, and all tasks that ran: raises the error to
-      report, or returns to start the task again.
+    on_failure: Gets the error of a failed task, the task, and all tasks that ran: raises the error
+      to report, or returns to start the task again.
   """
   queue = collections.deque(waiting)
   running: dict[Future[list[Any]], Parts] = {}
@@ -90,7 +90,7 @@ def keep_busy(
       try:
         results = future.result()
       except Exception as error:
-        failed(error, task, list(running.values()))
+        on_failure(error, task, list(running.values()))
         queue.append(task)
         results = []
       del running[future]
@@ -141,7 +141,7 @@ class Local(msgspec.Struct, frozen=True):
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
 
-    def failed(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
+    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
       if not isinstance(error, process.BrokenProcessPool):
         raise error
       names = list(dict.fromkeys(map(str, itertools.chain(task, *running))))
@@ -153,7 +153,7 @@ class Local(msgspec.Struct, frozen=True):
 
     try:
       yield from keep_busy(
-        waiting, self.workers, lambda task: pool.submit(do_task, do, task), failed
+        waiting, self.workers, lambda task: pool.submit(do_task, do, task), on_failure
       )
     except BaseException:
       for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
@@ -214,7 +214,7 @@ class Ray(msgspec.Struct, frozen=True):
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """See `Engine`."""
-    ray = _connected(self.address)
+    ray = _connect(self.address)
     workers = self.workers or _room(ray, self.gpus_per_worker)
     # Lost tasks are started again here, and not by Ray, which has no limit for some causes. A
     # worker does many tasks (max_calls), also if it has GPUs, so that it keeps what it has loaded.
@@ -225,7 +225,7 @@ class Ray(msgspec.Struct, frozen=True):
     def submit(task: Parts) -> "Future[list[Any]]":
       return remote.remote(do, task).future()
 
-    def failed(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
+    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
       del running
       if isinstance(error, ray.exceptions.RayTaskError):
         raise error.cause from None
@@ -238,10 +238,10 @@ class Ray(msgspec.Struct, frozen=True):
           f"{_reason(error)} (if memory ran out, use fewer workers); {RESUME}"
         ) from None
 
-    yield from keep_busy(tasks(parts, workers), workers, submit, failed)
+    yield from keep_busy(tasks(parts, workers), workers, submit, on_failure)
 
 
-def _connected(address: str | None) -> Any:
+def _connect(address: str | None) -> Any:
   """Returns the module `ray`, connected to a cluster."""
   with errors.requires("ray", "--engine ray"):
     import ray

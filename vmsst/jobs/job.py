@@ -108,7 +108,7 @@ class Job:
         other inputs or options.
     """
     with contextlib.ExitStack() as stack:
-      stack.enter_context(outputs.owned(self._output, is_folder=self._is_folder))
+      stack.enter_context(outputs.ownership(self._output, is_folder=self._is_folder))
       paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
       path = next(filter(storage.is_file, paths), None)
       fixed = self._is_folder and not self._replace

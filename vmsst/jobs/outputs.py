@@ -57,11 +57,11 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
       storage.upload(partial, os.fspath(path))
     return
   if is_stream(path):
-    with naming(path):
+    with name_in_errors(path):
       yield pathlib.Path(path)
     return
   target = pathlib.Path(os.path.realpath(path))
-  with naming(target):
+  with name_in_errors(target):
     target.parent.mkdir(parents=True, exist_ok=True)
     # After a kill, the next writer replaces the file of one name, and a job clears its work folder.
     partial = target.with_name(f".{target.name}.vmsst-part")
@@ -106,7 +106,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def name_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
   """Adds this path to an OSError without a file name, such as that a disk is full."""
   try:
     yield
@@ -163,7 +163,7 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 
 
 @contextlib.contextmanager
-def owned(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
+def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
   """Locks an output, so that this process alone writes it; leaves no new folder empty.
 
   A thread may own an output several times: a function that writes it locks it too.
@@ -245,7 +245,7 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
             storage.remove(target)
           raise
       return
-    with owned(target):
+    with ownership(target):
       check_new(target)  # Another command may have written it since it was checked.
       work = work_path(target)
       clear(work)

@@ -18,11 +18,11 @@ def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Arra
   """Returns whether each row of `x` holds the same tokens as row j of `y_BU`, padding aside."""
   length = max(x.shape[-1], y_BU.shape[-1])
 
-  def padded(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
+  def pad(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
     widths = [(0, 0)] * (tokens.ndim - 1) + [(0, length - tokens.shape[-1])]
     return jnp.pad(tokens, widths, constant_values=arrays.PAD_ID)
 
-  return jnp.all(padded(x)[..., None, :] == padded(y_BU), axis=-1)
+  return jnp.all(pad(x)[..., None, :] == pad(y_BU), axis=-1)
 
 
 def pairs_with_a_common_text(

@@ -129,7 +129,7 @@ def likelihood_bounds(
     rng: Key of the samples.
   """
 
-  def one(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def draw(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
     keys = jax.random.split(rng, len(latents))
     z = [sample(*latent, key) for latent, key in zip(latents, keys, strict=True)]
     log_p_B = log_likelihood(z)
@@ -140,7 +140,7 @@ def likelihood_bounds(
       weight_B = weight_B + prior_B - log_density(x_BS, *latent)
     return log_p_B, weight_B
 
-  log_p_KB, weight_KB = jax.lax.map(one, jax.random.split(rng, samples))
+  log_p_KB, weight_KB = jax.lax.map(draw, jax.random.split(rng, samples))
   kl_B = sum(kl_from_standard(*latent) for latent in latents)
   return Bounds(
     jnp.mean(log_p_KB, axis=0) - kl_B,

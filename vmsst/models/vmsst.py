@@ -178,7 +178,7 @@ class VmsstModel(base.BitextModel):
       _twice(pairs.tokens_B2T),
       _twice(embedded_B2TD),
       _twice(pairs.languages_B2),
-      jnp.concatenate([_sampled(*samples), translated_B2Z], axis=1),
+      jnp.concatenate([_sample_latents(*samples), translated_B2Z], axis=1),
       jnp.broadcast_to(weight_4, (count, 4)),
       dropout_rng=decoder_rng,
     )
@@ -214,7 +214,7 @@ class VmsstModel(base.BitextModel):
         pairs.tokens_B2T,
         embedded_B2TD,
         pairs.languages_B2,
-        _sampled(*z),
+        _sample_latents(*z),
         jnp.ones_like(pairs.languages_B2, jnp.float32),
         dropout_rng=None,
       )
@@ -290,7 +290,7 @@ def _conditions(
   return jnp.concatenate([language_B2G, semantic_B2S], axis=-1)
 
 
-def _sampled(
+def _sample_latents(
   semantic_BS: Float[Array, "B S"],
   input_language_BG: Float[Array, "B G"],
   target_language_BG: Float[Array, "B G"],

@@ -122,7 +122,7 @@ class Dense(nn.Module):
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
-    kernel = layouts.gathered(kernel.astype(self.dtype), self.axes)
+    kernel = layouts.gather(kernel.astype(self.dtype), self.axes)
     flat = layouts.linear(x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel)
     if self.use_bias:
       bias = partitioning.param_with_axes(

@@ -192,7 +192,7 @@ class BitranslationNetwork(nn.Module):
     deterministic: bool = True,
   ) -> Float[Array, "B S"]:
     """Returns the mean of the semantic latent, float32: the sentence vector."""
-    pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
+    pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)
     return self._latent(self.mean, pooled_BD)
 
   def decode(
@@ -310,7 +310,7 @@ class VmsstNetwork(BitranslationNetwork):
       languages_B: Language of each sentence; an index of `vmsst.languages`.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
-    pooled_BD = _pooled(self.encoder, embedded_BTD, mask_BT, deterministic)
+    pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)
     language_BD = pooled_BD
     if self.encoder_language_embedding:
       embedded_BTD = embedded_BTD + self.encoder_language_embedder(languages_B[:, None])
@@ -319,7 +319,7 @@ class VmsstNetwork(BitranslationNetwork):
         encoders = self.language_encoders
       else:
         encoders = [self.encoder if self.single_encoder else self.language_encoder]
-      outputs = [_pooled(each, embedded_BTD, mask_BT, deterministic) for each in encoders]
+      outputs = [_pool(each, embedded_BTD, mask_BT, deterministic) for each in encoders]
       language_BD = of_own_group(outputs, groups, languages_B)
     return Posteriors(
       self._latent(self.mean, pooled_BD),
@@ -342,7 +342,7 @@ def _count(groups: tuple[int, ...]) -> int:
   return max(groups) + 1
 
 
-def _pooled(
+def _pool(
   encoder: nn.Module,
   embedded_BTD: Float[Array, "B T D"],
   mask_BT: Bool[Array, "B T"],

@@ -75,7 +75,7 @@ def build(
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
   texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
-  held_out = cleaning.EvaluationSentences.of(texts)
+  held_out = cleaning.EvaluationSentences.from_texts(texts)
   identities = [(release.name, input_files.sha256(release.path)) for release in chosen]
   settings: dict[str, Any] = {
     "inputs": {

@@ -1,6 +1,7 @@
 """Normalizes and filters pairs of texts, and finds sentences of evaluation sets among them.
 
-    sentences = EvaluationSentences.of(benchmarks.held_out_texts(BENCHMARKS.values(), "/data"))
+    texts = benchmarks.held_out_texts(BENCHMARKS.values(), "/data")
+    sentences = EvaluationSentences.from_texts(texts)
     sentences.sets(sentence_key("Hello, world!"))  # ("tatoeba",), or () if in no set
 
 Sentences are compared without case, punctuation and spaces (`text_key`). Texts without letters and
@@ -283,7 +284,7 @@ class EvaluationSentences:
     return type(self), (self.names, self.keys_K, self.sets_K)
 
   @classmethod
-  def of(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
+  def from_texts(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
     """Returns the sentences of pairs (name of the set, text); OverflowError above 64 sets."""
     keys: dict[str, array.array] = {}
     for name, text in sentences:

@@ -40,7 +40,7 @@ def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
         for line in text_files.read_lines(path):
           yield from (("files", text) for text in line.split("\t"))
 
-  return cleaning.EvaluationSentences.of(sentences())
+  return cleaning.EvaluationSentences.from_texts(sentences())
 
 
 def clean(

@@ -240,7 +240,7 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
       f"recipe {error}; give the path of a YAML file, or one of {', '.join(names())}"
     ) from None
   try:
-    return msgspec.yaml.decode(content, type=Recipe, dec_hook=_normalized)
+    return msgspec.yaml.decode(content, type=Recipe, dec_hook=_normalize)
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
     reason = " ".join(str(error).replace("$.", "").split())
     raise errors.InputError(f"{path}: {reason}") from None
@@ -337,13 +337,13 @@ def _bound(parts: Sequence[np.ndarray], count: int) -> int:
   return low
 
 
-def _normalized(kind: type, value: Any) -> Any:
+def _normalize(kind: type, value: Any) -> Any:
   """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
   if issubclass(kind, dict):
     counts = {}
     for key, count in msgspec.convert(value, dict[str, Count]).items():
       is_pair = kind is PairCounts or (kind is Counts and "-" in key)
-      counts[_normalized(Pair if is_pair else Code, key)] = count
+      counts[_normalize(Pair if is_pair else Code, key)] = count
     return kind(counts)
   if not isinstance(value, str):  # YAML reads "no", the code of Norwegian, as False.
     raise ValueError(f"{value!r} is not text; put it in quotes")
@@ -352,4 +352,4 @@ def _normalized(kind: type, value: Any) -> Any:
   if value.count("-") != 1:
     raise ValueError(f"{value!r} is not two codes, such as de-en")
   first, second = map(languages.language, value.split("-"))
-  return Pair(readers.pair_name(*releases.ordered(first, second)))
+  return Pair(readers.pair_name(*releases.order(first, second)))

@@ -41,7 +41,7 @@ class Release:
     version: Version, such as "v8".
     path: The file.
     format: "zip" (a Moses pair in an archive), "tsv" or "tmx".
-    pair: Languages of the two sides of the dataset's pairs; see `ordered`.
+    pair: Languages of the two sides of the dataset's pairs; see `order`.
     size: Bytes on disk.
     codes: The language codes in the file name, in its order (the order of the columns of a TSV
       file).
@@ -61,7 +61,7 @@ class Release:
     return f"{self.corpus}.{self.version}.{'-'.join(self.codes)}"
 
 
-def ordered(first: Language, second: Language) -> tuple[Language, Language]:
+def order(first: Language, second: Language) -> tuple[Language, Language]:
   """Returns two languages in the order of the dataset's pairs: alphabetical by `compact_code`."""
   source, target = sorted((first, second), key=readers.compact_code)
   return source, target
@@ -94,7 +94,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
     )
   releases: dict[tuple[str, ...], Release] = {}
   for release in sorted(found, key=lambda release: _FORMATS.index(release.format)):
-    codes = sorted(map(_folded, release.codes))
+    codes = sorted(map(_fold, release.codes))
     releases.setdefault((release.corpus, release.version, *codes), release)
   return sorted(releases.values(), key=lambda release: release.name), faults
 
@@ -144,11 +144,11 @@ def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault:
     return Fault(path, f"unknown language code {codes[source is not None]!r}")
   if source == target:
     return Fault(path, f"both sides are {source.name}")
-  corpus, pair = corpus.removeprefix("OPUS-"), ordered(source, target)
+  corpus, pair = corpus.removeprefix("OPUS-"), order(source, target)
   return Release(corpus, version, path, match["format"][-3:], pair, storage.size(path), codes)
 
 
-def _folded(code: str) -> str:
+def _fold(code: str) -> str:
   return code.lower().replace("@", "_").replace("-", "_")
 
 
@@ -156,7 +156,7 @@ def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archi
   """Returns the two members with the texts, in the order of `codes`; else raises DamagedError."""
   sides = []
   for code in codes:
-    named = [x for x in members if _folded(x.name.rpartition(".")[2]) == _folded(code)]
+    named = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]
     if len(named) != 1:
       raise archives.DamagedError(f"{len(named)} members end with .{code}; it needs one")
     sides += named

@@ -58,10 +58,10 @@ def search_on_devices(
   for rows, source_BD in source.unit_blocks(height):
     shape = height, k_source
     best = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int32)
-    query_BD, best = jax.device_put((_padded(source_BD, height), best), whole)
+    query_BD, best = jax.device_put((_pad_rows(source_BD, height), best), whole)
     waiting = None
     for columns, target_CD in target.unit_blocks(width):
-      base_CD = jax.device_put(_padded(target_CD, width), shared)
+      base_CD = jax.device_put(_pad_rows(target_CD, width), shared)
       size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
       best, near = step(query_BD, base_CD, best, size_2, np.int32(columns.start))
       # Merges the block before while the devices compute this one.
@@ -143,5 +143,5 @@ def _block_size(count: int, most: int) -> int:
   return min(most, 1 << max(count - 1, 0).bit_length())
 
 
-def _padded(rows_NX: np.ndarray, height: int) -> np.ndarray:
+def _pad_rows(rows_NX: np.ndarray, height: int) -> np.ndarray:
   return np.pad(rows_NX, [(0, height - len(rows_NX)), (0, 0)])

@@ -205,7 +205,7 @@ def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -
   """
   if getattr(query_ND, "ndim", 2) == 1:
     query_ND = np.asarray(query_ND)[None]
-  query, base, k = _checked(query_ND, base_MD, k)
+  query, base, k = _as_selections(query_ND, base_MD, k)
   if not len(base.row_N):
     raise ValueError(f"cannot find {k} neighbors among 0 vectors")
   return search(query, base, min(k, len(base.row_N)), None)[0]
@@ -219,7 +219,7 @@ def mutual_top_k(
   This is `top_k` in both directions, which computes each cosine once. It raises ValueError also if
   there are no sources.
   """
-  source, target, k = _checked(source_ND, target_MD, k)
+  source, target, k = _as_selections(source_ND, target_MD, k)
   counts = len(source.row_N), len(target.row_N)
   if not all(counts):
     raise ValueError(f"cannot find {k} neighbors among {counts[0]} and {counts[1]} vectors")
@@ -228,7 +228,7 @@ def mutual_top_k(
   return forward, backward
 
 
-def _checked(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, Selection, int]:
+def _as_selections(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, Selection, int]:
   sides = [
     side if hasattr(side, "shape") or isinstance(side, Selection) else np.asarray(side)
     for side in (source_ND, target_MD)

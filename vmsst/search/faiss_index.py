@@ -98,7 +98,7 @@ def library() -> Any:
 def new(factory: str, dimension: int) -> Any:
   """Returns an empty index; raises InputError if FAISS cannot build it for this width."""
   faiss = library()
-  with _explained(f"factory {factory!r} does not suit vectors of width {dimension}"):
+  with _faiss_errors(f"factory {factory!r} does not suit vectors of width {dimension}"):
     return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
 
 
@@ -109,16 +109,18 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
     InputError: FAISS refuses the string, or there are too few vectors to train it.
   """
   index = new(factory, vectors_ND.shape[1])
-  _train_briefly(index, _inverted(index))
+  _train_briefly(index, _inverted_file(index))
   count = len(vectors_ND)
-  with _explained(f"{factory} cannot be trained on {count:,} vectors; give fewer lists, or Flat"):
+  with _faiss_errors(
+    f"{factory} cannot be trained on {count:,} vectors; give fewer lists, or Flat"
+  ):
     index.train(np.ascontiguousarray(vectors_ND, np.float32))
   return index
 
 
 def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
   """Adds some vectors, at length 1, numbered by their rows."""
-  ivf = _inverted(index)
+  ivf = _inverted_file(index)
   for part in exact_search.blocks(span.stop - span.start):
     first, stop = span.start + part.start, span.start + part.stop
     unit_BD = exact_search.unit_rows(rows[first:stop], first)
@@ -168,7 +170,7 @@ def check(rows: vector_store.Vectors, factory: str | None) -> str:
 
 def write(index: Any, path: str | os.PathLike[str]) -> None:
   """Writes an index to a local file."""
-  with _explained(f"{os.fspath(path)} cannot be written"):
+  with _faiss_errors(f"{os.fspath(path)} cannot be written"):
     library().write_index(index, os.fspath(path))
 
 
@@ -185,7 +187,7 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
   faiss = library()
   # A map of a copy stays valid when its name is removed.
   with (
-    _explained(f"{os.fspath(path)}: this version of FAISS cannot read it"),
+    _faiss_errors(f"{os.fspath(path)}: this version of FAISS cannot read it"),
     storage.local_copy(path) as local,
   ):
     return faiss.read_index(os.fspath(local), faiss.IO_FLAG_MMAP if mapped else 0)
@@ -230,7 +232,7 @@ class Index:
   def __init__(self, index: Any, factory: str, rows: vector_store.Vectors):
     """Prepares a filled index."""
     self.factory, self.rows = factory, rows
-    self._index, self._ivf = index, _inverted(index)
+    self._index, self._ivf = index, _inverted_file(index)
     self.lists: int = 0 if self._ivf is None else self._ivf.nlist
     self.shape: tuple[int, int] = (index.ntotal, index.d)
 
@@ -339,7 +341,7 @@ def index_search(source_index: Index, target_index: Index) -> exact_search.Searc
   return search
 
 
-def _inverted(index: Any) -> Any:
+def _inverted_file(index: Any) -> Any:
   faiss = library()
   ivf = faiss.try_extract_index_ivf(index)
   return None if ivf is None else faiss.downcast_index(ivf)
@@ -371,7 +373,7 @@ def _train_briefly(index: Any, ivf: Any) -> None:
 
 
 @contextlib.contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def _faiss_errors(problem: str) -> Iterator[None]:
   """Turns errors of FAISS into InputError, without the place in its source."""
   try:
     yield

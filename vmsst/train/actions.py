@@ -25,7 +25,7 @@ class BaseAction(abc.ABC):
     """Returns whether to stop; raises an exception if the run failed, to end it without saving."""
 
 
-def _watched(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
+def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
   """Returns a metric; warns and returns None if there is none."""
   value = metrics_by_task.get(task, {}).get(metric)
   if value is None:
@@ -57,7 +57,7 @@ class EarlyStoppingAction(BaseAction):
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns whether `patience` evaluations have passed without improvement."""
-    value = _watched(metrics_by_task, *self.metric)
+    value = _metric_value(metrics_by_task, *self.metric)
     if value is None or not np.isfinite(value):
       return False
     score = value if self.mode == "max" else -value
@@ -86,7 +86,7 @@ class KeepBestAction(BaseAction):
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns False."""
-    value = _watched(metrics_by_task, *self._metric)
+    value = _metric_value(metrics_by_task, *self._metric)
     if value is None or not np.isfinite(value):
       return False
     name = f"checkpoint_{int(train_state.step)}"
@@ -117,7 +117,7 @@ class TerminateOnNanAction(BaseAction):
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns False, or raises InputError."""
-    value = _watched(metrics_by_task, self._task, self._metric)
+    value = _metric_value(metrics_by_task, self._task, self._metric)
     if value is not None and not np.isfinite(value):
       raise InputError(
         f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "

@@ -230,7 +230,7 @@ class Adafactor(OptimizerDef):
     decay = 1.0 - t ** (-self.decay_rate)
     flat_grads, flat_states = map(traverse_util.flatten_dict, (grads, state))
 
-    def updated(path: Path, param: Array) -> tuple[Array, AdafactorParamState]:
+    def update_one(path: Path, param: Array) -> tuple[Array, AdafactorParamState]:
       layout, old_state = self._layout(path, param.shape), flat_states[path]
       update, new_state = _divided_by_second_moment(
         flat_grads[path].astype(jnp.float32), old_state, decay, self.epsilon1, layout
@@ -253,7 +253,7 @@ class Adafactor(OptimizerDef):
 
     new_params, new_states = {}, {}
     for path, param in traverse_util.flatten_dict(params).items():
-      new_params[path], new_states[path] = updated(path, param)
+      new_params[path], new_states[path] = update_one(path, param)
     return traverse_util.unflatten_dict(new_params), traverse_util.unflatten_dict(new_states)
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:

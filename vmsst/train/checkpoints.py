@@ -285,7 +285,7 @@ def restore(
   if (path / "state").is_dir():
     arrays = t5x.restore(path, args)
   else:
-    arrays = {part: _placed(stored[part], args[part]) for part in args}
+    arrays = {part: _place(stored[part], args[part]) for part in args}
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in sources.items():
@@ -301,7 +301,7 @@ def restore(
   return traverse_util.unflatten_dict(state, sep="/")
 
 
-def _placed(array: Any, args: ocp.ArrayRestoreArgs) -> jax.Array:
+def _place(array: Any, args: ocp.ArrayRestoreArgs) -> jax.Array:
   """Returns an array, of which every process has all, in a dtype and on the devices."""
   whole = np.asarray(array, args.dtype)
   return jax.make_array_from_callback(whole.shape, args.sharding, lambda index: whole[index])
@@ -439,28 +439,28 @@ class CheckpointManager:
         lambda x: x.astype("bfloat16") if x.dtype == np.float32 else x, state["target"]
       )
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), dataset=DataStateSave(data_state))
-    with self._explained():
+    with self._orbax_errors():
       self._manager.save(step, args=items, force=True)
 
   def wait(self) -> None:
     """Waits until all checkpoints are complete."""
-    with self._explained():
+    with self._orbax_errors():
       self._manager.wait_until_finished()
 
   def check(self) -> None:
     """Raises InputError if a checkpoint could not be written in the background."""
-    with self._explained():
+    with self._orbax_errors():
       self._manager.check_for_errors()
 
   def close(self) -> None:
     """Finishes writing; the next run removes a checkpoint that could not be written."""
     if not self._failed:
-      with self._explained():
+      with self._orbax_errors():
         self._manager.wait_until_finished()
         self._manager.close()
 
   @contextlib.contextmanager
-  def _explained(self) -> Iterator[None]:
+  def _orbax_errors(self) -> Iterator[None]:
     try:
       yield
     except Exception as error:

@@ -29,7 +29,7 @@ _CONNECTION_LOST = re.compile(
 
 
 @contextlib.contextmanager
-def joined(
+def join(
   coordinator_address: str | None = None,
   count: int | None = None,
   index: int | None = None,

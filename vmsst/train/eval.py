@@ -140,7 +140,7 @@ def evaluate(
   """
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
   results: dict[int, Any] = {}
-  with model_dir_lib.opened("evaluate.output_dir", output_dir):
+  with model_dir_lib.open_folder("evaluate.output_dir", output_dir):
     evaluator = InferenceEvaluator(
       dataset_cfg, inference_evaluator_cls, model, partitioner, output_dir
     )

@@ -88,7 +88,7 @@ def parse_gin_flags(
   for path in gin_search_paths:
     gin.add_config_file_search_path(path)
   for file in gin_files:
-    with _explained(file):
+    with _gin_errors(file):
       gin.parse_config_file(file)
   # The macros that the parsed files define or use. Gin would accept a misspelled one.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
@@ -101,7 +101,7 @@ def parse_gin_flags(
       nearest = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
       suggestion = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
-    with _explained(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
+    with _gin_errors(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
   _check_types()
   if finalize_config:
@@ -177,7 +177,7 @@ def _check_types() -> None:
 
 
 @contextlib.contextmanager
-def _explained(source: str, hint: str = "") -> Iterator[None]:
+def _gin_errors(source: str, hint: str = "") -> Iterator[None]:
   """Turns an error of gin, or of a module that it imports, into one line.
 
   Args:

@@ -115,7 +115,7 @@ def infer(
     train_state_axes=initializer.train_state_axes,
     partitioner=partitioner,
   )
-  with model_dir_lib.opened("infer.output_dir", output_dir):
+  with model_dir_lib.open_folder("infer.output_dir", output_dir):
     if shard_id == 0:
       summarize_config_fn(model_dir=output_dir, summary_writer=None, step=0)
     for task in seqio.get_subtasks(provider):

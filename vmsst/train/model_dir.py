@@ -30,7 +30,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.
 
 
 @contextlib.contextmanager
-def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
+def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
   """Makes a folder for the output of a command; removes it if nothing was written.
 
   Args:
@@ -70,7 +70,7 @@ def opened(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callab
           stack.callback(_remove_if_empty, folder)
         path.mkdir(parents=True, exist_ok=True)
         if claim:
-          stack.enter_context(outputs.owned(path, is_folder=True))
+          stack.enter_context(outputs.ownership(path, is_folder=True))
       elif claim:
         storage.write(url, run_id)
         checks_id = True

@@ -37,7 +37,7 @@ class StepTrainer(trainer.Trainer):
         data_partition_spec=self._partitioner.data_partition_spec,
       )
 
-    return self._partitioned(train_step, (self._train_state_axes, None), donate_argnums=(0,))
+    return self._partition(train_step, (self._train_state_axes, None), donate_argnums=(0,))
 
   @functools.cached_property
   def _partitioned_eval_step(self) -> Any:
@@ -45,9 +45,9 @@ class StepTrainer(trainer.Trainer):
       eval_fn = functools.partial(self._model.eval_fn, step=train_state.step)
       return trainer.eval_step(types.SimpleNamespace(eval_fn=eval_fn), train_state, batch)
 
-    return self._partitioned(eval_step, None)
+    return self._partition(eval_step, None)
 
-  def _partitioned(self, step: Any, out_axes: Any, **options: Any) -> Any:
+  def _partition(self, step: Any, out_axes: Any, **options: Any) -> Any:
     axes = (self._train_state_axes, self._partitioner.data_partition_spec)
     return self._partitioner.partition(
       step, in_axis_resources=axes, out_axis_resources=out_axes, **options

@@ -142,7 +142,9 @@ def train(
     def closing(part: Any) -> Any:
       return cleanup.enter_context(contextlib.closing(part))
 
-    check_claim = cleanup.enter_context(model_dir_lib.opened("MODEL_DIR", model_dir, claim=True))
+    check_claim = cleanup.enter_context(
+      model_dir_lib.open_folder("MODEL_DIR", model_dir, claim=True)
+    )
 
     # Data
     rows = get_dataset_fn(train_dataset_cfg, *shard, converter)
@@ -279,7 +281,7 @@ def train(
           stops = [(step // period + 1) * period for period in periods]
           stops += [later for later in save_steps if later > step]
           count = min(total_steps, *stops) - step
-          done, metrics = trainer.train(batches, count, step, bar=bar, should_stop=stop.agreed)
+          done, metrics = trainer.train(batches, count, step, bar=bar, should_stop=stop.agree)
           step += done
           if manager is not None:
             manager.check()
@@ -320,7 +322,7 @@ class _Stop:
 
   signal = ""
 
-  def agreed(self, step: int) -> bool:
+  def agree(self, step: int) -> bool:
     """Returns whether to stop after `step`: the same in all processes, whichever got the signal."""
     if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
       self.signal = "SIGTERM"
@@ -367,7 +369,7 @@ def _check_encoder(model: Any, model_dir: str) -> None:
     return
   saved = encoder_json.load_encoder_assets(model_dir)
 
-  def described(network: Any, vocabulary: Any) -> dict[str, Any]:
+  def describe(network: Any, vocabulary: Any) -> dict[str, Any]:
     record = encoder_json.describe(network)
     config = record.pop("config")
     for name in _NOT_OF_THE_ENCODER:
@@ -376,7 +378,7 @@ def _check_encoder(model: Any, model_dir: str) -> None:
     return {**record, **config, "vocabulary": {"name": type(vocabulary).__name__, "digest": digest}}
 
   if changes := manifest.differences(
-    described(saved.network, saved.vocabulary), described(model.sentence_encoder, model.vocabulary)
+    describe(saved.network, saved.vocabulary), describe(model.sentence_encoder, model.vocabulary)
   ):
     raise InputError(
       f"MODEL_DIR {model_dir} has checkpoints of another encoder: {changes}; train the same "

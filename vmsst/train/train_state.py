@@ -28,7 +28,7 @@ PyTree = Any
 _AXES = "_axes"
 
 
-def _restored(reference: PyTree, state_dict: PyTree) -> PyTree:
+def _with_leaves(reference: PyTree, state_dict: PyTree) -> PyTree:
   """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
   expected = traverse_util.flatten_dict(
     {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
@@ -101,10 +101,10 @@ class TrainState(struct.PyTreeNode):
     state = state_dict["state"]
     param_states = None
     if self.optimizer_def is not None:
-      param_states = _restored(self.param_states, state.get("param_states", {}))
+      param_states = _with_leaves(self.param_states, state.get("param_states", {}))
     return self.replace(
       step=state["step"],
-      params=_restored(self.params, state_dict["target"]),
+      params=_with_leaves(self.params, state_dict["target"]),
       param_states=param_states,
       flax_mutables=dict(state_dict.get("flax_mutables", {})),
     )

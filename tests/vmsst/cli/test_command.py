@@ -42,10 +42,10 @@ def test_a_threshold_can_be_negative():
 def test_arguments_name_an_engine(argv, engine, monkeypatch):
   monkeypatch.setattr("jax.config.update", lambda *setting: None)
   args = cli.build_parser().parse_args(["index", "vectors", "index", *argv.split()])
-  assert args.command.values(args)["engine"].chosen() == engine
+  assert args.command.values(args)["engine"].create() == engine
 
 
 def test_a_build_has_a_process_per_core(monkeypatch):
   monkeypatch.setattr(command.Workers, "default_workers", 5)
-  assert command.Workers().chosen() == engines.Local(5)
-  assert command.Workers(workers=2).chosen() == engines.Local(2)
+  assert command.Workers().create() == engines.Local(5)
+  assert command.Workers(workers=2).create() == engines.Local(2)

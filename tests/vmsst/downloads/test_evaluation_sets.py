@@ -62,9 +62,9 @@ def test_the_catalog_is_sound():
       assert len(bytes.fromhex(digits)) == {"git": 20, "sha256": 32, "": 0}[kind]
       # A file without its own path is unpacked or joined.
       assert bool(item.to) != bool(each.unpack or each.tables), each.name
-    for place in (*(item.to for item in each.items), *each.joined):
+    for place in (*(item.to for item in each.items), *each.table_parts):
       assert not place or place.startswith(each.folder + "/")
-  assert [len(known[x].joined or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
+  assert [len(known[x].table_parts or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
   folders = {each.folder.split("/")[0] for each in known.values()}
   for name, benchmark in benchmarks.BENCHMARKS.items():
     tops = {folder.split("/")[0] for folder in benchmark.files.folders}

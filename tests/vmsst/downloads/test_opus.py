@@ -41,12 +41,12 @@ def test_releases_are_listed_in_any_order_and_codes(server, fetcher):
     found = opus.releases(fetcher, [("Europarl", version)], keep)
     return [f"{x.source}-{x.target}" for x in found]
 
-  assert pairs(opus.anything) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
+  assert pairs(opus.every_pair) == ["de-en", "en-fr", "en-zh_cn", "bg-cs"]
   query = server.requests[-1][0]
   assert query == "/opusapi/?corpus=Europarl&version=latest&preprocessing=moses"
   assert pairs(opus.pairs_among(["deu-eng", "zh-en"]), "v7") == ["de-en", "en-zh_cn"]
   assert "version=v7" in server.requests[-1][0]
-  lines = [*opus.describe(opus.releases(fetcher, [("Europarl", None)], opus.anything))]
+  lines = [*opus.describe(opus.releases(fetcher, [("Europarl", None)], opus.every_pair))]
   assert re.match("Europarl .*1,961,119 pairs", lines[0])
   assert lines[4].startswith("4 files, 7,844,476 pairs")
   assert "license" in lines[5]
@@ -79,14 +79,14 @@ def test_releases_are_moved_to_a_store(server, fetcher, monkeypatch):
 def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
   put_list(server, [record(server, "de-en", **changes)])
   with pytest.raises(errors.InputError, match=r"not a release in Moses format|not an HTTPS"):
-    opus.releases(fetcher, [("Europarl", None)], opus.anything)
+    opus.releases(fetcher, [("Europarl", None)], opus.every_pair)
 
 
 @pytest.mark.usefixtures("listed")
 def test_unknown_names_are_refused(server, fetcher):
   put_list(server, [])
   with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
-    opus.releases(fetcher, [("Europarl", "v99")], opus.anything)
+    opus.releases(fetcher, [("Europarl", "v99")], opus.every_pair)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.pairs_among(["de_en"])
 

@@ -162,7 +162,7 @@ def test_vectors_and_heads_equal_those_of_torch(tmp_path, vocabulary, capsys, sh
   ours_B = np.array([languages.language(CODES[i]).index for i in theirs_B])
   hidden_BE = network.apply(params, expected_BS.numpy(), ours_B, method="xtr_hidden")
   logits_BV = hidden_BE @ network.apply(params, method="xtr_kernel")
-  compared_BC = network.apply(params, expected_BS.numpy(), method="compared")
+  compared_BC = network.apply(params, expected_BS.numpy(), method="project")
   with torch.no_grad():
     expected_BV = model.logits(expected_BS, torch.tensor(theirs_B)).numpy()
     expected_BC = model.alignproj(expected_BS).numpy()

@@ -31,7 +31,7 @@ def start(folder, body):
   return subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
 
 
-_OWNED = "from vmsst.jobs import outputs\nwith outputs.owned('out'):"
+_OWNED = "from vmsst.jobs import outputs\nwith outputs.ownership('out'):"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -135,7 +135,7 @@ def refused(output, *, is_folder=False):
   """Asserts that another thread cannot own an output."""
 
   def own():
-    with outputs.owned(output, is_folder=is_folder):
+    with outputs.ownership(output, is_folder=is_folder):
       pass
 
   message = "out is being written by another command"
@@ -147,17 +147,17 @@ def refused(output, *, is_folder=False):
 def test_an_output_has_one_writer(tmp_path, is_folder):
   output = f"{tmp_path}/out"
   (tmp_path / "link to out").symlink_to("out")
-  with outputs.owned(output, is_folder=is_folder):
+  with outputs.ownership(output, is_folder=is_folder):
     refused(output, is_folder=is_folder)
     refused(tmp_path / "link to out", is_folder=is_folder)
-    with outputs.owned(output, is_folder=is_folder):  # this thread again
+    with outputs.ownership(output, is_folder=is_folder):  # this thread again
       pass
     refused(output, is_folder=is_folder)
-  with outputs.owned(output, is_folder=is_folder), outputs.owned(f"{output}/below"):
+  with outputs.ownership(output, is_folder=is_folder), outputs.ownership(f"{output}/below"):
     pass
   assert not storage.names(output)
   assert ".out.vmsst" not in storage.names(tmp_path)
-  with outputs.owned("/dev/null"), outputs.owned("/dev/null"):
+  with outputs.ownership("/dev/null"), outputs.ownership("/dev/null"):
     pass
 
 

@@ -124,7 +124,7 @@ def matching_sets(held_out, text):
 
 
 def test_sets_with_a_sentence(tmp_path):
-  held_out = EvaluationSentences.of(TEXTS)
+  held_out = EvaluationSentences.from_texts(TEXTS)
   path = tmp_path / "held_out.npz"
   held_out.save(path)
   for found in (held_out, EvaluationSentences.load(path)):
@@ -137,16 +137,16 @@ def test_sets_with_a_sentence(tmp_path):
     assert found.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
     assert found.digest == held_out.digest
   # The digest depends on content, not order.
-  assert EvaluationSentences.of(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
-  assert EvaluationSentences.of(TEXTS[:-2]).digest != held_out.digest
+  assert EvaluationSentences.from_texts(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
+  assert EvaluationSentences.from_texts(TEXTS[:-2]).digest != held_out.digest
   renamed = [(name.replace("ntrex", "xtrex"), text) for name, text in TEXTS]
-  assert EvaluationSentences.of(renamed).digest != held_out.digest
-  EvaluationSentences.of([]).save(path)
+  assert EvaluationSentences.from_texts(renamed).digest != held_out.digest
+  EvaluationSentences.from_texts([]).save(path)
   assert EvaluationSentences.load(path).sets(0) == ()
 
 
 def test_planted_tatoeba_sentences_are_found_and_training_data_is_not(data_root):
-  held_out = EvaluationSentences.of(held_out_texts([BENCHMARKS["tatoeba"]], data_root))
+  held_out = EvaluationSentences.from_texts(held_out_texts([BENCHMARKS["tatoeba"]], data_root))
   german = text_files.read_lines(str(data_root / "tatoeba" / "tatoeba.deu-eng.deu.gz"))
   for text in german:
     for planted in (text, text.upper(), f" »{text.rstrip('.?!')}« …", text.replace(" ", "  ")):

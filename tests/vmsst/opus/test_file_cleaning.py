@@ -33,7 +33,7 @@ DROPPED = [
 
 def cleaned(*files, languages=None, held_out=()):
   """Returns the pairs that are kept, and the counts."""
-  sentences = cleaning.EvaluationSentences.of(("x", text) for text in held_out)
+  sentences = cleaning.EvaluationSentences.from_texts(("x", text) for text in held_out)
   bitexts = readers.find_bitext([str(file) for file in files], languages)
   # Worker processes get pickled arguments.
   bitexts, sentences = pickle.loads(pickle.dumps((bitexts, sentences)))

@@ -9,7 +9,7 @@ TOP = 1 << 64
 
 
 def release(corpus, version, source, target):
-  pair = releases.ordered(languages.language(source), languages.language(target))
+  pair = releases.order(languages.language(source), languages.language(target))
   return releases.Release(corpus, version, "x", "zip", pair, 1, (source, target))
 
 

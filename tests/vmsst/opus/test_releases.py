@@ -17,7 +17,7 @@ ROWS = [("Hallo Welt", "hello world"), ("grün & blau", "green & blue"), ("ja <3
 
 def _release(path, codes=("de", "en")):
   kind = str(path).removesuffix(".gz")[-3:]
-  pair = releases.ordered(*map(language, codes))
+  pair = releases.order(*map(language, codes))
   return releases.Release("X", "v1", str(path), kind, pair, os.path.getsize(path), codes)
 
 

@@ -28,7 +28,7 @@ EUROPARL = [
 @pytest.fixture
 def clean(tmp_path):
   """Cleans rows of a corpus into two buckets; returns the file and the facts."""
-  held_out = cleaning.EvaluationSentences.of(HELD_OUT)
+  held_out = cleaning.EvaluationSentences.from_texts(HELD_OUT)
   held_out.save(tmp_path / "held_out")
 
   def run(corpus, rows):

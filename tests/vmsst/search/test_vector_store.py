@@ -68,7 +68,7 @@ def test_vectors_in_a_store_are_those_of_a_folder(tmp_path, monkeypatch):
   content = bytearray(store.cat_file(path))
   content[-1] ^= 1
   store.pipe_file(path, bytes(content))
-  array_files._downloaded.cache_clear()
+  array_files._download.cache_clear()
   with pytest.raises(errors.InputError, match=r"gs://bucket/v/vectors-00002.*: (damaged|broken)"):
     vector_store.open_vectors("gs://bucket/v")[:]
   store.rm_file(path)

@@ -38,7 +38,7 @@ def train(index):
 
   input_pipeline.TrainIterator.__next__ = watched
   rows = loader.get_batches if shares else toy_runs.slices
-  with distributed.joined(f"localhost:{port}", count, index):
+  with distributed.join(f"localhost:{port}", count, index):
     evaluation = toy_runs.config("validation") if evaluates else None
     toy_runs.run(
       folder, total_steps=steps,
@@ -204,7 +204,7 @@ def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environmen
     monkeypatch.setenv(name, value)
   found = None
   try:
-    with distributed.joined(**given):
+    with distributed.join(**given):
       pass
   except Initialized as joined:
     (found,) = joined.args

@@ -102,7 +102,7 @@ from vmsst.train import distributed, partitioning, utils
 mesh_utils.create_device_mesh = lambda shape, devices: np.array(
   sorted(devices, key=lambda device: (device.id % 2, device.process_index))).reshape(shape)
 child = os.fork()
-with distributed.joined(f"localhost:{sys.argv[1]}", 2, int(child == 0)):
+with distributed.join(f"localhost:{sys.argv[1]}", 2, int(child == 0)):
   state = types.SimpleNamespace(params=None, flax_mutables=None)
   infer = utils.get_infer_fn(lambda params, batch: batch["inputs"][:, 0], 8, state,
                              partitioning.PjitPartitioner(num_partitions=1))

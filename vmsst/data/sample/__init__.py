@@ -198,7 +198,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
   predicate, subject = divmod(rest, num_subjects)
 
   def pick(names: Sequence[str], folds: int, rank: int) -> str:
-    return names[_allowed(len(names), folds, predicate, split)[rank]]
+    return names[_allowed_fillers(len(names), folds, predicate, split)[rank]]
 
   frame_name = FRAMES[frame]
   return Meaning(
@@ -213,14 +213,14 @@ def slots(meaning: int, split: str = "train") -> Meaning:
 def _choices(split: str) -> tuple[int, int, int]:
   """Returns the counts of subjects, places and times per predicate, equal for all predicates."""
   return (
-    len(_allowed(len(SUBJECTS), _SUBJECT_FOLDS, 0, split)),
-    len(_allowed(len(PLACES), _PLACE_FOLDS, 0, split)),
-    len(_allowed(len(TIMES["present"]), _TIME_FOLDS, 0, split)),
+    len(_allowed_fillers(len(SUBJECTS), _SUBJECT_FOLDS, 0, split)),
+    len(_allowed_fillers(len(PLACES), _PLACE_FOLDS, 0, split)),
+    len(_allowed_fillers(len(TIMES["present"]), _TIME_FOLDS, 0, split)),
   )
 
 
 @functools.cache
-def _allowed(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
+def _allowed_fillers(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
   """Returns the indices of the fillers that a predicate takes in a split, out of `count`."""
   errors.check_choice("split", split, SPLITS)
   held_out = split == "validation"

@@ -114,7 +114,7 @@ def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite
         "distance to the original": 100 * mean_distance(path[0], path[-1]),
         "distance along the path": 100 * sum(distances),
       }
-      name = named(text, f"path {label}")
+      name = result_name(text, f"path {label}")
       results.append(suite.Result(name, tuple(codes[row] for row in rows), metrics))
   return results
 
@@ -155,10 +155,10 @@ def pair_errors(result: suite.Result) -> Iterator[suite.Result]:
   for i, j in itertools.permutations(range(len(versions)), 2):
     (label, code), (other, other_code) = versions[i], versions[j]
     error = {"error": result.arrays["error"][i][j]}
-    yield suite.Result(named(result.name, f"{label}->{other}"), (code, other_code), error)
+    yield suite.Result(result_name(result.name, f"{label}->{other}"), (code, other_code), error)
 
 
-def named(text: str, name: str) -> str:
+def result_name(text: str, name: str) -> str:
   """Returns a name after the text that it is about, unless this is the only one."""
   return name if text == ALL else f"{text} {name}"
 

@@ -102,7 +102,7 @@ def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage
 
 def tatoeba_task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
   """Returns the task of one language, whose result is named by the code."""
-  return retrieval_task(code, (code, "eng"), files.aligned(foreign, english))
+  return retrieval_task(code, (code, "eng"), files.read_aligned(foreign, english))
 
 
 def retrieval_task(

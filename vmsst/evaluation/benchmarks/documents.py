@@ -54,7 +54,7 @@ SplitsByCode = Mapping[str, Splits]
 """Data by language code, with English."""
 
 
-def _labeled(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
+def _labeled_texts(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
   return LabeledTexts(*zip(*rows, strict=True))
 
 
@@ -104,13 +104,14 @@ def sib200(folder: storage.Path) -> dict[str, Splits]:
     for split, _, label, text in itertools.islice(files.table(path, 4), 1, None):
       rows[split].append((label, text))
     code = files.known_code(files.plain_name(path).removesuffix(".tsv"), path)
-    splits[code] = Splits(*map(_labeled, rows.values()))
+    splits[code] = Splits(*map(_labeled_texts, rows.values()))
   return splits
 
 
 def _read_mldoc(root: storage.Path) -> list[suite.Task]:
   def part(name: str, end: str) -> LabeledTexts:
-    return _labeled(mldoc_rows(files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")))
+    path = files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")
+    return _labeled_texts(mldoc_rows(path))
 
   splits = {
     code: Splits(part(name, "train.1000"), part(name, "dev"), part(name, "test"))
@@ -128,7 +129,7 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
       folder = root / "cls-acl10-unprocessed" / name / domain
       if storage.find(folder, "*"):
         paths = [files.plain_or_gzipped(folder / f"{part}.review") for part in ("train", "test")]
-        train, test = (_labeled(cls_rows(path)) for path in paths)
+        train, test = (_labeled_texts(cls_rows(path)) for path in paths)
         # The test set also chooses the epoch of its own language's classifier.
         splits[code] = Splits(train, test, test)
     if splits:

@@ -67,7 +67,7 @@ def column(path: storage.Path) -> list[str]:
   return [text for (text,) in table(path, 1)]
 
 
-def aligned(*paths: storage.Path) -> list[list[str]]:
+def read_aligned(*paths: storage.Path) -> list[list[str]]:
   """Returns the lines of aligned files; raises InputError if their numbers differ or are 0."""
   columns = [column(path) for path in paths]
   for path, texts in zip(paths, columns, strict=True):
@@ -80,8 +80,8 @@ def aligned(*paths: storage.Path) -> list[list[str]]:
 
 
 def by_label(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
-  """Returns the lines of aligned files, by the label of each file; see `aligned`."""
-  return dict(zip(paths, aligned(*paths.values()), strict=True))
+  """Returns the lines of aligned files, by the label of each file; see `read_aligned`."""
+  return dict(zip(paths, read_aligned(*paths.values()), strict=True))
 
 
 def number(field: str, path: storage.Path, line: int) -> float:
@@ -114,10 +114,10 @@ def records(path: storage.Path, kind: type[_Record]) -> Iterator[_Record]:
   Raises:
     InputError: a line is not JSON, or has another type.
   """
-  yield from parsed(text_files.read_lines(str(path)), kind, str(path))
+  yield from parse_records(text_files.read_lines(str(path)), kind, str(path))
 
 
-def parsed(
+def parse_records(
   lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
 ) -> Iterator[_Record]:
   """Yields the object in each line of JSON Lines; see `records`."""

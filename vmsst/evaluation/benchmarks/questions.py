@@ -3,7 +3,7 @@
 `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open
 or MKQA counts if the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is a
 small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
-`sampled` is the task of the paper with a small part of PAQ, for evaluation during training.
+`sample_benchmark` is the task of the paper with a small part of PAQ, for evaluation in training.
 
 The knowledge base is searched by parts, each a span of its lines. For each part, the questions are
 embedded, the nearest one to each query is found, and its answer is right or not: by whole vectors
@@ -63,7 +63,7 @@ class Questions:
     name: Unique name of the set.
     language: Language code.
     texts: The questions.
-    gold: The right answers of each, as `retrieval.normalized_set` returns them.
+    gold: The right answers of each, as `retrieval.normalize_answers` returns them.
   """
 
   name: str
@@ -93,7 +93,7 @@ def nq_open(path: storage.Path) -> Questions:
     InputError: the file is broken.
   """
   records = list(files.records(path, Question))
-  gold = [retrieval.normalized_set(record.answers) for record in records]
+  gold = [retrieval.normalize_answers(record.answers) for record in records]
   return Questions("nq", "en", [record.question for record in records], gold)
 
 
@@ -110,7 +110,7 @@ def mkqa(path: storage.Path) -> list[Questions]:
   by_language: dict[str, Questions] = {}
   for record in files.records(path, _MkqaRecord):
     texts = [text for answer in record.answers.en for text in (answer.text, *answer.aliases)]
-    gold = retrieval.normalized_set(text for text in texts if text)
+    gold = retrieval.normalize_answers(text for text in texts if text)
     for code, query in record.queries.items() if gold else ():
       if code not in by_language:
         by_language[code] = Questions(f"mkqa {files.known_code(code, path)}", code, [], [])
@@ -228,7 +228,7 @@ QUESTIONS = suite.Benchmark(
 )
 
 
-def sampled(size: int) -> suite.Benchmark:
+def sample_benchmark(size: int) -> suite.Benchmark:
   """Returns the benchmark with a part of the knowledge base whose vectors fit in memory.
 
   Expect higher numbers than with the whole knowledge base; their names say that it is a sample.
@@ -354,7 +354,7 @@ def search_knowledge(
 
 def _read_span(source: encoding.EncoderSource, span: text_files.Span) -> tuple[list[Question], Any]:
   """Returns questions, also tokenized if the encoder supports it."""
-  base = list(files.parsed(span.read(), Question, span.name, span.first))
+  base = list(files.parse_records(span.read(), Question, span.name, span.first))
   texts = [each.question for each in base]
   return base, encoding.prepare(source.open(), texts, [_KNOWLEDGE_LANGUAGE] * len(texts))
 
@@ -406,7 +406,7 @@ def are_right(
     base: The questions.
     gold: The right answers of each query, normalized.
   """
-  normalized = {i: retrieval.normalized_set(base[i].answers) for i in set(index_Q.tolist())}
+  normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
   return np.array([not normalized[i].isdisjoint(right) for i, right in pairs], bool)
 
@@ -444,7 +444,7 @@ def knowledge_sample(
     for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)
       ranks = [(chosen, size, rng.random())]
-      if right := retrieval.normalized_set(each.answers) & numbers_by_answer.keys():
+      if right := retrieval.normalize_answers(each.answers) & numbers_by_answer.keys():
         own = _words(each.question)
         for number in {number for answer in right for number in numbers_by_answer[answer]}:
           share = len(words[number] & own) / max(1, len(words[number] | own))
@@ -457,4 +457,4 @@ def knowledge_sample(
 
 
 def _words(text: str) -> set[str]:
-  return set(retrieval.normalized(text).split())
+  return set(retrieval.normalize_answer(text).split())

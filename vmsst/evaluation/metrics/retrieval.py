@@ -114,19 +114,19 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def normalized(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
   """Returns an answer in lower case, without ASCII punctuation, English articles and extra spaces.
 
   Examples:
-    >>> normalized("The  Beatles!")
+    >>> normalize_answer("The  Beatles!")
     'beatles'
   """
   return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def normalized_set(answers: Iterable[str]) -> frozenset[str]:
-  """Returns the `normalized` answers."""
-  return frozenset(map(normalized, answers))
+def normalize_answers(answers: Iterable[str]) -> frozenset[str]:
+  """Returns the `normalize_answer` answers."""
+  return frozenset(map(normalize_answer, answers))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,18 +83,18 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
       "mkqa unseen (incomplete)": expected["mkqa en"],
     }
   )
-  assert len(questions.QUESTIONS.missing(results)) == 22
+  assert len(questions.QUESTIONS.gaps(results)) == 22
 
 
 def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search(tmp_path):
   base = write_all(tmp_path)
   encoder = sign_encoder()
-  (sampled,) = questions.sampled(len(base)).read(tmp_path)
+  (sampled,) = questions.sample_benchmark(len(base)).read(tmp_path)
   assert list(sampled.sides[0].texts) == [question for question, _ in base]
   found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
   (full,) = questions.QUESTIONS.read(tmp_path)
   assert found == full.results(embedder.Embedder(encoder), [None])[None]
-  summary = questions.sampled(9).summarize(found, None)
+  summary = questions.sample_benchmark(9).summarize(found, None)
   assert [*summary] == ["nq (sample of PAQ)", "mkqa (sample of PAQ) (incomplete)"]
 
 
@@ -147,4 +147,4 @@ def test_mkqa_small_asks_for_the_question_itself(tmp_path):
     "accuracy unseen (incomplete)": 50.0,
     **{f"R@10{part} (incomplete)": 100.0 for part in ("", " seen", " unseen")},
   }
-  assert "tr" in questions.MKQA_SMALL.missing(results)
+  assert "tr" in questions.MKQA_SMALL.gaps(results)

@@ -17,8 +17,8 @@ from vmsst.search import exact_search
   ],
 )
 def test_answers_are_normalized(answer, expected):
-  assert retrieval.normalized(answer) == expected
-  assert retrieval.normalized_set([answer, expected]) == {expected}
+  assert retrieval.normalize_answer(answer) == expected
+  assert retrieval.normalize_answers([answer, expected]) == {expected}
 
 
 def test_accuracy_of_a_matrix_checked_by_hand():
