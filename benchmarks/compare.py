@@ -129,13 +129,15 @@ def _batches_row(label: str, *, grouped: bool) -> Row:
   return Row(label, ("contrastive_small.gin",), bindings={"GROUP_BY_LENGTH": grouped, **steps})
 
 
-def _objective(label: str, model: str, *, baseline: str | None = None, **bindings: Any) -> Row:
+def _objective(
+  label: str, model: str, *, baseline: str | None = None, layer: str | None = None, **bindings: Any
+) -> Row:
   own: Bindings = {}
   if model == "contrastive":
     own["DROPOUT_RATE"] = 0.0  # two passes over the data
   elif model.startswith("vmsst"):
     own["KL_ANNEAL_STEPS"] = 20000  # ten times the steps, as in section 6.4
-  files = (f"models/{model}.gin", "runs/comparison.gin")
+  files = (f"models/{model}.gin", "runs/comparison.gin", *([layer] if layer else []))
   return Row(label, files, bindings=own | bindings, baseline=baseline)
 
 
@@ -151,20 +153,8 @@ def _four_languages(label: str, model: str, **bindings: Any) -> Row:
   return _ablation(label, model, PATTERNS=patterns, **bindings)
 
 
-_FOUR_ENCODERS = {
-  "LANGUAGE_ENCODER_GROUPS": "@languages.random_groups()",
-  "languages.random_groups.count": 4,
-  "languages.random_groups.seed": 0,
-  "languages.random_groups.codes": ("ar", "de", "en", "es", "fr", "it", "pt", "ru", "tr"),
-}
-_FULL = {
-  "LANGUAGE_ENCODER_GROUPS": "@languages.own_groups()",
-  "DECODER_GROUPS": "@languages.own_groups()",
-  "languages.own_groups.codes": ("es", "en", "ar", "tr"),
-  # The copy identifies the language: each decoder has a single start vector.
-  "ENCODER_LANGUAGE_EMBEDDING": False,
-  "DECODER_LANGUAGE_EMBEDDING": False,
-}
+_FOUR_ENCODERS = ("ar", "de", "en", "es", "fr", "it", "pt", "ru", "tr")
+_FULL = ("es", "en", "ar", "tr")
 
 
 def _students() -> Iterator[tuple[str, Row]]:
@@ -268,7 +258,9 @@ COMPARISONS = {
     {
       "vmsst": _ablation("VMSST"),
       "factorized": _ablation("VMSST (fact.)", FACTORIZED=True),
-      "4_encoders": _ablation("VMSST (4 enc.)", **_FOUR_ENCODERS),
+      "4_encoders": _ablation(
+        "VMSST (4 enc.)", layer="models/random_groups.gin", GROUP_CODES=_FOUR_ENCODERS
+      ),
       "no_kl": _ablation("VMSST (no KL)", KL_WEIGHT=0.0),
       "1_encoder": _ablation("VMSST (1 enc.)", SINGLE_ENCODER=True),
       "no_encoder_language": _ablation("VMSST (no enc. l.e.)", ENCODER_LANGUAGE_EMBEDDING=False),
@@ -283,7 +275,10 @@ COMPARISONS = {
       "4_languages/bitranslation": _four_languages("4 lang.: BITRANSLATION", "bitranslation"),
       "4_languages/vmsst": _four_languages("4 lang.: VMSST", "vmsst"),
       "4_languages/full": _four_languages(
-        "4 lang.: VMSST (full enc., full dec.)", "vmsst", **_FULL
+        "4 lang.: VMSST (full enc., full dec.)",
+        "vmsst",
+        layer="models/own_groups.gin",
+        GROUP_CODES=_FULL,
       ),
     },
     suite="objectives",

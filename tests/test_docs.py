@@ -100,7 +100,7 @@ def test_the_site_has_the_references(tmp_path):
   assert done.returncode == 0, done.stderr
   for page, text in (
     ("gin/models", "MARGIN"),
-    ("api/vmsst.encoder.encoder", "margin_scores"),
+    ("api/vmsst.search.margins", "margin_scores"),
     ("api/vmsst.cli.texts", 'id="vmsst.cli.texts.Pairs"'),
   ):
     assert text in (tmp_path / "reference" / page / "index.html").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ import sys
 _EVENTS = ("os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
 
 
-def run(imports, argv, folder, *, moments, settings=None, atomic=False):
+def run(imports, argv, folder, *, moments, settings=None, atomic=False, share=1.0):
   """Runs a command once undisturbed and once for each of `moments`, each in its own folder.
 
   Args:
@@ -31,6 +31,8 @@ def run(imports, argv, folder, *, moments, settings=None, atomic=False):
     moments: Number of events over which kills are spread, and numbers of bytes.
     settings: Values by module and name, such as {"vmsst.cli.vector_jobs._SPAN_LINES": 8}.
     atomic: Whether the command refuses an output that exists, also of a run killed at its end.
+    share: Share of the events, from the first, over which kills are spread; below 1 for commands
+      whose threads make the number of events vary.
 
   Returns:
     The folders: that of the undisturbed run, and that of each moment.
@@ -42,6 +44,7 @@ def run(imports, argv, folder, *, moments, settings=None, atomic=False):
     "moments": moments,
     "settings": settings or {},
     "accepted": [0, 1] if atomic else [0],
+    "share": share,
   }
   done = subprocess.run(
     [sys.executable, __file__, json.dumps(options)], capture_output=True, text=True, check=False
@@ -64,7 +67,7 @@ def contents(folder):
 # In the forked process
 
 
-def _main(imports, argv, folder, moments, settings, accepted):
+def _main(imports, argv, folder, moments, settings, accepted, share):
   for name in ("vmsst.cli", *imports):
     importlib.import_module(name)
   for name, value in settings.items():
@@ -74,6 +77,7 @@ def _main(imports, argv, folder, moments, settings, accepted):
   status, events = _child(argv, _copy(folder, "whole"), None)
   assert status == 0, "the undisturbed run failed"
   spread, sizes = moments
+  events = int(share * events)
   steps = sorted({1 + i * (events - 1) // max(spread - 1, 1) for i in range(spread)})
   names = []
   for kind, number in [*(("event", n) for n in steps), *(("bytes", n) for n in sizes)]:

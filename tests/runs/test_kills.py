@@ -142,7 +142,9 @@ def test_finetune(start):
     "finetune run t/x.de-en.tsv out --steps=6 --eval-every=2 --batch-size=4 --dev t/y.fr-en.tsv"
   )
   imports = [*IMPORTS, "vmsst.finetuning", "vmsst.train.train"]
-  whole, killed = killed_commands.run(imports, argv.split(), start.parent, moments=(10, []))
+  whole, killed = killed_commands.run(
+    imports, argv.split(), start.parent, moments=(10, []), share=0.9
+  )
   expected = tiny_encoders.read_arrays(whole / "out" / "checkpoint_6")
   for name, folder in killed.items():
     found = tiny_encoders.read_arrays(folder / "out" / "checkpoint_6")
