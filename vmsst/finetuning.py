@@ -332,9 +332,15 @@ def open_sets(
 def open_dev_sets(
   data: Any, vocabulary: Any, *, objective: str | Sequence[str] = "contrastive", **options: Any
 ) -> dict[str, Any]:
-  """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`."""
+  """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`.
+
+  Held-out pairs need no scores of a teacher.
+  """
   from vmsst.data import retrieval_sets, training_sets
 
+  first = objective if isinstance(objective, str) else objective[0]
+  if first in ("kl_divergence", "margin_mse"):
+    first = "contrastive"
   opened: dict[str, Any] = {}
   for name, settings in training_sets.by_name(data, "dev", **options).items():
     texts: Any = settings.data
@@ -346,7 +352,7 @@ def open_dev_sets(
         *(settings.prompts or (prompts["query"], prompts["document"]))
       )
     else:
-      (opened[name],) = open_sets({name: settings}, vocabulary, objective=objective)
+      (opened[name],) = open_sets({name: settings}, vocabulary, objective=first)
   return opened
 
 

@@ -76,8 +76,11 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "read", "name", "options", "grades"), CASES)
 def test_losses_and_gradients_equal_sentence_transformers(model, read, name, options, grades):
-  import torch  # not with TensorFlow, in the process with eight devices
-  from sentence_transformers.sentence_transformer import losses
+  # Not at the top: the process with eight devices imports TensorFlow.
+  torch = pytest.importorskip("torch", reason="needs sentence-transformers")
+  losses = pytest.importorskip(
+    "sentence_transformers.sentence_transformer.losses", reason="needs sentence-transformers"
+  )
 
   theirs = getattr(losses, name)(None, **options)
   batch = {name: BATCH[name] for name in ("inputs", "targets", *read)}
