@@ -100,7 +100,8 @@ def process(name: str, *, owns_process: bool) -> Iterator[State]:
     print(f"{name}: {_ENDS[number]}{state.hint}", file=sys.stderr)
   elif isinstance(error, BrokenPipeError):  # The reader of the output has closed it.
     state.status = 1
-  elif isinstance(error, errors.InputError | OSError):
+  # The last is of a file name that is not UTF-8.
+  elif isinstance(error, errors.InputError | OSError | UnicodeEncodeError):
     state.status = 1
     if state.verbose:
       traceback.print_exception(error)
