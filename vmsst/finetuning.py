@@ -20,7 +20,8 @@ from vmsst import languages as languages_lib
 
 if TYPE_CHECKING:
   from vmsst.data.batches import BatchIterator
-  from vmsst.data.training_sets import OpenSet, Role
+  from vmsst.data.training_sets import OpenSet
+  from vmsst.data.vocabularies import Role
   from vmsst.encoder.encoder import Encoder
 
 Objective = Literal[
@@ -204,6 +205,7 @@ def finetune(
       _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
+    # The second describes the encoder that is saved, which computes in float32.
     trained, described = (
       model(
         objectives,

@@ -3,7 +3,7 @@
     for item in formats.parse("tsv", ["x.tsv"], (german, english)):
       ...  # a Row, or the Fault of a line that was left out
 
-Training uses `require_rows`, for which the first fault is an error. Dataset builds count faults.
+Training uses `require`, for which the first fault is an error. Dataset builds count faults.
 """
 
 import codecs
@@ -23,7 +23,7 @@ from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
 _GRADES = {"label", "score"}  # even if they are texts, such as "0" or "relevant"
-_IDS = {"id", "idx", "index"}  # numbers that are no grades
+IDS = {"id", "idx", "index"}  # numbers that are no grades
 # TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
@@ -69,8 +69,8 @@ class Fault(NamedTuple):
   what: str
 
 
-def require_rows(items: Iterable[Row | Fault]) -> Iterator[Row]:
-  """Yields rows; raises InputError for the first fault."""
+def require(items: Iterable[T | Fault]) -> Iterator[T]:
+  """Yields the items that are no faults; raises InputError for the first fault."""
   for item in items:
     if isinstance(item, Fault):
       raise errors.InputError(f"{item.place}: {item.what}")
@@ -106,7 +106,7 @@ def parse(
     case "tmx":
       return parse_tmx(path, *pair)
     case "jsonl":
-      return record_rows(_json_lines(path), *pair, fields, negatives)
+      return record_rows(json_lines(path), *pair, fields, negatives)
     case _:
       shard = dataset_shards.Records(path)
       return (Row(number + 1, shard.pair(number)) for number in range(len(shard)))
@@ -166,7 +166,7 @@ def parse_tsv(path: str, negatives: int = 0) -> Iterator[Row | Fault]:
     yield Row(number, tuple(columns[scored:width]), len(columns) - width, grade)
 
 
-def _json_lines(path: str) -> Iterator[tuple[str, Any] | Fault]:
+def json_lines(path: str) -> Iterator[tuple[str, Any] | Fault]:
   """Yields the place and the content of each line of a JSONL file, or its fault."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
@@ -208,10 +208,10 @@ def record_rows(
     if not isinstance(record, Mapping):
       yield Fault(place, "not a JSON object; write one object per line")
       continue
-    grades = _grades(record)
+    grades = grades_of(record)
     if isinstance(record.get("translation"), Mapping):
       record = record["translation"]
-      grades |= _grades(record)
+      grades |= grades_of(record)
     if grades and not graded:
       why = f"numbers or labels, {grades}; remove them, and pairs that do not belong together"
       yield Fault(place, why)
@@ -234,12 +234,12 @@ def record_rows(
       yield Row(number, tuple(str(text) for _, text in sides), further, grade)
 
 
-def _grades(record: Mapping[str, Any]) -> dict[str, str]:
+def grades_of(record: Mapping[str, Any]) -> dict[str, str]:
   """Returns the fields of a record that may grade its pair."""
   return {
     name: str(value)
     for name, value in record.items()
-    if (isinstance(value, numbers.Number) and name not in _IDS) or name in _GRADES
+    if (isinstance(value, numbers.Number) and name not in IDS) or name in _GRADES
   }
 
 

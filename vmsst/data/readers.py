@@ -198,7 +198,7 @@ def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
     bitext.format, bitext.paths, pair, fields=bitext.fields, negatives=negatives
   )
   empty = True
-  for row in formats.require_rows(items):
+  for row in formats.require(items):
     empty = False
     yield row
   if empty:

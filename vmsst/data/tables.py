@@ -30,6 +30,8 @@ from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
+OBJECTIVE = "objective/"
+"""Begins the name of a column of width 0, which names the objective of a row."""
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
 """A teacher's vectors of the two texts."""
 

@@ -12,18 +12,19 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import grain
 import jax
 import numpy as np
+from absl import logging
 
-from vmsst import errors
+from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import batches, formats, readers, tables, vocabularies
+from vmsst.data.vocabularies import Role
 from vmsst.io import input_files, manifest, text_files
 
-Role = Literal["query", "document"]
 File = str | os.PathLike[str]
 Data = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, Any]]
 
@@ -153,7 +154,7 @@ def _paths(data: Any) -> list[str]:
   """Returns the files of a set; nothing if the data are rows."""
   paths = [data] if isinstance(data, _FILE) else data
   if isinstance(paths, list | tuple) and paths and isinstance(paths[0], _FILE):
-    return [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    return [storage.absolute(path) for path in paths]
   return []
 
 
@@ -215,7 +216,7 @@ def open_set(
         "one for the positive and for each of its hard negatives"
       )
   if settings.objective is not None:
-    columns[f"objective/{settings.objective}"] = np.zeros((len(table), 0), np.float32)
+    columns[tables.OBJECTIVE + settings.objective] = np.zeros((len(table), 0), np.float32)
   return OpenSet(name, settings, table, before, roles, files, np.frombuffer(lines, np.int64))
 
 
@@ -225,17 +226,14 @@ def _of_file(
   """Returns the names of the first two columns of a file, and its examples."""
   path = file.paths[0]
   if file.format == "jsonl":
-    return _of_records(_json_records(path), settings)
+    return _of_records(formats.require(formats.json_lines(path)), settings)
   header = next(text_files.read_lines(path), "").split("\t") if file.format == "tsv" else []
   if len(header) > 1 and all(map(_COLUMN.fullmatch, header)):
     return _of_records(_table_records(path, header), settings)
-  further = next(readers.read_rows(file)).further
-  return ("", ""), _of_columns(file, readers.read_rows(file, further))
-
-
-def _json_records(path: str) -> Iterator[tuple[str, Any]]:
-  for number, line in enumerate(text_files.read_lines(path), 1):
-    yield f"{path}:{number}", input_files.parse_json(line, f"{path}:{number}")
+  first = next(readers.read_rows(file))
+  if first.grade is not None and not first.further:
+    logging.warning("%s: numbers in column 1 do not count; all pairs are positive", file)
+  return ("", ""), _of_columns(file, readers.read_rows(file, first.further))
 
 
 def _table_records(path: str, header: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -276,7 +274,9 @@ def _of_records(
   if not isinstance(first, Mapping):
     return ("", ""), (Example(_texts(place, record)) for place, record in records)
   first = _flat(first)
-  names = [name for name, x in first.items() if _is_texts(x) and name not in (*_SCORES, "id")]
+  names = [
+    name for name, x in first.items() if _is_texts(x) and name not in (*_SCORES, *formats.IDS)
+  ]
   if "pos" in first:  # FlagEmbedding's; the list of negatives may be empty
     names = ["query", "pos", "neg"]
   if settings.languages != ("und", "und"):
@@ -309,6 +309,10 @@ def _of_record(place: str, record: Any, names: Sequence[str]) -> Iterator[Exampl
   positives = _texts(place, [positives] if isinstance(positives, str) else positives)
   of_columns = ([x] if isinstance(x, str) else x for x in negatives)
   rivals = _texts(place, [text for texts in of_columns for text in texts if text])
+  if unnamed := formats.grades_of(record).keys() - {*_SCORES}:
+    raise errors.InputError(
+      f"{place}: {sorted(unnamed)} may grade the pair; name scores 'score', remove other numbers"
+    )
   scores = next((record[name] for name in _SCORES if record.get(name) is not None), ())
   scores = [*scores] if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]
   of_positives, of_negatives = record.get("pos_scores") or (), record.get("neg_scores") or ()

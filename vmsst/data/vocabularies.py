@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vmsst import arrays, errors
 from vmsst.data import word_splitting
@@ -22,6 +22,8 @@ from vmsst.io import input_files, text_files
 if TYPE_CHECKING:
   from vmsst.languages import Language
 
+Role = Literal["query", "document"]
+"""What a text is in a search."""
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
 # SentencePiece skips sentences of more than 4,192 bytes; a character has up to 4.

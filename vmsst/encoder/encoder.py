@@ -388,7 +388,7 @@ class Encoder(compatibility.Members):
     """
     return self._encode_as("document", sentences, **options)
 
-  def _encode_as(self, role: tokenizers.Role, sentences: Texts, **options: Any) -> Any:
+  def _encode_as(self, role: vocabularies.Role, sentences: Texts, **options: Any) -> Any:
     if all(options.get(name) is None for name in ("prefix", "prompt", "prompt_name")):
       options["prefix"] = tokenizers.role_prompt(self.prompts, role)
     return self.encode(sentences, **options)

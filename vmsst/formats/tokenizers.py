@@ -21,7 +21,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
+from typing import Annotated, Any, NamedTuple, cast, get_args
 
 import msgspec
 import tokenizers
@@ -29,12 +29,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from vmsst import arrays, errors
 from vmsst.data import vocabularies
+from vmsst.data.vocabularies import Role
 from vmsst.data.word_splitting import Languages
 from vmsst.formats import transformers
 from vmsst.io import input_files, text_files
-
-Role = Literal["query", "document"]
-"""What a text is in a search."""
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from vmsst import errors
+from vmsst.data.vocabularies import Role
 from vmsst.encoder import encoding
-from vmsst.formats.tokenizers import Role
 from vmsst.io import array_files, text_files
 from vmsst.search import device_search, exact_search
 from vmsst.search.exact_search import unit_rows

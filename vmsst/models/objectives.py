@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 
+from vmsst.data import tables
 from vmsst.models import base
 from vmsst.networks import sentence_encoder
-
-MARK = "objective/"
-"""Begins the name of the feature, of width 0, that chooses the objective of a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +53,7 @@ class ObjectivesModel(base.BitextModel):
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss and the metrics of the batch's objective, and `NAME/loss`, its loss."""
-    (name,) = (feature.removeprefix(MARK) for feature in batch if feature.startswith(MARK))
+    (mark,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
+    name = mark.removeprefix(tables.OBJECTIVE)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)
     return loss, {**metrics, f"{name}/loss": metrics["loss"]}

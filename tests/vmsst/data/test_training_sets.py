@@ -3,6 +3,7 @@
 import collections
 import json
 
+import memory_store
 import numpy as np
 import pytest
 
@@ -58,7 +59,7 @@ def test_tables_with_and_without_a_header(tmp_path, content, roles, expected):
 
 RECORDS = [
   (
-    [{"id": 7, "anchor": "a", "positive": "b", "negative_1": "n", "negative_2": "m"}],
+    [{"id": 7, "idx": "x", "anchor": "a", "positive": "b", "negative_1": "n", "negative_2": "m"}],
     {},
     {"inputs": ["t: a"], "targets": ["t: b"], "negatives": [["t: n", "t: m"]]},
   ),
@@ -119,6 +120,7 @@ def test_named_columns(tmp_path, records, options, expected, in_file):
   ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair has two"),
   ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: 3; give texts"),
   ([{"x": "a", "y": "b", "label": "good"}], "'good'. are not numbers"),
+  ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may grade the pair; name scores 'score'"),
   ([{"x": "a", "y": "b", "z": "c", "label": [1]}, {"x": "a", "y": "b", "label": [1, 2, 3]}],
    "pairs: pair 1 has 1 scores"),
 ])  # fmt: skip
@@ -139,7 +141,14 @@ def test_a_damaged_line_is_named(tmp_path, content, message):
     read(path)
 
 
-def test_names_of_sets(tmp_path):
+def test_a_file_in_a_store_and_scores_before_its_pairs(monkeypatch, caplog):
+  store = memory_store.installed(monkeypatch)
+  store.pipe_file("gs://bucket/mined.tsv", b"1.2\ta\tb\n")
+  assert read("gs://bucket/mined.tsv")[1] == {"inputs": ["t: a"], "targets": ["t: b"]}
+  assert "gs://bucket/mined.tsv: numbers in column 1 do not count" in caplog.text
+
+
+def test_names_of_sets():
   rows = [("a", "b")]
   assert [*training_sets.by_name(["x/a.de-en.tsv", "b.tsv"], "pairs")] == ["a", "b"]
   assert [*training_sets.by_name({"nli": rows, "sts": rows}, "pairs")] == ["nli", "sts"]
