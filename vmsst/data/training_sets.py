@@ -374,11 +374,13 @@ def training_batches(
     mixed: Whether a batch has rows of all sets, sampled at the same rates.
 
   Raises:
-    InputError: sets cannot be mixed, because they have other columns.
+    InputError: a weight is not positive, or sets cannot be mixed, because they have other columns.
   """
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
   texts = [batches.Texts(x.name, x.table, tokenizer) for x in sets]
-  rates = [float(x.settings.weight or len(x.table) ** power) for x in sets]
+  rates = [len(x.table) ** power if x.settings.weight is None else x.settings.weight for x in sets]
+  for rate in rates:
+    errors.check_number("weight", rate, "(0, inf)")
   lengths = [_feature_lengths(x.table, max_length) for x in sets]
   for part, part_lengths in zip(texts, lengths, strict=True):
     batches.check_texts([part], part_lengths)

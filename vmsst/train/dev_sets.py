@@ -117,11 +117,10 @@ def _pairs(table: tables.TextTable) -> _Texts:
 def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
   """Returns queries and documents to score by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
-  gold = [
-    {number[document]: grade for document, grade in grades.items()}
-    for grades in texts.relevance.values()
-  ]
-  lists = [[texts.queries[query] for query in texts.relevance], [*texts.documents.values()]]
+  # No metric is defined for a query without a relevant document.
+  judged = {query: grades for query, grades in texts.relevance.items() if any(grades.values())}
+  gold = [{number[name]: grade for name, grade in grades.items()} for grades in judged.values()]
+  lists = [[texts.queries[query] for query in judged], [*texts.documents.values()]]
   unknown = [np.full([len(x), 1], languages.UNDETERMINED.index, np.int32) for x in lists]
 
   def score(query_QD: np.ndarray, document_ND: np.ndarray) -> dict[str, float]:

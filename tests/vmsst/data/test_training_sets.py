@@ -187,6 +187,11 @@ def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
   assert counts["a"] == pytest.approx(40 * share, abs=1)
 
 
+def test_a_weight_is_positive():
+  with pytest.raises(errors.InputError, match="weight is 0; set it to a number in"):
+    training_sets.training_batches(open_sets(a=(9, 0)), BYTES, batch_size=4, max_length=12)
+
+
 def test_mixed_batches_have_rows_of_all_sets():
   sets = open_sets(a=(50, None), b=(50, None))
   batches = training_sets.training_batches(sets, BYTES, batch_size=32, max_length=12, mixed=True)

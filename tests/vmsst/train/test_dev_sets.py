@@ -49,7 +49,9 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
   graded = [{"x": x, "y": y, "score": i % 7} for i, (x, y) in enumerate(pairs)]
   gold = {query: {words[i]: 2, words[-i - 1]: 1, words[9]: 0} for i, query in enumerate("pqrst")}
   questions = retrieval_sets.RetrievalSet(
-    {query: f"{query}?" for query in gold}, {word: word for word in words}, gold
+    {query: f"{query}?" for query in [*gold, "u"]},
+    {word: word for word in words},
+    {**gold, "u": {words[0]: 0}},
   )
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   sets = {
