@@ -116,8 +116,8 @@ def finetune(
       tuned encoder contains them (default: train all parameters).
     compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay
       float32.
-    average: Number of the best checkpoints, or of the last ones without dev, whose parameters are
-      averaged.
+    average: Average the parameters of this number of checkpoints: the best ones, or without dev
+      the last ones.
     seed: Seed of dropout and of the order of the pairs.
 
   Returns:

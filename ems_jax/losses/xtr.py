@@ -79,8 +79,8 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
-  The weights are those of the code released with Mao et al. 2021, which masks one random token in
-  one sentence of a pair. The sentence without a mask keeps the XTR targets.
+  The code released with Mao et al. 2021 has the same weights. It masks one random token in one
+  sentence of a pair. The sentence without a mask keeps the XTR targets.
 
   Args:
     targets: The XTR targets, [B, T].

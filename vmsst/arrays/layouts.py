@@ -101,7 +101,7 @@ def product_of_rows(
   Args:
     a_MA: One matrix.
     b_MB: Another one with as many rows.
-    dtype: Dtype of sums and result; None: that of the operands.
+    dtype: Dtype of sums and result (default: the dtype of the operands).
   """
 
   def directly(a_MA: jax.Array, b_MB: jax.Array) -> jax.Array:

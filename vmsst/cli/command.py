@@ -348,7 +348,7 @@ class Batches(Backend):
 
 @contextlib.contextmanager
 def local_file(path: str) -> Iterator[str]:
-  """Yields the path, or for "-" that of a temporary file with the content of standard input."""
+  """Yields the path, or, for "-", the path of a temporary copy of standard input."""
   if path != "-":
     yield path
     return

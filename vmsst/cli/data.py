@@ -144,8 +144,8 @@ def mine_negatives(
     corpus: Documents to search, one per line (default: the positives of all pairs).
     field: Column or key of the documents in the corpus (default: for .tsv 1, or 2 after a column of
       numbers, text for .jsonl, else the whole line).
-    teacher: Encoder whose cosines are written as scores, for `vmsst finetune --objective
-      kl_divergence`, and replace the cosines of ENCODER for the margin.
+    teacher: Encoder to score the texts by cosine, for `vmsst finetune --objective kl_divergence`
+      and for the margin (default: the margin compares the cosines of ENCODER).
     count: Hard negatives per pair; fewer if too few documents qualify.
     range_min: Number of nearest documents to skip, apart from the positives.
     range_max: Number of nearest documents to consider, apart from the positives (default: RANGE_MIN
@@ -261,7 +261,7 @@ def clean(
     files: Bitext files, as in training; quote patterns.
     out: Output folder, with one TSV file per language pair, such as deu-eng.tsv.
     languages: Languages of the two sides (default: from file names), or und und for any languages.
-    held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`, whose
+    held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`. Their
       sentences are removed.
     encoder: Encoder for the minimum scores.
     min_cosine: Minimum cosine of a pair.

@@ -230,7 +230,7 @@ def quantize(
 ) -> np.ndarray:
   """Returns vectors in less space, as `quantize_embeddings` of sentence-transformers does.
 
-  Bytes are rounded; those of sentence-transformers are truncated.
+  Bytes are rounded; sentence-transformers truncates them.
 
   Args:
     vectors_ND: Vectors [N, D].

@@ -127,7 +127,7 @@ def convert(
     tokenizer, settings = tokenizers.read(source, config)
   elif not vocabulary.is_file():
     raise errors.InputError(
-      f"{vocabulary} does not exist; pass that of google/mt5-large (--vocabulary)"
+      f"{vocabulary} does not exist; pass the vocabulary of google/mt5-large (--vocabulary)"
     )
   pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
   if not vocabulary.is_file():

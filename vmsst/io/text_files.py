@@ -72,7 +72,7 @@ def read_chunks(
     except OSError as error:
       raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
     if path.endswith(".gz"):
-      # Its readline is C code, that of GzipFile is Python.
+      # BufferedReader.readline is C code; GzipFile.readline is Python.
       unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=stream))
       stream = stack.enter_context(io.BufferedReader(unpacked))
     if offset:  # Pipes cannot seek.

@@ -198,8 +198,8 @@ class Ray(msgspec.Struct, frozen=True):
   already (`ray.init`), it is used.
 
   Attributes:
-    address: HOST:PORT or `ray://HOST:PORT` of a cluster; None: that of $RAY_ADDRESS, one that runs
-      on this machine, or a new one on this machine.
+    address: HOST:PORT or `ray://HOST:PORT` of a cluster (default: $RAY_ADDRESS, a cluster that runs
+      on this machine, or a new one on this machine).
     workers: Number of tasks to run at a time; None: as many as the cluster has room for. A task
       takes one CPU.
     gpus_per_worker: GPUs of each task.

@@ -31,8 +31,8 @@ Inputs = TypeVar("Inputs")
 # Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer cost time for the kernel and
 # its gradient, and more only take memory (benchmarks/vocab_projection.py).
 _CHUNK = 512
-# Time of a chunk's kernels and gradients, as a part of that of its matmuls, and logits, as a part
-# of the memory. The latter has precedence.
+# Time of a chunk's kernels and gradients, as a share of the time of its matmuls, and logits, as a
+# share of the memory. The latter has precedence.
 _KERNEL_SHARE = 0.1
 _MEMORY_SHARE = 1 / 12
 _LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16

@@ -152,7 +152,7 @@ def _semeval_sets(
     gold = files.plain_or_gzipped(path.with_name(files.plain_name(path).replace(".input.", ".gs.")))
     pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
     scores = [line.strip() for line in text_files.read_lines(str(gold))]
-    # Of the 500 pairs published as track 6, the first 250 have a score.
+    # Track 6 was published with 500 pairs; the first 250 have a score.
     if len(pairs) != len(scores) and not name.startswith("track6."):
       raise errors.InputError(
         f"{path} has {len(pairs)} lines and {gold} has {len(scores)}, but each pair must have a "

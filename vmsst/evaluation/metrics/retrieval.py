@@ -76,7 +76,7 @@ def rank_metrics(
 
   `accuracy` is the share of queries whose nearest row is gold. MRR@k is the mean of 1 / rank of the
   first gold row, R@k the share of a query's gold rows among the k nearest, nDCG@k the sum of their
-  grades, discounted by log2(1 + rank), over that of the best order.
+  grades, discounted by log2(1 + rank), over the sum in the best order.
 
   Args:
     near: At least k neighbors of each query, or all.
