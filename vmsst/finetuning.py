@@ -570,7 +570,7 @@ def _add_teacher_vectors(
   Raises:
     InputError: the vectors do not belong to the files of the sets.
   """
-  from vmsst.data import tables, training_sets
+  from vmsst.data import training_sets
   from vmsst.encoder import encoding, loading
   from vmsst.io import array_files
   from vmsst.jobs import job
@@ -596,15 +596,7 @@ def _add_teacher_vectors(
       training_sets.add_vectors(each, [mapped])
     return
   for each in sets:
-    arrays = [tables.open_vectors(vectors, file) for file in each.files]
-    if not arrays or sum(map(len, arrays)) != len(each.table) + each.table.dropped:
-      raise errors.InputError(
-        f"{vectors} does not have the vectors of {each.name}; compute them with `vmsst data embed`"
-      )
-    tables.check_vectors(
-      vectors, {file: len(array) for file, array in zip(each.files, arrays, strict=True)}
-    )
-    training_sets.add_vectors(each, arrays, each.line_N)
+    training_sets.add_file_vectors(each, vectors)
 
 
 def _report(folder: pathlib.Path) -> str:

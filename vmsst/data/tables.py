@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards, readers
@@ -140,68 +139,6 @@ class TextTable(Table):
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
       content.update(array_N.tobytes())
     return content.hexdigest()
-
-
-def open_files(
-  name: str, files: Sequence[BitextFile], *, negatives: int = 0, teacher: str | None = None
-) -> TextTable:
-  """Reads and checks bitext files of one language pair; leaves out pairs without one of the texts.
-
-  Args:
-    name: Of the task and split, for messages.
-    files: The files.
-    negatives: Number of hard negatives of each pair.
-    teacher: Folder of a teacher's vectors of the files, or None.
-
-  Raises:
-    InputError: see `readers.read_rows`; or the vectors do not belong to the files.
-  """
-  counts = dict.fromkeys(files, 0)
-
-  def rows() -> Iterator[tuple[str, ...]]:
-    for file in files:
-      for row in readers.read_rows(file, negatives):
-        counts[file] += 1
-        yield row.texts
-
-  vectors = [open_vectors(teacher, file) for file in files] if teacher else []
-  table = pair_table(name, rows(), (files[0].source, files[0].target), vectors)
-  if teacher:
-    check_vectors(teacher, counts)
-  return table
-
-
-def pair_table(
-  name: str,
-  rows: Iterable[Sequence[str]],
-  pair: tuple[Language, Language],
-  vectors: Sequence[np.ndarray] = (),
-) -> TextTable:
-  """Returns the table of the rows that have both texts.
-
-  Args:
-    name: Of the task and split, for messages.
-    rows: Source, target and hard negatives of each pair.
-    pair: The languages of sources and of all other texts.
-    vectors: A teacher's vectors of all rows, arrays [N, 2, S]; none: no such columns.
-  """
-  numbers = array.array("q")
-  total = 0
-
-  def full_rows() -> Iterator[Sequence[str]]:
-    nonlocal total
-    for total, row in enumerate(rows, 1):
-      if row[0].strip() and row[1].strip():
-        numbers.append(total - 1)
-        yield row
-
-  columns: dict[str, Any] = {}
-  table = TextTable(full_rows(), columns)
-  table.dropped = total - len(numbers)
-  logging.info("%s: %d pairs, and %d with an empty side", name, len(numbers), table.dropped)
-  number_N = np.frombuffer(numbers, np.int64) if numbers else np.zeros(0, np.int64)
-  columns |= _columns(pair, len(numbers), vectors, number_N)
-  return table
 
 
 def _columns(

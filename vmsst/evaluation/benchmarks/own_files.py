@@ -121,10 +121,11 @@ def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   row_by_text: dict[str, int] = {}
   gold: dict[str, dict[int, float]] = {}
   path = storage.path(pairs.paths[0])
-  for row in readers.read_rows(pairs):
-    query, text = row.texts
+  for row in readers.read_rows(pairs, graded=True):
+    query, text, *more = row.texts
     index = row_by_text.setdefault(text, len(row_by_text))
-    if row.grade is None or files.number(row.grade, path, row.number) > 0:
+    labels = [*more, *row.scores]
+    if not labels or files.number(labels[0], path, row.number) > 0:
       gold.setdefault(query, {})[index] = 1.0
   if not gold:
     raise errors.InputError(f"{pairs}: no text has a label above 0; label the relevant texts 1")
