@@ -249,6 +249,9 @@ def clean(
   *,
   languages: tuple[Language, Language] | None = None,
   held_out: Sequence[Annotated[str, Argument("PATH", role="input")]] = (),
+  max_characters: Positive = 1000,
+  max_ratio: float = 3.0,
+  min_script_share: float = 0.5,
   encoder: Encoder | None = None,
   min_cosine: float | None = None,
   min_margin: float | None = None,
@@ -263,6 +266,9 @@ def clean(
     languages: Languages of the two sides (default: from file names), or und und for any languages.
     held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`. Their
       sentences are removed.
+    max_characters: Drop pairs with a longer text.
+    max_ratio: Drop pairs if a text is longer than this times the other, plus 20 characters.
+    min_script_share: Minimum share of the letters of a text in a script of its language.
     encoder: Encoder for the minimum scores.
     min_cosine: Minimum cosine of a pair.
     min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
@@ -273,7 +279,7 @@ def clean(
   from vmsst.encoder import encoding
   from vmsst.io import manifest
   from vmsst.jobs import job
-  from vmsst.opus import file_cleaning
+  from vmsst.opus import cleaning, file_cleaning
   from vmsst.search import vector_store
 
   if bool(encoder) == (min_cosine is None and min_margin is None):
@@ -307,11 +313,12 @@ def clean(
       search = vector_jobs.resumable_search(scoring, chosen)
       return file_cleaning.drop_low_scores(path, cleaned, vectors, search=search, **options)
 
-  with job.Job(out, inputs=inputs, options=options) as work:
+  rules = cleaning.Cleaning(max_characters, max_ratio, min_script_share)
+  with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as work:
     if not work.finished:
       names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
       parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
-      clean_part = functools.partial(file_cleaning.clean, sentences)
+      clean_part = functools.partial(file_cleaning.clean, sentences, rules=rules)
       counts = work.run("clean", clean_part, parts, chosen)
       if encoder:
         paths = map(work.path, names)
