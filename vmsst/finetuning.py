@@ -443,7 +443,6 @@ def model(
   margin: float = 0.0,
   contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
-  teacher: Any = None,
   **options: Any,
 ) -> Any:
   """Returns the model that fine-tunes an encoder.
@@ -460,8 +459,6 @@ def model(
     contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
       "margin_mse".
     matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
-    teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
-      batches contain its vectors.
     **options: Further options of the model, such as `max_length` and `embedding_slices`.
 
   Raises:
@@ -480,9 +477,9 @@ def model(
   def one(name: str) -> Any:
     match name:
       case "distillation":
-        return distillation.DistillationModel(teacher=teacher, **options)
+        return distillation.DistillationModel(**options)
       case "soft_contrastive":
-        return soft_contrastive.SoftContrastiveModel(teacher=teacher, **of_cosines)
+        return soft_contrastive.SoftContrastiveModel(**of_cosines)
       case "similarity":
         return scores.SimilarityModel(**of_cosines)
       case "cosine_mse":
