@@ -276,7 +276,6 @@ def clean(
   """
   from vmsst.cli import vector_jobs
   from vmsst.data import readers
-  from vmsst.encoder import encoding
   from vmsst.io import manifest
   from vmsst.jobs import job
   from vmsst.opus import cleaning, file_cleaning
@@ -295,10 +294,10 @@ def clean(
   }
   options = {"min_cosine": min_cosine, "min_margin": min_margin}
   if encoder:
-    name, model, load = computing.open(encoder)
-    inputs["encoder"] = encoding.identity(model, name)
+    source = computing.open(encoder)
+    inputs["encoder"] = source.identity
     embed = functools.partial(
-      vector_jobs.embed, model, name=name, load=load, batch_size=computing.batch_size, engine=chosen
+      vector_jobs.embed, source, batch_size=computing.batch_size, engine=chosen
     )
 
   def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:

@@ -200,6 +200,7 @@ class EncoderSource:
 
   Attributes:
     identity: See the function `identity`.
+    load: Returns name and encoder in other processes, or None.
   """
 
   def __init__(self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None):
@@ -212,7 +213,7 @@ class EncoderSource:
         picklable.
     """
     self.identity = identity(encoder, name)
-    self._encoder, self._load = encoder, load
+    self._encoder, self.load = encoder, load
 
   def __getstate__(self) -> dict[str, Any]:
     return {**vars(self), "_encoder": None}
@@ -229,11 +230,11 @@ class EncoderSource:
     with _lock:
       if _loaded.get("identity") != self.identity:
         _loaded.clear()  # before the next encoder takes memory
-        if self._load is None:
+        if self.load is None:
           raise errors.InputError(
             f"{name} cannot be loaded in other processes; use one local process"
           )
-        _, encoder = self._load()
+        _, encoder = self.load()
         if identity(encoder, name) != self.identity:
           raise errors.InputError(f"{name} has changed since the work on it started; start over")
         _loaded.update(identity=self.identity, encoder=encoder)
