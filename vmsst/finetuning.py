@@ -19,7 +19,6 @@ from vmsst import errors, storage
 from vmsst import languages as languages_lib
 
 if TYPE_CHECKING:
-  from vmsst.data.batches import BatchIterator
   from vmsst.data.training_sets import OpenSet
   from vmsst.data.vocabularies import Role
   from vmsst.encoder.encoder import Encoder
@@ -248,13 +247,18 @@ def finetune(
       train_eval_dataset_cfg=batching if with_loss else None,
       train_eval_get_dataset_fn=lambda cfg, *_: {
         each.name: input_pipeline.EvalBatches(
-          get_batches(cfg, 0, 1, sets=[each], **tokens), -(-len(each.table) // batch_size)
+          training_sets.get_batches(cfg, 0, 1, sets=[each], **tokens),
+          -(-len(each.table) // batch_size),
         )
         for each in with_loss
       },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
-        get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
+        training_sets.get_batches,
+        sets=sets,
+        sampling_power=sampling_power,
+        mixed=mixed,
+        **tokens,
       ),
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
@@ -390,46 +394,6 @@ def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
       prompts = {**vocabulary.prompts, **dict(zip(roles, each.prompts, strict=True))}
       vocabulary = dataclasses.replace(vocabulary, prompts=prompts)
   return vocabulary
-
-
-def get_batches(
-  cfg: Any,
-  shard_id: int,
-  num_shards: int,
-  converter: Any = None,
-  *,
-  sets: "Sequence[OpenSet]",
-  vocabulary: Any,
-  max_length: int,
-  sampling_power: float = 1.0,
-  mixed: bool = False,
-) -> "BatchIterator":
-  """Returns the batches of training sets, as the `get_dataset_fn` of `train`.
-
-  Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
-    shard_id: Number of this host's share.
-    num_shards: Number of shares.
-    converter: Not used.
-    sets: The sets.
-    vocabulary: Tokenizes the texts; it adds no prompt.
-    max_length: Tokens of a text.
-    sampling_power: See `finetune`.
-    mixed: See `finetune`.
-  """
-  from vmsst.data import training_sets
-
-  del converter
-  return training_sets.training_batches(
-    sets,
-    vocabulary,
-    batch_size=cfg.batch_size,
-    max_length=max_length,
-    seed=cfg.seed,
-    shard=(shard_id, num_shards),
-    power=sampling_power,
-    mixed=mixed,
-  )
 
 
 def model(

@@ -241,39 +241,45 @@ def add_vectors(
     opened.table.columns[name] = tables.VectorColumn(vectors, side, line_N)
 
 
-def training_batches(
+def get_batches(
+  cfg: Any,
+  shard_id: int = 0,
+  num_shards: int = 1,
+  converter: Any = None,
+  *,
   sets: Sequence[OpenSet],
   vocabulary: vocabularies.Vocabulary,
-  *,
-  batch_size: int,
   max_length: int,
-  seed: int = 0,
-  shard: tuple[int, int] = (0, 1),
-  power: float = 1.0,
+  sampling_power: float = 1.0,
   mixed: bool = False,
 ) -> batches.BatchIterator:
-  """Returns endless batches of texts of similar length, each of one set.
+  """Returns endless batches of texts of similar length, each of one set, for `get_dataset_fn`.
 
   The features of a batch are `inputs` and `targets`, int32 [B, T]; language ids; and, if the set
   has them, `negatives`, int32 [B, K, T], with zeros for missing ones; `scores`, float32 [B, 1 + K];
   and a teacher's vectors.
 
   Args:
+    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    shard_id: Number of this process's share of the rows.
+    num_shards: Number of shares.
+    converter: Not used.
     sets: The sets.
     vocabulary: Tokenizes the texts; it adds no prompt.
-    batch_size: Pairs of a batch.
     max_length: Tokens of a text; longer ones are cut.
-    seed: Seed of the order.
-    shard: Number of this process's share of the rows, and number of shares.
-    power: Sets without a weight are sampled in proportion to this power of their size.
+    sampling_power: Sets without a weight are sampled in proportion to this power of their size.
     mixed: Whether a batch has rows of all sets, sampled at the same rates.
 
   Raises:
     InputError: a weight is not positive, or sets cannot be mixed, because they have other columns.
   """
+  del converter
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
   texts = [batches.Texts(x.name, x.table, tokenizer) for x in sets]
-  rates = [len(x.table) ** power if x.settings.weight is None else x.settings.weight for x in sets]
+  rates = [
+    len(each.table) ** sampling_power if each.settings.weight is None else each.settings.weight
+    for each in sets
+  ]
   for rate in rates:
     errors.check_number("weight", rate, "(0, inf)")
   lengths = [_feature_lengths(x.table, max_length) for x in sets]
@@ -287,14 +293,15 @@ def training_batches(
   groups = [(texts, rates)] if mixed else [([part], [1.0]) for part in texts]
   # Several sets have one thread each.
   reading = batches.READING if len(groups) == 1 else batches.READING_ONE_OF_MANY
+  shard = (shard_id, num_shards)
   how: Any = {"shuffle": True, "shard": shard, "reading": reading}
   rows = [
-    batches.read_rows(*group, lengths[number], seed=seed + number, **how)
+    batches.read_rows(*group, lengths[number], seed=cfg.seed + number, **how)
     for number, group in enumerate(groups)
   ]
   spec = texts[0].spec(lengths[0])
   spec = {name: spec[name] for name in lengths[0]}
-  return batches.batched(rows, rates, spec, batch_size // shard[1], shard, seed=seed)
+  return batches.batched(rows, rates, spec, cfg.batch_size // num_shards, shard, seed=cfg.seed)
 
 
 def _feature_lengths(table: tables.TextTable, max_length: int) -> dict[str, Any]:

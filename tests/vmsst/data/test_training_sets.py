@@ -2,6 +2,7 @@
 
 import collections
 import json
+import types
 
 import line_files
 import memory_store
@@ -186,6 +187,12 @@ def open_sets(**sizes):
   ]
 
 
+def get_batches(sets, batch_size, max_length, *, seed=0, **options):
+  cfg = types.SimpleNamespace(batch_size=batch_size, seed=seed)
+  options |= {"sets": sets, "vocabulary": BYTES, "max_length": max_length}
+  return training_sets.get_batches(cfg, **options)
+
+
 def names_in(batch):
   return {BYTES.decode(row.tolist()).split()[0] for row in batch["inputs"]}
 
@@ -195,7 +202,7 @@ def names_in(batch):
 )
 def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
   sets = open_sets(a=(90, weight and 3 * weight), b=(10, weight))
-  batches = training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, power=power)
+  batches = get_batches(sets, 4, 12, sampling_power=power)
   counts = collections.Counter()
   for _ in range(40):
     (name,) = names_in(next(batches))
@@ -205,17 +212,17 @@ def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
 
 def test_a_weight_is_positive():
   with pytest.raises(errors.InputError, match="weight is 0; set it to a number in"):
-    training_sets.training_batches(open_sets(a=(9, 0)), BYTES, batch_size=4, max_length=12)
+    get_batches(open_sets(a=(9, 0)), 4, 12)
 
 
 def test_mixed_batches_have_rows_of_all_sets():
   sets = open_sets(a=(50, None), b=(50, None))
-  batches = training_sets.training_batches(sets, BYTES, batch_size=32, max_length=12, mixed=True)
+  batches = get_batches(sets, 32, 12, mixed=True)
   assert names_in(next(batches)) == {"a", "b"}
   graded = training_sets.TrainingSet([{"x": "a", "y": "b", "score": 1}])
   sets.append(training_sets.open_set("graded", graded))
   with pytest.raises(errors.InputError, match=r"'graded'.* have other columns"):
-    training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, mixed=True)
+    get_batches(sets, 4, 12, mixed=True)
 
 
 def test_batches_resume_and_have_the_features_of_their_set():
@@ -227,7 +234,7 @@ def test_batches_resume_and_have_the_features_of_their_set():
       training_sets.open_set("graded", training_sets.TrainingSet(graded, objective="similarity")),
       training_sets.open_set("mined", training_sets.TrainingSet(mined)),
     ]
-    return training_sets.training_batches(sets, BYTES, batch_size=4, max_length=6, seed=3)
+    return get_batches(sets, 4, 6, seed=3)
 
   whole, resumed = batches(), batches()
   first = [next(whole) for _ in range(5)]
