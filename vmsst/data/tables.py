@@ -25,7 +25,6 @@ from vmsst import errors, storage
 from vmsst.data import dataset_shards, readers
 from vmsst.data.readers import BitextFile
 from vmsst.io import array_files, manifest
-from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
@@ -114,7 +113,7 @@ class TextTable(Table):
     return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
-    """Returns the texts in a column of these rows, with their prompt."""
+    """Returns the texts in a column of these rows, with their prompt, or "" for missing ones."""
     prompt = self._prompts[min(column, 1)]
     exists_N = self.count_N[number_N] > column
     cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
@@ -122,7 +121,8 @@ class TextTable(Table):
       self._ends[cell_N].tolist(), self._ends[cell_N + 1].tolist(), exists_N, strict=True
     )
     return [
-      prompt + self._bytes[start:end].decode() if exists else "" for start, end, exists in bounds
+      prompt + self._bytes[start:end].decode() if exists and start < end else ""
+      for start, end, exists in bounds
     ]
 
   def pairs(self) -> Iterator[tuple[str, str]]:
@@ -139,23 +139,6 @@ class TextTable(Table):
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
       content.update(array_N.tobytes())
     return content.hexdigest()
-
-
-def _columns(
-  pair: Sequence[Language],
-  count: int,
-  vectors: Sequence[np.ndarray],
-  line_N: np.ndarray | None = None,
-) -> dict[str, Any]:
-  """Returns the language ids, int32 [N, 1], and a teacher's vectors, if any, of `count` pairs."""
-  columns: dict[str, Any] = {
-    name: np.broadcast_to(np.int32(language.index), [count, 1])
-    for name, language in zip(SIDES.values(), pair, strict=True)
-  }
-  if vectors:
-    for side, name in enumerate(TEACHER_SIDES):
-      columns[name] = VectorColumn(vectors, side, line_N)
-  return columns
 
 
 def open_records(
@@ -198,7 +181,12 @@ class RecordTable(Table):
     self._counts = counts
     self._vectors = vectors
     self._starts = np.cumsum([0, *counts])
-    self._columns = _columns((files[0].source, files[0].target), len(self), vectors)
+    self._columns: dict[str, Any] = {
+      name: np.broadcast_to(np.int32(language.index), [len(self), 1])
+      for name, language in zip(SIDES.values(), (files[0].source, files[0].target), strict=True)
+    }
+    for side, name in enumerate(TEACHER_SIDES if vectors else ()):
+      self._columns[name] = VectorColumn(vectors, side)
 
   def __len__(self) -> int:
     """Number of rows."""

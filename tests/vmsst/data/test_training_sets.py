@@ -35,7 +35,7 @@ def read(data, **options):
     {
       "inputs": ["t: a", "t: c"],
       "targets": ["t: b", "t: d"],
-      "negatives": [["t: n", "t: m"], ["t: ", "t: o"]],
+      "negatives": [["t: n", "t: m"], ["", "t: o"]],
     },
   ),
   (  # the output of `vmsst mine`
