@@ -113,7 +113,15 @@ def embed_bitext(
       if facts is None:
         with work.part(name, digest) as (part, facts):
           facts["bitext"] = digest
-          facts |= encoding.write_bitext_vectors(opened, file, part, batch_size=batch_size)
+          facts |= encoding.write_pair_vectors(
+            opened,
+            readers.read_pairs(file),
+            part,
+            count=sum(1 for _ in readers.read_pairs(file)),
+            languages=[*map(readers.language_code, (file.source, file.target))],
+            title=str(file),
+            batch_size=batch_size,
+          )
       lines, dimension = facts["lines"], facts["dimension"]
       print(f"{work.path(name)}: {lines:,} pairs of vectors of dimension {dimension}")
     work.finish()

@@ -72,7 +72,7 @@ def embed(
   inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   width = dimensions or width
-  write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
+  write = functools.partial(_embed_span, source, method, field, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
       return cut.identity["lines"], width
@@ -86,37 +86,26 @@ def embed(
       )
       for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
-    prepare = functools.partial(_prepare_span, source, method, field, language)
-    facts = work.run("embed", write, parts, engine, prepare)
+    facts = work.run("embed", write, parts, engine)
     encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
     work.finish(dimension=width, dtype=dtype)
   return cut.identity["lines"], width
 
 
-def _prepare_span(
-  source: encoding.EncoderSource,
-  method: str,
-  field: str | None,
-  language: str | None,
-  span: text_files.Span,
-) -> Any:
-  """Returns the texts of a span, tokenized if the encoder supports it for the method."""
-  texts = list(text_files.texts(span.read(), span.name, field, span.first))
-  return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
-
-
 def _embed_span(
   source: encoding.EncoderSource,
   method: str,
+  field: str | None,
   language: str | None,
   batch_size: int,
   width: int,
   dtype: str,
   path: pathlib.Path,
-  prepared: Any,
+  span: text_files.Span,
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
-  vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
+  texts = list(text_files.texts(span.read(), span.name, field, span.first))
+  vectors_ND, cut = source.encode(texts, method=method, language=language, batch_size=batch_size)
   with path.open("wb") as stream:
     np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
   return {"rows": len(vectors_ND), "cut": cut}
