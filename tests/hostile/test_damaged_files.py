@@ -21,7 +21,6 @@ import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.evaluation import benchmarks, results_files
-from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import tensors
 from vmsst.io import text_files
@@ -65,7 +64,7 @@ def all_benchmarks(folder):
 
 def questions(folder):
   for span in text_files.cut([str(folder / "a.jsonl")], 2).spans:
-    list(files.parse_records(span.read(), questions_lib.Question, span.name, span.first))
+    list(text_files.records(span.read(), questions_lib.Question, span.name, span.first))
 
 
 def texts(folder):

@@ -29,7 +29,7 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Sentences tokenized and sorted at once: enough to sort well. Meanwhile, the vectors of those before
+# Sentences tokenized and sorted at once: enough to sort well. Meanwhile, the vectors of former ones
 # are computed.
 _WINDOW = 1 << 13
 

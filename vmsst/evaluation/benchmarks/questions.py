@@ -96,7 +96,7 @@ def mkqa(path: storage.Path) -> list[Questions]:
     InputError: the file is broken, or a language is unknown.
   """
   by_language: dict[str, Questions] = {}
-  for record in files.records(path, _MkqaRecord):
+  for record in text_files.read_records(path, _MkqaRecord):
     texts = [text for answer in record.answers.en for text in (answer.text, *answer.aliases)]
     gold = retrieval.normalize_answers(text for text in texts if text)
     for code, query in record.queries.items() if gold else ():
@@ -170,7 +170,7 @@ def question_sets(root: storage.Path) -> list[Questions]:
   if (root / "nq").is_dir():
     # Google calls the test set dev, others test.
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
-    nq = list(files.records(files.files_in(root / "nq", *names)[-1], Question))
+    nq = list(text_files.read_records(files.files_in(root / "nq", *names)[-1], Question))
     gold = [retrieval.normalize_answers(record.answers) for record in nq]
     sets.append(Questions("nq", "en", [record.question for record in nq], gold))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
@@ -245,7 +245,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   del questions["id"], questions["split"]
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl"):
-    knowledge += [record.question for record in files.records(other, Question)]
+    knowledge += [record.question for record in text_files.read_records(other, Question)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
@@ -348,7 +348,7 @@ def _nearest(
   span: text_files.Span,
 ) -> embedder.Arrays:
   """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
-  base = list(files.parse_records(span.read(), Question, span.name, span.first))
+  base = list(text_files.records(span.read(), Question, span.name, span.first))
   texts = [each.question for each in base]
   query_QD = _query_vectors(source, queries)
   codes = [_KNOWLEDGE_LANGUAGE] * len(base)
@@ -422,7 +422,7 @@ def knowledge_sample(
   similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
   chosen: list[tuple[float, int, Question]] = []
   rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  files_of_base = (files.records(path, Question) for path in paths)
+  files_of_base = (text_files.read_records(path, Question) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
     for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)
