@@ -24,7 +24,7 @@ from trials import Reader
 import vmsst
 from vmsst.cli import vector_jobs
 from vmsst.data import vocabularies
-from vmsst.encoder import loading
+from vmsst.encoder import encoding, loading
 from vmsst.formats import ems, encoder_json, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks

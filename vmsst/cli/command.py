@@ -376,8 +376,11 @@ def file_to_write(output: str) -> Iterator[str]:
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:
-    with outputs.atomic_text(output) as stream:
-      stream.writelines(f"{line}\n" for line in lines)
+    with (
+      outputs.atomic_path(output) as path,
+      path.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+      file.writelines(f"{line}\n" for line in lines)
     return
   for line in lines:
     with outputs.name_in_errors("standard output"):

@@ -282,7 +282,17 @@ def get_batches(
   ]
   for rate in rates:
     errors.check_number("weight", rate, "(0, inf)")
-  lengths = [_feature_lengths(x.table, max_length) for x in sets]
+  lengths: list[dict[str, Any]] = [
+    {
+      name: max_length
+      if name in tables.SIDES
+      else (len(column[0]), max_length)
+      if name == "negatives"
+      else column.shape[1]
+      for name, column in each.table.rows(np.zeros(1, np.int64)).items()
+    }
+    for each in sets
+  ]
   for part, part_lengths in zip(texts, lengths, strict=True):
     batches.check_texts([part], part_lengths)
   if mixed and any(each != lengths[0] for each in lengths):
@@ -302,14 +312,3 @@ def get_batches(
   spec = texts[0].spec(lengths[0])
   spec = {name: spec[name] for name in lengths[0]}
   return batches.batched(rows, rates, spec, cfg.batch_size // num_shards, shard, seed=cfg.seed)
-
-
-def _feature_lengths(table: tables.TextTable, max_length: int) -> dict[str, Any]:
-  """Returns the length of each column of a batch, as SeqIO has them."""
-  lengths: dict[str, Any] = {}
-  for name, column in table.rows(np.zeros(1, np.int64)).items():
-    if name in tables.SIDES:
-      lengths[name] = max_length
-    else:
-      lengths[name] = (len(column[0]), max_length) if name == "negatives" else column.shape[1]
-  return lengths

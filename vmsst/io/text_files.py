@@ -19,8 +19,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-import msgspec
-
 from vmsst import errors, storage
 from vmsst.io import archives, input_files
 
@@ -245,6 +243,8 @@ def records(
   Raises:
     InputError: a line is not JSON, or has another type.
   """
+  import msgspec  # The command line imports this module for `--help`.
+
   decoder = msgspec.json.Decoder(kind)
   for number, line in enumerate(lines, first):
     try:

@@ -13,7 +13,7 @@ from tiny_models import jit
 
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
-from vmsst.data import vocabularies
+from vmsst.data import tables, vocabularies
 from vmsst.networks import sentence_encoder
 
 B, S, TAU = 8, 16, 0.1

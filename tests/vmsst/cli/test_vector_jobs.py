@@ -9,6 +9,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import vector_jobs
+from vmsst.encoder import encoding
 from vmsst.io import input_files
 from vmsst.jobs import engines, job
 from vmsst.mining import bitext_mining, text_search

@@ -9,6 +9,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import vector_jobs
+from vmsst.encoder import encoding
 from vmsst.mining import text_search
 from vmsst.search import exact_search, vector_store
 

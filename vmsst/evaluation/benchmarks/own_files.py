@@ -48,8 +48,11 @@ def benchmarks(
       languages, or two files have the same name.
   """
   made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
-  for x in _bitexts([*bitext]):
-    made.append(_benchmark("bitext", x.paths, functools.partial(_bitext, x)))
+  pairs: dict[readers.BitextFile, None] = {}
+  for path in readers.find_files([*bitext]):  # Files with both sides may lack languages in names.
+    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
+    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
+  made += [_benchmark("bitext", x.paths, functools.partial(_bitext, x)) for x in pairs]
   for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
     made.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
   names = [each.name for each in made]
@@ -76,15 +79,6 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
     read=functools.cache(lambda root: [task()]),  # Commands check the files first.
     averages=lambda results, seen, complete: results[0].metrics,
   )
-
-
-def _bitexts(patterns: Sequence[str]) -> Iterable[readers.BitextFile]:
-  """Returns bitexts, each once; files with both sides may lack languages in their names."""
-  found: dict[readers.BitextFile, None] = {}
-  for path in readers.find_files(patterns):
-    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
-    found |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
-  return found
 
 
 def _languages(path: str) -> tuple[str, str]:
