@@ -218,10 +218,10 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
-    opened = computing.open(encoder)
+    opener = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       vector_jobs.embed(
-        opened,
+        opener,
         [path],
         folder,
         field=text_files.default_field(path),

@@ -229,10 +229,10 @@ def record_rows(
         yield Fault(place, problem)
         continue
       of_fields = (record.get(name) for name in (*_SCORES, *grades))
-      value = next((x for x in of_fields if x is not None), [])
+      value: Any = next((x for x in of_fields if x is not None), [])
       scores = [*value] if isinstance(value, list | tuple) else [value]
       of_targets, of_others = record.get("pos_scores") or (), record.get("neg_scores") or ()
-    texts = [[x] if isinstance(x, str) else x for x in columns]
+    texts: list[Any] = [[x] if isinstance(x, str) else x for x in columns]
     if not all(isinstance(x, list | tuple) and all(map(input_files.is_text, x)) for x in texts):
       yield Fault(place, f"{input_files.shown(record)}; give texts in UTF-8")
       continue

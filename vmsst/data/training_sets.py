@@ -151,7 +151,7 @@ def open_set(
   else:
     files = readers.find_bitext(paths, codes) if (paths := _paths(data)) else []
   if files:
-    rows = itertools.chain.from_iterable(map(_rows, files))
+    rows: Iterator[formats.Row] = itertools.chain.from_iterable(map(_rows, files))
   else:
     records = ((number, f"row {number} of {name}", row) for number, row in enumerate(data, 1))
     rows = formats.require(formats.record_rows(records, pair))
@@ -159,7 +159,7 @@ def open_set(
   if first is None:
     raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
   names = first.names[:2] or ("", "")
-  roles = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
+  roles: Any = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
   by_role = prompts or {}
   before = settings.prompts or (by_role.get(roles[0], ""), by_role.get(roles[1], ""))
   count = None if settings.negatives is None else 1 + settings.negatives

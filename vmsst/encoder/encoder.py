@@ -313,11 +313,11 @@ class Encoder(compatibility.Members):
       return self._tokenize(texts[rows], codes, prefix)
 
     were_cut, starts = 0, range(0, len(texts), window)
-    with bar, concurrent.futures.ThreadPoolExecutor(1) as pool:
-      ahead = [pool.submit(tokenize, start) for start in starts[:1]]
+    with bar, concurrent.futures.ThreadPoolExecutor(1) as thread:
+      ahead = [thread.submit(tokenize, start) for start in starts[:1]]
       for number, start in enumerate(starts):
         ids, long = ahead.pop().result()
-        ahead = [pool.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
+        ahead = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
         rows = slice(start, start + window)
         were_cut += len(long)
         # Some batches are started before the first result is needed.

@@ -137,8 +137,8 @@ def convert(
     )
   pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
   if not vocabulary.is_file():
-    path = str(source / tokenizers.TOKENIZER_FILE)
-    pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
+    file = str(source / tokenizers.TOKENIZER_FILE)
+    pieces = tokenizers.HuggingFaceVocabulary(file, tokenizer=tokenizer)
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)

@@ -289,7 +289,9 @@ XLSTS = suite.Benchmark(
     "sentences)",
   ),
   # One task per track, whose result has its name (track1.ar-ar).
-  read=lambda root: [x.task() for x in _semeval_sets(*[root / "xlsts"] * 2, "17", _TRACKS)],
+  read=lambda root: [
+    x.task() for x in _semeval_sets(root / "xlsts", root / "xlsts", "17", _TRACKS)
+  ],
   averages=_summarize_xlsts,
   sets=(*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
 )
