@@ -19,7 +19,6 @@ from vmsst import errors, storage
 from vmsst import languages as languages_lib
 
 if TYPE_CHECKING:
-  from vmsst.data.batches import BatchIterator
   from vmsst.data.training_sets import OpenSet
   from vmsst.data.vocabularies import Role
   from vmsst.encoder.encoder import Encoder
@@ -248,13 +247,18 @@ def finetune(
       train_eval_dataset_cfg=batching if with_loss else None,
       train_eval_get_dataset_fn=lambda cfg, *_: {
         each.name: input_pipeline.EvalBatches(
-          get_batches(cfg, 0, 1, sets=[each], **tokens), -(-len(each.table) // batch_size)
+          training_sets.get_batches(cfg, 0, 1, sets=[each], **tokens),
+          -(-len(each.table) // batch_size),
         )
         for each in with_loss
       },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
-        get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
+        training_sets.get_batches,
+        sets=sets,
+        sampling_power=sampling_power,
+        mixed=mixed,
+        **tokens,
       ),
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
@@ -392,46 +396,6 @@ def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
   return vocabulary
 
 
-def get_batches(
-  cfg: Any,
-  shard_id: int,
-  num_shards: int,
-  converter: Any = None,
-  *,
-  sets: "Sequence[OpenSet]",
-  vocabulary: Any,
-  max_length: int,
-  sampling_power: float = 1.0,
-  mixed: bool = False,
-) -> "BatchIterator":
-  """Returns the batches of training sets, as the `get_dataset_fn` of `train`.
-
-  Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
-    shard_id: Number of this host's share.
-    num_shards: Number of shares.
-    converter: Not used.
-    sets: The sets.
-    vocabulary: Tokenizes the texts; it adds no prompt.
-    max_length: Tokens of a text.
-    sampling_power: See `finetune`.
-    mixed: See `finetune`.
-  """
-  from vmsst.data import training_sets
-
-  del converter
-  return training_sets.training_batches(
-    sets,
-    vocabulary,
-    batch_size=cfg.batch_size,
-    max_length=max_length,
-    seed=cfg.seed,
-    shard=(shard_id, num_shards),
-    power=sampling_power,
-    mixed=mixed,
-  )
-
-
 def model(
   objective: str | Sequence[str],
   network: Any,
@@ -443,7 +407,6 @@ def model(
   margin: float = 0.0,
   contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
-  teacher: Any = None,
   **options: Any,
 ) -> Any:
   """Returns the model that fine-tunes an encoder.
@@ -460,8 +423,6 @@ def model(
     contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
       "margin_mse".
     matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
-    teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
-      batches contain its vectors.
     **options: Further options of the model, such as `max_length` and `embedding_slices`.
 
   Raises:
@@ -480,9 +441,9 @@ def model(
   def one(name: str) -> Any:
     match name:
       case "distillation":
-        return distillation.DistillationModel(teacher=teacher, **options)
+        return distillation.DistillationModel(**options)
       case "soft_contrastive":
-        return soft_contrastive.SoftContrastiveModel(teacher=teacher, **of_cosines)
+        return soft_contrastive.SoftContrastiveModel(**of_cosines)
       case "similarity":
         return scores.SimilarityModel(**of_cosines)
       case "cosine_mse":
@@ -570,7 +531,7 @@ def _add_teacher_vectors(
   Raises:
     InputError: the vectors do not belong to the files of the sets.
   """
-  from vmsst.data import tables, training_sets
+  from vmsst.data import training_sets
   from vmsst.encoder import encoding, loading
   from vmsst.io import array_files
   from vmsst.jobs import job
@@ -596,15 +557,7 @@ def _add_teacher_vectors(
       training_sets.add_vectors(each, [mapped])
     return
   for each in sets:
-    arrays = [tables.open_vectors(vectors, file) for file in each.files]
-    if not arrays or sum(map(len, arrays)) != len(each.table) + each.table.dropped:
-      raise errors.InputError(
-        f"{vectors} does not have the vectors of {each.name}; compute them with `vmsst data embed`"
-      )
-    tables.check_vectors(
-      vectors, {file: len(array) for file, array in zip(each.files, arrays, strict=True)}
-    )
-    training_sets.add_vectors(each, arrays, each.line_N)
+    training_sets.add_file_vectors(each, vectors)
 
 
 def _report(folder: pathlib.Path) -> str:

@@ -61,8 +61,6 @@ class SoftContrastiveModel(distillation.StudentModel):
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("labels", self.labels, LABELS)
-    if self.labels == "hard" and self.teacher is not None:
-      raise errors.InputError("labels is 'hard', which does not use a teacher; set TEACHER = None")
     errors.check_number("scale", self.scale, "(0, inf)")
     errors.check_number("cross_weight", self.cross_weight, "[0, inf)")
     matryoshka.check_dims(self.matryoshka_dims)
@@ -108,12 +106,10 @@ class SoftContrastiveModel(distillation.StudentModel):
   def _labels(self, batch: base.Batch) -> distillation_loss.Labels:
     if self.labels == "hard":
       return distillation_loss.hard_labels(len(batch["inputs"]))
-    if self.labels == "priority":
-      anchor_BS = self._teacher_vectors(batch, self._anchor_is_input(batch))
-      score_BB = self._score(anchor_BS, anchor_BS)
-    else:
-      source_BS, target_BS = self._anchors_first(self._teacher_vectors(batch, None), batch)
-      score_BB = 0.5 * (self._score(source_BS, source_BS) + self._score(target_BS, target_BS))
+    source_BS, target_BS = self._anchors_first(self._teacher_vectors(batch), batch)
+    score_BB = self._score(source_BS, source_BS)
+    if self.labels == "average":
+      score_BB = 0.5 * (score_BB + self._score(target_BS, target_BS))
     return distillation_loss.soft_labels(score_BB, row_normalized=self.row_normalized)
 
   def _score(self, x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:

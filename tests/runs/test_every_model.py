@@ -17,12 +17,11 @@ import toy_runs
 from flax import traverse_util
 from tiny_models import jit
 
-from ems_jax import teachers
 from ems_jax.models import distillation, ems, laser, soft_contrastive
 from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
-from vmsst.data import vocabularies
+from vmsst.data import tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.losses import gaussian
 from vmsst.models import base, bitranslation, contrastive, objectives, scores, vmsst
@@ -87,7 +86,7 @@ SLICED = (*COMPARING, "score_distillation", "distillation")
 READERS = {
   "negatives": ("hard_negatives", "score_distillation"),
   "scores": ("similarity", "score_distillation"),
-  **dict.fromkeys(teachers.FEATURES, ("soft", "distillation")),
+  **dict.fromkeys(tables.TEACHER_SIDES, ("soft", "distillation")),
 }  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def make_batch():
   # For models that mask duplicates: across sides, and a hard negative that is the translation.
   batch["targets"][4] = np.pad(batch["inputs"][11], (0, 2))
   batch["negatives"][6, 0] = batch["targets"][6]
-  for name in teachers.FEATURES:
+  for name in tables.TEACHER_SIDES:
     batch[name] = rng.normal(size=(B, S)).astype(np.float32)
   batch["negatives"][3, 1] = batch["negatives"][5] = 0  # do not exist
   batch["scores"] = rng.integers(0, 4, (B, 3)).astype(np.float32) / 4

@@ -276,7 +276,7 @@ def bind(defined, required, follow=(), extra=()):
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
   of_encoder = {x for x in named if gin.config._CONFIG[(x, "gin.macro")]["value"] == ""}
   values = dict.fromkeys((*required, *named - of_encoder), "placeholder")
-  own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
+  own = dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])
   values |= {name: own[name] for name in own.keys() & values.keys()}
   bindings = [*(f"{name} = {value!r}" for name, value in values.items()), *filter(None, extra)]
   gin_utils.parse_gin_flags([], follow, bindings)  # in addition to what is parsed
@@ -449,7 +449,7 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
   assert set(own["required"]) == {*plain["required"], "PATTERNS"}
   student = reports["own_student.gin"]
   wanted = {*reports["soft/me5.gin"]["required"], "PATTERNS", "VALIDATION_PATTERNS"}
-  assert set(student["required"]) == wanted - {"OPUS_DATA_DIR"}
+  assert set(student["required"]) == wanted - {"OPUS_DATA_DIR", "TEACHER_VECTORS"}
   for report in (own, student):
     assert report["unused"] == report["undefined"] == []
 

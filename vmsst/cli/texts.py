@@ -59,20 +59,18 @@ def embed(
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
-  name, model, load = computing.open(encoder, role="document")
+  source = computing.open(encoder, role="document")
   with contextlib.ExitStack() as stack:
     count, width = vector_jobs.embed(
-      model,
+      source,
       [stack.enter_context(local_file(path)) for path in file],
       out,
-      name=name,
       field=fields.pop(),
       language=language,
       dtype=dtype,
       dimensions=dimensions,
       batch_size=computing.batch_size,
       engine=chosen,
-      load=load,
     )
   print(f"{out}: {count:,} vectors of width {width}")
 
@@ -121,8 +119,9 @@ def score(
     else:
       chosen = [text_files.default_field(paths[0], side) for side in (1, 2)]
     if by == "cosine":
-      name, model, _ = computing.open(encoder)
-      scorer = bitext_mining.by_cosine(model, name, computing.batch_size)
+      opened = computing.open(encoder)
+      name = opened.identity["name"]
+      scorer = bitext_mining.by_cosine(opened.open(), name, computing.batch_size)
     else:
       translator = loading.load_translator(encoder)
       scorer = bitext_mining.by_likelihood(translator, per_token, computing.batch_size)
@@ -219,20 +218,16 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
-    from vmsst.cli import vector_jobs
-
-    name, model, load = computing.open(encoder)
+    opener = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       vector_jobs.embed(
-        model,
+        opener,
         [path],
         folder,
-        name=name,
         field=text_files.default_field(path),
         language=language,
         batch_size=computing.batch_size,
         engine=chosen,
-        load=load,
       )
   elif not vectors and not all(map(storage.names, folders)):
     raise errors.InputError(
@@ -299,8 +294,8 @@ def search(
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   outputs.check([path], file=output)
   opened = faiss_index.open_index(index, searched.vectors) if index else None
-  name, model, load = computing.open(path, role="query")
-  if differences := text_search.other_encoder(searched, model, name):
+  source = computing.open(path, role="query")
+  if differences := text_search.other_encoder(searched, source.identity):
     if not encoder:
       raise errors.InputError(
         f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
@@ -309,17 +304,15 @@ def search(
     logging.getLogger(__name__).warning("%s: %s", searched.vectors.folder, differences)
   with local_file(queries) as path, file_to_write(output) as place:
     vector_jobs.search(
-      model,
+      source,
       path,
       searched,
       place,
       count,
       index=opened,
-      name=name,
       language=language,
       batch_size=computing.batch_size,
       engine=chosen,
-      load=load,
     )
 
 

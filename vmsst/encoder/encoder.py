@@ -1,6 +1,7 @@
 """The encoder as users call it: sentences to vectors, similarities and margin scores."""
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import functools
@@ -11,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
-import msgspec
 import numpy as np
 from flax import traverse_util
 
@@ -29,25 +29,9 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
-_WINDOW = 1 << 16
-
-
-class PreparedTexts(msgspec.Struct, frozen=True):
-  """Texts that `Encoder.prepare` has tokenized.
-
-  Attributes:
-    texts: The texts.
-    ids: Token ids of each, at most `max_length`.
-    long: Indices of the texts that were cut.
-  """
-
-  texts: list[str]
-  ids: list[list[int]]
-  long: list[int]
-
-  def __len__(self) -> int:
-    return len(self.texts)
+# Sentences tokenized and sorted at once: enough to sort well. Meanwhile, the vectors of former ones
+# are computed.
+_WINDOW = 1 << 13
 
 
 class Encoder(compatibility.Members):
@@ -221,21 +205,9 @@ class Encoder(compatibility.Members):
     saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
     sentence_transformers.write(saved, target)
 
-  def prepare(
-    self, sentences: Texts, *, language: Language = None, prefix: str | None = None
-  ) -> PreparedTexts:
-    """Tokenizes sentences for `encode`, so that it can be done ahead, in another thread.
-
-    Arguments and errors are those of `encode`, which must get the same language and prefix.
-    """
-    texts = input_texts.as_list(sentences)
-    if not (language is None or isinstance(language, str)):
-      language = input_texts.languages(language, len(texts))
-    return PreparedTexts(texts, *self._tokenize(texts, language, prefix))
-
   def encode(
     self,
-    sentences: Texts | PreparedTexts,
+    sentences: Texts,
     *,
     language: Language = None,
     prefix: str | None = None,
@@ -267,7 +239,7 @@ class Encoder(compatibility.Members):
     Args:
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
-        with one sentence per line. Or what `prepare` has returned for them.
+        with one sentence per line.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -326,11 +298,7 @@ class Encoder(compatibility.Members):
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
     prefix = self._prompt(prefix, prompt, prompt_name)
     progress = show_progress_bar if progress is None else progress
-    prepared = None
-    if isinstance(sentences, PreparedTexts):
-      prepared, texts = sentences, sentences.texts
-    else:
-      texts = input_texts.as_list(sentences)
+    texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
       language = input_texts.languages(language, len(texts))
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
@@ -338,16 +306,19 @@ class Encoder(compatibility.Members):
     bar = progress_bar.Bar(
       total=len(texts), unit=" sentences", disable=None if progress is None else not progress
     )
-    were_cut = 0
-    with bar:
-      for start in range(0, len(texts), window):
+
+    def tokenize(start: int) -> tuple[list[list[int]], list[int]]:
+      rows = slice(start, start + window)
+      codes = language if language is None or isinstance(language, str) else language[rows]
+      return self._tokenize(texts[rows], codes, prefix)
+
+    were_cut, starts = 0, range(0, len(texts), window)
+    with bar, concurrent.futures.ThreadPoolExecutor(1) as thread:
+      ahead = [thread.submit(tokenize, start) for start in starts[:1]]
+      for number, start in enumerate(starts):
+        ids, long = ahead.pop().result()
+        ahead = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
         rows = slice(start, start + window)
-        codes = language if language is None or isinstance(language, str) else language[rows]
-        if prepared is None:
-          ids, long = self._tokenize(texts[rows], codes, prefix)
-        else:
-          ids = prepared.ids[rows]
-          long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
         were_cut += len(long)
         # Some batches are started before the first result is needed.
         batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))

@@ -38,8 +38,7 @@ def forget_data() -> None:
       if selector == "t5x.utils.CheckpointConfig":
         gin.bind_parameter((scope, selector, "save"), None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
-    # A teacher is a folder too; without it, its vectors are part of the batch.
-    for name in (*gin_utils.unset_macros(), "TEACHER"):
+    for name in gin_utils.unset_macros():
       gin.bind_parameter(f"{name}/gin.macro.value", None)
     # A loss may look up a token id; the sizes do not depend on it.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
