@@ -21,13 +21,14 @@ from vmsst.data import readers, seqio_tasks, tables, vocabularies
 from vmsst.evaluation import benchmarks as benchmarks_lib
 from vmsst.evaluation import suite as suite_lib
 from vmsst.evaluation.benchmarks import bitext_retrieval
+from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import encoder_json
 from vmsst.io import input_files
 from vmsst.languages import Language, language
 from vmsst.tasks import bitext
 
-IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small")
-"""Benchmarks that are small enough to be evaluated during training."""
+IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
+"""Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
 ROW = "row"
 """The feature with the number of a text."""
 
@@ -182,13 +183,15 @@ def suite(
   vocabulary: vocabularies.Vocabulary,
   *,
   benchmarks: Sequence[str] | None = None,
+  paq_distractors: int = 100_000,
   training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
   """Returns the name of a mixture of benchmarks, one task each, for evaluation during training.
 
   The metrics of a task are the averages of its benchmark, as in `vmsst eval`; its name is
-  `vmsst_eval_` and the name of the benchmark. The only split is `test`.
+  `vmsst_eval_` and the name of the benchmark. The only split is `test`. The task of `questions`
+  searches a sample of PAQ and is named `vmsst_eval_questions_sample`.
 
   Args:
     root: Folder with the folders of the benchmarks (`vmsst eval --list` shows them), local or in an
@@ -196,6 +199,8 @@ def suite(
     vocabulary: Tokenizes the texts.
     benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
       logged.
+    paq_distractors: Random questions of PAQ to search, in addition to right ones; see
+      `questions.knowledge_sample`.
     training_languages: Codes of the languages of the training data, which count as seen; None:
       unknown.
     max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
@@ -205,6 +210,8 @@ def suite(
   """
   folder = storage.path(storage.absolute(root))
   chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
+  sampled = {questions_lib.QUESTIONS.name: questions_lib.sample_benchmark(paq_distractors)}
+  chosen = [sampled.get(benchmark.name, benchmark) for benchmark in chosen]
   seen = None
   if training_languages is not None:
     seen = suite_lib.seen_test(map(language, training_languages))
@@ -219,7 +226,7 @@ def suite(
     names.append(
       _register(
         f"vmsst_eval_{benchmark.name}",
-        (str(folder), training_languages, versions),
+        (str(folder), training_languages, paq_distractors, versions),
         "test",
         functools.partial(_held_tasks, benchmark, folder),
         vocabulary,

@@ -1,3 +1,5 @@
+import json
+
 import line_files
 import numpy as np
 import opus_tree
@@ -107,13 +109,18 @@ def test_ones_own_files_are_searched_by_pair(tmp_path, file, languages, name):
 
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
-  """The folders of two benchmarks; the test sets of Tatoeba are there too."""
+  """The folders of three benchmarks; the test sets of Tatoeba are there too."""
   for folder in ("tatoeba", "xlsts"):
     (tmp_path / folder).mkdir()
   for path in tatoeba_root.glob("tatoeba.*"):
     path.rename(tmp_path / "tatoeba" / path.name)
   pairs = "5\teins\teins\n0\teins\tzwei\n1\tdrei\teins\n"
   (tmp_path / "xlsts" / "STS17.track1.ar-ar.tsv").write_text(pairs)
+  question = {"question": "zwei", "answer": ["B"]}
+  line_files.write_lines(tmp_path / "nq" / "NQ-open.dev.jsonl", [json.dumps(question)] * 2)
+  base = {"one": "A", "two": "b.", "four": "b"}
+  lines = [json.dumps({"question": key, "answer": value}) for key, value in base.items()]
+  line_files.write_lines(tmp_path / "paq" / "paq.jsonl", lines)
   return tmp_path
 
 
@@ -125,17 +132,18 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
   name = evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"])
   assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) == name
   tasks = seqio.get_mixture_or_task(name).tasks
-  names = ("xlsts", "tatoeba")
+  names = {"xlsts": "xlsts", "tatoeba": "tatoeba", "questions_sample": "questions"}
   assert {task.name for task in tasks} == {f"vmsst_eval_{name}" for name in names}
-  chosen = benchmarks.get_benchmarks(names)
+  chosen = benchmarks.get_benchmarks(names.values())
   seen = {language("deu"), language("eng")}
   wanted = suite.evaluate(Encoder(), chosen, small_root, seen=seen)
   for task in tasks:
     found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
-    assert found == pytest.approx(wanted["benchmarks"][task.name[11:]]["summary"])
+    found = {key.replace(" (sample of PAQ)", ""): value for key, value in found.items()}
+    assert found == pytest.approx(wanted["benchmarks"][names[task.name[11:]]]["summary"])
   assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
-  with (small_root / "xlsts" / "STS17.track1.ar-ar.tsv").open("a") as stream:
-    stream.write("2\tdrei\tvier\n")
+  with (small_root / "nq" / "NQ-open.dev.jsonl").open("a") as stream:
+    stream.write("\n")
   assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) != name
 
 

@@ -3,6 +3,7 @@
 `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open
 or MKQA counts if the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is a
 small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
+`sample_benchmark` is the task of the paper with a small part of PAQ, for evaluation in training.
 
 The knowledge base is searched by parts, each a span of its lines. For each part, the questions are
 embedded, the nearest one to each query is found, and its answer is right or not: by whole vectors
@@ -14,7 +15,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import heapq
+import itertools
 import json
+import random
 import tempfile
 from collections.abc import Iterable, Sequence
 
@@ -26,11 +30,14 @@ from vmsst.encoder import encoding
 from vmsst.evaluation import embedder, suite
 from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.metrics import retrieval
-from vmsst.io import text_files
+from vmsst.io import progress_bar, text_files
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
 """Lines of a part, whose vectors are in memory at once."""
+
+RIGHT_PER_QUERY = 10
+"""Maximum number of questions with a right answer that `knowledge_sample` adds for each query."""
 
 _KNOWLEDGE_LANGUAGE = "en"
 
@@ -139,13 +146,22 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
   ]
 
 
-def _averages(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12."""
-  groups = {"nq": ["nq"], "mkqa": _MKQA_SETS}
+def _averages(
+  results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
+) -> suite.Numbers:
+  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12.
+
+  Args:
+    results: The results.
+    seen: Test of seen languages.
+    complete: Whether all sets have results.
+    note: End of the names.
+  """
+  groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
   means = suite.group_means(results, "accuracy", groups)
   mkqa_results = [result for result in results if result.name in _MKQA_SETS]
   whole = len(mkqa_results) == len(_MKQA_SETS)
-  return means | suite.seen_means("mkqa", mkqa_results, "accuracy", seen, complete=whole)
+  return means | suite.seen_means(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=whole)
 
 
 def question_sets(root: storage.Path) -> list[Questions]:
@@ -162,15 +178,29 @@ def question_sets(root: storage.Path) -> list[Questions]:
   return [questions for questions in sets if questions.texts]
 
 
-def _read(root: storage.Path) -> list[suite.Task]:
+def _read(root: storage.Path, *, sample: int | None = None) -> list[suite.Task]:
   sets = question_sets(root)
   if not sets:
     return []
   paths = files.files_in(root / "paq", "*.jsonl")
   sides = tuple(suite.Side(each.language, each.texts) for each in sets)
-  gold = [answers for each in sets for answers in each.gold]
-  score = functools.partial(_accuracies, sets)
-  return [KnowledgeSearch("knowledge base", sides, score, large=True, gold=gold, paths=paths)]
+  if sample is None:
+    gold = [answers for each in sets for answers in each.gold]
+    score = functools.partial(_accuracies, sets)
+    return [KnowledgeSearch("knowledge base", sides, score, large=True, gold=gold, paths=paths)]
+  english = [each for each in sets if each.language == _KNOWLEDGE_LANGUAGE]
+  queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
+  base = knowledge_sample(queries, paths, sample)
+
+  def score_sample(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
+    right = [
+      are_right(exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0], base, each.gold)
+      for each, query_ND in zip(sets, queries, strict=True)
+    ]
+    return _accuracies(sets, *right)
+
+  knowledge = suite.Side(_KNOWLEDGE_LANGUAGE, [each.question for each in base])
+  return [suite.Task("all", (knowledge, *sides), score_sample)]
 
 
 QUESTIONS = suite.Benchmark(
@@ -186,6 +216,23 @@ QUESTIONS = suite.Benchmark(
   averages=_averages,
   sets=("nq", *_MKQA_SETS),
 )
+
+
+def sample_benchmark(size: int) -> suite.Benchmark:
+  """Returns the benchmark with a part of the knowledge base whose vectors fit in memory.
+
+  Expect higher numbers than with the whole knowledge base; their names say that it is a sample.
+
+  Args:
+    size: Questions in the random sample; see `knowledge_sample`.
+  """
+  return dataclasses.replace(
+    QUESTIONS,
+    name="questions_sample",
+    title="Question retrieval in a sample of PAQ (NQ, MKQA)",
+    read=functools.partial(_read, sample=size),
+    averages=functools.partial(_averages, note=" (sample of PAQ)"),
+  )
 
 
 def _read_small(root: storage.Path) -> list[suite.Task]:
@@ -345,3 +392,52 @@ def are_right(
   normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
   return np.array([not normalized[i].isdisjoint(right) for i, right in pairs], bool)
+
+
+def knowledge_sample(
+  queries: Iterable[tuple[str, frozenset[str]]], paths: Sequence[storage.Path], size: int
+) -> list[Question]:
+  """Returns a part of a knowledge base, in the order of the files.
+
+  The part is a random sample, and for each query up to `RIGHT_PER_QUERY` questions with a right
+  answer: those that share the largest part of their words with the query. It depends only on the
+  arguments and the content of the files, which are read once. Memory does not grow with them.
+
+  Args:
+    queries: The text and the right answers of each query; texts in the language of the knowledge
+      base.
+    paths: Files of the knowledge base, with a `Question` per line.
+    size: Questions in the random sample; all of them if the corpus has fewer.
+
+  Raises:
+    InputError: a file is broken.
+  """
+  words: list[set[str]] = []
+  numbers_by_answer: dict[str, list[int]] = {}
+  for number, (text, gold) in enumerate(queries):
+    words.append(_words(text))
+    for answer in gold:
+      numbers_by_answer.setdefault(answer, []).append(number)
+  # Heaps of (score, -row, question): the best rows, among equals the first ones.
+  similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
+  chosen: list[tuple[float, int, Question]] = []
+  rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
+  files_of_base = (text_files.read_records(path, Question) for path in paths)
+  with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
+    for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
+      bar.update(1)
+      ranks = [(chosen, size, rng.random())]
+      if right := retrieval.normalize_answers(each.answers) & numbers_by_answer.keys():
+        own = _words(each.question)
+        for number in {number for answer in right for number in numbers_by_answer[answer]}:
+          share = len(words[number] & own) / max(1, len(words[number] | own))
+          ranks.append((similar[number], RIGHT_PER_QUERY, share))
+      for heap, most, score in ranks:
+        push = heapq.heappush if len(heap) < most else heapq.heappushpop
+        push(heap, (score, -row, each))
+  by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
+  return [by_row[row] for row in sorted(by_row)]
+
+
+def _words(text: str) -> set[str]:
+  return set(retrieval.normalize_answer(text).split())

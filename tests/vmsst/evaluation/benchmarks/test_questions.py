@@ -1,6 +1,7 @@
 import functools
 import hashlib
 import json
+import random
 
 import fake_encoders
 import line_files
@@ -83,6 +84,49 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
     }
   )
   assert len(questions.QUESTIONS.gaps(results)) == 22
+
+
+def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search(tmp_path):
+  base = write_all(tmp_path)
+  encoder = sign_encoder()
+  (sampled,) = questions.sample_benchmark(len(base)).read(tmp_path)
+  assert list(sampled.sides[0].texts) == [question for question, _ in base]
+  found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
+  (full,) = questions.QUESTIONS.read(tmp_path)
+  assert found == full.results(embedder.Embedder(encoder), [None])[None]
+  summary = questions.sample_benchmark(9).summarize(found, None)
+  assert [*summary] == ["nq (sample of PAQ)", "mkqa (sample of PAQ) (incomplete)"]
+
+
+def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(tmp_path):
+  words = ["who", "what", "won", "wrote", "the", "a", "big", "old", "red", "cup", "book", "film"]
+  rng = random.Random(1)
+  base = [(" ".join(rng.choices(words, k=4)), [f"The {i % 9}", "x"]) for i in range(400)]
+  records = [{"question": x, "answer": y} for x, y in base]
+  whole, *parts = (tmp_path / name for name in ("base.jsonl", "1.jsonl", "2.jsonl.gz"))
+  for path, some in ((whole, records), (parts[0], records[:123]), (parts[1], records[123:])):
+    write_records(path, some)
+  queries = [("who won the old cup", frozenset(["3"])), ("What?", frozenset(["4", "7", "none"]))]
+
+  def sample(queries, paths):
+    return [(x.question, x.answers) for x in questions.knowledge_sample(queries, paths, 5)]
+
+  random_rows = sample([], [whole])
+  assert len(random_rows) == 5
+  assert random_rows == [pair for pair in base if pair in random_rows]
+
+  def similarity(text, row):
+    one, two = ({*x.lower().replace("?", "").split()} - {"a", "the"} for x in (text, base[row][0]))
+    return len(one & two) / len(one | two)
+
+  chosen = [base.index(pair) for pair in random_rows]
+  for text, gold in queries:
+    right = [row for row in range(len(base)) if str(row % 9) in gold]
+    chosen += sorted(right, key=lambda row: (-similarity(text, row), row))[:10]
+  expected = [base[row] for row in sorted({*chosen})]
+  assert len(expected) > 20
+  assert sample(queries, [whole]) == expected
+  assert sample(queries, parts) == expected
 
 
 def test_mkqa_small_asks_for_the_question_itself(tmp_path):
