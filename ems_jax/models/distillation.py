@@ -20,7 +20,7 @@ from ems_jax import teachers
 from ems_jax.losses import distillation
 from vmsst import errors, languages
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching
+from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -40,6 +40,7 @@ class StudentModel(base.BitextModel):
       in the order of `vmsst.languages`.
     embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
       one slice, which the backward pass encodes again.
+    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `base.BitextModel`.
   """
@@ -49,11 +50,13 @@ class StudentModel(base.BitextModel):
   teacher: teachers.Teacher | None = None
   priority: Sequence[str] = PRIORITY
   embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
     if self.teacher is not None:
       self.teacher.check_vocabulary(self.vocabulary)
     _ = self._rank_L  # raises an error if a language is unknown
@@ -133,8 +136,9 @@ class DistillationModel(StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `common_metrics`, cosine/inputs and cosine/targets (between the student's
-    vector of a side and the teacher's vector, -1 to 1).
+    Metrics: those of `common_metrics` and `matryoshka.mean_loss`, cosine/inputs and cosine/targets
+    (between the student's vector of a side and the teacher's vector, -1 to 1). The loss of cut
+    vectors is divided by the number of all dimensions, too.
 
     Raises:
       InputError: teacher and student vectors differ in width.
@@ -146,11 +150,17 @@ class DistillationModel(StudentModel):
         f"the teacher's vectors have {anchor_BS.shape[1]} numbers and the student's "
         f"{vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to the width of the teacher"
       )
-    loss_B = distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS)
+
+    def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
+      vector_B2S, anchor_BS = vectors
+      return distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS), {}
+
+    loss_B, terms = matryoshka.mean_loss(loss, (vector_B2S, anchor_BS), self.matryoshka_dims)
     anchor_B1S = contrastive.unit_rows(anchor_BS)[:, None]
     cosine_B2 = jnp.sum(contrastive.unit_rows(vector_B2S) * anchor_B1S, axis=-1)
     return jnp.mean(loss_B), {
       **common_metrics(loss_B, vector_B2S, batch),
+      **terms,
       "cosine/inputs": base.average(cosine_B2[:, 0]),
       "cosine/targets": base.average(cosine_B2[:, 1]),
     }

@@ -25,7 +25,15 @@ from vmsst import errors, languages
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json
 from vmsst.losses import gaussian
-from vmsst.models import base, bitranslation, contrastive, objectives, scores, vmsst
+from vmsst.models import (
+  base,
+  bitranslation,
+  contrastive,
+  matryoshka,
+  objectives,
+  scores,
+  vmsst,
+)
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -248,8 +256,8 @@ def test_every_model_is_listed_here():
       values = vars(importlib.import_module(info.name)).values()
       found |= {x for x in values if inspect.isclass(x) and issubclass(x, base.BitextModel)}
   trainable = {x for x in found if "loss_fn" not in x.__abstractmethods__}
-  # This one calls others.
-  assert trainable == {cls for cls, *_ in MODELS.values()} | {objectives.ObjectivesModel}
+  of_models = {objectives.ObjectivesModel, matryoshka.LayersModel}  # They call other models.
+  assert trainable == {cls for cls, *_ in MODELS.values()} | of_models
 
 
 @pytest.mark.parametrize("name", TRAINED)
