@@ -154,6 +154,7 @@ def feature_lengths(
   dimension: int | None = None,
   teacher: str | os.PathLike[str] | None = None,
   negatives: int = 0,
+  scores: bool = False,
 ) -> dict[str, Any]:
   """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
 
@@ -162,6 +163,7 @@ def feature_lengths(
     dimension: Width of the teacher's vectors; None if the model does not use them.
     teacher: As for `from_run`; if None, the batch contains the teacher's vectors.
     negatives: Number of hard negatives of each pair.
+    scores: Whether each pair has scores of its target and its hard negatives.
   """
   lengths: dict[str, Any] = {
     "inputs": max_length,
@@ -173,6 +175,8 @@ def feature_lengths(
     lengths |= dict.fromkeys(FEATURES, dimension)
   if negatives:
     lengths["negatives"] = (negatives, max_length)
+  if scores:
+    lengths["scores"] = 1 + negatives
   return lengths
 
 
