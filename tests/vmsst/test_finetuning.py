@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import sys
 
 import commands
 import gin
@@ -233,6 +234,46 @@ def test_several_sets_have_their_own_objectives_and_prompts(chained, tmp_path):
   report = (tmp_path / "out" / "report.md").read_text()
   assert {"ndcg@10/answers", "spearman/graded", "loss/graded"} <= {*report.split()}
   assert metrics["score"] == metrics["ndcg@10/answers"]
+
+
+_BFLOAT16 = """
+import gzip, json, pathlib, sys
+import vmsst
+from vmsst.evaluation.metrics import retrieval
+
+encoders, bitext, folder = map(pathlib.Path, sys.argv[1:])
+with gzip.open(bitext, "rt", encoding="utf-8") as lines:
+  pairs = [tuple(line.rstrip("\\n").split("\\t")) for line in lines]
+
+def accuracy(encoder):
+  texts = tuple(map(list, zip(*pairs[-1000:])))
+  vectors = [encoder.encode(side) for side in texts]
+  return 100 * retrieval.translation_accuracy(*vectors, texts=texts)["average"]
+
+def accuracies(dtype):
+  names = ("all-MiniLM-L6-v2", "multilingual-e5-small")
+  scores = [accuracy(vmsst.load(encoders / name, backend="jax", dtype=dtype)) for name in names]
+  tuned = vmsst.finetune(
+    encoders / names[0], pairs[:2000], folder / dtype, steps=20, batch_size=32,
+    learning_rate=1e-4, max_length=24, compute_dtype=dtype,
+  )
+  return [*scores, accuracy(tuned)]
+
+print(json.dumps([accuracies(dtype) for dtype in ("float32", "bfloat16")]))
+"""
+
+
+@pytest.mark.slow
+def test_bfloat16_changes_the_accuracy_of_released_encoders_by_at_most_three_tenths(
+  released_encoders, data_root, tmp_path
+):
+  """Of 1,000 pairs: two encoders as they are, and one after fine-tuning."""
+  bitext = data_root / "bitext_tatoeba" / "deu-eng.tsv.gz"
+  command = [sys.executable, "-c", _BFLOAT16, released_encoders, bitext, tmp_path]
+  done = commands.run(command, cwd=tmp_path, variables=commands.OPTIMIZED)
+  exact, rounded = json.loads(done.stdout.splitlines()[-1])
+  assert exact[2] > exact[0] + 5  # The training has an effect.
+  assert rounded == pytest.approx(exact, abs=0.3)
 
 
 @pytest.mark.slow

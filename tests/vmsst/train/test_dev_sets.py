@@ -86,7 +86,5 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
   assert json.loads(line) == {"step": 3, **metrics}
   by_one_set = dev_sets.DevSets(*arguments, "recall@100/questions").evaluate(state, axes)
   assert by_one_set[dev_sets.TASK]["score"] == metrics["recall@100/questions"]
-  with pytest.raises(
-    errors.InputError, match=r"is 'accuracy'; known: accuracy/pairs"
-  ):
+  with pytest.raises(errors.InputError, match=r"is 'accuracy'; known: accuracy/pairs"):
     dev_sets.DevSets(*arguments, "accuracy").evaluate(state, axes)
