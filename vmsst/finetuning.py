@@ -165,8 +165,9 @@ def finetune(
       errors.as_integer(name, options[name])
   errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
-  if patience is not None and dev is None:
-    raise errors.InputError("patience needs pairs to evaluate on; give dev")
+  for name in ("patience", "dev_metric"):
+    if options[name] is not None and dev is None:
+      raise errors.InputError(f"{name} needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   start, changed = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
