@@ -203,11 +203,11 @@ def finetune(
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
   # The loss of held-out pairs is shown, also of objectives that add no parameters to the run.
-  shown = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
+  computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
   if vectors is not None:  # of the pairs to train on only
-    shown -= {*_TAUGHT}
+    computable -= {*_TAUGHT}
   pair_sets = [each for each in held_out.values() if isinstance(each, training_sets.OpenSet)]
-  with_loss = [each for each in pair_sets if each.settings.objective in shown]
+  with_loss = [each for each in pair_sets if each.settings.objective in computable]
   free = ("output", "steps", "patience", "slices", *inputs, *how, "objective", "negatives")
   fixed = {name: value for name, value in options.items() if name not in free}
   with job.Job(folder, inputs=inputs, options=fixed) as run:
@@ -295,10 +295,10 @@ def finetune(
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
     tuned = loading.load(folder)
-    averaged = None
+    metrics = None
     if average > 1 and evaluation is not None:
-      averaged = evaluation.evaluate_encoder(tuned)
-    outputs.write_text(folder / "report.md", _report(folder, averaged))
+      metrics = evaluation.evaluate_encoder(tuned)
+    outputs.write_text(folder / "report.md", _report(folder, metrics))
     run.finish()
   return tuned
 
@@ -632,7 +632,7 @@ def _add_teacher_vectors(
     training_sets.add_vectors(each, arrays, each.line_N)
 
 
-def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
+def _report(folder: pathlib.Path, of_average: dict[str, float] | None) -> str:
   """Returns the results of a run, and metrics of the average of checkpoints, as Markdown."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
@@ -649,8 +649,8 @@ def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
   for step in sorted(held_out.get("score") or columns["loss"]):
     cells = [f"{x[step]:.4g}" if step in x else "" for x in columns.values()]
     lines.append(f"| {step} | {' | '.join(cells)} |")
-  if averaged is not None:
-    cells = [f"{averaged[name]:.4g}" if name in averaged else "" for name in columns]
+  if of_average is not None:
+    cells = [f"{of_average[name]:.4g}" if name in of_average else "" for name in columns]
     lines.append(f"| average | {' | '.join(cells)} |")
   return "\n".join([*lines, ""])
 

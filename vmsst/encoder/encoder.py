@@ -198,12 +198,15 @@ class Encoder(compatibility.Members):
     return self._changed(network, params, vocabulary)
 
   def truncate(self, layers: int) -> "Encoder":
-    """Returns this encoder cut to its first layers, which is faster.
+    """Returns this encoder cut to its first layers, to save time and memory.
 
-    Train encoders for it with `matryoshka_layers` of `vmsst.finetune`; others lose more accuracy.
+    First train it with `matryoshka_layers` of `vmsst.finetune`; other encoders lose more accuracy.
+
+    Args:
+      layers: Number of layers, less than the encoder has.
 
     Raises:
-      InputError: the encoder has no more layers than that, or is not a transformer.
+      InputError: the encoder has too few layers or is not a transformer.
     """
     network, params = sentence_encoder.first_layers(self._network, self._backend.params, layers)
     return self._changed(network, params, self.vocabulary)

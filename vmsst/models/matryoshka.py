@@ -4,8 +4,8 @@ A model computes its in-batch loss from the whole vectors and from their first d
 of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`),
 which saves memory and time of a search; `vmsst eval --dimensions 64` evaluates them.
 
-`LayersModel` does the same for the first layers of the encoder: the trained encoder can be cut to
-them (`Encoder.truncate(4)`), which saves time of encoding.
+`LayersModel` does the same for the first layers of the encoder. The trained encoder can be cut to
+them (`Encoder.truncate(4)`) and is then faster.
 
 References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
 2024, 2D Matryoshka Sentence Embeddings.
@@ -112,8 +112,8 @@ class LayersModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss, and metrics.
 
-    Metrics: those of the model with all layers, and, for each number of first layers, its metrics
-    with the prefix `layers_4/`; `loss` is the mean.
+    Metrics: `loss` is the mean. The others are the metrics of the model with all layers and, with a
+    prefix such as `layers_4/`, with each number of first layers.
 
     Raises:
       InputError: the encoder has no more layers than a number in `layers`.

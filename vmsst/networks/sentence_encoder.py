@@ -242,19 +242,19 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
-  known = isinstance(config, t5.T5Config | transformer.TransformerConfig)
-  errors.check(known, "the encoder", type(config).__name__, "a transformer, to cut its layers")
+  is_transformer = isinstance(config, t5.T5Config | transformer.TransformerConfig)
+  errors.check(is_transformer, "the encoder", type(config).__name__, "a transformer")
   errors.as_integer("layers", layers, maximum=getattr(config, field) - 1)
   changes: dict[str, Any] = {field: layers}
   if isinstance(config, transformer.TransformerConfig):
     changes["local_layers"] = tuple(i for i in config.local_layers if i < layers)
-  kept = {}
+  encoder = {}
   for name, value in params["encoder"].items():
     number = re.fullmatch(r"layers_(\d+)", name)
     if number is None or int(number[1]) < layers:
-      kept[name] = jax.tree.map(lambda x: x[:layers], value) if name == "layers" else value
+      encoder[name] = jax.tree.map(lambda x: x[:layers], value) if name == "layers" else value
   config = dataclasses.replace(config, **changes)
-  return dataclasses.replace(network, config=config, parent=None), {**params, "encoder": kept}
+  return dataclasses.replace(network, config=config, parent=None), {**params, "encoder": encoder}
 
 
 def masked_mean(
