@@ -70,7 +70,9 @@ def read_scores(data: pathlib.Path, split: str) -> Rows:
       fields = [line.rstrip("\n").split("\t") for line in stream]
     names = ("score", "sentence1", "sentence2")
     rows.append([dict(zip(names, row[4:], strict=True)) for row in fields if row[0] == split])
-  return [{**row, "score": float(row["score"]) / 5} for pair in zip(*rows) for row in pair]
+  return [
+    {**row, "score": float(row["score"]) / 5} for pair in zip(*rows, strict=True) for row in pair
+  ]
 
 
 def training_rows(encoder: str, options: argparse.Namespace) -> tuple[Rows, Rows]:
@@ -120,10 +122,8 @@ def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Na
   import jax
 
   import vmsst
-  from vmsst.arrays import devices
   from vmsst.train import summaries
 
-  devices.enable_compilation_cache()
   times: dict[int, float] = {}
   compiling = [0.0]
 
@@ -161,7 +161,7 @@ def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.
   import datasets
   import sentence_transformers as st
   import transformers
-  from sentence_transformers import losses
+  from sentence_transformers.sentence_transformer import losses
 
   del dev
   times: dict[int, float] = {}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
+from vmsst.arrays import devices
 
 if TYPE_CHECKING:
   from vmsst.data.training_sets import OpenSet
@@ -44,6 +45,7 @@ def finetune(
   output: str | os.PathLike[str],
   *,
   dev: Any = None,
+  dev_metric: str | None = None,
   objective: Objective = "contrastive",
   negatives: int | None = None,
   teacher: str | os.PathLike[str] | None = None,
@@ -59,6 +61,7 @@ def finetune(
   eval_every: int = 100,
   patience: int | None = None,
   matryoshka_dims: Sequence[int] = (),
+  matryoshka_layers: Sequence[int] = (),
   slices: int = 1,
   freeze_tokens: bool = False,
   lora_rank: int | None = None,
@@ -84,8 +87,10 @@ def finetune(
       results.
     dev: Held-out pairs, to evaluate retrieval in both directions, or the rank correlation with
       their scores, first before training, and to keep the best checkpoint; or a folder in BEIR's
-      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`; the mean over
-      the sets decides. If omitted, the last checkpoint is the result.
+      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`. If omitted,
+      the last checkpoint is the result.
+    dev_metric: Metric of the report that selects the best checkpoint, such as accuracy/dev or
+      ndcg@10/nq (default: the mean of the first metric of all sets).
     objective: Loss: contrastive compares a text with the other texts of the batch and all their
       hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT), cosine_mse
       fits them; kl_divergence and margin_mse match a cross-encoder's scores of each pair and its
@@ -109,6 +114,7 @@ def finetune(
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors cut to these dimensions.
+    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
     slices: Slices of a batch, for batches that do not fit (gradient caching).
     freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
     lora_rank: Train changes of the kernels of this rank only (LoRA), which need less memory; the
@@ -128,6 +134,7 @@ def finetune(
     SystemExit: SIGTERM stopped the training, which has written a checkpoint.
   """
   options = dict(locals())
+  devices.enable_compilation_cache()
   with errors.requires("train", "fine-tuning"):
     from vmsst.data import readers, training_sets
     from vmsst.encoder import encoding, loading, starting_encoders
@@ -159,8 +166,9 @@ def finetune(
       errors.as_integer(name, options[name])
   errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
-  if patience is not None and dev is None:
-    raise errors.InputError("patience needs pairs to evaluate on; give dev")
+  for name in ("patience", "dev_metric"):
+    if options[name] is not None and dev is None:
+      raise errors.InputError(f"{name} needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   start, changed = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
@@ -195,24 +203,36 @@ def finetune(
   vectors = None  # folder of the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
+  # The loss of held-out pairs is shown, also of objectives that add no parameters to the run.
+  computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
+  if vectors is not None:  # of the pairs to train on only
+    computable -= {*_TAUGHT}
+  pair_sets = [each for each in held_out.values() if isinstance(each, training_sets.OpenSet)]
+  with_loss = [each for each in pair_sets if each.settings.objective in computable]
   free = ("output", "steps", "patience", "slices", *inputs, *how, "objective", "negatives")
   fixed = {name: value for name, value in options.items() if name not in free}
   with job.Job(folder, inputs=inputs, options=fixed) as run:
     if changed is not None and not os.path.exists(start):
       changed.save(start)
     if taught:
+      taught += [
+        dataclasses.replace(each, name=f"dev.{each.name}")
+        for each in with_loss
+        if each.settings.objective in _TAUGHT
+      ]
       _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
     # The second describes the encoder that is saved, which computes in float32.
     trained, described = (
       model(
-        objectives,
+        tuple(dict.fromkeys([*objectives, *(each.settings.objective for each in with_loss)])),
         starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True),
         with_prompts(vocabulary, sets),
         optimizer(schedule, frozen, lora_rank=lora_rank),
         negatives=any("negatives" in each.features for each in sets),
         matryoshka_dims=tuple(matryoshka_dims),
+        matryoshka_layers=tuple(matryoshka_layers),
         max_length=max_length,
         embedding_slices=slices,
       )
@@ -222,19 +242,14 @@ def finetune(
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
     evaluation, of_evaluation = None, []
     if held_out:
-      evaluation = dev_sets.DevSets(held_out, trained, tokens["vocabulary"], partitioner, folder)
+      evaluation = dev_sets.DevSets(
+        held_out, trained, tokens["vocabulary"], partitioner, folder, dev_metric
+      )
       watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       of_evaluation = [
-        actions.KeepBestAction(str(folder), **watched),
+        actions.KeepBestAction(str(folder), **watched, count=average),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
-    # The loss of held-out sets is shown unless it needs a teacher's vectors.
-    with_loss = [
-      each
-      for each in held_out.values()
-      if isinstance(each, training_sets.OpenSet)
-      and each.settings.objective in {*objectives} - {*_TAUGHT}
-    ]
     batching = input_pipeline.DatasetConfig(
       "pairs", {"inputs": max_length}, "train", batch_size, True, seed
     )
@@ -285,9 +300,13 @@ def finetune(
       summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(described, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
-    outputs.write_text(folder / "report.md", _report(folder))
+    tuned = loading.load(folder)
+    metrics = None
+    if average > 1 and evaluation is not None:
+      metrics = evaluation.evaluate_encoder(tuned)
+    outputs.write_text(folder / "report.md", _report(folder, metrics))
     run.finish()
-  return loading.load(folder)
+  return tuned
 
 
 def open_sets(
@@ -407,6 +426,7 @@ def model(
   margin: float = 0.0,
   contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
+  matryoshka_layers: Sequence[int] = (),
   **options: Any,
 ) -> Any:
   """Returns the model that fine-tunes an encoder.
@@ -422,7 +442,8 @@ def model(
     margin: Subtracted from the cosine of a pair, for "contrastive" (LaBSE's additive margin).
     contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
       "margin_mse".
-    matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
+    matryoshka_dims: Also train vectors cut to these dimensions.
+    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
     **options: Further options of the model, such as `max_length` and `embedding_slices`.
 
   Raises:
@@ -431,11 +452,13 @@ def model(
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
   from vmsst.losses import contrastive as contrastive_losses
-  from vmsst.models import contrastive, scores
+  from vmsst.models import contrastive, matryoshka, scores
   from vmsst.models import objectives as objectives_model
 
   options |= {"network": network, "vocabulary": vocabulary, "optimizer_def": optimizer}
-  of_cosines = {**options, "scale": scale, "matryoshka_dims": matryoshka_dims}
+  shared = {name: options[name] for name in options if name != "embedding_slices"}
+  options["matryoshka_dims"] = matryoshka_dims
+  of_cosines = {**options, "scale": scale}
   in_batch = {**of_cosines, "similarity": "cosine", "mask_duplicates": True}
 
   def one(name: str) -> Any:
@@ -465,11 +488,15 @@ def model(
         loss = functools.partial(contrastive_losses.contrastive_loss, margin=scale * margin)
         return contrastive.ContrastiveModel(symmetric=not negatives, pair_loss=loss, **in_batch)
 
-  names = (objective,) if isinstance(objective, str) else objective
-  if len(names) == 1:
-    return one(names[0])
-  shared = {name: options[name] for name in options if name != "embedding_slices"}
-  return objectives_model.ObjectivesModel(models={name: one(name) for name in names}, **shared)
+  models = {name: one(name) for name in ([objective] if isinstance(objective, str) else objective)}
+  if matryoshka_layers:
+    models = {
+      name: matryoshka.LayersModel(model=each, layers=matryoshka_layers, **shared)
+      for name, each in models.items()
+    }
+  if len(models) == 1:
+    return next(iter(models.values()))
+  return objectives_model.ObjectivesModel(models=models, **shared)
 
 
 def optimizer(
@@ -560,8 +587,8 @@ def _add_teacher_vectors(
     training_sets.add_file_vectors(each, vectors)
 
 
-def _report(folder: pathlib.Path) -> str:
-  """Returns the results of a run as a table in Markdown."""
+def _report(folder: pathlib.Path, of_average: dict[str, float] | None) -> str:
+  """Returns the results of a run, and metrics of the average of checkpoints, as Markdown."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 
@@ -577,6 +604,9 @@ def _report(folder: pathlib.Path) -> str:
   for step in sorted(held_out.get("score") or columns["loss"]):
     cells = [f"{x[step]:.4g}" if step in x else "" for x in columns.values()]
     lines.append(f"| {step} | {' | '.join(cells)} |")
+  if of_average is not None:
+    cells = [f"{of_average[name]:.4g}" if name in of_average else "" for name in columns]
+    lines.append(f"| average | {' | '.join(cells)} |")
   return "\n".join([*lines, ""])
 
 

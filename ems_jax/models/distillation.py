@@ -20,7 +20,7 @@ from ems_jax.losses import distillation
 from vmsst import errors, languages
 from vmsst.data import tables
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching
+from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -41,6 +41,7 @@ class StudentModel(base.BitextModel):
       its anchor. Other languages follow in the order of `vmsst.languages`.
     embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
       one slice, which the backward pass encodes again.
+    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `base.BitextModel`.
   """
@@ -49,11 +50,13 @@ class StudentModel(base.BitextModel):
   max_length: int = 512
   priority: Sequence[str] = PRIORITY
   embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
+    matryoshka.check_dims(self.matryoshka_dims)
     _ = self._rank_L  # raises an error if a language is unknown
 
   @functools.cached_property
@@ -104,7 +107,7 @@ class StudentModel(base.BitextModel):
 
 
 def feature_lengths(
-  *, max_length: int, dimension: int | None = None, negatives: int = 0
+  *, max_length: int, dimension: int | None = None, negatives: int = 0, scores: bool = False
 ) -> dict[str, Any]:
   """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
 
@@ -112,6 +115,7 @@ def feature_lengths(
     max_length: Tokens of a sentence.
     dimension: Width of the teacher's vectors; None if the model does not use them.
     negatives: Number of hard negatives of each pair.
+    scores: Whether each pair has scores of its target and its hard negatives.
   """
   lengths: dict[str, Any] = {
     **dict.fromkeys(tables.SIDES, max_length),
@@ -121,6 +125,8 @@ def feature_lengths(
     lengths |= dict.fromkeys(tables.TEACHER_SIDES, dimension)
   if negatives:
     lengths["negatives"] = (negatives, max_length)
+  if scores:
+    lengths["scores"] = 1 + negatives
   return lengths
 
 
@@ -153,8 +159,9 @@ class DistillationModel(StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `common_metrics`, cosine/inputs and cosine/targets (between the student's
-    vector of a side and the teacher's vector, -1 to 1).
+    Metrics: those of `common_metrics` and `matryoshka.mean_loss`, cosine/inputs and cosine/targets
+    (between the student's vector of a side and the teacher's vector, -1 to 1). The loss of cut
+    vectors is divided by the number of all dimensions, too.
 
     Raises:
       InputError: teacher and student vectors differ in width.
@@ -166,11 +173,17 @@ class DistillationModel(StudentModel):
         f"the teacher's vectors have {anchor_BS.shape[1]} numbers and the student's "
         f"{vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to the width of the teacher"
       )
-    loss_B = distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS)
+
+    def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
+      vector_B2S, anchor_BS = vectors
+      return distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS), {}
+
+    loss_B, terms = matryoshka.mean_loss(loss, (vector_B2S, anchor_BS), self.matryoshka_dims)
     anchor_B1S = contrastive.unit_rows(anchor_BS)[:, None]
     cosine_B2 = jnp.sum(contrastive.unit_rows(vector_B2S) * anchor_B1S, axis=-1)
     return jnp.mean(loss_B), {
       **common_metrics(loss_B, vector_B2S, batch),
+      **terms,
       "cosine/inputs": base.average(cosine_B2[:, 0]),
       "cosine/targets": base.average(cosine_B2[:, 1]),
     }

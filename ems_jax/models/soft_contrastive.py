@@ -5,7 +5,6 @@ section 3.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,7 +44,6 @@ class SoftContrastiveModel(distillation.StudentModel):
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.distillation`).
-    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `distillation.StudentModel`.
   """
@@ -55,7 +53,6 @@ class SoftContrastiveModel(distillation.StudentModel):
   monolingual: bool = True
   cross_weight: float = 0.1
   row_normalized: bool = False
-  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
@@ -63,7 +60,6 @@ class SoftContrastiveModel(distillation.StudentModel):
     errors.check_choice("labels", self.labels, LABELS)
     errors.check_number("scale", self.scale, "(0, inf)")
     errors.check_number("cross_weight", self.cross_weight, "[0, inf)")
-    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:

@@ -179,6 +179,23 @@ class Encoder(compatibility.Members):
     network = dataclasses.replace(self._network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
     params = {**self._backend.params, "token_embedder": {"embedding": table_VD}}
+    return self._changed(network, params, vocabulary)
+
+  def truncate(self, layers: int) -> "Encoder":
+    """Returns this encoder cut to its first layers, to save time and memory.
+
+    First train it with `matryoshka_layers` of `vmsst.finetune`; other encoders lose more accuracy.
+
+    Args:
+      layers: Number of layers, less than the encoder has.
+
+    Raises:
+      InputError: the encoder has too few layers or is not a transformer.
+    """
+    network, params = sentence_encoder.first_layers(self._network, self._backend.params, layers)
+    return self._changed(network, params, self.vocabulary)
+
+  def _changed(self, network: Any, params: Any, vocabulary: Any) -> "Encoder":
     options: dict[str, Any] = {"languages": self.languages, "backend": self.backend}
     encoder = Encoder(network, params, vocabulary, max_length=self.max_length, **options)
     encoder.similarity_fn_name = self.similarity_fn_name

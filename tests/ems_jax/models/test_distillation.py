@@ -149,6 +149,7 @@ def given(params, precomputed):
   }
   models["en"] = make_model(distillation.DistillationModel)  # the first of the paper's order
   models["tr"] = make_model(distillation.DistillationModel, priority=("tr",))
+  models["cut"] = make_model(distillation.DistillationModel, matryoshka_dims=(5,))
   return evaluate(models, params, dict.fromkeys(models, precomputed))
 
 
@@ -181,6 +182,22 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
     assert metrics[f"cosine/{side}"] == pytest.approx(np.mean(cosine_B), rel=1e-4)
   assert loss == pytest.approx(total, rel=1e-4)
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_matryoshka_distillation_also_counts_the_errors_of_the_first_dimensions(
+  given, student, precomputed
+):
+  (whole, _), (loss, metrics) = given["en"], given["cut"]
+  are_inputs = inputs_are_anchors(precomputed, ORDER)
+  sides = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
+  anchors = [pair[0 if is_input else 1] for pair, is_input in zip(sides, are_inputs, strict=True)]
+  first = sum(
+    np.sum((x - y)[:5] ** 2) / len(x) / B
+    for side in student
+    for x, y in zip(side, anchors, strict=True)
+  )
+  assert metrics["first_5/loss"] == pytest.approx(first, rel=1e-4)
+  assert loss == pytest.approx((whole + first) / 2, rel=1e-4)
 
 
 def test_a_batch_without_vectors_of_the_teacher_is_refused(params):
