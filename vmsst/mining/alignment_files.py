@@ -72,9 +72,9 @@ def read_line_numbers(path: str) -> list[Alignment]:
   alignments = []
   for number, line in enumerate(text_files.read_lines(path), 1):
     try:
-      source, target, *score = line.split(":")
-      sides = ([*map(int, json.loads(side))] for side in (source, target))
-      alignments.append(Alignment(*sides, float(score[0]) if score else 0.0))
+      first, second, *score = line.split(":")
+      source, target = ([*map(int, json.loads(side))] for side in (first, second))
+      alignments.append(Alignment(source, target, float(score[0]) if score else 0.0))
     except (ValueError, TypeError, RecursionError):
       raise errors.InputError(
         f"{path}:{number}: {line!r} is not an alignment such as [3]:[3, 4] or [3]:[3, 4]:0.81"

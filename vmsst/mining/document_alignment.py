@@ -129,23 +129,24 @@ def group_vectors(
   batch_size: int = 128,
 ) -> Groups:
   """Returns the vectors of all groups of up to `size` sentences; for options see `align`."""
+
+  def embed(window: list[str]) -> np.ndarray:
+    vectors_ND = encoding.encode(
+      encoder, window, language=language, batch_size=batch_size, on_cut=None
+    )
+    encoding.check_finite(vectors_ND, window)
+    return vectors_ND
+
+  sentences = [sentence.strip() for sentence in sentences]
   spans = [(end - g, end) for g in range(1, size + 1) for end in range(g, len(sentences) + 1)]
   rows: dict[str, int] = {}
   texts = sentences if summed else [" ".join(sentences[start:end]) for start, end in spans]
   row_F = np.array([rows.setdefault(text, len(rows)) for text in texts])
-  windows = encoding.encode_windows(
-    lambda window: encoding.encode(
-      encoder, window, language=language, batch_size=batch_size, on_cut=None
-    ),
-    rows,
-    _WINDOW,
-    total=len(rows),
-    title="groups of sentences",
-  )
+  windows = encoding.encode_windows(embed, rows, _WINDOW, total=len(rows), title="encode")
   flat = array_files.concatenate(map(np.ravel, windows), np.float32)
   if summed:
     vector_ND = exact_search.unit_rows(flat.reshape(len(rows), -1)[row_F])
-    total_ND = np.append([0 * vector_ND[0]], vector_ND, axis=0).cumsum(axis=0, dtype=np.float64)
+    total_ND = np.pad(vector_ND, ((1, 0), (0, 0))).cumsum(axis=0, dtype=np.float64)
     sums = (np.ravel(total_ND[g:] - total_ND[:-g]) for g in range(1, size + 1))
     flat, row_F = array_files.concatenate(sums, np.float32), np.arange(len(spans))
   start_F, end_F = np.array(spans).T
@@ -203,36 +204,33 @@ def align_groups(
     deletion: As in `align`.
   """
   window = _window(source, target)
+  without_lengths = [x._replace(length_N=np.zeros_like(x.length_N)) for x in (source, target)]
   path_P2, cost_P = _search(
-    *map(_without_lengths, (source, target)), *window, [(1, 1)], _FIRST_DELETION
+    *without_lengths, window=window, steps=[(1, 1)], deletion=_FIRST_DELETION
   )
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
-  typical = np.median(np.append(cost_P[is_pair_P], 1))
-  deletion = typical + deletion * (1 - typical)
-  # The ratio of the lengths of pairs; the ratio of totals depends on what is missing.
   i_P, j_P = path_P2[1:][is_pair_P].T - 1
+  # The ratio of the lengths of pairs; the ratio of totals depends on what is missing.
   ratio_P = target.length_N[j_P] / source.length_N[i_P]
-  scale = np.sqrt(np.median(ratio_P)) if len(ratio_P) else 1.0
+  typical, ratio = (np.median(x) if len(x) else 1.0 for x in (cost_P[is_pair_P], ratio_P))
+  deletion = typical + deletion * (1 - typical)
+  scale = np.sqrt(ratio)
   source = source._replace(length_N=source.length_N * scale)
   target = target._replace(length_N=target.length_N / scale)
   sizes = range(1, max_size)
   steps = [(a, b) for a in sizes for b in sizes if a + b <= max_size]
-  path = _search(source, target, *window, steps, deletion)[0].tolist()
+  path = _search(source, target, window=window, steps=steps, deletion=deletion)[0].tolist()
   alignments = []
   for (i, j), (i_end, j_end) in itertools.pairwise(path):
-    score, sizes = 0.0, (i_end - i, j_end - j)
-    if all(sizes):
-      vectors = (
-        x.vector_FD[x.row_GN[size - 1, end - 1]]
-        for x, size, end in zip((source, target), sizes, (i_end, j_end), strict=True)
+    score = 0.0
+    if i_end > i and j_end > j:
+      row_i, row_j = (
+        source.row_GN[i_end - i - 1, i_end - 1],
+        target.row_GN[j_end - j - 1, j_end - 1],
       )
-      score = float(np.dot(*vectors))
+      score = float(source.vector_FD[row_i] @ target.vector_FD[row_j])
     alignments.append(Alignment([*range(i, i_end)], [*range(j, j_end)], score))
   return alignments
-
-
-def _without_lengths(groups: Groups) -> Groups:
-  return groups._replace(length_N=np.zeros_like(groups.length_N))
 
 
 def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
@@ -251,7 +249,7 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
     sum_ND = np.add.reduceat(x.vector_FD[x.row_GN[0]], np.arange(0, len(x.length_N), 2), axis=0)
     row_1N = np.arange(len(sum_ND))[None]
     halves.append(Groups(exact_search.unit_rows(sum_ND), row_1N, np.zeros(len(sum_ND))))
-  path_P2, _ = _search(*halves, *_window(*halves), [(1, 1)], _FIRST_DELETION)
+  path_P2, _ = _search(*halves, window=_window(*halves), steps=[(1, 1)], deletion=_FIRST_DELETION)
   # Deletions have no order: the window crosses a block of them in a straight line.
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   ends_P = np.append(is_pair_P, True) | np.insert(is_pair_P, 0, True)
@@ -263,8 +261,8 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
 def _search(
   source: Groups,
   target: Groups,
-  low_A: np.ndarray,
-  width: int,
+  *,
+  window: tuple[np.ndarray, int],
   steps: Sequence[tuple[int, int]],
   deletion: float,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -273,11 +271,11 @@ def _search(
   Args:
     source: Groups of one document.
     target: Groups of the other document.
-    low_A: First target position of the window of each antidiagonal; grows by 0 or 1.
-    width: Width of the window (W).
+    window: As from `_window`; its positions grow by 0 or 1.
     steps: Sizes of aligned groups.
     deletion: Cost of a sentence without a translation.
   """
+  low_A, width = window
   n, m = source.row_GN.shape[1], target.row_GN.shape[1]
   # As if each document had another group with the vector 0: no norm is 0.
   means = [x.vector_FD.sum(axis=0) / (len(x.vector_FD) + 1) for x in (target, source)]

@@ -13,7 +13,7 @@ TEXTS = [f"word{n} other{n * 7}" for n in range(12)]
 
 
 def vector(text):
-  return 3 + sum(
+  return 0.5 + sum(
     np.random.default_rng(zlib.crc32(word.encode())).standard_normal(16)
     for word in text.lower().split()
   )
@@ -50,8 +50,8 @@ def test_a_pair_of_files(tmp_path, capsys):
   assert [row[1:] for row in rows] == [[x, x.upper()] for x in [*TEXTS[:3], *TEXTS[4:]]]
   assert all(float(row[0]) > 0.9 for row in rows)
   assert run(source, target, out, "--format", "vecalign") == 0
-  assert out.read_text().startswith("[0]:[0]:1.000000\n[1]:[1]:1.000000\n[2]:[2]:")
-  assert "\n[3]:[]:0.000000\n[4]:[3]:" in out.read_text()
+  numbers = [line.rpartition(":")[0] for line in out.read_text().splitlines()]
+  assert numbers[:5] == ["[0]:[0]", "[1]:[1]", "[2]:[2]", "[3]:[]", "[4]:[3]"]
   assert run(source, target, out, "--format", "tmx", "--languages", "de", "en") == 0
   assert out.read_text().count('<tuv xml:lang="en">') == 11
 
@@ -71,8 +71,8 @@ def test_a_marker_separates_documents_of_a_file_which_may_be_empty(tmp_path, cap
   assert run(source, target, out, "--marker", "<doc>", "--format", "vecalign") == 0
   assert capsys.readouterr().out == f"{out}: 12 pairs of 3 documents\n"
   # Numbers count the lines of the files.
-  lines = out.read_text().splitlines()
-  assert lines[4:7] == ["[4]:[4]:1.000000", "[]:[6]:0.000000", "[7]:[8]:1.000000"]
+  numbers = [line.rpartition(":")[0] for line in out.read_text().splitlines()]
+  assert numbers[4:7] == ["[4]:[4]", "[]:[6]", "[7]:[8]"]
 
 
 def test_folders_resume_after_the_last_document(encoder, tmp_path, capsys):

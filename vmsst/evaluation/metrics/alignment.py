@@ -35,17 +35,17 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
   counts = {"precision": [0, 0, 0], "recall": [0, 0, 0]}
   for pairs in zip(gold, predicted, strict=True):
     truth, test = ({(tuple(x[0]), tuple(x[1])) for x in side if x[0] or x[1]} for side in pairs)
-    aligned = ({pair for pair in side if all(pair)} for side in (truth, test))
-    for name, (reference, tested) in {
-      "precision": (truth, test),
-      "recall": (next(aligned), next(aligned))[::-1],
-    }.items():
+    aligned_truth, aligned_test = ({pair for pair in side if all(pair)} for side in (truth, test))
+    for name, reference, tested in (
+      ("precision", truth, test),
+      ("recall", aligned_test, aligned_truth),
+    ):
       links = {link for pair in reference for link in itertools.product(*pair)}
       strict = tested & reference
       lax = sum(not links.isdisjoint(itertools.product(*pair)) for pair in tested - strict)
       for place, count in enumerate((len(strict), len(strict) + lax, len(tested))):
         counts[name][place] += count
-  scores = {}
+  scores: dict[str, float] = {}
   for place, measure in enumerate(("strict", "lax")):
     rates = {name: count[place] / max(count[2], 1) for name, count in counts.items()}
     total = sum(rates.values())
