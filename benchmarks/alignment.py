@@ -11,9 +11,13 @@ checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Vari
 * summed: vectors of groups are sums of vectors of sentences;
 * vecalign: Vecalign with the vectors of joined, and its defaults.
 
-Prints one JSON line per variant, with the time of alignment alone, given the vectors, and scores
-over all texts. In the last line, `ratio` is the strict F1 of joined over that of Vecalign, or of
-summed without --vecalign; `speed_ratio` is the time of the same variant over that of joined.
+--sentences measures time and memory for two documents of this length with random vectors
+[N, 384], whose groups are sums.
+
+Prints one JSON line per length and variant. `seconds` is the time of alignment alone, given the
+vectors; scores are over all texts. In the last line, `ratio` is the strict F1 of joined over that
+of Vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same variant over
+that of joined.
 """
 
 import argparse
@@ -22,6 +26,7 @@ import json
 import pathlib
 import random
 import sys
+import time
 import zlib
 
 import measure
@@ -43,6 +48,32 @@ class Hashing:
       for start in range(len(text) - 1):
         row[zlib.crc32(f" {text.lower()} "[start : start + 4].encode()) % 512] += 1
     return np.sqrt(counts_ND)
+
+
+class Noisy:
+  """Maps a number to its random vector, with other noise at each call."""
+
+  def __init__(self, count):
+    self.rng = np.random.default_rng(0)
+    self.vector_ND = self.rng.standard_normal((count, 384), np.float32)
+
+  def encode(self, texts):  # noqa: D102
+    vectors_ND = self.vector_ND[[int(text) for text in texts]]
+    return vectors_ND + self.rng.standard_normal(vectors_ND.shape, np.float32)
+
+
+def measure_length(count):
+  """Returns time and peak memory, with vectors, for two documents; a tenth is missing in each."""
+  encoder, kept = Noisy(count), np.random.default_rng(1).random((2, count)) > 0.1
+  numbers = [[str(n) for n in np.flatnonzero(is_kept)] for is_kept in kept]
+  sides = [document_alignment.group_vectors(side, encoder, 7, summed=True) for side in numbers]
+  start = time.perf_counter()
+  with_vmsst(sides, 8)
+  return {
+    "sentences": [*map(len, numbers)],
+    "seconds": round(time.perf_counter() - start, 2),
+    "peak_gb": round(measure.resident_bytes(peak=True) / 1e9, 3),
+  }
 
 
 def copies(sides):
@@ -81,7 +112,10 @@ def main() -> None:
   parser.add_argument("--vecalign", help="folder of Vecalign")
   parser.add_argument("--max_size", type=int, default=8, help="sentences of both groups together")
   parser.add_argument("--repeats", type=int, default=3, help="repeats of each measurement")
+  parser.add_argument("--sentences", type=int, nargs="*", default=[], help="lengths to measure")
   options = parser.parse_args()
+  for count in options.sentences:
+    print(json.dumps({"benchmark": "alignment", **measure_length(count)}), flush=True)
   encoder = Hashing()
   if options.encoder:
     encoder = loading.with_prompt(vmsst.load(options.encoder), options.prompt)

@@ -310,21 +310,22 @@ def align(
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
   chosen = engine.create()
   name, model, load = computing.open(encoder)
+  options = {
+    "format": format,
+    "split": split,
+    "languages": languages or split or (None, None),
+    "max_size": max_size,
+    "deletion": deletion,
+    "summed": summed,
+  }
   documents, pairs = alignment_job.align(
     source,
     target,
     out,
     encoding.EncoderSource(model, name, load),
-    form=format,
+    options,
     marker=marker,
     lists=lists,
-    split=split,
-    options={
-      "max_size": max_size,
-      "deletion": deletion,
-      "summed": summed,
-      "languages": languages or split or (None, None),
-    },
     batch_size=computing.batch_size,
     engine=chosen,
   )

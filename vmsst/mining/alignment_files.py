@@ -15,18 +15,16 @@ Format = Literal["tsv", "vecalign", "tmx"]
 _NOT_XML = dict.fromkeys((*range(32), 0xFFFE, 0xFFFF))
 
 
-def frame(
-  form: Format, languages: tuple[str | None, str | None]
-) -> tuple[Sequence[str], Sequence[str]]:
-  """Returns what is before and after the lines of a file, with line ends."""
+def frame(form: Format, languages: tuple[str | None, str | None]) -> tuple[str, str]:
+  """Returns what is before and after the lines of a file."""
   if form != "tmx":
-    return [], []
+    return "", ""
   header = (
     '<header creationtool="vmsst" creationtoolversion="1" segtype="block" o-tmf="plain" '
-    f'adminlang="en" srclang={saxutils.quoteattr(languages[0] or "und")} datatype="plaintext"/>\n'
+    f'adminlang="en" srclang={saxutils.quoteattr(languages[0] or "und")} datatype="plaintext"/>'
   )
-  start = ['<?xml version="1.0" encoding="UTF-8"?>\n', '<tmx version="1.4">\n', header, "<body>\n"]
-  return start, ["</body>\n", "</tmx>\n"]
+  start = f'<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n{header}\n<body>\n'
+  return start, "</body>\n</tmx>\n"
 
 
 def lines(

@@ -224,10 +224,8 @@ def align_groups(
   for (i, j), (i_end, j_end) in itertools.pairwise(path):
     score = 0.0
     if i_end > i and j_end > j:
-      row_i, row_j = (
-        source.row_GN[i_end - i - 1, i_end - 1],
-        target.row_GN[j_end - j - 1, j_end - 1],
-      )
+      row_i = source.row_GN[i_end - i - 1, i_end - 1]
+      row_j = target.row_GN[j_end - j - 1, j_end - 1]
       score = float(source.vector_FD[row_i] @ target.vector_FD[row_j])
     alignments.append(Alignment([*range(i, i_end)], [*range(j, j_end)], score))
   return alignments

@@ -37,6 +37,6 @@ def test_other_lines_are_refused(line, tmp_path):
 def test_tmx_is_read_by_the_reader_of_bitext(tmp_path):
   start, end = alignment_files.frame("tmx", ("de", "fr"))
   path = tmp_path / "x.tmx"
-  path.write_text("".join([*start, *(f"{line}\n" for line in lines("tmx")), *end]))
+  path.write_text("".join([start, *(f"{line}\n" for line in lines("tmx")), end]))
   rows = formats.require(formats.parse_tmx(str(path), *map(languages.language, ("de", "fr"))))
   assert [row.texts for row in rows] == [("a b <c> & 'd'", "1"), ("e", "3")]

@@ -142,6 +142,8 @@ def test_degenerate_documents():
   assert numbers(align(["same same"] * 4, ["same same"] * 4)) == [([n], [n]) for n in range(4)]
   (pair,) = (x for x in align([texts[2]], sentences(400)) if x.source)
   assert pair.target == [2]
+  with pytest.raises(errors.InputError, match="not finite"):
+    document_alignment.align(one, one, fake_encoders.FakeEncoder(lambda text: [np.nan, 1]))
   with pytest.raises(errors.InputError, match="max_size is 1"):
     align(one, one, max_size=1)
 
