@@ -182,11 +182,11 @@ def align_groups(
 
   The cost of a group x of a sentences and a group y of b sentences is
 
-      a * b * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
+      weight * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
 
-  where norm is the mean distance of x and y to all groups of the other document, so that the first
-  term is 1 for random sentences, and d is the difference in length in standard deviations. For
-  Vecalign, the cost is the first term. Here,
+  where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance of x and y to all groups
+  of the other document, so that the first term is 1 for random sentences, and d is the difference
+  in length in standard deviations. For Vecalign, the cost is the first term. Here,
 
   * the mean of a document is subtracted from its vectors. This removes what all its sentences
     share, such as the language.
@@ -195,6 +195,8 @@ def align_groups(
   * the cost of a deletion depends on the median cost in a first alignment of single sentences.
     Vecalign uses a percentile of the costs of sampled pairs, but these include translations if the
     documents are short.
+  * the weight is less than a * b if a and b are above 1: translators move content from a sentence
+    to the next one.
 
   Args:
     source: Groups of up to `max_size` - 1 sentences of one document, which is not empty, after
@@ -308,10 +310,9 @@ def _search(
       i, j = i_BW[is_valid_BW], j_BW[is_valid_BW]
       length_i, length_j = before[0][i] - before[0][i - a], before[1][j] - before[1][j - b]
       variance = _VARIANCE * np.maximum(length_i + length_j, 1) / 2
-      cost_BSW[:, number][is_valid_BW] = (
-        a * b * distance_IJ[place_i[is_valid_BW], place_j[is_valid_BW]]
-        + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-      )
+      cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
+        place_i[is_valid_BW], place_j[is_valid_BW]
+      ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
     # The place in `total_AW` of what each step comes from, for the first position of a window.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (

@@ -55,7 +55,7 @@ def cost(source, target, i, j, a, b, deletion):
   norm = 1 - (x @ means[0] + y @ means[1]) / 2
   one, other = source.length_N[i - a : i].sum(), target.length_N[j - b : j].sum()
   squared = (one - other) ** 2 / (6.8 * max(one + other, 1) / 2)
-  return a * b * (1 - x @ y) / norm + 0.06 * squared
+  return (a * b - (a - 1) * (b - 1) / 2) * (1 - x @ y) / norm + 0.06 * squared
 
 
 def search_of_all_paths(source, target, most, deletion):
