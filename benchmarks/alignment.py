@@ -15,9 +15,9 @@ checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Vari
 [N, 384], whose groups are sums.
 
 Prints one JSON line per length and variant. `seconds` is the time of alignment alone, given the
-vectors; scores are over all texts. In the last line, `ratio` is the strict F1 of joined over that
-of Vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same variant over
-that of joined.
+vectors; scores are over all texts. In the last line, `ratio` is the strict F1 of joined divided by
+the strict F1 of vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same
+variant divided by the time of joined.
 """
 
 import argparse

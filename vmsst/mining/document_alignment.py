@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import threadpoolctl
 
 from vmsst import errors
 from vmsst.encoder import encoding
@@ -175,6 +176,8 @@ def _normalize(vector_FD: np.ndarray) -> None:
   vector_FD /= np.maximum(np.sqrt(np.vecdot(vector_FD, vector_FD)), 1e-30)[:, None]
 
 
+# Threads slow the small products of matrices down, above all on a busy machine.
+@threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def align_groups(
   source: Groups, target: Groups, *, max_size: int = 8, deletion: float = 0.4
 ) -> list[Alignment]:

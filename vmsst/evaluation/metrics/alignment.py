@@ -1,7 +1,6 @@
-"""Precision, recall and F1 of sentence alignments, in NumPy.
+"""Precision, recall and F1 of sentence alignments.
 
-The strict and the lax measure are Vecalign's (Thompson and Koehn, 2019), so that results compare
-with those of its `score.py`.
+The strict and the lax measure are equal to Vecalign's `score.py` (Thompson and Koehn, 2019).
 """
 
 import itertools
