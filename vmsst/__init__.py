@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
   from vmsst.finetuning import finetune
+  from vmsst.mining.document_alignment import Alignment, align
   from vmsst.mining.hard_negative_mining import hard_negatives
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
@@ -41,12 +42,14 @@ __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
+  "Alignment": "vmsst.mining.document_alignment",
   "Encoder": "vmsst.encoder.encoder",
   "InputError": "vmsst.errors",
   "RetrievalSet": "vmsst.data.retrieval_sets",
   "Searcher": "vmsst.mining.text_search",
   "TrainingSet": "vmsst.data.training_sets",
   "Translator": "vmsst.encoder.translation",
+  "align": "vmsst.mining.document_alignment",
   "build_index": "vmsst.search.faiss_index",
   "evaluate": "vmsst.evaluation.suite",
   "finetune": "vmsst.finetuning",

@@ -3,15 +3,18 @@
 import contextlib
 import dataclasses
 import logging
-from typing import Literal
+import os
+from typing import Annotated, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
+  Argument,
   Batches,
   Command,
   Encoder,
   Field,
   GpuWorkers,
+  InputFile,
   InputFolder,
   Language,
   OutputFile,
@@ -257,6 +260,73 @@ def mine(
   )
 
 
+def align(
+  source: InputFile,
+  target: InputFile,
+  out: Annotated[str, Argument("OUT", os.path.expanduser)],
+  *,
+  encoder: Encoder,
+  format: Literal["tsv", "vecalign", "tmx"] = "tsv",
+  marker: str | None = None,
+  lists: bool = False,
+  split: tuple[Language, Language] | None = None,
+  max_size: Positive = 8,
+  deletion: float = 0.4,
+  summed: bool = False,
+  languages: tuple[Language, Language] | None = None,
+  computing: Batches,
+  engine: GpuWorkers,
+) -> None:
+  """Align the sentences of documents that translate each other.
+
+  Args:
+    source: Text file, one sentence per line, UTF-8, plain or gzipped; or a folder of such files.
+    target: Translation of SOURCE; the files of a folder have the same names.
+    out: Output file; or a folder with a file for each pair of documents, if SOURCE is a folder.
+    format: tsv: score TAB source TAB target; vecalign: line numbers from 0, as in
+      [3]:[3, 4]:0.81, with [] for sentences without a translation; tmx.
+    marker: Line between two documents of a file.
+    lists: SOURCE and TARGET list documents, one path per line, and OUT is a folder.
+    split: Languages of both texts, to split each line into sentences.
+    max_size: Maximum number of sentences that are aligned with each other, of both sides together.
+    deletion: Cost of a sentence without a translation, from 0, the cost of a typical translation,
+      to 1, the cost of a random pair.
+    summed: Sum the vectors of sentences instead of encoding joined sentences: faster, less
+      accurate.
+    languages: Languages of both texts, for tmx and for encoders that require them (default: those
+      of --split).
+  """
+  from vmsst.cli import alignment_job
+  from vmsst.encoder import encoding
+
+  if split and format == "vecalign":
+    raise errors.InputError("--format vecalign writes numbers of lines; split the files first")
+  is_folder = lists or storage.path(source).is_dir()
+  outputs.check([source, target], **{"folder" if is_folder else "file": out})
+  chosen = engine.create()
+  name, model, load = computing.open(encoder)
+  options = {
+    "format": format,
+    "split": split,
+    "languages": languages or split or (None, None),
+    "max_size": max_size,
+    "deletion": deletion,
+    "summed": summed,
+  }
+  documents, pairs = alignment_job.align(
+    source,
+    target,
+    out,
+    encoding.EncoderSource(model, name, load),
+    options,
+    marker=marker,
+    lists=lists,
+    batch_size=computing.batch_size,
+    engine=chosen,
+  )
+  print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
+
+
 def search(
   queries: Text,
   corpus: Text,
@@ -351,6 +421,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   ("score",): Command(score, resumable=True),
   ("index",): Command(index, resumable=True),
   ("mine",): Command(mine, resumable=True),
+  ("align",): Command(align, resumable=True),
   ("search",): Command(search),
   ("translate",): Command(translate),
 }
