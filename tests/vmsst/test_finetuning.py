@@ -13,9 +13,9 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, finetuning
 from vmsst.data import sample, vocabularies
-from vmsst.encoder import loading
+from vmsst.encoder import loading, starting_encoders
 from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
 from vmsst.train import dev_sets, train
@@ -210,6 +210,13 @@ def test_several_sets_have_their_own_objectives_and_prompts(chained, tmp_path):
   assert metrics["score"] == pytest.approx(
     (metrics["ndcg@10/answers"] + metrics["spearman/graded"]) / 2
   )
+
+
+def test_a_temperature_divides_the_scores_of_a_teacher_next_to_other_objectives(source):
+  parts = starting_encoders.network(source), vmsst.load(source).vocabulary, None
+  objectives = ("contrastive", "kl_divergence")
+  model = finetuning.model(objectives, *parts, negatives=True, temperature=0.01)
+  assert model.models["kl_divergence"].temperature == 0.01
 
 
 @pytest.mark.slow
