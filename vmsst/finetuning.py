@@ -424,6 +424,7 @@ def model(
   negatives: bool | int = False,
   scale: float = 20.0,
   margin: float = 0.0,
+  temperature: float = 1.0,
   contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
   matryoshka_layers: Sequence[int] = (),
@@ -440,6 +441,7 @@ def model(
       negatives, but not targets with sources.
     scale: Factor on every cosine; "distillation" has none.
     margin: Subtracted from the cosine of a pair, for "contrastive" (LaBSE's additive margin).
+    temperature: Divisor of a teacher's scores, for "kl_divergence".
     contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
       "margin_mse".
     matryoshka_dims: Also train vectors cut to these dimensions.
@@ -473,7 +475,10 @@ def model(
         return scores.SimilarityModel(loss="mse", **of_cosines)
       case "kl_divergence" | "margin_mse":
         return scores.ScoreDistillationModel(
-          distillation=name, contrastive_weight=contrastive_weight, **in_batch
+          distillation=name,
+          temperature=temperature,
+          contrastive_weight=contrastive_weight,
+          **in_batch,
         )
       case "ems":
         if network.pooling != "mean" or network.head or network.pooler_dim is not None:

@@ -14,9 +14,9 @@ import released_folders
 import tiny_encoders
 
 import vmsst
-from vmsst import cli, errors
+from vmsst import cli, errors, finetuning
 from vmsst.data import sample, vocabularies
-from vmsst.encoder import loading
+from vmsst.encoder import loading, starting_encoders
 from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
 from vmsst.train import dev_sets, train
@@ -274,6 +274,13 @@ def test_bfloat16_changes_the_accuracy_of_released_encoders_by_at_most_three_ten
   exact, rounded = json.loads(done.stdout.splitlines()[-1])
   assert exact[2] > exact[0] + 5  # The training has an effect.
   assert rounded == pytest.approx(exact, abs=0.3)
+
+
+def test_a_temperature_divides_the_scores_of_a_teacher_next_to_other_objectives(source):
+  parts = starting_encoders.network(source), vmsst.load(source).vocabulary, None
+  objectives = ("contrastive", "kl_divergence")
+  model = finetuning.model(objectives, *parts, negatives=True, temperature=0.01)
+  assert model.models["kl_divergence"].temperature == 0.01
 
 
 @pytest.mark.slow
