@@ -64,6 +64,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     prefix: Text put before every text, such as E5's "query: ".
     prompts: Other prefixes by name, such as that of documents; for `Encoder.encode`.
     tokenizer: The tokenizer in memory, for a folder whose other files change the one in `path`.
+    skips_unknown: Leave unknown tokens out, as Model2Vec does.
   """
 
   path: str
@@ -72,6 +73,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   tokenizer: tokenizers.Tokenizer | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
+  skips_unknown: bool = False
 
   @property
   def size(self) -> int:
@@ -165,7 +167,10 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     with _package_errors(self.path):
       encodings = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
     last = None if loaded.eos_id is None else -1
-    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
+    ids = [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
+    if self.skips_unknown:
+      ids = [[value for value in row if value != loaded.unk_id] for row in ids]
+    return ids
 
   @functools.cached_property
   def _loaded(self) -> "_Loaded":
@@ -225,6 +230,8 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
   eos = swapped.get(end[0], end[0]) if end else None
   # A text contains no padding: text that spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
+  if spelled is None and pad_id >= size:  # no text spells it
+    spelled = pad_id
   if spelled is None or arrays.PAD_ID in (eos, unknown):
     raise errors.InputError(f"{path}: no EOS or unknown token apart from padding")
   return _Loaded(
