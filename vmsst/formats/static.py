@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vmsst import errors
-from vmsst.formats import tensors, tokenizers, transformers
+from vmsst.formats import tokenizers, transformers
 from vmsst.networks import sentence_encoder, static
 
 MODULE = "StaticEmbedding"
@@ -127,7 +127,7 @@ def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
     InputError: the vocabulary puts special tokens around texts, or cannot become a tokenizer.json.
   """
   tokenizer = tokenizers.export(vocabulary)
-  if vocabulary.eos_id is not None or getattr(vocabulary, "special_ids", ()):
+  if vocabulary.special_ids:
     raise errors.InputError(
       f"{MODULE} has no special tokens, but this vocabulary puts some around texts; use `vmsst "
       "export safetensors`"

@@ -11,6 +11,7 @@
 """
 
 import base64
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -44,6 +45,8 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of the prompts of queries and documents, by preference."""
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
+# Texts in which words are counted at once.
+_CHUNK = 10_000
 # How SentencePiece writes a space.
 _SPACE = "\u2581"
 
@@ -348,12 +351,89 @@ def trim(
     token["ids"] = [new[old] for old in token["ids"]]
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
   trimmed = dataclasses.replace(vocabulary, tokenizer=tokenizer)
+  ids = (kept[_swap(index, trimmed.padding_id)] for index in range(len(kept)))
+  return trimmed, [_swap(old, loaded.padding_id) for old in ids]
 
-  def swap(index: int, pad_id: int) -> int:
-    return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
 
-  ids = (kept[swap(index, trimmed.padding_id)] for index in range(len(kept)))
-  return trimmed, [swap(old, loaded.padding_id) for old in ids]
+def _swap(index: int, pad_id: int) -> int:
+  """Returns the id of this library for the id of a tokenizer, or the other way around."""
+  return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
+
+
+def for_static_encoder(
+  vocabulary: HuggingFaceVocabulary, texts: Sequence[str] = (), words: int = 0
+) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
+  """Returns a vocabulary without special tokens, and with frequent words as tokens.
+
+  A word of a Unigram tokenizer gets the probability of its tokens together, so that texts without
+  the word have the same tokens as before.
+
+  Args:
+    vocabulary: The vocabulary of another encoder. Its prompts are left out.
+    texts: Texts to find words in.
+    words: Most frequent words of several tokens to add.
+
+  Returns:
+    The vocabulary, and the ids in the first one that each of its ids consists of.
+
+  Raises:
+    InputError: words cannot be added to a tokenizer of this kind.
+  """
+  record = json.loads(vocabulary.content) | {"post_processor": None}
+  model, old = record["model"], vocabulary.padding_id
+  pieces: list[tuple[int, ...]] = [(index,) for index in range(vocabulary.size)]
+  if words:
+    if model["type"] not in ("Unigram", "WordPiece"):
+      raise errors.InputError(
+        f"{vocabulary.path} is a {model['type']} tokenizer; words can be added to Unigram and "
+        "WordPiece only"
+      )
+    start = model.get("continuing_subword_prefix") or _SPACE
+    count = len(model["vocab"])
+    known = {*model["vocab"]} if model["type"] == "WordPiece" else {x for x, _ in model["vocab"]}
+    added: dict[str, tuple[int, ...]] = {}
+    for ids, tokens in _words(tokenizers.Tokenizer.from_str(json.dumps(record)), texts, start):
+      word = "".join(x.removeprefix(start) if start != _SPACE else x for x in tokens)
+      if word not in known and len(added) < words:
+        added[word] = ids
+    for token in record["added_tokens"]:
+      token["id"] += len(added) * (token["id"] >= count)
+    pieces[count:count] = added.values()
+    for number, (word, ids) in enumerate(added.items()):
+      if model["type"] == "WordPiece":
+        model["vocab"][word] = count + number
+      else:
+        model["vocab"].append([word, sum(model["vocab"][index][1] for index in ids)])
+  static = HuggingFaceVocabulary(
+    vocabulary.path,
+    tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)),
+    skips_unknown=True,
+  )
+  originals = (pieces[_swap(index, static.padding_id)] for index in range(static.size))
+  return static, [[_swap(index, old) for index in ids] for ids in originals]
+
+
+def _words(
+  tokenizer: tokenizers.Tokenizer, texts: Sequence[str], start: str
+) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+  """Yields ids and tokens of the words that have several, from the most frequent."""
+
+  @functools.cache
+  def is_of_letters(token: str) -> bool:
+    return all(unicodedata.category(x)[0] in "LM" for x in token.removeprefix(start))
+
+  counts: collections.Counter[tuple[tuple[int, str], ...]] = collections.Counter()
+  for row in range(0, len(texts), _CHUNK):
+    for text in tokenizer.encode_batch(texts[row : row + _CHUNK]):
+      tokens = zip(text.word_ids, text.ids, text.tokens, strict=True)
+      for _, group in itertools.groupby(tokens, key=lambda x: x[0]):
+        # Punctuation after a word may belong to its group.
+        word = tuple(x[1:] for x in itertools.takewhile(lambda x: is_of_letters(x[2]), group))
+        if len(word) > 1:
+          counts[word] += 1
+  for word, _ in counts.most_common():
+    ids, tokens = zip(*word, strict=True)
+    yield ids, tokens
 
 
 # --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The sentence encoder: token table, encoder, pooling and the layers after it.
 
-The config makes the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers are the modules of
-sentence-transformers.
+The config makes the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers are the
+modules of sentence-transformers.
 """
 
 import functools
