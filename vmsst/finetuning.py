@@ -105,7 +105,7 @@ def finetune(
     mixed: Mix the rows of all sets in each batch.
     steps: Training steps.
     batch_size: Pairs in a batch.
-    learning_rate: Highest learning rate.
+    learning_rate: Highest learning rate. Static encoders need a far higher one, such as 0.01.
     max_length: Tokens of a text, in training and later (default: the encoder's, at most 128).
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).

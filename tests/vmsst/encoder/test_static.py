@@ -55,9 +55,9 @@ def test_frequent_words_are_tokens_and_frequent_tokens_count_less(encoder):
   ]
   ids = np.concatenate([np.asarray(x) for x in made.vocabulary.encode(TEXTS, 99)])
   share_V = np.bincount(ids, minlength=len(table(made))) / len(ids)
-  other = made.vocabulary.encode(["e"], 9)[0][-1]
+  other = made.vocabulary.encode(["red"], 9)[0][-1]
   unweighted_VD = table(made) * (1 + share_V / 1e-4)[:, None]
-  original = plain.vocabulary.encode(["e"], 9)[0][-1]
+  original = plain.vocabulary.encode(["red"], 9)[0][-1]
   check_distance(encoder, unweighted_VD[[word[0], other]], [pieces, [original]])
 
 
@@ -73,12 +73,12 @@ def test_the_command_writes_a_folder_that_trains(tmp_path, encoder, capsys):
   pairs = [(x, y) for x in TEXTS for y in TEXTS]
   options = {"steps": 2, "batch_size": 8, "learning_rate": 0.1, "matryoshka_dims": [4]}
   tuned = vmsst.finetune(made, pairs, tmp_path / "run", **options)
-  assert not np.allclose(tuned.encode(TEXTS), before, atol=1e-3)
+  assert not np.allclose(tuned.encode(TEXTS), before, atol=1e-5)
 
 
 def test_options_without_texts_and_other_vocabularies_are_refused(encoder, tmp_path):
   with pytest.raises(errors.InputError, match="need texts"):
-    vmsst.distill_static(encoder, trim=True)
+    vmsst.distill_static(encoder, dimensions=4, trim=True)
   network = tiny_encoders.encoder(tiny_encoders.bert_config(), 8, head=False)
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network, max_length=9))
   with pytest.raises(errors.InputError, match=r"no tokenizer\.json"):
