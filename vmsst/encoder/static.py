@@ -57,9 +57,8 @@ def distill_static(
   if not isinstance(whole, tokenizers.HuggingFaceVocabulary):
     raise errors.InputError(f"{encoder.path} has no tokenizer.json; give another encoder")
   vocabulary, pieces = tokenizers.for_static_encoder(whole, listed, words)
-  start, end = whole.special_ids, ()
-  if whole.eos_id is not None:
-    start, end = start[:-1], start[-1:]
+  special, has_end = whole.special_ids, whole.eos_id is not None
+  start, end = special[: len(special) - has_end], special[len(special) - has_end :]
   ids = [[*start, *piece, *end] for piece in pieces]
   prepared = PreparedTexts([""] * len(ids), ids, [])
   vector_VD = encoder.encode(prepared, batch_size=_TOKENS, on_cut=None)

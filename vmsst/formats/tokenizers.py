@@ -45,6 +45,8 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of the prompts of queries and documents, by preference."""
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
+# Added to the log probability of words, more than rounding error.
+_PREFERENCE = 1e-6
 # Texts in which words are counted at once.
 _CHUNK = 10_000
 # How SentencePiece writes a space.
@@ -365,7 +367,7 @@ def for_static_encoder(
 ) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
   """Returns a vocabulary without special tokens, and with frequent words as tokens.
 
-  A word of a Unigram tokenizer gets the probability of its tokens together, so that texts without
+  A word of a Unigram tokenizer is hardly more likely than its tokens together, so that texts without
   the word have the same tokens as before.
 
   Args:
@@ -403,7 +405,8 @@ def for_static_encoder(
       if model["type"] == "WordPiece":
         model["vocab"][word] = count + number
       else:
-        model["vocab"].append([word, sum(model["vocab"][index][1] for index in ids)])
+        score = sum(model["vocab"][index][1] for index in ids) + _PREFERENCE
+        model["vocab"].append([word, score])
   static = HuggingFaceVocabulary(
     vocabulary.path,
     tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)),

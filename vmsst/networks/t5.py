@@ -177,7 +177,8 @@ class TokenEmbedder(nn.Module):
     `vmsst.train.row_wise`.
     """
     if self.has_variable("params", "rows"):
-      table_VD, ids_V = (self.get_variable("params", name) for name in ("embedding", "rows"))
+      table_VD: jax.Array = self.get_variable("params", "embedding")
+      ids_V: jax.Array = self.get_variable("params", "rows")
       row_BT = jnp.searchsorted(ids_V, tokens_BT)
       tokens_BT = jnp.where(ids_V[row_BT] == tokens_BT, row_BT, len(ids_V))
     else:

@@ -63,8 +63,9 @@ class RowWise(optimizers.OptimizerDef):
     table = dict(grads[_MODULE])
     ids_U = table.pop(_ROWS)
     before = params, state
+    rows, rows_state = _rows(before, ids_U)
     after = self._optimizer.apply_gradient(
-      *_rows(before, ids_U), {**grads, _MODULE: table}, step=step, learning_rate=learning_rate
+      rows, rows_state, {**grads, _MODULE: table}, step=step, learning_rate=learning_rate
     )
 
     def put(path: Any, x: jax.Array, new: jax.Array) -> jax.Array:
