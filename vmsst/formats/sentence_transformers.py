@@ -418,7 +418,7 @@ def read_params(
     InputError: a file is missing or damaged.
   """
   if isinstance(network.config, StaticConfig):
-    params = {tensors.TOKEN_TABLE: static.read_table(folder, network.config)}
+    params = {tensors.TOKEN_TABLE: static.read(folder).table()}
   else:
     params = transformers.read_params(folder, network.config)
   all_rows = transformers.layer_rows(network)

@@ -90,7 +90,9 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
       table_VD = table_VD[stored["mapping"].load()]
     if "weights" in stored:
       table_VD = table_VD * stored["weights"].read()[:, None]
-    return _to_ours(table_VD, size, padding_id)
+    if size > rows:
+      table_VD = np.concatenate([table_VD, np.zeros_like(table_VD[:1])])
+    return transformers.swap_padding(table_VD, padding_id)
 
   max_length = (record.get("truncation") or {}).get("max_length")
   if is_model2vec:
@@ -98,22 +100,6 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
     max_length = settings.get("max_length", _MODEL2VEC_LENGTH)
   config = static.StaticConfig(size, stored[name].shape[1])
   return StaticEmbedding(config, vocabulary, max_length or _UNLIMITED, table)
-
-
-def read_table(folder: pathlib.Path, config: static.StaticConfig) -> np.ndarray:
-  """Returns the table of an export, by the config in its `encoder.json`."""
-  (tensor,) = transformers.open_tensors(folder).values()
-  content = (folder / tokenizers.TOKENIZER_FILE).read_text(encoding="utf-8")
-  padding_id = tokenizers.padding_id(Tokenizer.from_str(content))
-  return _to_ours(tensor.read(), config.vocab_size, padding_id)
-
-
-def _to_ours(table_VD: np.ndarray, size: int, padding_id: int) -> np.ndarray:
-  """Returns a table of `size` rows, in which padding is 0."""
-  unused_ND = np.zeros((size - len(table_VD), table_VD.shape[1]), np.float32)
-  if len(unused_ND):
-    table_VD = np.concatenate([table_VD, unused_ND])
-  return transformers.swap_padding(table_VD, padding_id)
 
 
 # --------------------------------------------------------------------------------------------
@@ -158,8 +144,8 @@ def describe(
 def to_tensors(
   table_VD: np.ndarray, vocabulary: Any, tokenizer: tokenizers.ExportedTokenizer
 ) -> dict[str, np.ndarray]:
-  """Returns the table with a row for each token, which Model2Vec requires."""
-  skips_unknown = getattr(vocabulary, "skips_unknown", False)
-  count = Tokenizer.from_str(tokenizer.content.decode()).get_vocab_size()
-  table_VD = transformers.swap_padding(table_VD, tokenizer.padding_id)[:count]
-  return {_MODEL2VEC_TABLE if skips_unknown else _TABLE: table_VD}
+  """Returns the table, without a row for padding that is no token."""
+  table_VD = transformers.swap_padding(table_VD, tokenizer.padding_id)
+  if not tokenizer.padding:
+    table_VD = table_VD[: tokenizer.padding_id]
+  return {_MODEL2VEC_TABLE if getattr(vocabulary, "skips_unknown", False) else _TABLE: table_VD}

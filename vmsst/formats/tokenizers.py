@@ -367,8 +367,8 @@ def for_static_encoder(
 ) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
   """Returns a vocabulary without special tokens, and with frequent words as tokens.
 
-  A word of a Unigram tokenizer is hardly more likely than its tokens together, so that texts without
-  the word have the same tokens as before.
+  A word of a Unigram tokenizer is hardly more likely than its tokens together, so that texts
+  without the word have the same tokens as before.
 
   Args:
     vocabulary: The vocabulary of another encoder. Its prompts are left out.
@@ -382,61 +382,63 @@ def for_static_encoder(
     InputError: words cannot be added to a tokenizer of this kind.
   """
   record = json.loads(vocabulary.content) | {"post_processor": None}
-  model, old = record["model"], vocabulary.padding_id
+  model, padding_id = record["model"], vocabulary.padding_id
   pieces: list[tuple[int, ...]] = [(index,) for index in range(vocabulary.size)]
   if words:
-    if model["type"] not in ("Unigram", "WordPiece"):
+    is_unigram = model["type"] == "Unigram"
+    if not is_unigram and model["type"] != "WordPiece":
       raise errors.InputError(
         f"{vocabulary.path} is a {model['type']} tokenizer; words can be added to Unigram and "
         "WordPiece only"
       )
-    start = model.get("continuing_subword_prefix") or _SPACE
-    count = len(model["vocab"])
-    known = {*model["vocab"]} if model["type"] == "WordPiece" else {x for x, _ in model["vocab"]}
+    known = {token for token, _ in model["vocab"]} if is_unigram else {*model["vocab"]}
+    start = "" if is_unigram else model["continuing_subword_prefix"]
     added: dict[str, tuple[int, ...]] = {}
-    for ids, tokens in _words(tokenizers.Tokenizer.from_str(json.dumps(record)), texts, start):
-      word = "".join(x.removeprefix(start) if start != _SPACE else x for x in tokens)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
+    for (ids, tokens), _ in _words(tokenizer, texts, start or _SPACE).most_common():
+      word = "".join(token.removeprefix(start) for token in tokens)
       if word not in known and len(added) < words:
         added[word] = ids
+    count = len(model["vocab"])
     for token in record["added_tokens"]:
       token["id"] += len(added) * (token["id"] >= count)
     pieces[count:count] = added.values()
-    for number, (word, ids) in enumerate(added.items()):
-      if model["type"] == "WordPiece":
-        model["vocab"][word] = count + number
-      else:
-        score = sum(model["vocab"][index][1] for index in ids) + _PREFERENCE
-        model["vocab"].append([word, score])
+    if is_unigram:
+      scores = [score for _, score in model["vocab"]]
+      model["vocab"] += [
+        [word, sum(scores[index] for index in ids) + _PREFERENCE] for word, ids in added.items()
+      ]
+    else:
+      model["vocab"] |= {word: count + number for number, word in enumerate(added)}
   static = HuggingFaceVocabulary(
     vocabulary.path,
     tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)),
     skips_unknown=True,
   )
   originals = (pieces[_swap(index, static.padding_id)] for index in range(static.size))
-  return static, [[_swap(index, old) for index in ids] for ids in originals]
+  return static, [[_swap(index, padding_id) for index in ids] for ids in originals]
 
 
 def _words(
   tokenizer: tokenizers.Tokenizer, texts: Sequence[str], start: str
-) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-  """Yields ids and tokens of the words that have several, from the most frequent."""
+) -> collections.Counter[tuple[tuple[int, ...], tuple[str, ...]]]:
+  """Returns the frequencies of words of several tokens, by the ids and the tokens."""
 
   @functools.cache
   def is_of_letters(token: str) -> bool:
     return all(unicodedata.category(x)[0] in "LM" for x in token.removeprefix(start))
 
-  counts: collections.Counter[tuple[tuple[int, str], ...]] = collections.Counter()
+  counts: collections.Counter[Any] = collections.Counter()
   for row in range(0, len(texts), _CHUNK):
     for text in tokenizer.encode_batch(texts[row : row + _CHUNK]):
-      tokens = zip(text.word_ids, text.ids, text.tokens, strict=True)
-      for _, group in itertools.groupby(tokens, key=lambda x: x[0]):
+      rows = zip(text.word_ids, text.ids, text.tokens, strict=True)
+      for _, group in itertools.groupby(rows, key=lambda x: x[0]):
         # Punctuation after a word may belong to its group.
-        word = tuple(x[1:] for x in itertools.takewhile(lambda x: is_of_letters(x[2]), group))
+        word = [*itertools.takewhile(lambda x: is_of_letters(x[2]), group)]
         if len(word) > 1:
-          counts[word] += 1
-  for word, _ in counts.most_common():
-    ids, tokens = zip(*word, strict=True)
-    yield ids, tokens
+          _, ids, tokens = zip(*word, strict=True)
+          counts[ids, tokens] += 1
+  return counts
 
 
 # --------------------------------------------------------------------------------------------
