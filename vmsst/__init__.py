@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.encoder.compatibility import quantize
   from vmsst.encoder.encoder import Encoder
   from vmsst.encoder.loading import load, load_translator
+  from vmsst.encoder.static import distill_static
   from vmsst.encoder.translation import Translator
   from vmsst.errors import InputError
   from vmsst.evaluation.benchmarks import get_benchmarks
@@ -51,6 +52,7 @@ _PUBLIC = {
   "Translator": "vmsst.encoder.translation",
   "align": "vmsst.mining.document_alignment",
   "build_index": "vmsst.search.faiss_index",
+  "distill_static": "vmsst.encoder.static",
   "evaluate": "vmsst.evaluation.suite",
   "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",

@@ -109,7 +109,7 @@ def finetune(
     mixed: Mix the rows of all sets in each batch.
     steps: Training steps.
     batch_size: Pairs in a batch.
-    learning_rate: Highest learning rate.
+    learning_rate: Highest learning rate. Static encoders need a far higher one, such as 0.01.
     max_length: Tokens of a text, in training and later (default: the encoder's, at most 128).
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).
@@ -141,6 +141,7 @@ def finetune(
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
+    from vmsst.networks.static import StaticConfig
     from vmsst.train import (
       actions,
       checkpoints,
@@ -224,19 +225,25 @@ def finetune(
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
     # The second describes the encoder that is saved, which computes in float32.
+    networks = [
+      starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True)
+      for dtype in (compute_dtype, "float32")
+    ]
+    # EMS predicts tokens with the whole table.
+    row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     trained, described = (
       model(
         tuple(dict.fromkeys([*objectives, *(each.settings.objective for each in with_loss)])),
-        starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True),
+        network,
         with_prompts(vocabulary, sets),
-        optimizer(schedule, frozen, lora_rank=lora_rank),
+        optimizer(schedule, frozen, lora_rank=lora_rank, row_wise=row_wise),
         negatives=any("negatives" in each.features for each in sets),
         matryoshka_dims=tuple(matryoshka_dims),
         matryoshka_layers=tuple(matryoshka_layers),
         max_length=max_length,
         embedding_slices=slices,
       )
-      for dtype in (compute_dtype, "float32")
+      for network in networks
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
@@ -511,6 +518,7 @@ def optimizer(
   lora_rank: int | None = None,
   lora_alpha: float | None = None,
   lora_targets: Sequence[str] = (".*kernel",),
+  row_wise: bool = False,
 ) -> Any:
   """Returns AdamW with clipped gradients.
 
@@ -521,14 +529,18 @@ def optimizer(
       no LoRA).
     lora_alpha: Alpha of LoRA (default: twice the rank).
     lora_targets: Regular expressions of the names of the kernels that LoRA changes.
+    row_wise: Update only the rows of the token table that a batch uses; see
+      `vmsst.train.row_wise.RowWise`.
   """
   import optax
 
   from vmsst.train import lora, optimizers
+  from vmsst.train import row_wise as row_wise_lib
 
   transformations = [optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)]
   if lora_rank is None:
-    return optimizers.chain(transformations, frozen)
+    chained = optimizers.chain(transformations, frozen)
+    return row_wise_lib.RowWise(chained) if row_wise else chained
   alpha = lora_alpha or 2.0 * lora_rank
   return lora.Lora(optimizers.chain(transformations), lora_rank, alpha, lora_targets)
 

@@ -1,7 +1,7 @@
 """The sentence encoder: token table, encoder, pooling and the layers after it.
 
-The config makes the encoder: T5, BERT or BiLSTM. The layers are the modules of
-sentence-transformers.
+The config makes the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers are the
+modules of sentence-transformers.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import layouts
-from vmsst.networks import dropout, t5, transformer
+from vmsst.networks import dropout, static, t5, transformer
 
 POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }  # fmt: skip
 """Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
 CONFIGS: dict[str, type] = {
+  "StaticConfig": static.StaticConfig,
   "T5Config": t5.T5Config,
   "TransformerConfig": transformer.TransformerConfig,
 }
