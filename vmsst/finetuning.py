@@ -233,7 +233,7 @@ def finetune(
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     trained, described = (
       model(
-        tuple(dict.fromkeys([*objectives, *(each.settings.objective for each in with_loss)])),
+        tuple({each.settings.objective or objective: None for each in [*sets, *with_loss]}),
         network,
         with_prompts(vocabulary, sets),
         optimizer(schedule, frozen, lora_rank=lora_rank, row_wise=row_wise),

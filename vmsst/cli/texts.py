@@ -297,14 +297,12 @@ def align(
       of --split).
   """
   from vmsst.cli import alignment_job
-  from vmsst.encoder import encoding
 
   if split and format == "vecalign":
     raise errors.InputError("--format vecalign writes numbers of lines; split the files first")
   is_folder = lists or storage.path(source).is_dir()
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
   chosen = engine.create()
-  name, model, load = computing.open(encoder)
   options = {
     "format": format,
     "split": split,
@@ -317,7 +315,7 @@ def align(
     source,
     target,
     out,
-    encoding.EncoderSource(model, name, load),
+    computing.open(encoder),
     options,
     marker=marker,
     lists=lists,

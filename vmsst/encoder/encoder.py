@@ -335,20 +335,10 @@ class Encoder(compatibility.Members):
       for number, start in enumerate(starts):
         ids, long = ahead.pop().result()
         ahead = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
-        rows = slice(start, start + window)
         were_cut += len(long)
-        # Some batches are started before the first result is needed.
-        batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
-        started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
-        started, alone = collections.deque(), len(batches) == 1
-        while batches or started:
-          if batches and len(started) <= self._backend.in_flight:
-            index_B, tokens_RT = batches.popleft()
-            started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
-          else:
-            index_B, vectors = started.popleft()
-            vectors_ND[rows][index_B] = vectors()[: len(index_B)]
-            bar.update(len(index_B))
+        vectors_ND[start : start + window] = self.encode_ids(
+          ids, batch_size=batch_size, on_batch=bar.update
+        )
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
@@ -363,6 +353,35 @@ class Encoder(compatibility.Members):
     if one:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
+
+  def encode_ids(
+    self,
+    ids: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 128,
+    on_batch: Callable[[int], object] = lambda rows: None,
+  ) -> np.ndarray:
+    """Returns the vectors of texts that are tokenized already, float32 [N, D].
+
+    Args:
+      ids: Token ids of N texts, special tokens included, at most `max_length` of each.
+      batch_size: Texts per batch.
+      on_batch: Called with the number of texts of each batch when it is finished.
+    """
+    vectors_ND = np.empty((len(ids), self.dimension), np.float32)
+    # Some batches are started before the first result is needed.
+    batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
+    started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
+    started, alone = collections.deque(), len(batches) == 1
+    while batches or started:
+      if batches and len(started) <= self._backend.in_flight:
+        index_B, tokens_RT = batches.popleft()
+        started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
+      else:
+        index_B, vectors = started.popleft()
+        vectors_ND[index_B] = vectors()[: len(index_B)]
+        on_batch(len(index_B))
+    return vectors_ND
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""

@@ -11,7 +11,7 @@ from vmsst import errors
 from vmsst.data import input_texts
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import encoding
-from vmsst.encoder.encoder import Encoder, PreparedTexts
+from vmsst.encoder.encoder import Encoder
 from vmsst.formats import tokenizers
 from vmsst.networks import sentence_encoder, static
 
@@ -60,8 +60,7 @@ def distill_static(
   special, has_end = whole.special_ids, whole.eos_id is not None
   start, end = special[: len(special) - has_end], special[len(special) - has_end :]
   ids = [[*start, *piece, *end] for piece in pieces]
-  prepared = PreparedTexts([""] * len(ids), ids, [])
-  vector_VD = encoder.encode(prepared, batch_size=_TOKENS, on_cut=None)
+  vector_VD = encoder.encode_ids(ids, batch_size=_TOKENS)
 
   vector_VD -= vector_VD.mean(axis=0)
   _, component_DD = np.linalg.eigh(vector_VD.T @ vector_VD)  # in ascending order

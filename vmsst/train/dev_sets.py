@@ -72,10 +72,10 @@ class DevSets:
       name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(each)
       for name, each in sets.items()
     }
-    self._texts = [text for each in self._sets.values() for part in each.texts for text in part]
+    texts = [text for each in self._sets.values() for part in each.texts for text in part]
     language_N1 = np.concatenate([x for each in self._sets.values() for x in each.languages])
     tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=True)
-    columns = {"inputs": self._texts, "input_language": language_N1}
+    columns = {"inputs": texts, "input_language": language_N1}
     self._tokens = tokenizer(columns, {"inputs": model.max_length})
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
@@ -98,7 +98,7 @@ class DevSets:
   def evaluate_encoder(self, encoder: encoder_lib.Encoder) -> dict[str, float]:
     """Returns the metrics of an encoder with the vocabulary of the model."""
     ids = [row_T[row_T != arrays.PAD_ID].tolist() for row_T in self._tokens["inputs"]]
-    return self._metrics(encoder.encode(encoder_lib.PreparedTexts(self._texts, ids, [])))
+    return self._metrics(encoder.encode_ids(ids))
 
   def _metrics(self, vectors_ND: np.ndarray) -> dict[str, float]:
     metrics: dict[str, float] = {}
