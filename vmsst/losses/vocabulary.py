@@ -74,7 +74,8 @@ def weighted_nll(
   Args:
     hidden_BTD: One vector per token.
     sentence_BS: One vector per sentence (all latents concatenated), or None if the logits do
-      not depend on one. The factorized form adds `z F_s` to `h F_h` and passes the sum as hidden states.
+      not depend on one. The factorized form adds `z F_s` to `h F_h` and passes the sum as hidden
+      states.
     hidden_kernel_DV: Kernel of the hidden states.
     sentence_kernel_SV: Kernel of the sentence vectors; None if `sentence_BS` is None.
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
@@ -360,9 +361,9 @@ def default_chunk(columns: int, device: devices.Device | None) -> int:
   """
   if device is None:
     return _CHUNK
-  compute_rows = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
-  memory_rows = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
-  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(compute_rows)), memory_rows))))
+  min_rows = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
+  max_rows = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
+  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(min_rows)), max_rows))))
 
 
 def accumulation_dtype(dtype: str) -> Any:

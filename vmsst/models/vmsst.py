@@ -1,7 +1,7 @@
 """VMSST, and VMSST with an additional contrastive loss (VMSST paper, sections 4 and 6.3).
 
-A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, what else
-each sentence contains. Sides are 0 (`inputs`) and 1 (`targets`).
+A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, all
+that is specific to one sentence. Sides are 0 (`inputs`) and 1 (`targets`).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
 
 
 class _Terms(NamedTuple):
-  """The VMSST loss of a batch or slice, its metrics, and the semantic means that other losses use."""
+  """The VMSST loss of some pairs, its metrics, and the semantic means that other losses use."""
 
   total: Float[Array, ""]  # sum over pairs
   metrics: base.Metrics
@@ -47,8 +47,8 @@ class VmsstModel(base.BitextModel):
   Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
   sampled from the posterior of one side, which alternates by row and is swapped at every step. In
   translation, the language latent is the prior mean: the target's latent would leak the text to
-  predict (`language_mean` uses it nevertheless), and the source has another language. The weight of the
-  KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
+  predict (`language_mean` uses it nevertheless), and the source has another language. The weight of
+  the KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
 
   Attributes:
     network: Both encoders and the decoder.
@@ -200,7 +200,7 @@ class VmsstModel(base.BitextModel):
   def _bounds(
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
-    """Returns lower bounds on the log-likelihood of both sides, with z_sem from the sides `side_B`."""
+    """Returns lower bounds on the log-likelihood of both sides; z_sem is from side `side_B`."""
     pairs = bitranslation.pairs_in_batch(batch)
     embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
