@@ -1,7 +1,7 @@
 """Files of datasets of `vmsst data build`, read and written without importing TensorFlow.
 
 A file is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord); its records are
-tf.train.Example messages, whose features are single texts.
+tf.train.Example messages with one text per feature.
 """
 
 import array
@@ -73,7 +73,7 @@ class Records:
     return texts["source"], texts["target"]
 
   def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
-    """Returns features of an example, which are single texts.
+    """Returns texts of an example, by the names of its features.
 
     Raises:
       InputError: the record is damaged, or is not such an example.
@@ -96,7 +96,7 @@ class Records:
 
 
 class Examples:
-  """Makes tf.train.Example messages of one language pair.
+  """Serializes tf.train.Example messages of one language pair.
 
   Args:
     source_language: Code of the first side.
