@@ -36,7 +36,7 @@ class StudentModel(base.BitextModel):
   `teacher_targets` of batches.
 
   Attributes:
-    network: The student, which encodes both sides.
+    network: The student; it encodes both sides.
     priority: Language codes by decreasing priority. The side of a pair with the higher priority is
       its anchor. Other languages follow in the order of `vmsst.languages`.
     embedding_slices: Number of slices for gradient caching. The gradient is the same; activations

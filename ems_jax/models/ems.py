@@ -53,7 +53,7 @@ class EmsModel(base.BitextModel):
       pair, and the masked sentence predicts it in addition to the tokens of the other side;
       "input": masks the same way without predicting the token, as in the released code (where the
       other sentence predicts the mask; here it predicts the token).
-    mask_id: Id of the mask token, which must not occur in text.
+    mask_id: Id of the mask token; it must not occur in text.
     count_repeats: If False, a token of the XTR targets has one share however often it occurs, as in
       the released code.
     negative_groups: Number of groups of consecutive pairs; negatives come from the same group. With

@@ -22,7 +22,7 @@ LABELS = ("priority", "average", "hard")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SoftContrastiveModel(distillation.StudentModel):
-  """Trains cross-lingual similarities to match those of the teacher.
+  """Trains cross-lingual similarities to match a teacher's similarities.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
   Labels come from the teacher's similarities of anchors ("priority", equation 4) or of both sides
@@ -30,9 +30,9 @@ class SoftContrastiveModel(distillation.StudentModel):
   teacher are cosines divided by the same temperature.
 
   The source s of a pair in the equations is its anchor, the target t the other side. In batches of
-  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities
-  among sources and among targets are therefore monolingual, as in the paper. In other batches,
-  labels compare sentences across languages, which requires a teacher that supports them.
+  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities among sources and
+  among targets are therefore monolingual, as in the paper. In other batches, labels compare
+  sentences across languages, and the teacher must support these languages.
 
   Candidates come from the global batch on any number of devices. Microbatches (a trainer
   setting) would divide it and raise an error; `embedding_slices` saves as much memory.

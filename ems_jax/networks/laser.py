@@ -35,7 +35,7 @@ class TransformerDecoder(nn.Module):
   """Computes the states that predict the next token of a sentence, given the sentence vector.
 
   The input of the first layer is [token; language; sentence] at every position, and all layers have
-  that width. There is no cross-attention.
+  the width of this input. The decoder has no cross-attention.
 
   Attributes:
     config: Sizes and numerics; `emb_dim` is the width of the concatenated input.

@@ -30,7 +30,7 @@ Batch = Mapping[str, np.ndarray]
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 GROUP = 16
-"""Number of batches whose rows are sorted by length together."""
+"""Number of batches with rows that are sorted by length together."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)

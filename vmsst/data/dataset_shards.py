@@ -32,7 +32,7 @@ def language_codes(path: str) -> tuple[str, str] | None:
 
 
 class Records:
-  """The records of a file, each of which can be read alone.
+  """The records of a file, with random access.
 
   A file in an object store is copied to this machine, once per process.
 

@@ -132,7 +132,7 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
 
 
 def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
-  """Yields the rows of two texts whose lines with the same number translate each other.
+  """Yields the rows of two texts: lines with the same number translate each other.
 
   Args:
     sides: Name and content of each side.
@@ -201,7 +201,7 @@ def record_rows(
   Args:
     records: Number and place of each record, for messages, and the record: a sequence of texts, an
       object, or an object with an inner object at its key "translation". Faults pass through.
-    pair: The languages of the two sides, which name the fields if they are known.
+    pair: The languages of the two sides; if they are known, their codes name the fields.
     fields: Names of the two fields; any number is then a score (default: by the languages; if both
       are undetermined, the text fields of the first record, in its order: a pair and its hard
       negatives, each a text or a list of texts).

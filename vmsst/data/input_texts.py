@@ -62,7 +62,7 @@ def languages(value: Any, count: int) -> list[str]:
 
   Raises:
     TypeError: a code is not a string.
-    ValueError: there are more or fewer codes than sentences.
+    ValueError: the numbers of codes and sentences differ.
   """
   if isinstance(value, str):
     return [value] * count
@@ -78,7 +78,7 @@ def languages(value: Any, count: int) -> list[str]:
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets; raises ValueError unless there are two."""
+  """Returns the languages of sources and of targets; raises ValueError unless these are two."""
   if isinstance(languages, str) or len(languages) != 2:
     raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
   return languages[0], languages[1]

@@ -130,7 +130,7 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
 
 
 def language_code(language: Language) -> str:
-  """Returns a code unique to a language, which `languages_in_name` finds in a file name."""
+  """Returns a code unique to a language that `languages_in_name` finds in a file name."""
   is_default_script = languages_lib.language(language.iso639_3) == language
   return language.iso639_3 if is_default_script else f"{language.iso639_3}_{language.script}"
 
@@ -218,8 +218,8 @@ def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> B
     other_stem, language = _moses_side(full)
     if other_stem == stem and language is not None and storage.path(full).is_file():
       paths.setdefault(language, full)
-  # If neither the caller nor the name has the pair, languages are in alphabetical order, but English
-  # is last, as in most corpora.
+  # If neither the caller nor the name has the pair, languages are in alphabetical order, but
+  # English is last, as in most corpora.
   name_pairs = _pairs_in_name(stem)
   by_name = sorted(paths, key=lambda x: (x.iso639_3 == "eng", x.name))
   pair = language_pair or (name_pairs[0] if len(name_pairs) == 1 else tuple(by_name))

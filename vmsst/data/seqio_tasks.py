@@ -23,7 +23,7 @@ from vmsst.languages import Language
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # The arguments of all names from `unique_name`, by kind of name. The dict is global, like
 # the registries of seqio: gin may call a function such as `files` several times, and the same
-# arguments must name the same mixture, which is registered already.
+# arguments must name the same registered mixture.
 _NAMES: dict[str, list[str]] = {}
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
@@ -66,7 +66,7 @@ class TableSource(seqio.DataSource):
 
 
 class TextTask(seqio.Task):
-  """A seqio task of a table of texts, which are tokenized while they are read.
+  """A seqio task of a table of texts that are tokenized while they are read.
 
   Args:
     name: Name of the task.
@@ -120,7 +120,7 @@ class TextTask(seqio.Task):
     Raises:
       InputError: see `check_texts`.
     """
-    # Texts are tokenized and cut while they are read, so there is nothing to cache.
+    # Texts are tokenized and cut while they are read, so a cache has no use.
     del shuffle_buffer_size, use_cached, try_in_mem_cache, trim_output_features
     requested = sequence_length or {}
     texts = self.texts(split)
@@ -283,7 +283,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   PACKING_FEATURE_DTYPES = None
 
   def __init__(self, pack: bool = False, use_custom_packing_ops: bool = False, **options):
-    """Takes the arguments of seqio.FeatureConverter, which refuses `pack`."""
+    """Takes the arguments of seqio.FeatureConverter; it refuses `pack`."""
     # Padding gives every row its length; checking it again would cost as much.
     super().__init__(
       pack=pack,

@@ -1,8 +1,8 @@
-"""Tables of texts: the rows of one split of a task, each of which can be read alone.
+"""Tables of texts: the rows of one split of a task, with random access.
 
-Training reads rows in random order, so tables have random access. `TextTable` holds texts that were
-read from files of any format and checked; `RecordTable` reads the files of a built dataset in
-place. Both map files, so texts take no memory.
+Training reads rows in random order, so a table must find any row at once. `TextTable` holds texts
+that were read from files of any format and checked; `RecordTable` reads the files of a built
+dataset in place. Both map files, so texts take no memory.
 
 For distillation, rows have precomputed vectors by a trained encoder, the teacher. `vmsst data
 embed` writes one NumPy file per bitext of N pairs, float32 [N, 2, S]: the vectors of source and
@@ -162,7 +162,7 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs in files of a dataset of `vmsst data build`, which writes pairs in random order.
+  """Pairs in files of a dataset of `vmsst data build`, in the random order of the files.
 
   A file is opened, and copied from an object store, when one of its rows is first read.
 

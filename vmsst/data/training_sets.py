@@ -213,7 +213,7 @@ def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
 
 
 def add_file_vectors(opened: OpenSet, folder: str) -> None:
-  """Adds a teacher's vectors of the files of a set, which `vmsst data embed` wrote.
+  """Adds a teacher's vectors of the files of a set, as written by `vmsst data embed`.
 
   Raises:
     InputError: the vectors do not belong to the files.

@@ -392,9 +392,9 @@ def _texts_by_file(
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):
-        sides = itertools.cycle((bitext.source, bitext.target))
+        side_languages = itertools.cycle((bitext.source, bitext.target))
         pairs = readers.read_pairs(bitext)
-        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), sides, strict=False)
+        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), side_languages, strict=False)
   return texts
 
 

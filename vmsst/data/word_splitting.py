@@ -6,7 +6,7 @@ abbreviation and "mr." is not. (The released code splits first in training, but 
 when it embeds.)
 
 jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer of
-`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (639-3 if there is none),
+`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (or else 639-3 code),
 and uses English ones for all others. Apostrophes stay attached to a word in English, French and
 Italian and are separate words elsewhere. Nothing is escaped: "&" stays "&". Juman++ is a program,
 `jumanpp`, started once for each list of texts. It analyzes space-separated stretches one by one.
@@ -80,7 +80,7 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
 def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   """Returns texts with spaces for characters that do not print, and punctuation as in Moses.
 
-  This is the normalization of LASER, which applies the rules of English to all languages: quotes of
+  This is the normalization of LASER. It applies the rules of English to all languages: quotes of
   all kinds become `"`, dashes `-`, and so on, as in Moses 4.0.
 
   Raises:

@@ -145,7 +145,7 @@ def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
 
 
 def positives(score_BB: Float[Array, "B B *K"]) -> Float[Array, "B *K"]:
-  """Returns the diagonal as a masked sum, which needs no communication if rows are sharded."""
+  """Returns the diagonal as a masked sum: it needs no communication if rows are sharded."""
   is_diagonal = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
   return jnp.sum(jnp.where(is_diagonal, score_BB, 0.0), axis=1)
 

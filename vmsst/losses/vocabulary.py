@@ -154,7 +154,7 @@ class _Plan(NamedTuple):
     return self.constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
   def rows(self, x: jax.Array) -> jax.Array:
-    """Returns [N, C, ...] as [N * C, ...], which XLA's CPU backend multiplies faster.
+    """Returns [N, C, ...] as [N * C, ...], because XLA's CPU backend multiplies it faster.
 
     A sharded batch keeps its shape, because devices would exchange rows.
     """
@@ -216,7 +216,7 @@ def _forward(
       # A matmul instead of a sum over T: it reads the gradients in the compute dtype.
       scaled_Mc = scale_M1 * plan.sentence_of_token(targets_CT.shape[1])
       gradient_CV = _by_shard(plan, scaled_Mc, scored.gradient_MV).reshape(plan.sentences, -1)
-      # Store the gradients in place of the logits of these sentences, which are no longer needed.
+      # Store the gradients in place of these sentences' logits; they are no longer needed.
       sentence_NCV = jax.lax.dynamic_update_index_in_dim(sentence_NCV, gradient_CV, i, 0)
     hidden_MD = hidden_CTD.reshape(-1, hidden_CTD.shape[-1])
     hidden_gradient_MD = scale_M1 * plan.matmul(scored.gradient_MV, kernel_DV.T)

@@ -125,7 +125,7 @@ class BitextModel(abc.ABC):
   def predict_batch_with_aux(
     self, params: Any, batch: Batch
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
-    """Returns the input tokens, which decode to the text, and {"embedding": vectors}.
+    """Returns the input tokens, to decode the text from, and {"embedding": vectors}.
 
     T5X's infer uses this method to write vectors without converting them to Python floats.
     """

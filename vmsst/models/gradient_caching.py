@@ -34,7 +34,7 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
     encode: Maps a slice of the batch and a random key (or None) to arrays, row by row: outputs have
       the rows of their slice first and depend on no other row. It may close over parameters.
     batch: Arrays with the batch axis first.
-    slices: Number of slices, which must divide the batch. With 1, nothing is recomputed.
+    slices: Number of slices, a divisor of the batch size. With 1, nothing is recomputed.
     rng: Split into one key per slice.
 
   Raises:
@@ -99,7 +99,7 @@ def embed_sides(
     network: Maps token ids to vectors (see `sentence_encoder.embed`), in one call per slice.
     params: Parameters of the network.
     tokens_BRT: Token ids, such as both sides of each pair.
-    slices: As for `map_slices`, which raises the same errors.
+    slices: As for `map_slices`, with the same errors.
     rng: Key of dropout, split into one per slice; without a key, no dropout.
   """
 

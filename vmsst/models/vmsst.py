@@ -45,7 +45,7 @@ class VmsstModel(base.BitextModel):
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
   Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
-  sampled from the posterior of one side, which alternates by row and is swapped at every step. In
+  sampled from the posterior of one side; sides alternate by row and swap at every step. In
   translation, the language latent is the prior mean: the target's latent would leak the text to
   predict (`language_mean` uses it nevertheless), and the source has another language. The weight of
   the KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.

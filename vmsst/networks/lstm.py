@@ -207,7 +207,7 @@ def _parameter(
 
 
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
-  """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul, which is faster on XLA's CPU backend.
+  """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul (faster on XLA's CPU backend).
 
   A sharded batch stays 3-D: to merge T and B, devices would exchange all rows.
   """
@@ -243,8 +243,8 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The second direction starts from the last position, which may be padding. Skipped steps keep
-    # the initial state, so that the last real token gets it.
+    # The second direction starts from the last position, often padding. Skipped steps keep the
+    # initial state, so that the last real token gets it.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,

@@ -118,7 +118,7 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "... M"]) -> Float[Array, "... N"]:
-    """Returns `x @ kernel`, plus the bias if there is one."""
+    """Returns `x @ kernel`, plus the bias, if any."""
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )

@@ -58,7 +58,7 @@ class TransformerConfig:
     position_offset: Row of the first token's position: 0 in BERT, 2 in XLM-R. Sentences have at
       most `max_positions - position_offset` tokens.
     num_token_types: Rows of the token type table; single sentences use the first row. With 0 rows,
-      or without learned positions, there is no such table.
+      or without learned positions, the encoder has no such table.
     activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (its
       approximation with tanh), "relu" or "swish".
     layer_norm_eps: Added to the variance in norms.

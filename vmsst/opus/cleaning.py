@@ -167,7 +167,7 @@ def normalize(text: str) -> str:
 
   Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
   spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
-  of whitespace, line ends included, becomes one space; there is none at the ends.
+  of whitespace, line ends included, becomes one space, and both ends are stripped.
   """
   if not text.isprintable():
     text = _invisible().sub("", text)

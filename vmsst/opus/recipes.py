@@ -112,7 +112,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: A sentence or two for the data card.
     corpora: The corpora in the order of precedence.
     languages: The languages; if empty, all languages.
-    scripts_as_one: Languages whose scripts are not distinguished: texts in any script count as the
+    scripts_as_one: Languages for which scripts do not matter: texts in any script count as the
       language in its first script.
     pivots: Every pair has one of these languages; if empty, any pair is used.
     pairs: The language pairs; if empty, all pairs.
