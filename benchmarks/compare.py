@@ -58,7 +58,7 @@ class Row:
     variant: A gin file whose settings are added if they differ from those of its include.
     bindings: Additional settings.
     baseline: Label of the row of the encoder before training; None: another row has it.
-    teacher: Whether the model requires TEACHER.
+    teacher: Whether the model learns from vectors of the teacher.
     negatives: Whether to train on the files of PATTERNS with hard negatives that the teacher mines.
   """
 
@@ -159,7 +159,7 @@ _FULL = ("es", "en", "ar", "tr")
 
 def _students() -> Iterator[tuple[str, Row]]:
   """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
-  hard = {"LABELS": "hard", "TCM": False, "TEACHER": None, "TEACHER_DIM": None}
+  hard = {"LABELS": "hard", "TCM": False, "TEACHER_DIM": None}
   muse = {
     "ENCODER": "@transformer.TransformerConfig()",
     "sentence_encoder.SentenceEncoder.head": False,
@@ -496,6 +496,14 @@ def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_
   return mined
 
 
+def embed(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
+  """Returns the folder of the teacher's vectors of a row's training pairs."""
+  paths = [path for file in training_files(bindings, data_root) for path in file.paths]
+  vectors = str(folder / "vectors")
+  run_command(f"vectors of {folder}", "-m", "vmsst.cli", "data", "embed", teacher, vectors, *paths)
+  return vectors
+
+
 def train(gin_files: Iterable[str], run: pathlib.Path, overrides: Bindings) -> None:
   arguments = [f"--gin_file={name}" for name in gin_files]
   arguments += [f"--gin.{name}={as_gin(value)}" for name, value in overrides.items()]
@@ -548,7 +556,9 @@ def compare(options: argparse.Namespace) -> None:
   for number, (seed, key) in enumerate(runs, 1):
     row, run = comparison.rows[key], output / key / f"seed_{seed}"
     print(f"[{number}/{len(runs)}] {row.label}, seed {seed}", flush=True)
-    own = row_overrides(row) | ({"TEACHER": teacher} if row.teacher else {})
+    own = row_overrides(row)
+    if row.teacher:
+      own["TEACHER_VECTORS"] = embed(teacher, output / key, bindings_by_key[key], data_root)
     if row.negatives:
       own["PATTERNS"] = [mine_negatives(teacher, output / key, bindings_by_key[key], data_root)]
     own |= overrides

@@ -1,19 +1,33 @@
 """Compares `vmsst.finetune` with the trainer of sentence-transformers.
 
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 multilingual-e5-small
+  python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 --objective=negatives
 
 An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
-with 2 layers of width 256. Both are trained on the same pairs of DATA/bitext_tatoeba (English with
-German, French, Russian, Turkish and Japanese), with the in-batch softmax of both directions, scale
-20, AdamW (weight decay 0.01, norms of gradients up to 1), a learning rate that rises for a tenth of
-the steps and falls along a cosine, dropout 0.1 and at most 128 tokens. The order of the pairs is
-not the same.
+with 2 layers of width 256. Both trainers use the same rows, prompts, batch size, learning rate
+(which rises for a tenth of the steps and falls along a cosine), AdamW (weight decay 0.01, norms of
+gradients up to 1), dropout 0.1 and at most 128 tokens. The order of the rows is not the same.
+--objective chooses the rows and the loss, at scale 20:
 
-Each training runs in its own process, in turns. Prints one JSON line for each, and a last one with
-the ratios of steps per second and the accuracies: those of retrieval among 1,000 other pairs in
-both directions, before and after. Steps per second exclude the first --warm_up steps, a multiple of
-10; shapes that are compiled later are included. `whole` are the seconds of the whole process,
-imports included.
+* `pairs`: translations of DATA/bitext_tatoeba between English and German, French, Russian, Turkish
+  and Japanese, with the prompts "query: " and "passage: "; the in-batch softmax of both directions.
+  The accuracy is that of retrieval among 1,000 other pairs in both directions;
+* `negatives`: the same pairs, each with three hard negatives that the encoder itself has mined
+  (`vmsst.hard_negatives`); the softmax over the texts and the negatives of the batch;
+* `scores`: the graded pairs of DATA/stsb, English and German; CoSENT. The accuracy is Spearman's
+  rank correlation on the dev pairs, times 100.
+
+Each training runs in its own process; the trainers take turns, and each seed is one round. Prints
+one JSON line for each training, and a last one with the ratios of the medians and, for both
+trainers, the mean accuracy and its standard error over the seeds. Of a training:
+
+* `steps_per_second` leaves out the first --warm_up steps; shapes that are compiled later are
+  included;
+* `whole` are the seconds of the whole process, imports included, and `first_step` the seconds
+  until the first step was complete;
+* `compile` are the seconds in which JAX traced and compiled or read compiled programs, and
+  `evaluate` the seconds of two evaluations of the 1,000 pairs, both of vmsst only;
+* `peak_gb` is the largest resident memory.
 """
 
 import argparse
@@ -30,7 +44,11 @@ import encode
 import measure
 
 LANGUAGES = ("deu", "fra", "rus", "tur", "jpn")
+PROMPTS = ("query: ", "passage: ")
 _SCALE = 20.0  # as vmsst.finetune
+_DEV = 200  # held-out pairs of each language
+
+Rows = list[dict[str, Any]]
 
 
 def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
@@ -44,49 +62,125 @@ def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
   return [pair for row in zip(*columns, strict=False) for pair in row]
 
 
-def accuracy(encoder: Any, pairs: list[list[str]]) -> float:
-  """Returns the mean accuracy of both directions, in percent."""
+def read_scores(data: pathlib.Path, split: str) -> Rows:
+  """Returns the English and German pairs of a split of STS-B, in turns, with scores up to 1."""
+  rows = []
+  for name in ("eng", "de.mt"):
+    with gzip.open(data / "stsb" / f"stsb.{name}.tsv.gz", "rt", encoding="utf-8") as stream:
+      fields = [line.rstrip("\n").split("\t") for line in stream]
+    names = ("score", "sentence1", "sentence2")
+    rows.append([dict(zip(names, row[4:], strict=True)) for row in fields if row[0] == split])
+  return [
+    {**row, "score": float(row["score"]) / 5} for pair in zip(*rows, strict=True) for row in pair
+  ]
+
+
+def training_rows(encoder: str, options: argparse.Namespace) -> tuple[Rows, Rows]:
+  """Returns rows to train on and held-out rows."""
+  if options.objective == "scores":
+    return read_scores(options.data, "train"), read_scores(options.data, "dev")
   import vmsst
 
-  sources, targets = (encoder.encode(list(side)) for side in zip(*pairs, strict=True))
-  return round(100 * vmsst.translation_accuracy(sources, targets)["average"], 2)
+  count = options.steps * options.batch_size // len(LANGUAGES) + 1
+  names = ("anchor", "positive")
+  rows: Rows
+  pairs, held_out = (read_pairs(options.data, *span) for span in ((_DEV, _DEV + count), (0, _DEV)))
+  rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
+  if options.objective == "negatives":
+    mined = vmsst.hard_negatives(vmsst.load(encoder), pairs, count=3)
+    rows = [
+      {
+        "anchor": row["query"],
+        "positive": row["pos"][0],
+        **{f"negative_{number}": text for number, text in enumerate(row["neg"], 1)},
+      }
+      for row in mined
+      if len(row["neg"]) == 3
+    ]
+  return rows, [dict(zip(names, pair, strict=True)) for pair in held_out]
 
 
-def train_ours(folder: pathlib.Path, pairs: list[list[str]], options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder and the seconds at which steps were finished."""
+def accuracy(encoder: Any, rows: Rows, objective: str) -> float:
+  """Returns the accuracy of retrieval in both directions, or the rank correlation, in percent."""
+  import scipy.stats
+
   import vmsst
 
+  *scores, sources, targets = zip(*(row.values() for row in rows), strict=True)
+  if scores:
+    vectors = [encoder.encode(list(side), normalize_embeddings=True) for side in (sources, targets)]
+    return 100 * scipy.stats.spearmanr((vectors[0] * vectors[1]).sum(-1), scores[0]).statistic
+  vectors = [
+    encoder.encode(list(side), prompt=prompt)
+    for side, prompt in zip((sources, targets), PROMPTS, strict=True)
+  ]
+  return 100 * vmsst.translation_accuracy(*vectors)["average"]
+
+
+def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
+  """Returns the tuned encoder, the times of the steps and the parts of the time."""
+  import jax
+
+  import vmsst
+  from vmsst.train import summaries
+
+  times: dict[int, float] = {}
+  compiling = [0.0]
+
+  class Progress(summaries.Progress):
+    def show(self, step: int, metrics: Any) -> None:
+      times[step] = time.perf_counter()
+      super().show(step, metrics)
+
+  def listen(event: str, seconds: float, **labels: Any) -> None:
+    if event.startswith("/jax/core/compile/"):
+      compiling[0] += seconds
+
+  summaries.Progress = Progress  # type: ignore[misc]
+  jax.monitoring.register_event_duration_secs_listener(listen)
   tuned = vmsst.finetune(
     options.encoders[0],
-    pairs,
+    rows,
     output=folder,
+    dev=dev,
+    objective="similarity" if options.objective == "scores" else "contrastive",
+    prompts=None if options.objective == "scores" else PROMPTS,
     steps=options.steps,
     batch_size=options.batch_size,
     learning_rate=options.learning_rate,
     eval_every=options.steps,
+    seed=options.seed,
   )
-  rows = map(json.loads, (folder / "train" / "metrics.jsonl").read_text().splitlines())
-  times = {row["step"]: row["timing/uptime"] for row in rows if "timing/uptime" in row}
-  return tuned, times
+  metrics = map(json.loads, (folder / "train" / "metrics.jsonl").read_text().splitlines())
+  evaluating = sum(row.get("timing/evaluate_seconds", 0) for row in metrics)
+  return tuned, times, {"compile": round(compiling[0], 1), "evaluate": round(evaluating, 1)}
 
 
-def train_theirs(folder: pathlib.Path, pairs: list[list[str]], options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder and the seconds at which steps were finished."""
+def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
+  """Returns the tuned encoder, the times of the steps and no parts of the time."""
   import datasets
   import sentence_transformers as st
   import transformers
-  from sentence_transformers import losses
+  from sentence_transformers.sentence_transformer import losses
+
+  del dev
+  times: dict[int, float] = {}
 
   class Clock(transformers.TrainerCallback):
-    def __init__(self) -> None:
-      self.times: dict[int, float] = {}
-
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-      self.times[state.global_step] = time.perf_counter()
+      times[state.global_step] = time.perf_counter()
 
-  model, clock = st.SentenceTransformer(options.encoders[0], device="cpu"), Clock()
+  model = st.SentenceTransformer(options.encoders[0], device="cpu")
   model.max_seq_length = min(128, model.max_seq_length)
-  sources, targets = zip(*pairs, strict=True)
+  loss = {
+    "pairs": losses.MultipleNegativesSymmetricRankingLoss,
+    "negatives": losses.MultipleNegativesRankingLoss,
+    "scores": losses.CoSENTLoss,
+  }[options.objective](model, scale=_SCALE)
+  data = datasets.Dataset.from_list(rows)
+  prompts = {}
+  if options.objective != "scores":
+    prompts = {name: PROMPTS[name != "anchor"] for name in data.column_names}
   arguments = st.SentenceTransformerTrainingArguments(
     output_dir=str(folder),
     max_steps=options.steps,
@@ -100,57 +194,75 @@ def train_theirs(folder: pathlib.Path, pairs: list[list[str]], options: argparse
     save_strategy="no",
     report_to=[],
     disable_tqdm=True,
+    prompts=prompts or None,
+    seed=options.seed,
   )
   trainer = st.SentenceTransformerTrainer(
-    model,
-    arguments,
-    train_dataset=datasets.Dataset.from_dict({"anchor": sources, "positive": targets}),
-    loss=losses.MultipleNegativesSymmetricRankingLoss(model, scale=_SCALE),
-    callbacks=[clock],
+    model, arguments, train_dataset=data, loss=loss, callbacks=[Clock()]
   )
   trainer.train()
-  return model, clock.times
+  return model, times, {}
 
 
 VARIANTS = {"vmsst": train_ours, "sentence_transformers": train_theirs}
 
 
 def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns rate and accuracy of one training."""
+  """Returns rate, times, memory and accuracy of one training."""
   start = time.perf_counter()
-  count = options.steps * options.batch_size // len(LANGUAGES) + 1
-  pairs = read_pairs(options.data, 200, 200 + count)
+  rows, dev = json.loads(options.rows.read_text(encoding="utf-8"))
   with tempfile.TemporaryDirectory() as folder:
-    tuned, times = VARIANTS[options.variant](pathlib.Path(folder) / "run", pairs, options)
-    first, last = options.warm_up, max(times)
-    rate = (last - first) / (times[last] - times[first])
-    whole = time.perf_counter() - start
-    found = accuracy(tuned, read_pairs(options.data, 0, 200))
-  return {"steps_per_second": round(rate, 4), "accuracy": found, "whole": round(whole, 1)}
+    run = pathlib.Path(folder) / "run"
+    tuned, times, parts = VARIANTS[options.variant](run, rows, dev, options)
+    whole, last = time.perf_counter() - start, max(times)
+    peak = measure.resident_bytes(peak=True)
+    score = accuracy(tuned, dev, options.objective)
+  rate = (last - options.warm_up) / (times[last] - times[options.warm_up])
+  return {
+    "steps_per_second": round(rate, 4),
+    "accuracy": round(score, 2),
+    "whole": round(whole, 1),
+    "first_step": round(times[1] - start, 1),
+    **parts,
+    "peak_gb": round(peak / 1e9, 2),
+  }
 
 
 def compare(encoder: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Trains an encoder with both in turns, and returns their ratio and accuracies."""
+  """Trains an encoder with both in turns, and returns their ratios and accuracies."""
   import vmsst
 
-  before = accuracy(vmsst.load(encoder), read_pairs(options.data, 0, 200))
-  names = ("data", "steps", "batch_size", "learning_rate", "warm_up")
-  shared = [f"--encoders={encoder}", *(f"--{name}={getattr(options, name)}" for name in names)]
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "rows.json"
+    rows = training_rows(encoder, options)
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    before = accuracy(vmsst.load(encoder), rows[1], options.objective)
+    names = ("data", "objective", "steps", "batch_size", "learning_rate", "warm_up")
+    shared = [f"--encoders={encoder}", *(f"--{name}={getattr(options, name)}" for name in names)]
+    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    for seed in range(options.seeds):
+      for variant, results in runs.items():
+        arguments = [*shared, f"--rows={path}", f"--seed={seed}", f"--variant={variant}"]
+        results.append(measure.in_own_process(__file__, arguments, variant, measure.HUGE_PAGES))
+        labels = {"encoder": pathlib.Path(encoder).name, "variant": variant, "seed": seed}
+        print(json.dumps({**labels, **results[-1]}), flush=True)
 
-  def run(variant: str) -> dict[str, Any]:
-    arguments = [*shared, f"--variant={variant}"]
-    found = measure.in_own_process(__file__, arguments, variant, measure.HUGE_PAGES)
-    print(json.dumps({"encoder": pathlib.Path(encoder).name, "variant": variant, **found}))
-    return found
+  def ratio(name: str) -> float:
+    medians = [statistics.median(run[name] for run in results) for results in runs.values()]
+    return round(medians[0] / medians[1], 3)
 
-  runs = measure.in_turns(VARIANTS, options.rounds, run)
-  ours, theirs = (
-    {key: statistics.median(each[key] for each in own) for key in own[0]} for own in runs.values()
-  )
+  accuracies: dict[str, Any] = {"before": round(before, 2)}
+  for variant, results in runs.items():
+    values = [run["accuracy"] for run in results]
+    accuracies[variant] = {"mean": round(statistics.fmean(values), 2)}
+    if len(values) > 1:
+      error = statistics.stdev(values) / len(values) ** 0.5
+      accuracies[variant]["standard_error"] = round(error, 2)
   return {
-    "ratio": round(ours["steps_per_second"] / theirs["steps_per_second"], 3),
-    "ratio_of_whole": round(theirs["whole"] / ours["whole"], 3),
-    "accuracy": {"before": before, "ours": ours["accuracy"], "theirs": theirs["accuracy"]},
+    "ratio": ratio("steps_per_second"),
+    "ratio_of_whole": round(1 / ratio("whole"), 3),
+    "ratio_of_peak": round(1 / ratio("peak_gb"), 3),
+    "accuracy": accuracies,
     "gflops": measure.numpy_gflops(),
   }
 
@@ -160,12 +272,15 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="with bitext_tatoeba/")
   parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
+  parser.add_argument("--objective", choices=("pairs", "negatives", "scores"), default="pairs")
   parser.add_argument("--steps", type=int, default=200)
   parser.add_argument("--warm_up", type=int, default=10, help="steps that are not counted")
   parser.add_argument("--batch_size", type=int, default=32)
   parser.add_argument("--learning_rate", type=float, default=2e-5)
-  parser.add_argument("--rounds", type=int, default=1)
+  parser.add_argument("--seeds", type=int, default=1)
   parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+  parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+  parser.add_argument("--rows", type=pathlib.Path, help=argparse.SUPPRESS)
   parser.set_defaults(layers=2, width=256)
   options = parser.parse_args()
   if options.variant:
@@ -174,7 +289,8 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as temporary:
     encoders = encode.given_encoders(options, pathlib.Path(temporary))
     ratios = {pathlib.Path(encoder).name: compare(encoder, options) for encoder in encoders}
-  print(json.dumps({"benchmark": "finetune", "encoders": ratios}))
+  first = next(iter(ratios.values()))["ratio"]
+  print(json.dumps({"benchmark": "finetune", "ratio": first, "encoders": ratios}))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from etils import epath
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import dataset_shards, readers, seqio_tasks, tables, vocabularies
+from vmsst.data import dataset_shards, readers, seqio_tasks, tables, training_sets, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.languages import Language
 
@@ -93,10 +93,28 @@ def files(
     for pair, files in readers.by_pair(bitexts).items():
       label = f"{readers.pair_name(*pair)} {split}"
       splits.setdefault(pair, {})[split] = functools.partial(
-        tables.open_files, label, files, negatives=negatives, teacher=teacher
+        _open, label, files, pair, negatives, teacher
       )
   sources = {pair: seqio_tasks.TableSource(tables) for pair, tables in splits.items()}
   return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power)
+
+
+def _open(
+  name: str,
+  data: training_sets.Data,
+  pair: tuple[Language, Language],
+  negatives: int = 0,
+  teacher: str | None = None,
+) -> tables.Table:
+  """Returns the table of the files or rows of a language pair; scores do not count."""
+  codes = (readers.language_code(pair[0]), readers.language_code(pair[1]))
+  settings = training_sets.TrainingSet(data, languages=codes, negatives=negatives)
+  opened = training_sets.open_set(name, settings)
+  if "scores" in opened.table.columns:
+    raise errors.InputError(f"{name}: pairs have scores or labels; use gin/data/training_sets.gin")
+  if teacher:
+    training_sets.add_file_vectors(opened, teacher)
+  return opened.table
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
@@ -296,7 +314,7 @@ def sample(
       (corpus.sentence(meaning, codes[pair[0]], split), corpus.sentence(meaning, "en", split))
       for meaning in range(total if num_meanings is None else min(total, num_meanings))
     )
-    return tables.pair_table(f"{readers.pair_name(*pair)} {split}", texts, pair)
+    return _open(f"{readers.pair_name(*pair)} {split}", texts, pair)
 
   sources = {
     pair: seqio_tasks.TableSource(

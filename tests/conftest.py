@@ -44,6 +44,7 @@ _ALLOWED = (
   "needs an accelerator",
   "needs a server of an object store",
   "no real data at none:",  # only with VMSST_TEST_DATA=none
+  "no released encoders",
 )
 
 
@@ -93,6 +94,15 @@ def data_root() -> pathlib.Path:
       f"no real data at {root}: set VMSST_TEST_DATA to a folder laid out as its README says"
     )
   return root
+
+
+@pytest.fixture(scope="session")
+def released_encoders() -> pathlib.Path:
+  """Folder of all-MiniLM-L6-v2 and multilingual-e5-small; skips the test if it is absent."""
+  folder = pathlib.Path(os.environ.get("VMSST_TEST_ENCODERS", "none"))
+  if not folder.is_dir():
+    pytest.skip(f"no released encoders at {folder}: set VMSST_TEST_ENCODERS to their folder")
+  return folder
 
 
 @pytest.fixture(scope="session")

@@ -184,6 +184,7 @@ def test_the_first_cell_installs_the_package(monkeypatch):
 
 # Arguments that make each benchmark small.
 BENCHMARKS = {
+  "alignment": "--data={data} --max_size=3 --repeats=1",
   "compare": "batches --data_root={data} --output_dir=out --rows random --seeds 0 "
   "--gin TRAIN_STEPS=2",
   "ems_step": "--batch=4 --steps=1 --rounds=1 --variants sentence_transformers ours",

@@ -199,8 +199,7 @@ for line in sys.stdin:
 # Modules that the tests of another module cover, because both share a reference or a program.
 TESTED_IN = {
   "ems_jax.losses.distillation": "ems_jax/losses/test_ranking.py",
-  "ems_jax.models.distillation": "ems_jax/test_teachers.py",
-  "ems_jax.models.soft_contrastive": "ems_jax/test_teachers.py",
+  "ems_jax.models.soft_contrastive": "ems_jax/models/test_distillation.py",
   "ems_jax.networks.ems": "ems_jax/models/test_ems.py",
   "ems_jax.networks.laser": "ems_jax/models/test_laser.py",
   "vmsst.formats.t5x": "vmsst/train/test_checkpoints.py",
@@ -216,6 +215,7 @@ TESTED_IN = {
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.models.objectives": "vmsst/test_finetuning.py",
+  "vmsst.networks.static": "vmsst/formats/test_static.py",
   "vmsst.opus.card": "vmsst/opus/test_builder.py",
   "vmsst.paths": "launch/test_main.py",
   "vmsst.train.actions": "vmsst/train/test_trainer.py",

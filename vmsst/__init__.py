@@ -23,12 +23,14 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
   from vmsst.encoder.compatibility import quantize
   from vmsst.encoder.encoder import Encoder
   from vmsst.encoder.loading import load, load_translator
+  from vmsst.encoder.static import distill_static
   from vmsst.encoder.translation import Translator
   from vmsst.errors import InputError
   from vmsst.evaluation.benchmarks import get_benchmarks
   from vmsst.evaluation.metrics.retrieval import translation_accuracy
   from vmsst.evaluation.suite import evaluate
   from vmsst.finetuning import finetune
+  from vmsst.mining.document_alignment import Alignment, align
   from vmsst.mining.hard_negative_mining import hard_negatives
   from vmsst.mining.text_search import Searcher
   from vmsst.paths import gin_dir
@@ -41,13 +43,16 @@ __version__ = "0.1.0"
 
 # The public API: each name and the module that defines it.
 _PUBLIC = {
+  "Alignment": "vmsst.mining.document_alignment",
   "Encoder": "vmsst.encoder.encoder",
   "InputError": "vmsst.errors",
   "RetrievalSet": "vmsst.data.retrieval_sets",
   "Searcher": "vmsst.mining.text_search",
   "TrainingSet": "vmsst.data.training_sets",
   "Translator": "vmsst.encoder.translation",
+  "align": "vmsst.mining.document_alignment",
   "build_index": "vmsst.search.faiss_index",
+  "distill_static": "vmsst.encoder.static",
   "evaluate": "vmsst.evaluation.suite",
   "finetune": "vmsst.finetuning",
   "get_benchmarks": "vmsst.evaluation.benchmarks",

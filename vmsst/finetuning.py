@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
+from vmsst.arrays import devices
 
 if TYPE_CHECKING:
-  from vmsst.data.batches import BatchIterator
   from vmsst.data.training_sets import OpenSet
   from vmsst.data.vocabularies import Role
   from vmsst.encoder.encoder import Encoder
@@ -37,6 +37,8 @@ Objective = Literal[
 _WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
 _WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
 _TAUGHT = ("distillation", "soft_contrastive")
+# Held-out pairs whose loss is computed.
+_LOSS_PAIRS = 1000
 
 
 def finetune(
@@ -45,6 +47,7 @@ def finetune(
   output: str | os.PathLike[str],
   *,
   dev: Any = None,
+  dev_metric: str | None = None,
   objective: Objective = "contrastive",
   negatives: int | None = None,
   teacher: str | os.PathLike[str] | None = None,
@@ -60,6 +63,7 @@ def finetune(
   eval_every: int = 100,
   patience: int | None = None,
   matryoshka_dims: Sequence[int] = (),
+  matryoshka_layers: Sequence[int] = (),
   slices: int = 1,
   freeze_tokens: bool = False,
   lora_rank: int | None = None,
@@ -85,8 +89,10 @@ def finetune(
       results.
     dev: Held-out pairs, to evaluate retrieval in both directions, or the rank correlation with
       their scores, first before training, and to keep the best checkpoint; or a folder in BEIR's
-      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`; the mean over
-      the sets decides. If omitted, the last checkpoint is the result.
+      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`. If omitted,
+      the last checkpoint is the result.
+    dev_metric: Metric of the report that selects the best checkpoint, such as accuracy/dev or
+      ndcg@10/nq (default: the mean of the first metric of all sets).
     objective: Loss: contrastive compares a text with the other texts of the batch and all their
       hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT), cosine_mse
       fits them; kl_divergence and margin_mse match a cross-encoder's scores of each pair and its
@@ -105,11 +111,12 @@ def finetune(
     mixed: Mix the rows of all sets in each batch.
     steps: Training steps.
     batch_size: Pairs in a batch.
-    learning_rate: Highest learning rate.
+    learning_rate: Highest learning rate. Static encoders need a far higher one, such as 0.01.
     max_length: Tokens of a text, in training and later (default: the encoder's, at most 128).
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors cut to these dimensions.
+    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
     slices: Slices of a batch, for batches that do not fit (gradient caching).
     freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
     lora_rank: Train changes of the kernels of this rank only (LoRA), which need less memory; the
@@ -129,12 +136,14 @@ def finetune(
     SystemExit: SIGTERM stopped the training, which has written a checkpoint.
   """
   options = dict(locals())
+  devices.enable_compilation_cache()
   with errors.requires("train", "fine-tuning"):
     from vmsst.data import readers, training_sets
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
+    from vmsst.networks.static import StaticConfig
     from vmsst.train import (
       actions,
       checkpoints,
@@ -160,8 +169,9 @@ def finetune(
       errors.as_integer(name, options[name])
   errors.check_number("learning_rate", learning_rate, "(0, inf)")
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
-  if patience is not None and dev is None:
-    raise errors.InputError("patience needs pairs to evaluate on; give dev")
+  for name in ("patience", "dev_metric"):
+    if options[name] is not None and dev is None:
+      raise errors.InputError(f"{name} needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   start, changed = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
@@ -196,46 +206,59 @@ def finetune(
   vectors = None  # folder of the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
+  # The loss of held-out pairs is shown, also of objectives that add no parameters to the run.
+  computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
+  if vectors is not None:  # of the pairs to train on only
+    computable -= {*_TAUGHT}
+  pair_sets = [each for each in held_out.values() if isinstance(each, training_sets.OpenSet)]
+  with_loss = [each for each in pair_sets if each.settings.objective in computable]
   free = ("output", "steps", "patience", "slices", *inputs, *how, "objective", "negatives")
   fixed = {name: value for name, value in options.items() if name not in free}
   with job.Job(folder, inputs=inputs, options=fixed) as run:
     if changed is not None and not os.path.exists(start):
       changed.save(start)
     if taught:
+      taught += [
+        dataclasses.replace(each, name=f"dev.{each.name}")
+        for each in with_loss
+        if each.settings.objective in _TAUGHT
+      ]
       _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
     # The second describes the encoder that is saved, which computes in float32.
+    networks = [
+      starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True)
+      for dtype in (compute_dtype, "float32")
+    ]
+    # EMS predicts tokens with the whole table.
+    row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     trained, described = (
       model(
-        objectives,
-        starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True),
+        tuple({each.settings.objective or objective: None for each in [*sets, *with_loss]}),
+        network,
         with_prompts(vocabulary, sets),
-        optimizer(schedule, frozen, lora_rank=lora_rank),
+        optimizer(schedule, frozen, lora_rank=lora_rank, row_wise=row_wise),
         negatives=any("negatives" in each.features for each in sets),
         matryoshka_dims=tuple(matryoshka_dims),
+        matryoshka_layers=tuple(matryoshka_layers),
         max_length=max_length,
         embedding_slices=slices,
       )
-      for dtype in (compute_dtype, "float32")
+      for network in networks
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
     evaluation, of_evaluation = None, []
     if held_out:
-      evaluation = dev_sets.DevSets(held_out, trained, tokens["vocabulary"], partitioner, folder)
+      evaluation = dev_sets.DevSets(
+        held_out, trained, tokens["vocabulary"], partitioner, folder, dev_metric
+      )
       watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       of_evaluation = [
-        actions.KeepBestAction(str(folder), **watched),
+        actions.KeepBestAction(str(folder), **watched, count=average),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
-    # The loss of held-out sets is shown unless it needs a teacher's vectors.
-    with_loss = [
-      each
-      for each in held_out.values()
-      if isinstance(each, training_sets.OpenSet)
-      and each.settings.objective in {*objectives} - {*_TAUGHT}
-    ]
     batching = input_pipeline.DatasetConfig(
       "pairs", {"inputs": max_length}, "train", batch_size, True, seed
     )
@@ -248,13 +271,18 @@ def finetune(
       train_eval_dataset_cfg=batching if with_loss else None,
       train_eval_get_dataset_fn=lambda cfg, *_: {
         each.name: input_pipeline.EvalBatches(
-          get_batches(cfg, 0, 1, sets=[each], **tokens), -(-len(each.table) // batch_size)
+          training_sets.get_batches(cfg, 0, 1, sets=[each], **tokens),
+          -(-min(len(each.table), _LOSS_PAIRS) // batch_size),
         )
         for each in with_loss
       },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
-        get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
+        training_sets.get_batches,
+        sets=sets,
+        sampling_power=sampling_power,
+        mixed=mixed,
+        **tokens,
       ),
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
@@ -281,9 +309,13 @@ def finetune(
       summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(described, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
-    outputs.write_text(folder / "report.md", _report(folder))
+    tuned = loading.load(folder)
+    metrics = None
+    if average > 1 and evaluation is not None:
+      metrics = evaluation.evaluate_encoder(tuned)
+    outputs.write_text(folder / "report.md", _report(folder, metrics))
     run.finish()
-  return loading.load(folder)
+  return tuned
 
 
 def open_sets(
@@ -392,46 +424,6 @@ def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
   return vocabulary
 
 
-def get_batches(
-  cfg: Any,
-  shard_id: int,
-  num_shards: int,
-  converter: Any = None,
-  *,
-  sets: "Sequence[OpenSet]",
-  vocabulary: Any,
-  max_length: int,
-  sampling_power: float = 1.0,
-  mixed: bool = False,
-) -> "BatchIterator":
-  """Returns the batches of training sets, as the `get_dataset_fn` of `train`.
-
-  Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
-    shard_id: Number of this host's share.
-    num_shards: Number of shares.
-    converter: Not used.
-    sets: The sets.
-    vocabulary: Tokenizes the texts; it adds no prompt.
-    max_length: Tokens of a text.
-    sampling_power: See `finetune`.
-    mixed: See `finetune`.
-  """
-  from vmsst.data import training_sets
-
-  del converter
-  return training_sets.training_batches(
-    sets,
-    vocabulary,
-    batch_size=cfg.batch_size,
-    max_length=max_length,
-    seed=cfg.seed,
-    shard=(shard_id, num_shards),
-    power=sampling_power,
-    mixed=mixed,
-  )
-
-
 def model(
   objective: str | Sequence[str],
   network: Any,
@@ -444,7 +436,7 @@ def model(
   temperature: float = 1.0,
   contrastive_weight: float = 0.0,
   matryoshka_dims: Sequence[int] = (),
-  teacher: Any = None,
+  matryoshka_layers: Sequence[int] = (),
   **options: Any,
 ) -> Any:
   """Returns the model that fine-tunes an encoder.
@@ -461,9 +453,8 @@ def model(
     temperature: Divisor of a teacher's scores, for "kl_divergence".
     contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
       "margin_mse".
-    matryoshka_dims: Also train vectors cut to these dimensions; "distillation" does not.
-    teacher: An `ems_jax.teachers.Teacher` for "distillation" and "soft_contrastive"; if omitted,
-      batches contain its vectors.
+    matryoshka_dims: Also train vectors cut to these dimensions.
+    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
     **options: Further options of the model, such as `max_length` and `embedding_slices`.
 
   Raises:
@@ -472,19 +463,21 @@ def model(
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
   from vmsst.losses import contrastive as contrastive_losses
-  from vmsst.models import contrastive, scores
+  from vmsst.models import contrastive, matryoshka, scores
   from vmsst.models import objectives as objectives_model
 
   options |= {"network": network, "vocabulary": vocabulary, "optimizer_def": optimizer}
-  of_cosines = {**options, "scale": scale, "matryoshka_dims": matryoshka_dims}
+  shared = {name: options[name] for name in options if name != "embedding_slices"}
+  options["matryoshka_dims"] = matryoshka_dims
+  of_cosines = {**options, "scale": scale}
   in_batch = {**of_cosines, "similarity": "cosine", "mask_duplicates": True}
 
   def one(name: str) -> Any:
     match name:
       case "distillation":
-        return distillation.DistillationModel(teacher=teacher, **options)
+        return distillation.DistillationModel(**options)
       case "soft_contrastive":
-        return soft_contrastive.SoftContrastiveModel(teacher=teacher, **of_cosines)
+        return soft_contrastive.SoftContrastiveModel(**of_cosines)
       case "similarity":
         return scores.SimilarityModel(**of_cosines)
       case "cosine_mse":
@@ -509,11 +502,15 @@ def model(
         loss = functools.partial(contrastive_losses.contrastive_loss, margin=scale * margin)
         return contrastive.ContrastiveModel(symmetric=not negatives, pair_loss=loss, **in_batch)
 
-  names = (objective,) if isinstance(objective, str) else objective
-  if len(names) == 1:
-    return one(names[0])
-  shared = {name: options[name] for name in options if name != "embedding_slices"}
-  return objectives_model.ObjectivesModel(models={name: one(name) for name in names}, **shared)
+  models = {name: one(name) for name in ([objective] if isinstance(objective, str) else objective)}
+  if matryoshka_layers:
+    models = {
+      name: matryoshka.LayersModel(model=each, layers=matryoshka_layers, **shared)
+      for name, each in models.items()
+    }
+  if len(models) == 1:
+    return next(iter(models.values()))
+  return objectives_model.ObjectivesModel(models=models, **shared)
 
 
 def optimizer(
@@ -523,6 +520,7 @@ def optimizer(
   lora_rank: int | None = None,
   lora_alpha: float | None = None,
   lora_targets: Sequence[str] = (".*kernel",),
+  row_wise: bool = False,
 ) -> Any:
   """Returns AdamW with clipped gradients.
 
@@ -533,14 +531,18 @@ def optimizer(
       no LoRA).
     lora_alpha: Alpha of LoRA (default: twice the rank).
     lora_targets: Regular expressions of the names of the kernels that LoRA changes.
+    row_wise: Update only the rows of the token table that a batch uses; see
+      `vmsst.train.row_wise.RowWise`.
   """
   import optax
 
   from vmsst.train import lora, optimizers
+  from vmsst.train import row_wise as row_wise_lib
 
   transformations = [optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)]
   if lora_rank is None:
-    return optimizers.chain(transformations, frozen)
+    chained = optimizers.chain(transformations, frozen)
+    return row_wise_lib.RowWise(chained) if row_wise else chained
   alpha = lora_alpha or 2.0 * lora_rank
   return lora.Lora(optimizers.chain(transformations), lora_rank, alpha, lora_targets)
 
@@ -575,7 +577,7 @@ def _add_teacher_vectors(
   Raises:
     InputError: the vectors do not belong to the files of the sets.
   """
-  from vmsst.data import tables, training_sets
+  from vmsst.data import training_sets
   from vmsst.encoder import encoding, loading
   from vmsst.io import array_files
   from vmsst.jobs import job
@@ -601,19 +603,11 @@ def _add_teacher_vectors(
       training_sets.add_vectors(each, [mapped])
     return
   for each in sets:
-    arrays = [tables.open_vectors(vectors, file) for file in each.files]
-    if not arrays or sum(map(len, arrays)) != len(each.table) + each.table.dropped:
-      raise errors.InputError(
-        f"{vectors} does not have the vectors of {each.name}; compute them with `vmsst data embed`"
-      )
-    tables.check_vectors(
-      vectors, {file: len(array) for file, array in zip(each.files, arrays, strict=True)}
-    )
-    training_sets.add_vectors(each, arrays, each.line_N)
+    training_sets.add_file_vectors(each, vectors)
 
 
-def _report(folder: pathlib.Path) -> str:
-  """Returns the results of a run as a table in Markdown."""
+def _report(folder: pathlib.Path, of_average: dict[str, float] | None) -> str:
+  """Returns the results of a run, and metrics of the average of checkpoints, as Markdown."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 
@@ -629,6 +623,9 @@ def _report(folder: pathlib.Path) -> str:
   for step in sorted(held_out.get("score") or columns["loss"]):
     cells = [f"{x[step]:.4g}" if step in x else "" for x in columns.values()]
     lines.append(f"| {step} | {' | '.join(cells)} |")
+  if of_average is not None:
+    cells = [f"{of_average[name]:.4g}" if name in of_average else "" for name in columns]
+    lines.append(f"| average | {' | '.join(cells)} |")
   return "\n".join([*lines, ""])
 
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ems_jax import teachers
 from ems_jax.losses import distillation
 from vmsst import errors, languages
+from vmsst.data import tables
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching
+from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -30,32 +30,33 @@ PRIORITY = ("en", "ru", "ja", "fr", "ko")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StudentModel(base.BitextModel):
-  """A sentence encoder that learns from the vectors of a frozen teacher (`ems_jax.teachers`).
+  """A sentence encoder that learns from the vectors of a frozen teacher.
+
+  `vmsst data embed` computes them: batches have the features `teacher_inputs` and
+  `teacher_targets`.
 
   Attributes:
     network: The student, which encodes both sides.
-    teacher: Computes vectors in the training step; None: the batch contains them.
     priority: Language codes by decreasing priority. The side of a pair with the higher priority is
-      its anchor, the side that the teacher encodes if it encodes only one. Other languages follow
-      in the order of `vmsst.languages`.
+      its anchor. Other languages follow in the order of `vmsst.languages`.
     embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
       one slice, which the backward pass encodes again.
+    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
   max_length: int = 512
-  teacher: teachers.Teacher | None = None
   priority: Sequence[str] = PRIORITY
   embedding_slices: int = 1
+  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
-    if self.teacher is not None:
-      self.teacher.check_vocabulary(self.vocabulary)
+    matryoshka.check_dims(self.matryoshka_dims)
     _ = self._rank_L  # raises an error if a language is unknown
 
   @functools.cached_property
@@ -79,13 +80,14 @@ class StudentModel(base.BitextModel):
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
     )
 
-  def _teacher_vectors(
-    self, batch: base.Batch, is_input_B: Bool[Array, "B"] | None
-  ) -> Float[Array, "B *sides S"]:
-    """Returns the teacher's vectors of one side of each pair, or of both."""
-    return teachers.side_vectors(
-      self.teacher, batch, self.vocabulary, is_input_B, count=self.embedding_slices
-    )
+  def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
+    """Returns the teacher's vectors of both sides, float32."""
+    if missing := [name for name in tables.TEACHER_SIDES if name not in batch]:
+      raise errors.InputError(
+        f"the batch has no {' and '.join(missing)}; set TEACHER_VECTORS to a folder of `vmsst data "
+        "embed`, and TEACHER_DIM"
+      )
+    return jnp.stack([batch[name].astype(jnp.float32) for name in tables.TEACHER_SIDES], axis=1)
 
   def _anchors_first(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
@@ -102,6 +104,30 @@ class StudentModel(base.BitextModel):
       rank_L[batch[name][:, 0]] for name in ("input_language", "target_language")
     )
     return input_B <= target_B
+
+
+def feature_lengths(
+  *, max_length: int, dimension: int | None = None, negatives: int = 0, scores: bool = False
+) -> dict[str, Any]:
+  """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
+
+  Args:
+    max_length: Tokens of a sentence.
+    dimension: Width of the teacher's vectors; None if the model does not use them.
+    negatives: Number of hard negatives of each pair.
+    scores: Whether each pair has scores of its target and its hard negatives.
+  """
+  lengths: dict[str, Any] = {
+    **dict.fromkeys(tables.SIDES, max_length),
+    **dict.fromkeys(tables.SIDES.values(), 1),
+  }
+  if dimension is not None:
+    lengths |= dict.fromkeys(tables.TEACHER_SIDES, dimension)
+  if negatives:
+    lengths["negatives"] = (negatives, max_length)
+  if scores:
+    lengths["scores"] = 1 + negatives
+  return lengths
 
 
 def common_metrics(
@@ -133,24 +159,31 @@ class DistillationModel(StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `common_metrics`, cosine/inputs and cosine/targets (between the student's
-    vector of a side and the teacher's vector, -1 to 1).
+    Metrics: those of `common_metrics` and `matryoshka.mean_loss`, cosine/inputs and cosine/targets
+    (between the student's vector of a side and the teacher's vector, -1 to 1). The loss of cut
+    vectors is divided by the number of all dimensions, too.
 
     Raises:
       InputError: teacher and student vectors differ in width.
     """
-    anchor_BS = self._teacher_vectors(batch, self._anchor_is_input(batch))
+    anchor_BS, _ = self._anchors_first(self._teacher_vectors(batch), batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
     if anchor_BS.shape[1] != vector_B2S.shape[2]:
       raise errors.InputError(
         f"the teacher's vectors have {anchor_BS.shape[1]} numbers and the student's "
         f"{vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to the width of the teacher"
       )
-    loss_B = distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS)
+
+    def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
+      vector_B2S, anchor_BS = vectors
+      return distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS), {}
+
+    loss_B, terms = matryoshka.mean_loss(loss, (vector_B2S, anchor_BS), self.matryoshka_dims)
     anchor_B1S = contrastive.unit_rows(anchor_BS)[:, None]
     cosine_B2 = jnp.sum(contrastive.unit_rows(vector_B2S) * anchor_B1S, axis=-1)
     return jnp.mean(loss_B), {
       **common_metrics(loss_B, vector_B2S, batch),
+      **terms,
       "cosine/inputs": base.average(cosine_B2[:, 0]),
       "cosine/targets": base.average(cosine_B2[:, 1]),
     }

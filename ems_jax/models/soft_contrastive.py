@@ -5,7 +5,6 @@ section 3.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,7 +44,6 @@ class SoftContrastiveModel(distillation.StudentModel):
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.distillation`).
-    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
   The other options are those of `distillation.StudentModel`.
   """
@@ -55,17 +53,13 @@ class SoftContrastiveModel(distillation.StudentModel):
   monolingual: bool = True
   cross_weight: float = 0.1
   row_normalized: bool = False
-  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     """Checks the options."""
     super().__post_init__()
     errors.check_choice("labels", self.labels, LABELS)
-    if self.labels == "hard" and self.teacher is not None:
-      raise errors.InputError("labels is 'hard', which does not use a teacher; set TEACHER = None")
     errors.check_number("scale", self.scale, "(0, inf)")
     errors.check_number("cross_weight", self.cross_weight, "[0, inf)")
-    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -108,12 +102,10 @@ class SoftContrastiveModel(distillation.StudentModel):
   def _labels(self, batch: base.Batch) -> distillation_loss.Labels:
     if self.labels == "hard":
       return distillation_loss.hard_labels(len(batch["inputs"]))
-    if self.labels == "priority":
-      anchor_BS = self._teacher_vectors(batch, self._anchor_is_input(batch))
-      score_BB = self._score(anchor_BS, anchor_BS)
-    else:
-      source_BS, target_BS = self._anchors_first(self._teacher_vectors(batch, None), batch)
-      score_BB = 0.5 * (self._score(source_BS, source_BS) + self._score(target_BS, target_BS))
+    source_BS, target_BS = self._anchors_first(self._teacher_vectors(batch), batch)
+    score_BB = self._score(source_BS, source_BS)
+    if self.labels == "average":
+      score_BB = 0.5 * (score_BB + self._score(target_BS, target_BS))
     return distillation_loss.soft_labels(score_BB, row_normalized=self.row_normalized)
 
   def _score(self, x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Float[Array, "B B"]:

@@ -24,7 +24,7 @@ from trials import Reader
 import vmsst
 from vmsst.cli import vector_jobs
 from vmsst.data import vocabularies
-from vmsst.encoder import loading
+from vmsst.encoder import encoding, loading
 from vmsst.formats import ems, encoder_json, mt5, tokenizers
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as networks
@@ -154,7 +154,8 @@ def all_readers() -> list[Reader]:
   with tempfile.TemporaryDirectory() as name:
     folder = trials.lay_out({"text": b"a\nb\nc\nd\ne\nf\n"}, pathlib.Path(name))
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
-    vector_jobs.embed(encoder, [str(folder / "text")], folder / "out", name="x")
+    source = encoding.EncoderSource(encoder, "x")
+    vector_jobs.embed(source, [str(folder / "text")], folder / "out")
     vectors = killed_commands.contents(folder / "out")
   return [
     Reader("SentencePiece model", {"x.model": sentencepiece_model()},
@@ -215,7 +216,8 @@ def write_inputs(folder, encoder=None):
   trials.lay_out({**texts, **sides, **ems_files()}, folder)
   trials.lay_out(bert_files(), folder / "hub" / "encoder")
   encoder = encoder or loading.load(folder / "run")
-  vector_jobs.embed(encoder, [str(folder / "corpus")], folder / "vectors", name="encoder")
+  source = encoding.EncoderSource(encoder, "encoder")
+  vector_jobs.embed(source, [str(folder / "corpus")], folder / "vectors")
   chosen = vmsst.get_benchmarks(["tatoeba"])
   results = vmsst.evaluate(encoder, chosen, folder / "data", name="x")
   trials.lay_out({"results/results.json": json.dumps(results).encode()}, folder)

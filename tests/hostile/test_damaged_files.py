@@ -21,7 +21,6 @@ import vmsst
 from vmsst.data import formats, input_texts
 from vmsst.data import readers as bitext_readers
 from vmsst.evaluation import benchmarks, results_files
-from vmsst.evaluation.benchmarks import files
 from vmsst.evaluation.benchmarks import questions as questions_lib
 from vmsst.formats import tensors
 from vmsst.io import text_files
@@ -47,7 +46,7 @@ RESULTS = b"""{"encoder": {"name": "mine"}, "seen": ["de", "en"], "absent": {"st
 def bitext(folder):
   for pattern in ("m.de-en.*", "x.*", "t.*", "j.*"):
     for found in bitext_readers.find_bitext(str(folder / pattern)):
-      for row in bitext_readers.read_rows(found, 2 if pattern == "t.*" else 0):
+      for row in bitext_readers.read_rows(found):
         "".join(row.texts).encode()
 
 
@@ -65,7 +64,7 @@ def all_benchmarks(folder):
 
 def questions(folder):
   for span in text_files.cut([str(folder / "a.jsonl")], 2).spans:
-    list(files.parse_records(span.read(), questions_lib.Question, span.name, span.first))
+    list(text_files.records(span.read(), questions_lib.Question, span.name, span.first))
 
 
 def texts(folder):

@@ -17,15 +17,22 @@ import toy_runs
 from flax import traverse_util
 from tiny_models import jit
 
-from ems_jax import teachers
 from ems_jax.models import distillation, ems, laser, soft_contrastive
 from ems_jax.networks import ems as ems_networks
 from ems_jax.networks import laser as laser_networks
 from vmsst import errors, languages
-from vmsst.data import vocabularies
+from vmsst.data import tables, vocabularies
 from vmsst.formats import encoder_json
 from vmsst.losses import gaussian
-from vmsst.models import base, bitranslation, contrastive, objectives, scores, vmsst
+from vmsst.models import (
+  base,
+  bitranslation,
+  contrastive,
+  matryoshka,
+  objectives,
+  scores,
+  vmsst,
+)
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
 from vmsst.networks import vmsst as vmsst_networks
 
@@ -83,11 +90,12 @@ TRAINED_CASES = [
 ]
 COMPARING = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "similarity")
 SLICED = (*COMPARING, "score_distillation", "distillation")
+FINETUNED = ("contrastive", "similarity", "score_distillation", "distillation", "soft", "ems")
 # The models that read a feature of a batch that not all data has.
 READERS = {
   "negatives": ("hard_negatives", "score_distillation"),
   "scores": ("similarity", "score_distillation"),
-  **dict.fromkeys(teachers.FEATURES, ("soft", "distillation")),
+  **dict.fromkeys(tables.TEACHER_SIDES, ("soft", "distillation")),
 }  # fmt: skip
 
 
@@ -105,7 +113,7 @@ def make_batch():
   # For models that mask duplicates: across sides, and a hard negative that is the translation.
   batch["targets"][4] = np.pad(batch["inputs"][11], (0, 2))
   batch["negatives"][6, 0] = batch["targets"][6]
-  for name in teachers.FEATURES:
+  for name in tables.TEACHER_SIDES:
     batch[name] = rng.normal(size=(B, S)).astype(np.float32)
   batch["negatives"][3, 1] = batch["negatives"][5] = 0  # do not exist
   batch["scores"] = rng.integers(0, 4, (B, 3)).astype(np.float32) / 4
@@ -135,6 +143,24 @@ def test_padding_changes_nothing_and_a_key_decides_dropout(name):
   plain, without_key, by_seed = losses(params, batch, wide, np.array([1, 1, 2]))
   assert float(without_key) == pytest.approx(float(plain), rel=1e-5)
   assert by_seed[0] == by_seed[1] != by_seed[2]
+
+
+@pytest.mark.parametrize("name", [*FINETUNED])
+def test_every_objective_of_fine_tuning_trains_first_layers_and_first_dimensions(name):
+  model = make_model(name, matryoshka_dims=(3,))
+  config = model.network.config
+  field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
+  network = dataclasses.replace(
+    model.network, config=dataclasses.replace(config, **{field: 2}, scan_layers=True), parent=None
+  )
+  model = dataclasses.replace(model, network=network)
+  both = matryoshka.LayersModel(
+    model=model, layers=(1,), network=network, vocabulary=model.vocabulary
+  )
+  params = tiny_models.shapes_of(network)["params"]
+  loss, metrics = jax.eval_shape(both.eval_fn, params, batch_of(name))
+  assert loss.shape == ()
+  assert {"loss", "first_3/loss", "layers_1/loss", "layers_1/first_3/loss"} <= metrics.keys()
 
 
 def above_the_mean(mean, log_variance, rng):
@@ -248,8 +274,8 @@ def test_every_model_is_listed_here():
       values = vars(importlib.import_module(info.name)).values()
       found |= {x for x in values if inspect.isclass(x) and issubclass(x, base.BitextModel)}
   trainable = {x for x in found if "loss_fn" not in x.__abstractmethods__}
-  # This one calls others.
-  assert trainable == {cls for cls, *_ in MODELS.values()} | {objectives.ObjectivesModel}
+  of_models = {objectives.ObjectivesModel, matryoshka.LayersModel}  # They call other models.
+  assert trainable == {cls for cls, *_ in MODELS.values()} | of_models
 
 
 @pytest.mark.parametrize("name", TRAINED)

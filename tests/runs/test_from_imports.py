@@ -12,6 +12,7 @@ import tiny_encoders
 import tiny_tokenizers
 
 import vmsst
+from vmsst import cli
 from vmsst.data import sample
 from vmsst.formats import mt5, tokenizers
 
@@ -169,7 +170,9 @@ def start(tmp_path_factory):
     ]
     for code in CODES
   }
-  opus_tree.write_dataset(folder, "soft_contrastive", pairs, validation=VALIDATION)
+  dataset = opus_tree.write_dataset(folder, "soft_contrastive", pairs, validation=VALIDATION)
+  paths = [str(folder / "me5"), str(folder / "vectors"), f"{dataset}/*.tfrecord*"]
+  assert cli.main(["data", "embed", *paths]) == 0
   macros = {"vocab_size": "VOCAB_SIZE", "emb_dim": "EMBED_DIM"}
   bindings = [
     *TINY_SOFT.strip().splitlines(),
@@ -190,7 +193,7 @@ def soft_runs(start):
     start,
     {
       "soft/me5.gin": [
-        f"TEACHER = {str(folder / 'me5')!r}",
+        f"TEACHER_VECTORS = {str(folder / 'vectors')!r}",
         "LEARNING_RATE = 0.01",
         "EPOCHS = 3",
         "train.infer_eval_dataset_cfg = None",

@@ -276,7 +276,7 @@ def bind(defined, required, follow=(), extra=()):
   named = {"MIXTURE_OR_TASK_NAME", "EVAL_TASK", "VOCABULARY_PATH"} & defined
   of_encoder = {x for x in named if gin.config._CONFIG[(x, "gin.macro")]["value"] == ""}
   values = dict.fromkeys((*required, *named - of_encoder), "placeholder")
-  own = {"TEACHER": None, **dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])}
+  own = dict.fromkeys(("INITIAL_CHECKPOINT_PATH", "ENCODER"), sys.argv[4])
   values |= {name: own[name] for name in own.keys() & values.keys()}
   bindings = [*(f"{name} = {value!r}" for name, value in values.items()), *filter(None, extra)]
   gin_utils.parse_gin_flags([], follow, bindings)  # in addition to what is parsed
@@ -301,7 +301,6 @@ def report(file):
   return found | {
     "numbers": numbers(),
     "steps": steps,
-    "end": float(schedule(steps) / schedule(steps // 2)),
     "get_dataset_fn": {"name": batches.__name__, **bindings_of(batches)},
     "batch_size": data.batch_size,
     "periods": [given["train"]["eval_period"], given["train"]["checkpoint_cfg"].save.period],
@@ -336,6 +335,14 @@ def report(file):
     "optimizer": type(model.optimizer_def).__name__,
     "rates": {step: float(schedule(step)) for step in (1, 2000, 3999, 4000, 4001, 16000, 100000)},
   }
+
+def end(file):
+  # The rate at the end of a run of other steps, relative to the rate in the middle.
+  steps = 543210
+  parse(file, finalize=False)
+  bind(macros()[0], gin_utils.unset_macros(), extra=[f"TRAIN_STEPS = {steps}"])
+  schedule = bindings_of(given["train"]["trainer_cls"])["learning_rate_fn"]
+  return float(schedule(steps) / schedule(steps // 2))
 
 def follow(function, file):
   # As after the quickstart: the folders of results and of checkpoints.
@@ -378,6 +385,9 @@ following = json.loads(sys.argv[3])
 reports = {"on_mesh": {f"{x} {y}": on_mesh(x, y) for x, y in json.loads(sys.argv[5])}}
 reports["shards"] = [shards(*mesh) for mesh in json.loads(sys.argv[6])]
 reports |= {file: report(file) for file in sys.argv[7:]}
+for file in sys.argv[7:]:
+  if not reports[file]["undefined"]:
+    reports[file]["end"] = end(file)
 reports |= {file: follow(function, file) for file, (function, *_) in following.items()}
 with open(sys.argv[1], "w") as stream:
   json.dump(reports, stream, default=dataclasses.asdict)
@@ -432,7 +442,7 @@ def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports
 
 def test_schedules_end_with_the_run_or_never(reports):
   for file in RUN_FILES:
-    ratio = reports[file]["end"]  # of the rate at the end to the rate in the middle
+    ratio = reports[file]["end"]
     wanted = (0, 1, 1 / math.sqrt(2))  # the last of rsqrt_decay
     assert file == "ems/release.gin" or any(ratio == pytest.approx(x, abs=0.02) for x in wanted)
 
@@ -449,7 +459,7 @@ def test_files_for_eval_infer_meshes_and_own_data_follow_a_run_file(reports):
   assert set(own["required"]) == {*plain["required"], "PATTERNS"}
   student = reports["own_student.gin"]
   wanted = {*reports["soft/me5.gin"]["required"], "PATTERNS", "VALIDATION_PATTERNS"}
-  assert set(student["required"]) == wanted - {"OPUS_DATA_DIR"}
+  assert set(student["required"]) == wanted - {"OPUS_DATA_DIR", "TEACHER_VECTORS"}
   for report in (own, student):
     assert report["unused"] == report["undefined"] == []
 

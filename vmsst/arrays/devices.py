@@ -1,6 +1,6 @@
 """Published rates of accelerators, which defaults depend on, and JAX's cache of programs on disk.
 
-JAX is imported when it is needed: the cache must be set up first.
+JAX is imported when it is needed.
 """
 
 import dataclasses
@@ -8,6 +8,8 @@ import hashlib
 import os
 import pathlib
 import platform
+import sys
+from typing import Any
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
@@ -65,13 +67,14 @@ def current() -> Device | None:
 def enable_compilation_cache() -> None:
   """Lets JAX keep compiled programs on disk, so that a second command compiles nothing again.
 
-  It sets variables for this process and its children; call it before JAX is imported.
+  It sets variables for this process and its children, and JAX's options if JAX is imported.
 
   The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds 1 GiB at most; JAX deletes what
   was unused the longest. Does nothing if JAX_COMPILATION_CACHE_DIR is set, even to an empty value,
-  or if the folder cannot be made.
+  if the option of JAX is set, or if the folder cannot be made.
   """
-  if _FOLDER in os.environ:
+  jax = sys.modules.get("jax")
+  if _FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
     return
   # Programs for one kind of processor may not run on another.
   processor = [platform.machine()]
@@ -86,7 +89,16 @@ def enable_compilation_cache() -> None:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError:
     return
-  os.environ[_FOLDER] = str(folder)
-  os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
-  # Many small programs take long together.
-  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+  options: dict[str, Any] = {
+    "jax_compilation_cache_dir": str(folder),
+    "jax_compilation_cache_max_size": 1 << 30,
+    "jax_persistent_cache_min_compile_time_secs": 0,  # Many small programs take long together.
+  }
+  for name, value in options.items():
+    os.environ.setdefault(name.upper(), str(value))
+    if jax:
+      jax.config.update(name, value)
+  if jax:
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()  # JAX decides at the first program whether it has a cache.

@@ -27,6 +27,7 @@ from vmsst.io import text_files
 from vmsst.jobs import outputs
 
 if TYPE_CHECKING:
+  from vmsst.encoder.encoding import EncoderSource
   from vmsst.jobs.engines import Engine
 
 
@@ -305,15 +306,15 @@ class Backend:
 
   def open(
     self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
-  ) -> tuple[str, Any, Callable[[], tuple[str, Any]]]:
-    """Returns an encoder's name, the encoder, and what opens it in another process.
+  ) -> "EncoderSource":
+    """Opens an encoder, in this process and others.
 
     Args:
       path: Path of the encoder.
       role: What its texts are, whose prompt is used if no other is given.
       **how: Further options of `loading.open_encoder`.
     """
-    from vmsst.encoder import loading
+    from vmsst.encoder import encoding, loading
     from vmsst.formats import tokenizers
 
     if self.prompt is not None and self.prompt_name is not None:
@@ -332,7 +333,7 @@ class Backend:
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
-    return name, loading.with_prompt(encoder, prompt), load
+    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -375,8 +376,11 @@ def file_to_write(output: str) -> Iterator[str]:
 def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
   """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
   if output != outputs.STANDARD:
-    with outputs.atomic_text(output) as stream:
-      stream.writelines(f"{line}\n" for line in lines)
+    with (
+      outputs.atomic_path(output) as path,
+      path.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+      file.writelines(f"{line}\n" for line in lines)
     return
   for line in lines:
     with outputs.name_in_errors("standard output"):

@@ -113,7 +113,15 @@ def embed_bitext(
       if facts is None:
         with work.part(name, digest) as (part, facts):
           facts["bitext"] = digest
-          facts |= encoding.write_bitext_vectors(opened, file, part, batch_size=batch_size)
+          facts |= encoding.write_pair_vectors(
+            opened,
+            readers.read_pairs(file),
+            part,
+            count=sum(1 for _ in readers.read_pairs(file)),
+            languages=[*map(readers.language_code, (file.source, file.target))],
+            title=str(file),
+            batch_size=batch_size,
+          )
       lines, dimension = facts["lines"], facts["dimension"]
       print(f"{work.path(name)}: {lines:,} pairs of vectors of dimension {dimension}")
     work.finish()
@@ -249,6 +257,9 @@ def clean(
   *,
   languages: tuple[Language, Language] | None = None,
   held_out: Sequence[Annotated[str, Argument("PATH", role="input")]] = (),
+  max_characters: Positive = 1000,
+  max_ratio: float = 3.0,
+  min_script_share: float = 0.5,
   encoder: Encoder | None = None,
   min_cosine: float | None = None,
   min_margin: float | None = None,
@@ -263,6 +274,9 @@ def clean(
     languages: Languages of the two sides (default: from file names), or und und for any languages.
     held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`. Their
       sentences are removed.
+    max_characters: Drop pairs with a longer text.
+    max_ratio: Drop pairs if a text is longer than this times the other, plus 20 characters.
+    min_script_share: Minimum share of the letters of a text in a script of its language.
     encoder: Encoder for the minimum scores.
     min_cosine: Minimum cosine of a pair.
     min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
@@ -270,10 +284,9 @@ def clean(
   """
   from vmsst.cli import vector_jobs
   from vmsst.data import readers
-  from vmsst.encoder import encoding
   from vmsst.io import manifest
   from vmsst.jobs import job
-  from vmsst.opus import file_cleaning
+  from vmsst.opus import cleaning, file_cleaning
   from vmsst.search import vector_store
 
   if bool(encoder) == (min_cosine is None and min_margin is None):
@@ -289,10 +302,10 @@ def clean(
   }
   options = {"min_cosine": min_cosine, "min_margin": min_margin}
   if encoder:
-    name, model, load = computing.open(encoder)
-    inputs["encoder"] = encoding.identity(model, name)
+    source = computing.open(encoder)
+    inputs["encoder"] = source.identity
     embed = functools.partial(
-      vector_jobs.embed, model, name=name, load=load, batch_size=computing.batch_size, engine=chosen
+      vector_jobs.embed, source, batch_size=computing.batch_size, engine=chosen
     )
 
   def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:
@@ -307,11 +320,12 @@ def clean(
       search = vector_jobs.resumable_search(scoring, chosen)
       return file_cleaning.drop_low_scores(path, cleaned, vectors, search=search, **options)
 
-  with job.Job(out, inputs=inputs, options=options) as work:
+  rules = cleaning.Cleaning(max_characters, max_ratio, min_script_share)
+  with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as work:
     if not work.finished:
       names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
       parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
-      clean_part = functools.partial(file_cleaning.clean, sentences)
+      clean_part = functools.partial(file_cleaning.clean, sentences, rules=rules)
       counts = work.run("clean", clean_part, parts, chosen)
       if encoder:
         paths = map(work.path, names)

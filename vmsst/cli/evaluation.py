@@ -107,8 +107,9 @@ def evaluate(
     languages.language(code)
   failures = []
   for folder, given_path in folders.items():
-    path, model, load = computing.open(given_path, max_length=max_length)
-    label = name or (path if folder == out else os.path.basename(folder))
+    source = computing.open(given_path, max_length=max_length)
+    model = source.open()
+    label = name or (source.identity["name"] if folder == out else os.path.basename(folder))
     if mteb:
       for title, tasks in named_tasks.items():
         scores = mteb_models.evaluate(model, tasks, folder, name=label)
@@ -126,7 +127,7 @@ def evaluate(
       seen=None if codes is None else {languages.language(code) for code in codes},
       engine=workers,
       report=progress_bar.note,
-      load=load,
+      load=source.load,
       dimensions=dimensions or [],
       search=device_search.search,
     )

@@ -54,7 +54,6 @@ class JobEmbedder(embedder.Embedder):
   def map(
     self,
     title: str,
-    prepare: Callable[[Any], Any],
     compute: Callable[[Any], embedder.Arrays],
     parts: Sequence[embedder.Part],
     *,
@@ -62,7 +61,7 @@ class JobEmbedder(embedder.Embedder):
   ) -> Iterator[embedder.Arrays]:
     """See `embedder.Embedder`."""
     if self._engine.in_process and not keep:
-      yield from super().map(title, prepare, compute, parts)
+      yield from super().map(title, compute, parts)
       return
     named = [
       job.Part(
@@ -73,15 +72,15 @@ class JobEmbedder(embedder.Embedder):
       )
       for part in parts
     ]
-    self._job.run(title, functools.partial(_save, compute), named, self._engine, prepare)
+    self._job.run(title, functools.partial(_save, compute), named, self._engine)
     for part in named:
       with storage.open_binary(self._job.path(part.name)) as stream:
         yield dict(np.load(stream, allow_pickle=False))
 
 
-def _save(compute: Callable[[Any], embedder.Arrays], path: pathlib.Path, prepared: Any) -> None:
+def _save(compute: Callable[[Any], embedder.Arrays], path: pathlib.Path, content: Any) -> None:
   with path.open("wb") as stream:
-    np.savez(stream, **compute(prepared))  # type: ignore[arg-type]
+    np.savez(stream, **compute(content))  # type: ignore[arg-type]
 
 
 def evaluate(

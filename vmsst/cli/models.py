@@ -12,7 +12,9 @@ from vmsst.cli.command import (
   InputFile,
   InputFolder,
   OutputFolder,
+  Positive,
   Role,
+  Text,
 )
 from vmsst.jobs import outputs
 
@@ -204,6 +206,37 @@ def push(
   )
 
 
+def distill(
+  encoder: Encoder,
+  output: OutputFolder,
+  *,
+  texts: Text | None = None,
+  dimensions: Positive = 256,
+  words: int = 0,
+  trim: bool = False,
+) -> None:
+  """Distill a static encoder, a table of token vectors that encodes much faster.
+
+  Args:
+    output: Folder to make, for vmsst.load, finetune, sentence-transformers and Model2Vec.
+    texts: Text to count tokens in (default: frequencies follow Zipf's law in the order of the
+      tokenizer's vocabulary).
+    dimensions: Width of the vectors, at most the encoder's.
+    words: Words of the texts to add to the tokens: the most frequent ones of several tokens.
+    trim: Keep only the tokens of the texts and single characters.
+  """
+  from vmsst.encoder import loading, static
+
+  target = outputs.new_folder(output)
+  path = None if texts is None else storage.path(texts)
+  made = static.distill_static(
+    loading.load(encoder), path, dimensions=dimensions, words=words, trim=trim
+  )
+  with outputs.atomic_folder(target) as folder:
+    made.save(folder)
+  print(f"vmsst.load({str(target)!r}) opens it; train it with `vmsst finetune`")
+
+
 COMMANDS: dict[tuple[str, ...], Command] = {
   ("finetune",): Command(
     finetuning.finetune,
@@ -218,6 +251,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     },
     message="vmsst.load({output!r}) opens the encoder; {output}/report.md has the results",
   ),
+  ("distill",): Command(distill, atomic=True),
   ("import", "encoder"): Command(import_encoder, atomic=True),
   ("import", "ems"): Command(import_ems, atomic=True),
   ("export", "sentence-transformers"): Command(export_sentence_transformers, atomic=True),

@@ -3,15 +3,18 @@
 import contextlib
 import dataclasses
 import logging
-from typing import Literal
+import os
+from typing import Annotated, Literal
 
 from vmsst import errors, storage
 from vmsst.cli.command import (
+  Argument,
   Batches,
   Command,
   Encoder,
   Field,
   GpuWorkers,
+  InputFile,
   InputFolder,
   Language,
   OutputFile,
@@ -59,20 +62,18 @@ def embed(
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
-  name, model, load = computing.open(encoder, role="document")
+  source = computing.open(encoder, role="document")
   with contextlib.ExitStack() as stack:
     count, width = vector_jobs.embed(
-      model,
+      source,
       [stack.enter_context(local_file(path)) for path in file],
       out,
-      name=name,
       field=fields.pop(),
       language=language,
       dtype=dtype,
       dimensions=dimensions,
       batch_size=computing.batch_size,
       engine=chosen,
-      load=load,
     )
   print(f"{out}: {count:,} vectors of width {width}")
 
@@ -121,8 +122,9 @@ def score(
     else:
       chosen = [text_files.default_field(paths[0], side) for side in (1, 2)]
     if by == "cosine":
-      name, model, _ = computing.open(encoder)
-      scorer = bitext_mining.by_cosine(model, name, computing.batch_size)
+      opened = computing.open(encoder)
+      name = opened.identity["name"]
+      scorer = bitext_mining.by_cosine(opened.open(), name, computing.batch_size)
     else:
       translator = loading.load_translator(encoder)
       scorer = bitext_mining.by_likelihood(translator, per_token, computing.batch_size)
@@ -219,20 +221,16 @@ def mine(
   if gold:
     bitext_mining.read_gold(gold)
   if encoder:
-    from vmsst.cli import vector_jobs
-
-    name, model, load = computing.open(encoder)
+    opener = computing.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       vector_jobs.embed(
-        model,
+        opener,
         [path],
         folder,
-        name=name,
         field=text_files.default_field(path),
         language=language,
         batch_size=computing.batch_size,
         engine=chosen,
-        load=load,
       )
   elif not vectors and not all(map(storage.names, folders)):
     raise errors.InputError(
@@ -260,6 +258,71 @@ def mine(
     f"{out}: {len(mined.pairs):,} of {mined.candidates:,} pairs found among {mined.source:,} and "
     f"{mined.target:,} sentences"
   )
+
+
+def align(
+  source: InputFile,
+  target: InputFile,
+  out: Annotated[str, Argument("OUT", os.path.expanduser)],
+  *,
+  encoder: Encoder,
+  format: Literal["tsv", "vecalign", "tmx"] = "tsv",
+  marker: str | None = None,
+  lists: bool = False,
+  split: tuple[Language, Language] | None = None,
+  max_size: Positive = 8,
+  deletion: float = 0.4,
+  summed: bool = False,
+  languages: tuple[Language, Language] | None = None,
+  computing: Batches,
+  engine: GpuWorkers,
+) -> None:
+  """Align the sentences of documents that translate each other.
+
+  Args:
+    source: Text file, one sentence per line, UTF-8, plain or gzipped; or a folder of such files.
+    target: Translation of SOURCE; the files of a folder have the same names.
+    out: Output file; or a folder with a file for each pair of documents, if SOURCE is a folder.
+    format: tsv: score TAB source TAB target; vecalign: line numbers from 0, as in
+      [3]:[3, 4]:0.81, with [] for sentences without a translation; tmx.
+    marker: Line between two documents of a file.
+    lists: SOURCE and TARGET list documents, one path per line, and OUT is a folder.
+    split: Languages of both texts, to split each line into sentences.
+    max_size: Maximum number of sentences that are aligned with each other, of both sides together.
+    deletion: Cost of a sentence without a translation, from 0, the cost of a typical translation,
+      to 1, the cost of a random pair.
+    summed: Sum the vectors of sentences instead of encoding joined sentences: faster, less
+      accurate.
+    languages: Languages of both texts, for tmx and for encoders that require them (default: those
+      of --split).
+  """
+  from vmsst.cli import alignment_job
+
+  if split and format == "vecalign":
+    raise errors.InputError("--format vecalign writes numbers of lines; split the files first")
+  is_folder = lists or storage.path(source).is_dir()
+  outputs.check([source, target], **{"folder" if is_folder else "file": out})
+  chosen = engine.create()
+  options = {
+    "format": format,
+    "split": split,
+    "languages": languages or split or (None, None),
+    "max_size": max_size,
+    "deletion": deletion,
+    "summed": summed,
+  }
+  documents, pairs = alignment_job.align(
+    source,
+    target,
+    out,
+    computing.open(encoder),
+    options,
+    marker=marker,
+    lists=lists,
+    batch_size=computing.batch_size,
+    engine=chosen,
+  )
+  print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
 
 
 def search(
@@ -299,8 +362,8 @@ def search(
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   outputs.check([path], file=output)
   opened = faiss_index.open_index(index, searched.vectors) if index else None
-  name, model, load = computing.open(path, role="query")
-  if differences := text_search.other_encoder(searched, model, name):
+  source = computing.open(path, role="query")
+  if differences := text_search.other_encoder(searched, source.identity):
     if not encoder:
       raise errors.InputError(
         f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
@@ -309,17 +372,15 @@ def search(
     logging.getLogger(__name__).warning("%s: %s", searched.vectors.folder, differences)
   with local_file(queries) as path, file_to_write(output) as place:
     vector_jobs.search(
-      model,
+      source,
       path,
       searched,
       place,
       count,
       index=opened,
-      name=name,
       language=language,
       batch_size=computing.batch_size,
       engine=chosen,
-      load=load,
     )
 
 
@@ -358,6 +419,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
   ("score",): Command(score, resumable=True),
   ("index",): Command(index, resumable=True),
   ("mine",): Command(mine, resumable=True),
+  ("align",): Command(align, resumable=True),
   ("search",): Command(search),
   ("translate",): Command(translate),
 }

@@ -26,27 +26,24 @@ _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
 
 
 def embed(
-  encoder: Any,
+  source: encoding.EncoderSource,
   paths: Sequence[str],
   folder: str | os.PathLike[str],
   *,
-  name: str,
   field: str | None = None,
   language: str | None = None,
   dtype: str = "float32",
   dimensions: int | None = None,
   batch_size: int = 128,
   engine: engines.Engine | None = None,
-  load: Callable[[], tuple[str, Any]] | None = None,
   method: str = "encode",
 ) -> tuple[int, int]:
   """Writes one vector per line of text files, empty lines included.
 
   Args:
-    encoder: An object with `encode(texts)` that returns an array [N, D]; see `encoding.encode`.
+    source: The encoder.
     paths: UTF-8 texts, plain or gzipped, whose lines follow each other.
     folder: Output folder; see `vector_store`.
-    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
     field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
     language: Code of the text's language, for encoders that need it.
     dtype: float32, or float16 for half the space.
@@ -54,8 +51,6 @@ def embed(
       for; None: all.
     batch_size: Lines per batch. It changes only rounding, and a job may resume with another one.
     engine: Where to compute; None: in this process.
-    load: Returns name and encoder in other processes; must be picklable. Needed if the engine has
-      any.
     method: Method of the encoder; see `encoding.encode`.
 
   Returns:
@@ -67,17 +62,17 @@ def embed(
     ValueError: the encoder returns arrays of another shape.
   """
   engine = engine or engines.Local()
+  encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
   if dimensions is not None and dimensions > width:
     raise errors.InputError(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   cut = text_files.cut(paths, _SPAN_LINES)
-  source = encoding.EncoderSource(encoder, name, load)
   inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   width = dimensions or width
-  write = functools.partial(_embed_span, source, method, language, batch_size, width, dtype)
+  write = functools.partial(_embed_span, source, method, field, language, batch_size, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
       return cut.identity["lines"], width
@@ -91,37 +86,26 @@ def embed(
       )
       for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
     ]
-    prepare = functools.partial(_prepare_span, source, method, field, language)
-    facts = work.run("embed", write, parts, engine, prepare)
+    facts = work.run("embed", write, parts, engine)
     encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
     work.finish(dimension=width, dtype=dtype)
   return cut.identity["lines"], width
 
 
-def _prepare_span(
-  source: encoding.EncoderSource,
-  method: str,
-  field: str | None,
-  language: str | None,
-  span: text_files.Span,
-) -> Any:
-  """Returns the texts of a span, tokenized if the encoder supports it for the method."""
-  texts = list(text_files.texts(span.read(), span.name, field, span.first))
-  return encoding.prepare(source.open(), texts, language) if method == "encode" else texts
-
-
 def _embed_span(
   source: encoding.EncoderSource,
   method: str,
+  field: str | None,
   language: str | None,
   batch_size: int,
   width: int,
   dtype: str,
   path: pathlib.Path,
-  prepared: Any,
+  span: text_files.Span,
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
-  vectors_ND, cut = source.encode(prepared, method=method, language=language, batch_size=batch_size)
+  texts = list(text_files.texts(span.read(), span.name, field, span.first))
+  vectors_ND, cut = source.encode(texts, method=method, language=language, batch_size=batch_size)
   with path.open("wb") as stream:
     np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
   return {"rows": len(vectors_ND), "cut": cut}
@@ -243,33 +227,29 @@ def stored_array(
 
 
 def search(
-  encoder: Any,
+  source: encoding.EncoderSource,
   queries: str,
   corpus: EmbeddedText,
   output: str | os.PathLike[str],
   count: int,
   *,
-  name: str,
   language: str | None = None,
   batch_size: int = 128,
   index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
-  load: Callable[[], tuple[str, Any]] | None = None,
 ) -> None:
   """Writes the lines nearest to each query as `text_search.as_line`.
 
   Args:
-    encoder: The encoder of the vectors; see `embed`.
+    source: The encoder of the vectors.
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
     count: Lines per query, a small number; all lines, if there are fewer.
-    name: See `embed`.
     language: Code of the queries' language, for encoders that need it.
     batch_size: Queries per batch.
     index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
-    load: See `embed`.
 
   Raises:
     InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
@@ -279,7 +259,7 @@ def search(
   engine = engine or engines.Local()
   row_M = corpus.visible_rows()
   inputs = {
-    "encoder": encoding.identity(encoder, name),
+    "encoder": source.identity,
     "queries": vector_store.fingerprint(queries),
     "corpus": describe(corpus),
   }
@@ -287,15 +267,13 @@ def search(
   with job.Job(output, inputs=inputs, options=options, is_folder=False) as work:
     folder = work.path("queries")
     embed(
-      encoder,
+      source,
       [queries],
       folder,
-      name=name,
       language=language,
       dimensions=corpus.dimensions,
       batch_size=batch_size,
       engine=engine,
-      load=load,
       method="encode_query",
     )
     embedded = vector_store.open_text(queries, folder)

@@ -33,6 +33,9 @@ GROUP = 16
 """Number of batches whose rows are sorted by length together."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
+READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
+"""Maximum length of each length class."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 _SLOT = "slot"  # in a chunk
 _PATTERN = 1 << 20  # Mixing rates are exact over this many rows.
@@ -370,13 +373,43 @@ class BatchIterator(dataset_iterator.DatasetIterator):
     self.set_state(json.loads(epath.Path(filename).read_text()))
 
 
+def batched(
+  rows: Sequence[grain.IterDataset],
+  rates: Sequence[float],
+  spec: Mapping[str, jax.ShapeDtypeStruct],
+  size: int,
+  shard: tuple[int, int],
+  *,
+  seed: int | None,
+  boundaries: Sequence[int] | None = BOUNDARIES,
+) -> BatchIterator:
+  """Returns batches of rows, each from one dataset; drops an incomplete last batch.
+
+  Args:
+    rows: Datasets of some rows at a time, as columns [N, ...].
+    rates: How often each dataset is sampled.
+    spec: Shape and dtype of the columns of a row.
+    size: Rows per batch.
+    shard: Number of the share of the rows that was read, and number of shares.
+    seed: See `length_batches`.
+    boundaries: See `length_batches`; None: batches of texts of any length.
+  """
+  if boundaries is None:
+    batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
+  else:
+    longest = max(spec[name].shape[0] for name in SIDES if name in spec)
+    batches = [length_batches(x, size, longest, seed, boundaries) for x in rows]
+  dataset = batches[0] if len(batches) == 1 else grain.IterDataset.mix(batches, rates)
+  columns = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in spec.items()}
+  return BatchIterator(dataset, columns, shard)
+
+
 def length_batches(
   rows: grain.IterDataset,
   size: int,
-  lengths: Mapping[str, Any],
-  *,
+  longest: int,
   seed: int | None,
-  boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
+  boundaries: Sequence[int] = BOUNDARIES,
 ) -> grain.IterDataset:
   """Returns batches of rows of similar length; drops an incomplete last batch.
 
@@ -386,11 +419,10 @@ def length_batches(
     rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
       `targets` and `negatives`; 0 is padding.
     size: Rows per batch.
-    lengths: Maximum length of each column.
+    longest: Maximum length of `inputs` and `targets`.
     seed: Seed of the order of a group's batches; None puts short batches first.
     boundaries: Maximum length of each length class, ascending; the longest length is added.
   """
-  longest = max(lengths[name] for name in SIDES if name in lengths)
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
   def cut(number: int, rows: Batch) -> list[Batch]:
@@ -401,7 +433,7 @@ def length_batches(
     count = len(class_N) // size
     order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)
     if seed is not None:
-      order_KN = np.random.default_rng([seed, number]).permutation(order_KN)
+      order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
   groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)

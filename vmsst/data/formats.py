@@ -22,8 +22,19 @@ from vmsst.data import dataset_shards
 from vmsst.io import archives, input_files, text_files
 from vmsst.languages import Language
 
-_GRADES = {"label", "score"}  # even if they are texts, such as "0" or "relevant"
-IDS = {"id", "idx", "index"}  # numbers that are no grades
+_UNKNOWN = (languages.UNDETERMINED, languages.UNDETERMINED)
+ROLES = {
+  **dict.fromkeys(("query", "question"), "query"),
+  # The positives of a query are "pos" in FlagEmbedding's files.
+  **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
+}
+"""Names of columns that tell what a text is, and thus the prompt before it."""
+_SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
+_IDS = ("id", "idx", "index")  # fields that are neither texts nor scores
+# A TSV file has a header if all columns of its first line have such names.
+_COLUMN = re.compile(
+  rf"anchor|positive|negative(_\d+)?|sentence_?[12ab]|{'|'.join([*ROLES, *_SCORES])}|id", re.I
+)
 # TMX elements in a segment whose content is markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
@@ -45,16 +56,16 @@ class Row(NamedTuple):
 
   Attributes:
     number: Its line, from 1; in TMX the number of its `<tu>`.
-    texts: Source and target, followed by the hard negatives that were asked for.
-    further: Number of further columns, or of further texts of a record.
-    grade: Score or label of the pair: the column before or after the texts, or a number of the
-      record; None for pairs without one.
+    texts: Source and target, followed by hard negatives or other columns.
+    scores: Scores or labels: one of the pair, or one for each text after the first. The column
+      before the pair in a TSV file without a header is a string.
+    names: Names of the columns of the texts, if they have names.
   """
 
   number: int
-  texts: tuple[str, ...]
-  further: int = 0
-  grade: str | None = None
+  texts: Sequence[str]
+  scores: Sequence[Any] = ()
+  names: Sequence[str] = ()
 
 
 class Fault(NamedTuple):
@@ -81,9 +92,7 @@ def parse(
   kind: str,
   paths: Sequence[str],
   pair: tuple[Language, Language],
-  *,
   fields: Sequence[str] | None = None,
-  negatives: int = 0,
 ) -> Iterator[Row | Fault]:
   """Yields the rows of a bitext, as the function of its format does.
 
@@ -92,7 +101,6 @@ def parse(
     paths: The file, or the two files of a Moses pair.
     pair: The languages of the two sides.
     fields: JSONL only; see `record_rows`.
-    negatives: Number of hard negatives in each row of a TSV or JSONL file.
 
   Raises:
     InputError: a record of TFRecord is damaged, or a file in an object store cannot be read.
@@ -102,23 +110,23 @@ def parse(
     case "moses":
       return parse_moses([(path, archives.file_chunks(path)) for path in paths])
     case "tsv":
-      return parse_tsv(path, negatives)
+      return parse_tsv(path)
     case "tmx":
       return parse_tmx(path, *pair)
     case "jsonl":
-      return record_rows(json_lines(path), *pair, fields, negatives)
+      return record_rows(json_lines(path), pair, fields)
     case _:
       shard = dataset_shards.Records(path)
       return (Row(number + 1, shard.pair(number)) for number in range(len(shard)))
 
 
-def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[str, str] | Fault]:
-  """Yields the place and the text of each line of a file, or its fault."""
+def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
+  """Yields the number, the place and the text of each line of a file, or its fault."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
       place = f"{name}:{number}"
-      yield Fault(place, str(line)) if isinstance(line, archives.BadLine) else (place, line)
+      yield Fault(place, str(line)) if isinstance(line, archives.BadLine) else (number, place, line)
   except archives.DamagedError as error:
     yield Fault(f"{name}:{number + 1}", str(error))
 
@@ -135,112 +143,127 @@ def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | 
       yield Fault(f"{name}:{number - 1}", "ends before the other side: they may be misaligned")
       return
     faults = [item for item in pair if isinstance(item, Fault)]
-    yield faults[0] if faults else Row(number, tuple(text for _, text in pair))
+    yield faults[0] if faults else Row(number, tuple(text for *_, text in pair))
 
 
-def parse_tsv(path: str, negatives: int = 0) -> Iterator[Row | Fault]:
-  """Yields the rows of a TSV file: source TAB target, and the hard negatives of the source.
+def parse_tsv(path: str) -> Iterator[Row | Fault]:
+  """Yields the rows of a TSV file: source TAB target, perhaps with further columns.
 
-  A column of scores before the pair, as `vmsst mine` writes it, becomes the grade of each row (see
-  `text_files.begin_with_scores`), or else the column after the texts does. Further columns are
-  ignored, but all lines have as many columns as the first. Empty lines are skipped.
+  If the first line is a header, such as "anchor TAB positive TAB score", the others are records
+  (see `record_rows`). Without one, a column of scores before the pair, as `vmsst mine` writes it,
+  becomes the score of each row (see `text_files.begin_with_scores`). All lines have as many columns
+  as the first. Empty lines are skipped.
   """
   scored = text_files.begin_with_scores(archives.lines(archives.file_chunks(path)))
   layout = "score (most lines begin with a number) TAB " * scored + "source TAB target"
-  layout += f" TAB {negatives} hard negatives" if negatives else ""
-  width = scored + 2 + negatives
-  expected = 0
-  for number, item in enumerate(_lines(path, archives.file_chunks(path)), 1):
-    if isinstance(item, Fault):
-      yield item
-      continue
-    place, line = item
-    if not line:
-      continue
-    columns = line.split("\t")
-    expected = expected or max(len(columns), width)
-    if len(columns) != expected or (scored and not text_files.is_number(columns[0])):
-      yield Fault(place, f"not {layout}; write {expected} columns on every line")
-      continue
-    grade = columns[0] if scored else next(iter(columns[width:]), None)
-    yield Row(number, tuple(columns[scored:width]), len(columns) - width, grade)
-
-
-def json_lines(path: str) -> Iterator[tuple[str, Any] | Fault]:
-  """Yields the place and the content of each line of a JSONL file, or its fault."""
+  header: Sequence[str] = ()
+  width = 0
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
       continue
-    place, line = item
+    number, place, line = item
+    if not line:
+      continue
+    columns = line.split("\t")
+    if not width and len(columns) > 1 and all(map(_COLUMN.fullmatch, columns)):
+      header, width = columns, len(columns)
+      continue
+    width = width or max(len(columns), scored + 2)
+    if len(columns) != width or (scored and not text_files.is_number(columns[0])):
+      yield Fault(place, f"not {layout}; write {width} columns on every line")
+    elif header:
+      yield from record_rows([(number, place, dict(zip(header, columns, strict=True)))])
+    else:
+      yield Row(number, columns[scored:], columns[:scored])
+
+
+def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
+  """Yields the number, the place and the content of each line of a JSONL file, or its fault."""
+  for item in _lines(path, archives.file_chunks(path)):
+    if isinstance(item, Fault):
+      yield item
+      continue
+    number, place, line = item
     try:
-      yield place, json.loads(line)
+      yield number, place, json.loads(line)
     except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
       yield Fault(place, f"not JSON: {error}")
 
 
 def record_rows(
-  records: Iterable[tuple[str, Any] | Fault],
-  source: Language,
-  target: Language,
+  records: Iterable[tuple[int, str, Any] | Fault],
+  pair: tuple[Language, Language] = _UNKNOWN,
   fields: Sequence[str] | None = None,
-  negatives: int = 0,
 ) -> Iterator[Row | Fault]:
-  """Yields the rows of records; a record with a grade is a fault if `fields` is None.
+  """Yields the rows of records: one for each positive of a record.
 
   Args:
-    records: Place of each record, for messages, and the object, or an object with it at its key
-      "translation". Faults are yielded again.
-    source: Language of the first side.
-    target: Language of the second side.
-    fields: Names of the two fields, for pairs with grades; None: codes of the languages, or, if
-      both are undetermined, the text fields of the first record, in its order: a pair and its hard
-      negatives.
-    negatives: Number of hard negatives in each row, for undetermined languages.
+    records: Number and place of each record, for messages, and the record: a sequence of texts, an
+      object, or an object with another one at its key "translation". Faults are yielded again.
+    pair: The languages of the two sides, which name the fields if they are known.
+    fields: Names of the two fields; any number is then a score (default: by the languages; if both
+      are undetermined, the text fields of the first record, in its order: a pair and its hard
+      negatives, each a text or a list of texts).
   """
-  graded = fields is not None
-  further = 0
-  for number, item in enumerate(records, 1):
+  names = fields or ()
+  for item in records:
     if isinstance(item, Fault):
       yield item
       continue
-    place, record = item
-    if not isinstance(record, Mapping):
-      yield Fault(place, "not a JSON object; write one object per line")
+    number, place, record = item
+    columns, scores = record if isinstance(record, list | tuple) else [None], []
+    of_targets, of_others = (), ()
+    if isinstance(record, Mapping):
+      inner = record.get("translation")  # as in Hugging Face's datasets
+      record = {**record, **inner} if isinstance(inner, Mapping) else record
+      names = names or _field_names(record, pair)
+      if missing := [name for name in names[:2] if name not in record]:
+        yield Fault(place, f"{missing[0]!r} has no text; the fields are {sorted(record)}")
+        continue
+      columns = [record[name] or "" for name in names if name in record]
+      grades = [name for name, x in record.items() if isinstance(x, numbers.Number)]
+      grades = [name for name in grades if name not in (*names, *_SCORES, *_IDS)]
+      if grades and not fields:
+        problem = f"{grades} may grade the pair; name it 'score', or remove other numbers"
+        yield Fault(place, problem)
+        continue
+      of_fields = (record.get(name) for name in (*_SCORES, *grades))
+      value: Any = next((x for x in of_fields if x is not None), [])
+      scores = [*value] if isinstance(value, list | tuple) else [value]
+      of_targets, of_others = record.get("pos_scores") or (), record.get("neg_scores") or ()
+    texts: list[Any] = [[x] if isinstance(x, str) else x for x in columns]
+    if not all(isinstance(x, list | tuple) and all(map(input_files.is_text, x)) for x in texts):
+      yield Fault(place, f"{input_files.shown(record)}; give texts in UTF-8")
       continue
-    grades = grades_of(record)
-    if isinstance(record.get("translation"), Mapping):
-      record = record["translation"]
-      grades |= grades_of(record)
-    if grades and not graded:
-      why = f"numbers or labels, {grades}; remove them, and pairs that do not belong together"
-      yield Fault(place, why)
+    if len(texts) < 2 or len(texts[0]) != 1:
+      yield Fault(place, f"the text fields are {[*names]}; a pair has two")
       continue
-    if fields is None and source == target == languages.UNDETERMINED:
-      names = [name for name, value in record.items() if isinstance(value, str)]
-      fields, further = names[: 2 + negatives], len(names[2 + negatives :])
-    if fields is not None:
-      sides = [(name, record.get(name)) for name in fields]
-    else:
-      by_language = {language_or_none(key): record[key] for key in record}
-      sides = [(side.name, _side(by_language, side)) for side in (source, target)]
-    missing = [name for name, text in sides if not input_files.is_text(text)]
-    if missing:
-      yield Fault(place, f"{missing[0]!r} has no text; the fields are {sorted(record)}")
-    elif len(sides) < 2 + negatives:
-      yield Fault(place, f"the text fields are {fields}; {2 + negatives} are expected")
-    else:
-      grade = next(iter(grades.values()), None)
-      yield Row(number, tuple(str(text) for _, text in sides), further, grade)
+    (source,), targets, *others = texts
+    for target_number, target in enumerate(targets):
+      if target_number < len(of_targets):
+        scores = [of_targets[target_number], *of_others]
+      try:
+        scores = [*map(float, scores)]
+      except (TypeError, ValueError):
+        yield Fault(place, f"{input_files.shown(scores)} are not numbers")
+        break
+      negatives = filter(None, itertools.chain(*others))
+      yield Row(number, (source, target, *negatives), scores, names)
 
 
-def grades_of(record: Mapping[str, Any]) -> dict[str, str]:
-  """Returns the fields of a record that may grade its pair."""
-  return {
-    name: str(value)
-    for name, value in record.items()
-    if (isinstance(value, numbers.Number) and name not in IDS) or name in _GRADES
-  }
+def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> Sequence[str]:
+  """Returns the names of the text fields of a record."""
+  names = [
+    name
+    for name, x in record.items()
+    if isinstance(x[0] if isinstance(x, list) and x else x, str) and name not in (*_SCORES, *_IDS)
+  ]
+  if pair != _UNKNOWN:
+    by_language = {language_or_none(name): name for name in names}
+    return [_side(by_language, language) or language.name for language in pair]
+  # FlagEmbedding's list of negatives may be empty.
+  return ["query", "pos", "neg"] if "pos" in record else names
 
 
 def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | Fault]:

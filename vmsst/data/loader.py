@@ -29,7 +29,7 @@ def get_batches(
   *,
   group_by_length: bool = False,
   one_language_pair: bool = False,
-  boundaries: Sequence[int] = (8, 12, 16, 24, 32, 48, 64, 96),
+  boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
@@ -86,7 +86,7 @@ def get_batches(
   def load(
     part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
-    """Returns batches of a task or mixture, and the shape and dtype of a row."""
+    """Returns the rows of a task or mixture, and the shape and dtype of a row."""
     tasks = [task for task in seqio.get_subtasks(part) if cfg.split in task.splits]
     are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
     if (
@@ -97,7 +97,7 @@ def get_batches(
       texts = [task.texts(cfg.split) for task in tasks]
       seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)
-      spec: Spec = {name: columns[name] for name in lengths}
+      spec = {name: columns[name] for name in lengths}
       is_mixture = isinstance(part, seqio.Mixture)
       rates = [part.get_rate(task) for task in tasks] if is_mixture else [1.0]
       rows = batches.read_rows(
@@ -110,40 +110,37 @@ def get_batches(
         num_epochs=num_epochs,
         reading=reading,
       )
-    else:
-      dataset = part.get_dataset(
-        lengths,
-        split=cfg.split,
-        use_cached=cfg.use_cached,
-        shuffle=cfg.shuffle,
-        seed=seed,
-        shard_info=seqio.ShardInfo(shard_id, num_shards),
-        num_epochs=num_epochs,
-        trim_output_features=cfg.trim_output_features,
-      )
-      dataset = converter(dataset, lengths)
-      rows, spec = _TensorFlowDataset(dataset.batch(batches.CHUNK)), _spec(dataset)
-    if not group_by_length:
-      return grain.experimental.RebatchIterDataset(rows, size, drop_remainder=True), spec
-    sorted_rows = batches.length_batches(
-      rows,
-      size,
+      return rows, spec
+    dataset = part.get_dataset(
       lengths,
-      seed=seed % 2**63 if cfg.shuffle else None,
-      boundaries=boundaries,
+      split=cfg.split,
+      use_cached=cfg.use_cached,
+      shuffle=cfg.shuffle,
+      seed=seed,
+      shard_info=seqio.ShardInfo(shard_id, num_shards),
+      num_epochs=num_epochs,
+      trim_output_features=cfg.trim_output_features,
     )
-    return sorted_rows, spec
+    dataset = converter(dataset, lengths)
+    return _TensorFlowDataset(dataset.batch(batches.CHUNK)), _spec(dataset)
 
+  parts, rates, reading = [provider], [1.0], batches.READING
   if one_language_pair and is_mixture:
-    tasks = [task for task in provider.tasks if cfg.split in task.splits]
-    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    parts = [load(task, seed + number, few) for number, task in enumerate(tasks)]
-    rates = [provider.get_rate(task) for task in tasks]
-    dataset, spec = grain.IterDataset.mix([part for part, _ in parts], rates), parts[0][1]
-  else:
-    dataset, spec = load(provider, seed, batches.READING)
-  of_batch = {name: jax.ShapeDtypeStruct([size, *x.shape], x.dtype) for name, x in spec.items()}
-  return batches.BatchIterator(dataset, of_batch, (shard_id, num_shards))
+    parts = [task for task in provider.tasks if cfg.split in task.splits]
+    rates = [provider.get_rate(task) for task in parts]
+    reading = batches.READING_ONE_OF_MANY
+  rows, specs = zip(
+    *(load(part, seed + number, reading) for number, part in enumerate(parts)), strict=True
+  )
+  return batches.batched(
+    rows,
+    rates,
+    specs[0],
+    size,
+    (shard_id, num_shards),
+    seed=seed if cfg.shuffle else None,
+    boundaries=boundaries if group_by_length else None,
+  )
 
 
 def _spec(dataset: tf.data.Dataset) -> Spec:

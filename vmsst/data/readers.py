@@ -6,8 +6,8 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 | format | files | content |
 |---|---|---|
 | Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
-| TSV | `x.de-en.tsv` | source TAB target; hard negatives in further columns, if asked for; or, as |
-| | | `vmsst mine` writes it, score TAB source TAB target: see `text_files.begin_with_scores` |
+| TSV | `x.de-en.tsv` | source TAB target; columns with a header, such as anchor TAB positive; |
+| | | or, as `vmsst mine` writes it, score TAB source TAB target |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
 | | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
@@ -20,7 +20,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
@@ -174,32 +173,26 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
     InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
       or corrupt file, an unknown entity in TMX, or no pair at all.
   """
-  return (cast(tuple[str, str], row.texts) for row in read_rows(bitext))
+  return ((row.texts[0], row.texts[1]) for row in read_rows(bitext))
 
 
-def read_rows(bitext: BitextFile, negatives: int = 0) -> Iterator[formats.Row]:
-  """As `read_pairs`, with hard negatives after each pair: wrong translations of its source.
+def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.Row]:
+  """As `read_pairs`, with the hard negatives or other columns after each pair, and its scores.
 
-  Hard negatives are the columns after the pair in a TSV file (see `vmsst data mine-negatives`), or
-  the fields after it in a JSONL file without languages. One may be empty, and further columns of a
-  TSV file are ignored.
-
-  Raises:
-    InputError: as `read_pairs`, or the file has fewer hard negatives.
+  Args:
+    bitext: The file.
+    graded: Whether columns with names may have scores, which is an InputError otherwise: some of
+      the pairs may not belong together.
   """
-  has_negatives = {"tsv": True, "jsonl": bitext.source == languages_lib.UNDETERMINED}
-  if negatives and not has_negatives.get(bitext.format):
-    raise errors.InputError(
-      f"{bitext}: only TSV files contain hard negatives, as columns after the pair; write one with "
-      "`vmsst data mine-negatives`"
-    )
   pair = (bitext.source, bitext.target)
-  items = formats.parse(
-    bitext.format, bitext.paths, pair, fields=bitext.fields, negatives=negatives
-  )
   empty = True
-  for row in formats.require(items):
+  for row in formats.require(formats.parse(bitext.format, bitext.paths, pair, bitext.fields)):
     empty = False
+    if row.names and row.scores and not graded:
+      raise errors.InputError(
+        f"{bitext}:{row.number}: the scores or labels {row.scores}; remove them, and pairs that do "
+        "not belong together"
+      )
     yield row
   if empty:
     raise errors.InputError(

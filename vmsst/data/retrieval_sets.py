@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+
+import msgspec
 
 from vmsst import errors, storage
 from vmsst.io import input_files, manifest, text_files
@@ -39,6 +40,12 @@ class RetrievalSet:
     return manifest.digest(*map(dict, (self.queries, self.documents, self.relevance)))
 
 
+class _Record(msgspec.Struct, rename={"id": "_id"}):
+  id: str
+  text: str
+  title: str | None = None
+
+
 def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """Reads a set that BEIR has published, or one with the same files.
 
@@ -53,13 +60,12 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """
   paths = [os.path.join(folder, "qrels", f"{split}.tsv") for split in _SPLITS]
   path = next(filter(storage.is_file, paths), paths[0])
-  documents = {
-    record["_id"]: f"{record.get('title') or ''} {record['text']}".strip()
-    for record in _records(os.path.join(folder, "corpus.jsonl"))
-  }
-  queries = {
-    record["_id"]: record["text"] for record in _records(os.path.join(folder, "queries.jsonl"))
-  }
+  corpus, asked = (
+    text_files.read_records(os.path.join(folder, f"{name}.jsonl"), _Record)
+    for name in ("corpus", "queries")
+  )
+  documents = {record.id: f"{record.title or ''} {record.text}".strip() for record in corpus}
+  queries = {record.id: record.text for record in asked}
   relevance: dict[str, dict[str, float]] = {}
   for number, line in enumerate(text_files.read_lines(path), 1):
     columns = line.split("\t")
@@ -73,13 +79,3 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
       )
     relevance.setdefault(query, {})[document] = float(grade)
   return RetrievalSet({query: queries[query] for query in relevance}, documents, relevance)
-
-
-def _records(path: str) -> Iterator[dict[str, Any]]:
-  for number, line in enumerate(text_files.read_lines(path), 1):
-    record = input_files.parse_json(line, f"{path}:{number}")
-    if not isinstance(record, dict) or not all(
-      input_files.is_text(record.get(name)) for name in ("_id", "text")
-    ):
-      raise errors.InputError(f"{path}:{number}: not a JSON object with the texts _id and text")
-    yield record

@@ -249,20 +249,16 @@ def check_lengths(
     lengths: `task_feature_lengths`; see `BitextFeatureConverter`.
     passed_through: Further columns that may have a length.
   """
-  ranks = {name: spec.rank for name, spec in BitextFeatureConverter.TASK_FEATURES.items()}
-  possible = {*(ranks.keys() & shapes.keys()), *passed_through}
+  possible = {*(BitextFeatureConverter.TASK_FEATURES.keys() & shapes.keys()), *passed_through}
   if "inputs" not in lengths or not possible.issuperset(lengths):
     raise errors.InputError(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs', and the data only has "
       f"{sorted(possible)} (negatives and teacher of bitext.files add more)"
     )
-  for name in ranks.keys() & lengths.keys():
-    label, size = f"task_feature_lengths[{name!r}]", np.size(lengths[name])
-    shape = "(number of texts, length of each)" if ranks[name] == 2 else "one number"
-    errors.check(size == ranks[name], label, lengths[name], shape)
-    if name in TEACHER_SIDES:
-      same = lengths[name] == shapes[name][0]
-      errors.check(same, label, lengths[name], f"{shapes[name][0]}, as the teacher's vectors have")
+  for name in lengths.keys() & TEACHER_SIDES:
+    wanted = f"{shapes[name][0]}, as the teacher's vectors have"
+    same = lengths[name] == shapes[name][0]
+    errors.check(same, f"task_feature_lengths[{name!r}]", lengths[name], wanted)
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):

@@ -20,13 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from vmsst import errors, storage
 from vmsst.data import dataset_shards, readers
 from vmsst.data.readers import BitextFile
 from vmsst.io import array_files, manifest
-from vmsst.languages import Language
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
@@ -115,7 +113,7 @@ class TextTable(Table):
     return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
-    """Returns the texts in a column of these rows, with their prompt."""
+    """Returns the texts in a column of these rows, with their prompt, or "" for missing ones."""
     prompt = self._prompts[min(column, 1)]
     exists_N = self.count_N[number_N] > column
     cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
@@ -123,7 +121,8 @@ class TextTable(Table):
       self._ends[cell_N].tolist(), self._ends[cell_N + 1].tolist(), exists_N, strict=True
     )
     return [
-      prompt + self._bytes[start:end].decode() if exists else "" for start, end, exists in bounds
+      prompt + self._bytes[start:end].decode() if exists and start < end else ""
+      for start, end, exists in bounds
     ]
 
   def pairs(self) -> Iterator[tuple[str, str]]:
@@ -140,85 +139,6 @@ class TextTable(Table):
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
       content.update(array_N.tobytes())
     return content.hexdigest()
-
-
-def open_files(
-  name: str, files: Sequence[BitextFile], *, negatives: int = 0, teacher: str | None = None
-) -> TextTable:
-  """Reads and checks bitext files of one language pair; leaves out pairs without one of the texts.
-
-  Args:
-    name: Of the task and split, for messages.
-    files: The files.
-    negatives: Number of hard negatives of each pair.
-    teacher: Folder of a teacher's vectors of the files, or None.
-
-  Raises:
-    InputError: see `readers.read_rows`; or the vectors do not belong to the files.
-  """
-  counts = dict.fromkeys(files, 0)
-
-  def rows() -> Iterator[tuple[str, ...]]:
-    for file in files:
-      for row in readers.read_rows(file, negatives):
-        counts[file] += 1
-        yield row.texts
-
-  vectors = [open_vectors(teacher, file) for file in files] if teacher else []
-  table = pair_table(name, rows(), (files[0].source, files[0].target), vectors)
-  if teacher:
-    check_vectors(teacher, counts)
-  return table
-
-
-def pair_table(
-  name: str,
-  rows: Iterable[Sequence[str]],
-  pair: tuple[Language, Language],
-  vectors: Sequence[np.ndarray] = (),
-) -> TextTable:
-  """Returns the table of the rows that have both texts.
-
-  Args:
-    name: Of the task and split, for messages.
-    rows: Source, target and hard negatives of each pair.
-    pair: The languages of sources and of all other texts.
-    vectors: A teacher's vectors of all rows, arrays [N, 2, S]; none: no such columns.
-  """
-  numbers = array.array("q")
-  total = 0
-
-  def full_rows() -> Iterator[Sequence[str]]:
-    nonlocal total
-    for total, row in enumerate(rows, 1):
-      if row[0].strip() and row[1].strip():
-        numbers.append(total - 1)
-        yield row
-
-  columns: dict[str, Any] = {}
-  table = TextTable(full_rows(), columns)
-  table.dropped = total - len(numbers)
-  logging.info("%s: %d pairs, and %d with an empty side", name, len(numbers), table.dropped)
-  number_N = np.frombuffer(numbers, np.int64) if numbers else np.zeros(0, np.int64)
-  columns |= _columns(pair, len(numbers), vectors, number_N)
-  return table
-
-
-def _columns(
-  pair: Sequence[Language],
-  count: int,
-  vectors: Sequence[np.ndarray],
-  line_N: np.ndarray | None = None,
-) -> dict[str, Any]:
-  """Returns the language ids, int32 [N, 1], and a teacher's vectors, if any, of `count` pairs."""
-  columns: dict[str, Any] = {
-    name: np.broadcast_to(np.int32(language.index), [count, 1])
-    for name, language in zip(SIDES.values(), pair, strict=True)
-  }
-  if vectors:
-    for side, name in enumerate(TEACHER_SIDES):
-      columns[name] = VectorColumn(vectors, side, line_N)
-  return columns
 
 
 def open_records(
@@ -261,7 +181,12 @@ class RecordTable(Table):
     self._counts = counts
     self._vectors = vectors
     self._starts = np.cumsum([0, *counts])
-    self._columns = _columns((files[0].source, files[0].target), len(self), vectors)
+    self._columns: dict[str, Any] = {
+      name: np.broadcast_to(np.int32(language.index), [len(self), 1])
+      for name, language in zip(SIDES.values(), (files[0].source, files[0].target), strict=True)
+    }
+    for side, name in enumerate(TEACHER_SIDES if vectors else ()):
+      self._columns[name] = VectorColumn(vectors, side)
 
   def __len__(self) -> int:
     """Number of rows."""

@@ -10,12 +10,9 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-import grain
-import jax
 import numpy as np
 from absl import logging
 
@@ -23,25 +20,12 @@ from vmsst import errors, storage
 from vmsst import languages as languages_lib
 from vmsst.data import batches, formats, readers, tables, vocabularies
 from vmsst.data.vocabularies import Role
-from vmsst.io import input_files, manifest, text_files
+from vmsst.io import manifest, text_files
 
 File = str | os.PathLike[str]
 Data = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, Any]]
 
 _FILE = str | os.PathLike
-_ROLES: Mapping[str, Role] = {
-  "query": "query",
-  "question": "query",
-  "document": "document",
-  "passage": "document",
-  "answer": "document",
-  "pos": "document",  # the positives of a query in FlagEmbedding's files
-}
-_SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
-# A TSV file has a header if all columns of its first line have such names.
-_COLUMN = re.compile(
-  rf"anchor|positive|negative(_\d+)?|sentence_?[12ab]|{'|'.join([*_ROLES, *_SCORES])}|id", re.I
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,18 +52,6 @@ class TrainingSet:
   negatives: int | None = None
   objective: str | None = None
   weight: float | None = None
-
-
-class Example(NamedTuple):
-  """A row of a training set.
-
-  Attributes:
-    texts: The two texts of a pair, then its hard negatives.
-    scores: The score of the pair, or a teacher's score of each text after the first; or nothing.
-  """
-
-  texts: Sequence[str]
-  scores: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,39 +143,46 @@ def open_set(
   Raises:
     InputError: a file or a row cannot be read, or there is no pair.
   """
-  paths = _paths(settings.data)
-  files = readers.find_bitext(paths, settings.languages) if paths else []
-  if files:
-    parts = [_of_file(file, settings) for file in files]
-    named = parts[0][0]
-    examples: Iterator[Example] = itertools.chain.from_iterable(part for _, part in parts)
+  data: Any = settings.data
+  codes = settings.languages
+  pair = (languages_lib.language(codes[0]), languages_lib.language(codes[1]))
+  if isinstance(data, Sequence) and data and isinstance(data[0], readers.BitextFile):
+    files = [*data]
   else:
-    records = ((f"row {n} of {name}", row) for n, row in enumerate(cast(Any, settings.data), 1))
-    named, examples = _of_records(records, settings)
-  roles = settings.roles or (_ROLES.get(named[0].lower()), _ROLES.get(named[1].lower()))
+    files = readers.find_bitext(paths, codes) if (paths := _paths(data)) else []
+  if files:
+    rows: Iterator[formats.Row] = itertools.chain.from_iterable(map(_rows, files))
+  else:
+    records = ((number, f"row {number} of {name}", row) for number, row in enumerate(data, 1))
+    rows = formats.require(formats.record_rows(records, pair))
+  first = next(rows, None)
+  if first is None:
+    raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
+  names = first.names[:2] or ("", "")
+  roles: Any = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
   by_role = prompts or {}
   before = settings.prompts or (by_role.get(roles[0], ""), by_role.get(roles[1], ""))
+  count = None if settings.negatives is None else 1 + settings.negatives
   scores: list[Sequence[float]] = []
   lines = array.array("q")
   total = 0
 
   def texts() -> Iterator[Sequence[str]]:
     nonlocal total
-    count = settings.negatives
-    for total, example in enumerate(examples, 1):
-      if text_files.is_blank(example.texts[0]) or text_files.is_blank(example.texts[1]):
+    for total, row in enumerate(itertools.chain([first], rows), 1):
+      source, target, *negatives = row.texts
+      if text_files.is_blank(source) or text_files.is_blank(target):
         continue
       lines.append(total - 1)
-      scores.append(example.scores if count is None else example.scores[: 1 + count])
-      yield example.texts if count is None else example.texts[: 2 + count]
+      scores.append(row.scores[:count] if row.names else ())
+      yield [source, target, *negatives][: count and 1 + count]
 
-  languages = map(languages_lib.language, settings.languages)
   table = tables.TextTable(texts(), {}, before)
   columns = table.columns
   table.dropped = total - len(table)
   if not len(table):
     raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
-  for column, language in zip(tables.SIDES.values(), languages, strict=True):
+  for column, language in zip(tables.SIDES.values(), pair, strict=True):
     columns[column] = np.broadcast_to(np.int32(language.index), [len(table), 1])
   width_N = np.fromiter(map(len, scores), int, len(scores))
   if width_N.any():
@@ -220,116 +199,32 @@ def open_set(
   return OpenSet(name, settings, table, before, roles, files, np.frombuffer(lines, np.int64))
 
 
-def _of_file(
-  file: readers.BitextFile, settings: TrainingSet
-) -> tuple[Sequence[str], Iterator[Example]]:
-  """Returns the names of the first two columns of a file, and its examples."""
-  path = file.paths[0]
-  if file.format == "jsonl":
-    return _of_records(formats.require(formats.json_lines(path)), settings)
-  header = next(text_files.read_lines(path), "").split("\t") if file.format == "tsv" else []
-  if len(header) > 1 and all(map(_COLUMN.fullmatch, header)):
-    return _of_records(_table_records(path, header), settings)
-  first = next(readers.read_rows(file))
-  if first.grade is not None and not first.further:
-    logging.warning("%s: numbers in column 1 do not count; all pairs are positive", file)
-  return ("", ""), _of_columns(file, readers.read_rows(file, first.further))
-
-
-def _table_records(path: str, header: Sequence[str]) -> Iterator[tuple[str, Any]]:
-  for number, line in enumerate(itertools.islice(text_files.read_lines(path), 1, None), 2):
-    columns = line.split("\t")
-    if len(columns) != len(header):
+def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
+  """Yields the rows of a file; raises InputError for numbers whose meaning is unknown."""
+  for number, row in enumerate(readers.read_rows(file, graded=True)):
+    if not row.names and any(map(text_files.is_number, row.texts[2:])):
       raise errors.InputError(
-        f"{path}:{number}: {len(columns)} columns, not the {len(header)} of the header; add or "
-        "remove a TAB"
+        f"{file}:{row.number}: a number after the pair; write a header, such as 'anchor TAB "
+        "positive TAB score'"
       )
-    yield f"{path}:{number}", dict(zip(header, columns, strict=True))
+    if not row.names and row.scores and not number:
+      logging.warning("%s: numbers in column 1 do not count; all pairs are positive", file)
+    yield row
 
 
-def _of_columns(file: readers.BitextFile, rows: Iterator[formats.Row]) -> Iterator[Example]:
-  """Yields the examples of a file without column names; scores before the pairs do not count."""
-  for row in rows:
-    if any(map(text_files.is_number, row.texts[2:])):
-      raise errors.InputError(
-        f"{file}:{row.number}: a number after the pair; write a header, such as "
-        "'anchor TAB positive TAB score'"
-      )
-    yield Example([*row.texts[:2], *filter(None, row.texts[2:])])
+def add_file_vectors(opened: OpenSet, folder: str) -> None:
+  """Adds a teacher's vectors of the files of a set, which `vmsst data embed` wrote.
 
-
-def _of_records(
-  records: Iterator[tuple[str, Any]], settings: TrainingSet
-) -> tuple[Sequence[str], Iterator[Example]]:
-  """Returns the names of the first columns of records, and their examples.
-
-  Args:
-    records: The place of each record, for messages, and a dictionary or a sequence of texts.
-    settings: The set; its languages name the columns, if they are known.
+  Raises:
+    InputError: the vectors do not belong to the files.
   """
-  place, first = next(records, ("", None))
-  if first is None:
-    return ("", ""), iter(())
-  records = itertools.chain([(place, first)], records)
-  if not isinstance(first, Mapping):
-    return ("", ""), (Example(_texts(place, record)) for place, record in records)
-  first = _flat(first)
-  names = [
-    name for name, x in first.items() if _is_texts(x) and name not in (*_SCORES, *formats.IDS)
-  ]
-  if "pos" in first:  # FlagEmbedding's; the list of negatives may be empty
-    names = ["query", "pos", "neg"]
-  if settings.languages != ("und", "und"):
-    codes = {formats.language_or_none(name): name for name in names}
-    names = [codes.get(languages_lib.language(code), code) for code in settings.languages]
-  if len(names) < 2:
-    raise errors.InputError(f"{place}: the text fields are {names}; a pair has two")
-  return names, itertools.chain.from_iterable(
-    _of_record(place, record, names) for place, record in records
-  )
-
-
-def _flat(record: Any) -> Any:
-  """Returns a record without the level of Hugging Face's translation datasets."""
-  inner = record.get("translation") if isinstance(record, Mapping) else None
-  return {**record, **inner} if isinstance(inner, Mapping) else record
-
-
-def _is_texts(value: Any) -> bool:
-  return isinstance(value, str) or (isinstance(value, list) and isinstance([*value, 0][0], str))
-
-
-def _of_record(place: str, record: Any, names: Sequence[str]) -> Iterator[Example]:
-  """Yields an example for each positive of a record."""
-  if not isinstance(record, Mapping):
-    raise errors.InputError(f"{place}: not a JSON object; write one object per line")
-  record = _flat(record)
-  anchor, positives, *negatives = (record.get(name) or "" for name in names)
-  _texts(place, [anchor])
-  positives = _texts(place, [positives] if isinstance(positives, str) else positives)
-  of_columns = ([x] if isinstance(x, str) else x for x in negatives)
-  rivals = _texts(place, [text for texts in of_columns for text in texts if text])
-  if unnamed := formats.grades_of(record).keys() - {*_SCORES}:
+  arrays = [tables.open_vectors(folder, file) for file in opened.files]
+  if not arrays or sum(map(len, arrays)) != len(opened.table) + opened.table.dropped:
     raise errors.InputError(
-      f"{place}: {sorted(unnamed)} may grade the pair; name scores 'score', remove other numbers"
+      f"{folder} does not have the vectors of {opened.name}; compute them with `vmsst data embed`"
     )
-  scores = next((record[name] for name in _SCORES if record.get(name) is not None), ())
-  scores = [*scores] if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]
-  of_positives, of_negatives = record.get("pos_scores") or (), record.get("neg_scores") or ()
-  try:
-    for number, positive in enumerate(positives):
-      if len(of_positives) > number:
-        scores = [of_positives[number], *of_negatives]
-      yield Example([anchor, positive, *rivals], [float(score) for score in scores])
-  except (TypeError, ValueError):
-    raise errors.InputError(f"{place}: {input_files.shown(scores)} are not numbers") from None
-
-
-def _texts(place: str, texts: Any) -> Sequence[str]:
-  """Returns texts; raises InputError if one of them is not a text, or they are not a sequence."""
-  if not isinstance(texts, list | tuple) or not all(map(input_files.is_text, texts)):
-    raise errors.InputError(f"{place}: {input_files.shown(texts)}; give texts in UTF-8")
-  return texts
+  tables.check_vectors(folder, dict(zip(opened.files, map(len, arrays), strict=True)))
+  add_vectors(opened, arrays, opened.line_N)
 
 
 def add_vectors(
@@ -346,42 +241,58 @@ def add_vectors(
     opened.table.columns[name] = tables.VectorColumn(vectors, side, line_N)
 
 
-def training_batches(
+def get_batches(
+  cfg: Any,
+  shard_id: int = 0,
+  num_shards: int = 1,
+  converter: Any = None,
+  *,
   sets: Sequence[OpenSet],
   vocabulary: vocabularies.Vocabulary,
-  *,
-  batch_size: int,
   max_length: int,
-  seed: int = 0,
-  shard: tuple[int, int] = (0, 1),
-  power: float = 1.0,
+  sampling_power: float = 1.0,
   mixed: bool = False,
 ) -> batches.BatchIterator:
-  """Returns endless batches of texts of similar length, each of one set.
+  """Returns endless batches of texts of similar length, each of one set, for `get_dataset_fn`.
 
   The features of a batch are `inputs` and `targets`, int32 [B, T]; language ids; and, if the set
   has them, `negatives`, int32 [B, K, T], with zeros for missing ones; `scores`, float32 [B, 1 + K];
   and a teacher's vectors.
 
   Args:
+    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    shard_id: Number of this process's share of the rows.
+    num_shards: Number of shares.
+    converter: Not used.
     sets: The sets.
     vocabulary: Tokenizes the texts; it adds no prompt.
-    batch_size: Pairs of a batch.
     max_length: Tokens of a text; longer ones are cut.
-    seed: Seed of the order.
-    shard: Number of this process's share of the rows, and number of shares.
-    power: Sets without a weight are sampled in proportion to this power of their size.
+    sampling_power: Sets without a weight are sampled in proportion to this power of their size.
     mixed: Whether a batch has rows of all sets, sampled at the same rates.
 
   Raises:
     InputError: a weight is not positive, or sets cannot be mixed, because they have other columns.
   """
+  del converter
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
   texts = [batches.Texts(x.name, x.table, tokenizer) for x in sets]
-  rates = [len(x.table) ** power if x.settings.weight is None else x.settings.weight for x in sets]
+  rates = [
+    len(each.table) ** sampling_power if each.settings.weight is None else each.settings.weight
+    for each in sets
+  ]
   for rate in rates:
     errors.check_number("weight", rate, "(0, inf)")
-  lengths = [_feature_lengths(x.table, max_length) for x in sets]
+  lengths: list[dict[str, Any]] = [
+    {
+      name: max_length
+      if name in tables.SIDES
+      else (len(column[0]), max_length)
+      if name == "negatives"
+      else column.shape[1]
+      for name, column in each.table.rows(np.zeros(1, np.int64)).items()
+    }
+    for each in sets
+  ]
   for part, part_lengths in zip(texts, lengths, strict=True):
     batches.check_texts([part], part_lengths)
   if mixed and any(each != lengths[0] for each in lengths):
@@ -389,41 +300,15 @@ def training_batches(
       f"the sets {[x.name for x in sets]} have other columns or numbers of hard negatives; set "
       "mixed=False"
     )
-  size = batch_size // shard[1]
   groups = [(texts, rates)] if mixed else [([part], [1.0]) for part in texts]
   # Several sets have one thread each.
-  reading = batches.READING if len(groups) == 1 else grain.ReadOptions(1, 2)
-  streams = [
-    batches.length_batches(
-      batches.read_rows(
-        group,
-        shares,
-        lengths[number],
-        shuffle=True,
-        seed=seed + number,
-        shard=shard,
-        reading=reading,
-      ),
-      size,
-      lengths[number],
-      seed=seed % 2**63,
-    )
-    for number, (group, shares) in enumerate(groups)
+  reading = batches.READING if len(groups) == 1 else batches.READING_ONE_OF_MANY
+  shard = (shard_id, num_shards)
+  how: Any = {"shuffle": True, "shard": shard, "reading": reading}
+  rows = [
+    batches.read_rows(*group, lengths[number], seed=cfg.seed + number, **how)
+    for number, group in enumerate(groups)
   ]
-  dataset = streams[0] if len(streams) == 1 else grain.IterDataset.mix(streams, rates)
   spec = texts[0].spec(lengths[0])
-  columns = {
-    name: jax.ShapeDtypeStruct((size, *spec[name].shape), spec[name].dtype) for name in lengths[0]
-  }
-  return batches.BatchIterator(dataset, columns, shard)
-
-
-def _feature_lengths(table: tables.TextTable, max_length: int) -> dict[str, Any]:
-  """Returns the length of each column of a batch, as SeqIO has them."""
-  lengths: dict[str, Any] = {}
-  for name, column in table.rows(np.zeros(1, np.int64)).items():
-    if name in tables.SIDES:
-      lengths[name] = max_length
-    else:
-      lengths[name] = (len(column[0]), max_length) if name == "negatives" else column.shape[1]
-  return lengths
+  spec = {name: spec[name] for name in lengths[0]}
+  return batches.batched(rows, rates, spec, cfg.batch_size // num_shards, shard, seed=cfg.seed)

@@ -4,7 +4,6 @@ A release is one corpus in one version for one language pair: a zip of two files
 stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API.
 """
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -29,9 +28,8 @@ Keep = Callable[[str, str], bool]
 """Returns whether a pair of OPUS language codes is wanted."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Release:
-  """One file of OPUS.
+class Release(msgspec.Struct, frozen=True):
+  """One file of OPUS, as in a response of the OPUS API.
 
   Attributes:
     corpus: Name of the corpus.
@@ -40,7 +38,7 @@ class Release:
     target: OPUS code of the second language.
     url: Address of the file.
     kib: Size in KiB, rounded down.
-    pairs: Number of sentence pairs, or None if OPUS does not list it.
+    alignment_pairs: Number of sentence pairs, or something else if OPUS does not list it.
   """
 
   corpus: str
@@ -48,8 +46,13 @@ class Release:
   source: str
   target: str
   url: str
-  kib: int
-  pairs: int | None
+  kib: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="size")
+  alignment_pairs: Any = None
+
+  @property
+  def pairs(self) -> int | None:
+    """Number of sentence pairs, or None if OPUS does not list it."""
+    return self.alignment_pairs if isinstance(self.alignment_pairs, int) else None
 
   @property
   def path(self) -> pathlib.PurePosixPath:
@@ -57,28 +60,11 @@ class Release:
     name = f"{self.source}-{self.target}.txt.zip"
     return pathlib.PurePosixPath(self.corpus, self.version, "moses", name)
 
-  @property
-  def page(self) -> str:
-    """Address of OPUS's description of the corpus and its license."""
-    return f"{SITE}/{self.corpus}/corpus/version/{self.corpus}"
-
-
-class _Record(msgspec.Struct):
-  """A file in a response of the OPUS API."""
-
-  corpus: str
-  version: str
-  source: str
-  target: str
-  url: str
-  size: Annotated[int, msgspec.Meta(ge=0)]
-  alignment_pairs: Any = None
-
 
 class _List(msgspec.Struct):
   """A response of the OPUS API."""
 
-  corpora: list[_Record]
+  corpora: list[Release]
 
 
 def releases(
@@ -100,12 +86,14 @@ def releases(
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
     content = msgspec.json.decode(fetcher.read(url), type=_List)
-    records = [*map(_release, content.corpora)]
-    if not records:
+    if not content.corpora:
       raise errors.InputError(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
-    listed += [x for x in records if x.pairs != 0 and keep(x.source, x.target)]
+    for release in content.corpora:
+      _check(release)
+      if release.pairs != 0 and keep(release.source, release.target):
+        listed.append(release)
   return listed
 
 
@@ -114,7 +102,7 @@ def download(
   chosen: Sequence[Release],
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
-) -> list[storage.Path]:
+) -> None:
   """Downloads the files of releases below a root, except those that are there.
 
   Args:
@@ -126,7 +114,6 @@ def download(
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
   """
-  paths = []
   for release in chosen:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if not storage.is_url(path):
@@ -139,8 +126,6 @@ def download(
     elif problem := file.size_difference(storage.size(path)):
       raise errors.InputError(f"{path} {problem}; remove it to download it again")
     report(release, fetched)
-    paths.append(path)
-  return paths
 
 
 def every_pair(source: str, target: str) -> bool:
@@ -167,19 +152,15 @@ def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
 
 
-def _release(record: _Record) -> Release:
-  """Returns the release of an untrusted record; its names become part of a path."""
-  file = _FILE.fullmatch(record.url.partition("?")[0].rpartition("/")[2])
-  names = (record.corpus, record.version)
-  if not (file and file.groups() == (record.source, record.target)) or not all(
-    map(_NAME.fullmatch, names)
-  ):
+def _check(release: Release) -> None:
+  """Raises InputError for an untrusted record that is no release; its names are part of a path."""
+  file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
+  is_moses = file is not None and file.groups() == (release.source, release.target)
+  if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
     raise errors.InputError(
-      f"OPUS lists a record that is not a release in Moses format: {record!r}"
+      f"OPUS lists a record that is not a release in Moses format: {release!r}"
     )
-  fetch.check_address(record.url)
-  pairs = record.alignment_pairs if isinstance(record.alignment_pairs, int) else None
-  return Release(*names, record.source, record.target, record.url, record.size, pairs)
+  fetch.check_address(release.url)
 
 
 def describe(chosen: Sequence[Release]) -> Iterator[str]:
@@ -191,5 +172,6 @@ def describe(chosen: Sequence[Release]) -> Iterator[str]:
   total = sum(x.kib for x in chosen) / 1024
   count = sum(x.pairs or 0 for x in chosen)
   yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
-  for page in dict.fromkeys(x.page for x in chosen):
+  for corpus in dict.fromkeys(x.corpus for x in chosen):
+    page = f"{SITE}/{corpus}/corpus/version/{corpus}"
     yield f"license: in each archive (LICENSE, README), and at {page}"

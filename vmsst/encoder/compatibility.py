@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from scipy.spatial import distance
 from tokenizers import Tokenizer
 
 from vmsst import errors
@@ -145,6 +144,8 @@ class Members:
     if norm and pairs:
       return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
     if norm:
+      from scipy.spatial import distance  # Here: it takes half a second.
+
       return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
     return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
 

@@ -1,6 +1,7 @@
 """The encoder as users call it: sentences to vectors, similarities and margin scores."""
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import functools
@@ -11,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
-import msgspec
 import numpy as np
 from flax import traverse_util
 
@@ -29,25 +29,9 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Sentences tokenized and sorted at once: enough to sort well, few enough for memory.
-_WINDOW = 1 << 16
-
-
-class PreparedTexts(msgspec.Struct, frozen=True):
-  """Texts that `Encoder.prepare` has tokenized.
-
-  Attributes:
-    texts: The texts.
-    ids: Token ids of each, at most `max_length`.
-    long: Indices of the texts that were cut.
-  """
-
-  texts: list[str]
-  ids: list[list[int]]
-  long: list[int]
-
-  def __len__(self) -> int:
-    return len(self.texts)
+# Sentences tokenized and sorted at once: enough to sort well. Meanwhile, the vectors of former ones
+# are computed.
+_WINDOW = 1 << 13
 
 
 class Encoder(compatibility.Members):
@@ -195,6 +179,23 @@ class Encoder(compatibility.Members):
     network = dataclasses.replace(self._network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
     params = {**self._backend.params, "token_embedder": {"embedding": table_VD}}
+    return self._changed(network, params, vocabulary)
+
+  def truncate(self, layers: int) -> "Encoder":
+    """Returns this encoder cut to its first layers, to save time and memory.
+
+    First train it with `matryoshka_layers` of `vmsst.finetune`; other encoders lose more accuracy.
+
+    Args:
+      layers: Number of layers, less than the encoder has.
+
+    Raises:
+      InputError: the encoder has too few layers or is not a transformer.
+    """
+    network, params = sentence_encoder.first_layers(self._network, self._backend.params, layers)
+    return self._changed(network, params, self.vocabulary)
+
+  def _changed(self, network: Any, params: Any, vocabulary: Any) -> "Encoder":
     options: dict[str, Any] = {"languages": self.languages, "backend": self.backend}
     encoder = Encoder(network, params, vocabulary, max_length=self.max_length, **options)
     encoder.similarity_fn_name = self.similarity_fn_name
@@ -221,21 +222,9 @@ class Encoder(compatibility.Members):
     saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
     sentence_transformers.write(saved, target)
 
-  def prepare(
-    self, sentences: Texts, *, language: Language = None, prefix: str | None = None
-  ) -> PreparedTexts:
-    """Tokenizes sentences for `encode`, so that it can be done ahead, in another thread.
-
-    Arguments and errors are those of `encode`, which must get the same language and prefix.
-    """
-    texts = input_texts.as_list(sentences)
-    if not (language is None or isinstance(language, str)):
-      language = input_texts.languages(language, len(texts))
-    return PreparedTexts(texts, *self._tokenize(texts, language, prefix))
-
   def encode(
     self,
-    sentences: Texts | PreparedTexts,
+    sentences: Texts,
     *,
     language: Language = None,
     prefix: str | None = None,
@@ -267,7 +256,7 @@ class Encoder(compatibility.Members):
     Args:
       sentences: Strings, an iterator of strings (read completely first), or an open file, for its
         lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
-        with one sentence per line. Or what `prepare` has returned for them.
+        with one sentence per line.
       language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
         if the vocabulary splits text into words by the rules of its language, as EMS's does;
         otherwise ignored.
@@ -326,11 +315,7 @@ class Encoder(compatibility.Members):
       truncate_dim = errors.as_integer("truncate_dim", truncate_dim, maximum=self.dimension)
     prefix = self._prompt(prefix, prompt, prompt_name)
     progress = show_progress_bar if progress is None else progress
-    prepared = None
-    if isinstance(sentences, PreparedTexts):
-      prepared, texts = sentences, sentences.texts
-    else:
-      texts = input_texts.as_list(sentences)
+    texts = input_texts.as_list(sentences)
     if not (language is None or isinstance(language, str)):
       language = input_texts.languages(language, len(texts))
     vectors_ND = np.empty((len(texts), self.dimension), np.float32)
@@ -338,29 +323,22 @@ class Encoder(compatibility.Members):
     bar = progress_bar.Bar(
       total=len(texts), unit=" sentences", disable=None if progress is None else not progress
     )
-    were_cut = 0
-    with bar:
-      for start in range(0, len(texts), window):
-        rows = slice(start, start + window)
-        codes = language if language is None or isinstance(language, str) else language[rows]
-        if prepared is None:
-          ids, long = self._tokenize(texts[rows], codes, prefix)
-        else:
-          ids = prepared.ids[rows]
-          long = [index - start for index in prepared.long if 0 <= index - start < len(ids)]
+
+    def tokenize(start: int) -> tuple[list[list[int]], list[int]]:
+      rows = slice(start, start + window)
+      codes = language if language is None or isinstance(language, str) else language[rows]
+      return self._tokenize(texts[rows], codes, prefix)
+
+    were_cut, starts = 0, range(0, len(texts), window)
+    with bar, concurrent.futures.ThreadPoolExecutor(1) as thread:
+      ahead = [thread.submit(tokenize, start) for start in starts[:1]]
+      for number, start in enumerate(starts):
+        ids, long = ahead.pop().result()
+        ahead = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
         were_cut += len(long)
-        # Some batches are started before the first result is needed.
-        batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
-        started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
-        started, alone = collections.deque(), len(batches) == 1
-        while batches or started:
-          if batches and len(started) <= self._backend.in_flight:
-            index_B, tokens_RT = batches.popleft()
-            started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
-          else:
-            index_B, vectors = started.popleft()
-            vectors_ND[rows][index_B] = vectors()[: len(index_B)]
-            bar.update(len(index_B))
+        vectors_ND[start : start + window] = self.encode_ids(
+          ids, batch_size=batch_size, on_batch=bar.update
+        )
     if were_cut and on_cut is not None:
       on_cut(were_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
@@ -375,6 +353,35 @@ class Encoder(compatibility.Members):
     if one:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
+
+  def encode_ids(
+    self,
+    ids: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 128,
+    on_batch: Callable[[int], object] = lambda rows: None,
+  ) -> np.ndarray:
+    """Returns the vectors of texts that are tokenized already, float32 [N, D].
+
+    Args:
+      ids: Token ids of N texts, special tokens included, at most `max_length` of each.
+      batch_size: Texts per batch.
+      on_batch: Called with the number of texts of each batch when it is finished.
+    """
+    vectors_ND = np.empty((len(ids), self.dimension), np.float32)
+    # Some batches are started before the first result is needed.
+    batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
+    started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
+    started, alone = collections.deque(), len(batches) == 1
+    while batches or started:
+      if batches and len(started) <= self._backend.in_flight:
+        index_B, tokens_RT = batches.popleft()
+        started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
+      else:
+        index_B, vectors = started.popleft()
+        vectors_ND[index_B] = vectors()[: len(index_B)]
+        on_batch(len(index_B))
+    return vectors_ND
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""

@@ -9,41 +9,25 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vmsst import errors
 from vmsst.io import array_files, input_files, progress_bar
 
-if TYPE_CHECKING:
-  from vmsst.data.readers import BitextFile
-
 # Texts of a bitext with vectors in memory at once; even, so that windows contain whole pairs.
 _WINDOW = 1 << 14
 
 
-def prepare(encoder: Any, texts: Sequence[str], language: str | Sequence[str] | None) -> Any:
-  """Returns texts as `encode` takes them, tokenized already if the encoder supports it.
-
-  Args:
-    encoder: An object with `encode(texts)`.
-    texts: The texts.
-    language: Code of their language, or a code for each.
-  """
-  if hasattr(encoder, "prepare"):
-    return encoder.prepare(texts, language=language)
-  return texts
-
-
 def encode(
-  encoder: Any, texts: Sequence[str] | Any, *, method: str = "encode", **options: Any
+  encoder: Any, texts: Sequence[str], *, method: str = "encode", **options: Any
 ) -> np.ndarray:
   """Returns an encoder's vectors of texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
-    texts: N texts, or what `prepare` has returned for them.
+    texts: N texts.
     method: "encode", or "encode_query" or "encode_document" if the encoder has it.
     **options: Such as `language`, `batch_size`, `progress` (default: False); those that `encode`
       does not support are dropped.
@@ -57,9 +41,7 @@ def encode(
   if getattr(encoder, "prompt", None) is not None:  # This prompt applies to every text.
     method = "encode"
   compute = getattr(encoder, method, encoder.encode)
-  vectors_ND = np.asarray(
-    compute(list(texts) if isinstance(texts, Sequence) else texts, **given), np.float32
-  )
+  vectors_ND = np.asarray(compute(list(texts), **given), np.float32)
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
     raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND
@@ -155,23 +137,6 @@ def write_pair_vectors(
   return {"lines": count, "dimension": encoder.dimension}
 
 
-def write_bitext_vectors(
-  encoder: Any, bitext: "BitextFile", path: str | os.PathLike[str], *, batch_size: int = 128
-) -> dict[str, int]:
-  """Writes the vectors of a bitext; see `write_pair_vectors`."""
-  from vmsst.data import readers
-
-  return write_pair_vectors(
-    encoder,
-    readers.read_pairs(bitext),
-    path,
-    count=sum(1 for _ in readers.read_pairs(bitext)),
-    languages=[readers.language_code(side) for side in (bitext.source, bitext.target)],
-    title=str(bitext),
-    batch_size=batch_size,
-  )
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -200,6 +165,7 @@ class EncoderSource:
 
   Attributes:
     identity: See the function `identity`.
+    load: Returns name and encoder in other processes, or None.
   """
 
   def __init__(self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None):
@@ -212,7 +178,7 @@ class EncoderSource:
         picklable.
     """
     self.identity = identity(encoder, name)
-    self._encoder, self._load = encoder, load
+    self._encoder, self.load = encoder, load
 
   def __getstate__(self) -> dict[str, Any]:
     return {**vars(self), "_encoder": None}
@@ -229,11 +195,11 @@ class EncoderSource:
     with _lock:
       if _loaded.get("identity") != self.identity:
         _loaded.clear()  # before the next encoder takes memory
-        if self._load is None:
+        if self.load is None:
           raise errors.InputError(
             f"{name} cannot be loaded in other processes; use one local process"
           )
-        _, encoder = self._load()
+        _, encoder = self.load()
         if identity(encoder, name) != self.identity:
           raise errors.InputError(f"{name} has changed since the work on it started; start over")
         _loaded.update(identity=self.identity, encoder=encoder)

@@ -21,7 +21,9 @@ from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.encoder import loading
 from vmsst.formats import encoder_json
-from vmsst.networks import sentence_encoder
+from vmsst.networks import sentence_encoder, static
+
+_OF_LAYERS = ("dropout_rate", "remat", "scan_layers")
 
 
 def network(
@@ -32,13 +34,16 @@ def network(
   Args:
     checkpoint: A path that `vmsst.load` opens: a folder of sentence-transformers or transformers, a
       name on the Hugging Face Hub, a run, an export. None, in a dry run without it, is an error.
-    **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`.
+    **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`. A
+      network without layers ignores the options of layers.
 
   Raises:
     InputError: there is no such encoder.
     TypeError: its config has no option of this name.
   """
   saved = _assets(checkpoint).network
+  if isinstance(saved.config, static.StaticConfig):
+    options = {name: x for name, x in options.items() if name not in _OF_LAYERS}
   config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
   return dataclasses.replace(saved, config=config, parent=None)
 

@@ -105,19 +105,17 @@ class Embedder:
   def map(
     self,
     title: str,
-    prepare: Callable[[Any], Any],
     compute: Callable[[Any], Arrays],
     parts: Sequence[Part],
     *,
     keep: bool = False,
   ) -> Iterator[Arrays]:
-    """Yields `compute(prepare(content))` of each part, in order.
+    """Yields `compute(content)` of each part, in order.
 
     Subclasses may do this in other processes, and store the arrays.
 
     Args:
       title: Name of this kind of work, for the progress bar.
-      prepare: Prepares the content of a part; must be picklable.
       compute: Computes arrays; must be picklable. `source.open()` is the encoder.
       parts: The parts.
       keep: Whether to store the arrays, if this can be done, even if this process computes them.
@@ -126,7 +124,7 @@ class Embedder:
     total = sum(part.size for part in parts)
     with progress_bar.Bar(total=total, desc=title, outer=True) as bar:
       for part in parts:
-        yield compute(prepare(part.content))
+        yield compute(part.content)
         done += part.size
         bar.update(max(0, done - bar.n))
 
@@ -158,8 +156,7 @@ class Embedder:
       content = list(texts[window]), list(codes[window]), method
       size = len(content[0])
       parts.append(Part(content, content, size, f"{size:,} texts"))
-    prepare = functools.partial(_tokens, self.source)
-    arrays = [*self.map("embed", prepare, functools.partial(_vectors, self.source), parts)]
+    arrays = [*self.map("embed", functools.partial(_vectors, self.source), parts)]
     encoding.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
     vectors_ND = np.concatenate([x["vectors"] for x in arrays])
     self.check_width(vectors_ND.shape[1])
@@ -192,20 +189,15 @@ def _keys(side: Side) -> Iterator[tuple[str, str]]:
   return ((side.language, text) for text in side.texts)
 
 
-_Window = tuple[list[str], list[str], str]
-"""Texts, the code of each one's language, and the method of the encoder."""
+def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str], str]) -> Arrays:
+  """Returns the vectors of texts, and how many texts were cut.
 
-
-def _tokens(source: encoding.EncoderSource, window: _Window) -> tuple[_Window, Any]:
-  """Returns a window, and its texts, tokenized if the encoder supports it for the method."""
+  Args:
+    source: The encoder.
+    window: The texts, the code of each one's language, and the method of the encoder.
+  """
   texts, codes, method = window
-  return window, encoding.prepare(source.open(), texts, codes) if method == "encode" else texts
-
-
-def _vectors(source: encoding.EncoderSource, prepared: tuple[_Window, Any]) -> Arrays:
-  """Returns the vectors of a window, and how many texts were cut."""
-  (texts, codes, method), tokens = prepared
   with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
-    vectors_ND, cut = source.encode(tokens, method=method, language=codes)
+    vectors_ND, cut = source.encode(texts, method=method, language=codes)
   encoding.check_finite(vectors_ND, texts)
   return {"vectors": vectors_ND, "cut": np.array(cut, np.int64).reshape(-1, 3)}

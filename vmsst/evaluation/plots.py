@@ -55,7 +55,10 @@ def similarity(
     for side in (sentences, others)
   )
   cosine_NM = first_ND @ second_MD.T
-  rows, columns = ([_short(sentence) for sentence in side] for side in (sentences, others))
+  rows, columns = (
+    [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in side]
+    for side in (sentences, others)
+  )
   # In inches: the cells, and room for the labels.
   width = 0.6 * len(columns) + 0.08 * max(map(len, rows)) + 1.5
   height = 0.4 * len(rows) + 0.06 * max(map(len, columns)) + 0.3
@@ -112,10 +115,6 @@ def _figure(size: tuple[float, float]) -> Any:
   with errors.requires("report", "a plot"):
     from matplotlib import figure
   return figure.Figure(figsize=size, layout="constrained")
-
-
-def _short(sentence: str) -> str:
-  return sentence if len(sentence) <= _LONGEST else f"{sentence[: _LONGEST - 1]}…"
 
 
 @dataclasses.dataclass(frozen=True)

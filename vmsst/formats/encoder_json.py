@@ -297,6 +297,8 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     described["padding_id"] = vocabulary.padding_id
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
+    if not vocabulary.skips_unknown:
+      del described["skips_unknown"]  # so that digests of other encoders stay the same
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes

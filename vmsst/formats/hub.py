@@ -239,7 +239,7 @@ def card(
     pipeline_tag="sentence-similarity",
     tags=_TAGS,
   )
-  layers = vars(config).get("num_encoder_layers") or vars(config)["num_layers"]
+  layers = vars(config).get("num_encoder_layers") or vars(config).get("num_layers", 0)
   prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
   prompts |= getattr(assets.vocabulary, "prompts", {})
   training = []

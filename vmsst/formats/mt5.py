@@ -89,7 +89,13 @@ def convert(
   Raises:
     InputError: the source cannot be used.
   """
-  sizes, stored = _read_config(source), transformers.open_tensors(source)
+  path = source / transformers.CONFIG_FILE
+  # umT5, another `model_type`, has a bias table in every layer.
+  fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
+  record = transformers.check_config(path, transformers.read_object(path), _Options, fixed)
+  sizes = msgspec.structs.asdict(record)
+  sizes["num_decoder_layers"] = sizes["num_decoder_layers"] or sizes["num_encoder_layers"]
+  stored = transformers.open_tensors(source)
   left_out: dict[str, str] = {}
   is_vmsst = any(name.startswith(_VMSST) for name in stored)
   if is_vmsst:
@@ -131,8 +137,8 @@ def convert(
     )
   pieces: vocabularies.Vocabulary = vocabularies.SentencePieceVocabulary(str(vocabulary))
   if not vocabulary.is_file():
-    path = str(source / tokenizers.TOKENIZER_FILE)
-    pieces = tokenizers.HuggingFaceVocabulary(path, tokenizer=tokenizer)
+    file = str(source / tokenizers.TOKENIZER_FILE)
+    pieces = tokenizers.HuggingFaceVocabulary(file, tokenizer=tokenizer)
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)
@@ -179,17 +185,3 @@ class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   num_decoder_layers: transformers.Layers | None = None
   relpos_buckets: transformers.Size = 32
   relpos_max_distance: transformers.Size = 128
-
-
-def _read_config(folder: pathlib.Path) -> dict[str, int]:
-  """Returns the attributes of a T5Config, and `num_decoder_layers`, in a `config.json`.
-
-  Raises:
-    InputError: the file is missing or damaged, or describes another model than mT5 or T5 1.1.
-  """
-  path = folder / transformers.CONFIG_FILE
-  record = transformers.read_object(path)
-  # umT5, another `model_type`, has a bias table in every layer.
-  fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
-  sizes = msgspec.structs.asdict(transformers.check_config(path, record, _Options, fixed))
-  return sizes | {"num_decoder_layers": sizes["num_decoder_layers"] or sizes["num_encoder_layers"]}

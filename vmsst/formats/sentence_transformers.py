@@ -12,17 +12,18 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from vmsst import errors
-from vmsst.formats import encoder_json, tensors, tokenizers, transformers
+from vmsst.formats import encoder_json, static, tensors, tokenizers, transformers
 from vmsst.formats.encoder_json import Converted
 from vmsst.formats.tokenizers import ExportedTokenizer
 from vmsst.networks import sentence_encoder, transformer
+from vmsst.networks.static import StaticConfig
 
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -132,6 +133,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   """
   modules = list_modules(folder)
   source = folder / modules[0][1]
+  if modules[0][0] == static.MODULE:
+    return _read_static(folder, modules, prefix)
   path = source / transformers.CONFIG_FILE
   record = transformers.read_object(path)
   architecture = transformers.ARCHITECTURES.get(str(record.get("model_type")))
@@ -154,14 +157,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
         }
         options = transformers.check_config(options_path, own, _Options)
         break
-    prompts_path = folder / PROMPTS_FILE
-    settings_record = transformers.read_object(prompts_path, if_missing={})
-    settings = transformers.check_config(
-      prompts_path,
-      settings_record,
-      _Prompts,
-      {"model_type": "SentenceTransformer", "truncate_dim": None},
-    )
+    settings_record, settings = _settings(folder)
     pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
     pooling_record = transformers.read_object(pooling_path)
     pooling_settings = transformers.check_config(pooling_path, pooling_record, _Pooling)
@@ -175,22 +171,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     if str(kinds[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
       pooling = "last"
   default, prompts = _prompts(folder, settings_record, settings, record)
-  layers: list[tuple[str, sentence_encoder.Layer]] = []
-  for kind, name in modules[2:]:
-    layer_path = folder / name / transformers.CONFIG_FILE
-    layer_record = transformers.read_object(layer_path, if_missing={})
-    layer_record = {key: value for key, value in layer_record.items() if value is not None}
-    transformers.check_config(layer_path, layer_record, dict, _LAYER)
-    if kind == "Dense":
-      linear = transformers.check_config(layer_path, layer_record, _Dense)
-      activation = linear.activation_function.rpartition(".")[2]
-      layers.append(
-        (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
-      )
-    elif kind == "Dropout":
-      layers.append((name, sentence_encoder.Dropout(layer_record.get("dropout", 0.2))))
-    else:
-      layers.append((name, getattr(sentence_encoder, kind)()))
+  layers = _layers(folder, modules[2:])
   sizes = architecture.sizes(path, record)
   tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
   rows = sizes["vocab_size"]
@@ -240,17 +221,10 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   named, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
   table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
   tensors.check(table, named, str(source))
-  heads = []
-  for (name, _), layer_table in zip(layers, transformers.layer_rows(network), strict=True):
-    if layer_table:
-      stored = transformers.open_tensors(folder / name)
-      tensors.check(layer_table, stored, str(folder / name))
-      heads.append((layer_table, stored))
+  head_params = _head_params(folder, network, [name for name, _ in layers])
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, named)
-    for layer_table, stored in heads:
-      arrays |= tensors.to_parameters(layer_table, stored)
+    arrays = tensors.to_parameters(table, named) | head_params()
     if padding_id:
       table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:
@@ -291,6 +265,86 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   )
 
 
+def _read_static(
+  folder: pathlib.Path, modules: list[tuple[str, str]], prefix: str | None
+) -> Converted:
+  """Returns the encoder in a folder of StaticEmbedding or Model2Vec; see `read`."""
+  settings_record, settings = _settings(folder)
+  # A static encoder has the prompts of its files only, whatever its name.
+  default, prompts = _prompts(folder, {"prompts": None, **settings_record}, settings, {})
+  layers = _layers(folder, modules[1:])
+  embedding = static.read(folder / modules[0][1])
+  head = [layer for _, layer in layers]
+  normalize = head[-1:] == [sentence_encoder.Normalize()]
+  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  network = sentence_encoder.SentenceEncoder(
+    embedding.config,
+    [embedding.config.emb_dim, *widths][-1],
+    head=tuple(head[: len(head) - normalize]) or False,
+    normalize=normalize,
+  )
+  head_params = _head_params(folder, network, [name for name, _ in layers])
+  vocabulary = dataclasses.replace(
+    embedding.vocabulary, prefix=default if prefix is None else prefix, prompts=prompts
+  )
+  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
+  return Converted(
+    params=lambda: {tensors.TOKEN_TABLE: embedding.table(), **head_params()},
+    sizes=dataclasses.asdict(embedding.config),
+    left_out={},
+    assets=encoder_json.EncoderAssets(
+      network, vocabulary, embedding.max_length, similarity_fn_name=similarity
+    ),
+    notes=(f"Sentence vectors: means of token vectors, normalize {normalize}",),
+  )
+
+
+def _settings(folder: pathlib.Path) -> tuple[dict[str, Any], _Prompts]:
+  """Returns the content of `config_sentence_transformers.json`, as stored and checked."""
+  path = folder / PROMPTS_FILE
+  record = transformers.read_object(path, if_missing={})
+  fixed = {"model_type": "SentenceTransformer", "truncate_dim": None}
+  return record, transformers.check_config(path, record, _Prompts, fixed)
+
+
+def _layers(
+  folder: pathlib.Path, modules: list[tuple[str, str]]
+) -> list[tuple[str, sentence_encoder.Layer]]:
+  """Returns folder and layer of each of the modules after the pooling."""
+  layers: list[tuple[str, sentence_encoder.Layer]] = []
+  for kind, name in modules:
+    layer_path = folder / name / transformers.CONFIG_FILE
+    layer_record = transformers.read_object(layer_path, if_missing={})
+    layer_record = {key: value for key, value in layer_record.items() if value is not None}
+    transformers.check_config(layer_path, layer_record, dict, _LAYER)
+    if kind == "Dense":
+      linear = transformers.check_config(layer_path, layer_record, _Dense)
+      activation = linear.activation_function.rpartition(".")[2]
+      layers.append(
+        (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
+      )
+    elif kind == "Dropout":
+      layers.append((name, sentence_encoder.Dropout(layer_record.get("dropout", 0.2))))
+    else:
+      layers.append((name, getattr(sentence_encoder, kind)()))
+  return layers
+
+
+def _head_params(
+  folder: pathlib.Path, network: sentence_encoder.SentenceEncoder, names: list[str]
+) -> Callable[[], dict[str, np.ndarray]]:
+  """Checks the weights of the layers in their folders; returns a function that reads them."""
+  heads = []
+  for name, table in zip(names, transformers.layer_rows(network), strict=True):
+    if table:
+      stored = transformers.open_tensors(folder / name)
+      tensors.check(table, stored, str(folder / name))
+      heads.append((table, stored))
+  return lambda: {
+    name: array for head in heads for name, array in tensors.to_parameters(*head).items()
+  }
+
+
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """Returns class and folder of each module, in order; without a list, the transformer alone.
 
@@ -300,6 +354,8 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """
   path = folder / MODULES_FILE
   if not path.is_file():
+    if modules := static.list_modules(folder):
+      return modules
     settings_path = folder / tokenizers.SETTINGS_FILE
     has_template = "chat_template" in transformers.read_object(settings_path, if_missing={})
     if has_template or any(folder.glob("chat_template*.jinja")):
@@ -317,10 +373,13 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   # The classes keep their names, but their packages differ between versions.
   modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in listed]
   kinds = [kind for kind, _ in modules]
-  if kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {*_LAYERS}:
+  first = 1 if kinds[:1] == [static.MODULE] else 2
+  if kinds[:first] not in ([static.MODULE], ["Transformer", "Pooling"]) or not (
+    {*kinds[first:]} <= {*_LAYERS}
+  ):
     raise errors.InputError(
-      f"{path} lists {', '.join(kinds)}: this chain cannot be imported; only Transformer, Pooling "
-      f"and any of {', '.join(_LAYERS)} can"
+      f"{path} lists {', '.join(kinds)}: this chain cannot be imported; only Transformer and "
+      f"Pooling, or {static.MODULE}, and then any of {', '.join(_LAYERS)} can"
     )
   return modules
 
@@ -358,9 +417,13 @@ def read_params(
   Raises:
     InputError: a file is missing or damaged.
   """
-  params = transformers.read_params(folder, network.config)
-  listed = list_modules(folder)[2:]
-  for rows, (_, name) in zip(transformers.layer_rows(network), listed, strict=False):
+  if isinstance(network.config, StaticConfig):
+    params = {tensors.TOKEN_TABLE: static.read(folder).table()}
+  else:
+    params = transformers.read_params(folder, network.config)
+  all_rows = transformers.layer_rows(network)
+  listed = list_modules(folder)[-len(all_rows) :]
+  for rows, (_, name) in zip(all_rows, listed, strict=False):
     if rows:
       params |= tensors.to_parameters(rows, transformers.open_tensors(folder / name))
   return params
@@ -392,9 +455,13 @@ def write(
       the rules of its language). Nothing is written then.
   """
   assets, vocabulary = saved.assets, saved.assets.vocabulary
-  tokenizer = tokenizers.export(vocabulary, pretokenized=pretokenized)
+  if isinstance(saved.network.config, StaticConfig):
+    tokenizer = static.export(vocabulary, assets.max_length)
+    arrays = static.to_tensors(saved.arrays[tensors.TOKEN_TABLE], vocabulary, tokenizer)
+  else:
+    tokenizer = tokenizers.export(vocabulary, pretokenized=pretokenized)
+    arrays = transformers.to_tensors(saved.network.config, saved.arrays, tokenizer.padding_id)
   weights = [transformers.WEIGHTS_FILE, *write_modules(saved, tokenizer, folder)]
-  arrays = transformers.to_tensors(saved.network.config, saved.arrays, tokenizer.padding_id)
   tensors.write_file(folder / transformers.WEIGHTS_FILE, arrays, _METADATA)
   path = folder / tokenizers.TOKENIZER_FILE
   path.write_bytes(tokenizer.content)
@@ -424,11 +491,6 @@ def write_modules(
     InputError: transformers has no such encoder. Nothing is written then.
   """
   network, assets = saved.network, saved.assets
-  names = network.pooling.replace("last", "lasttoken").split("+")
-  pooling: dict[str, Any] = {"word_embedding_dimension": network.config.width}
-  pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
-  if len(names) > 1:
-    pooling["pooling_mode"] = names
   # sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
   # default one or for "passage".
   vocabulary = assets.vocabulary
@@ -441,23 +503,37 @@ def write_modules(
       default += "_"
     prompts[default] = prefix
   files: dict[str, Any] = {
-    transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
-    tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
-    _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
     PROMPTS_FILE: {
       "prompts": prompts,
       "default_prompt_name": default if prefix else None,
       "similarity_fn_name": assets.similarity_fn_name,
     },
-    f"1_Pooling/{transformers.CONFIG_FILE}": pooling,
   }
-  (folder / "1_Pooling").mkdir(parents=True)
-  weights, paths = [], ["", "1_Pooling"]
+  weights, paths, kind = [], [""], static.MODULE
+  if isinstance(network.config, StaticConfig):
+    folder.mkdir(parents=True, exist_ok=True)
+    config = static.describe(network, vocabulary, assets.max_length)
+    files |= {transformers.CONFIG_FILE: config} if config else {}
+  else:
+    kind = "Transformer"
+    paths.append("1_Pooling")
+    names = network.pooling.replace("last", "lasttoken").split("+")
+    pooling: dict[str, Any] = {"word_embedding_dimension": network.config.width}
+    pooling |= {flag: name in names for name, flag in _POOLING_FLAGS.items()}
+    if len(names) > 1:
+      pooling["pooling_mode"] = names
+    files |= {
+      transformers.CONFIG_FILE: transformers.describe(network.config, tokenizer.padding_id),
+      tokenizers.SETTINGS_FILE: tokenizers.described_settings(tokenizer, assets.max_length),
+      _OPTIONS_FILES[0]: {"max_seq_length": assets.max_length, "do_lower_case": False, **options},
+      f"{paths[1]}/{transformers.CONFIG_FILE}": pooling,
+    }
+    (folder / paths[1]).mkdir(parents=True)
   inputs, all_rows = network.widths, transformers.layer_rows(network)
   for layer, width, rows in zip(network.layers.values(), inputs, all_rows, strict=False):
     paths.append(f"{len(paths)}_{type(layer).__name__}")
     (folder / paths[-1]).mkdir()
-    config: dict[str, Any] = {}
+    config = {}
     if isinstance(layer, sentence_encoder.Dense):
       config = {"in_features": width, "out_features": layer.features, "bias": layer.bias}
       config["activation_function"] = f"torch.nn.{layer.activation}"
@@ -473,8 +549,8 @@ def write_modules(
       tensors.write_file(folder / weights[-1], arrays, _METADATA)
   files[MODULES_FILE] = []
   for i, path in enumerate(paths):
-    kind = path.partition("_")[2] or "Transformer"
-    entry = {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
+    layer_kind = path.partition("_")[2] or kind
+    entry = {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{layer_kind}"}
     files[MODULES_FILE].append(entry)
   for name, record in files.items():
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"

@@ -11,6 +11,7 @@
 """
 
 import base64
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -44,6 +45,10 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of the prompts of queries and documents, by preference."""
 # Texts of several scripts, which end a prefix in several ways.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
+# Added to the log probability of words, more than rounding error.
+_PREFERENCE = 1e-6
+# Texts in which words are counted at once.
+_CHUNK = 10_000
 # How SentencePiece writes a space.
 _SPACE = "\u2581"
 
@@ -64,6 +69,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     prefix: Text put before every text, such as E5's "query: ".
     prompts: Other prefixes by name, such as that of documents; for `Encoder.encode`.
     tokenizer: The tokenizer in memory, for a folder whose other files change the one in `path`.
+    skips_unknown: Leave unknown tokens out, as Model2Vec does.
   """
 
   path: str
@@ -72,6 +78,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   tokenizer: tokenizers.Tokenizer | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
+  skips_unknown: bool = False
 
   @property
   def size(self) -> int:
@@ -165,7 +172,10 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     with _package_errors(self.path):
       encodings = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
     last = None if loaded.eos_id is None else -1
-    return [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
+    ids = [[loaded.ours.get(value, value) for value in text.ids[:last]] for text in encodings]
+    if self.skips_unknown:
+      ids = [[value for value in row if value != loaded.unk_id] for row in ids]
+    return ids
 
   @functools.cached_property
   def _loaded(self) -> "_Loaded":
@@ -225,6 +235,8 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
   eos = swapped.get(end[0], end[0]) if end else None
   # A text contains no padding: text that spells it is unknown, or ends the sentence.
   spelled = eos if unknown is None else unknown
+  if spelled is None and pad_id >= size:  # no text spells it
+    spelled = pad_id
   if spelled is None or arrays.PAD_ID in (eos, unknown):
     raise errors.InputError(f"{path}: no EOS or unknown token apart from padding")
   return _Loaded(
@@ -341,12 +353,92 @@ def trim(
     token["ids"] = [new[old] for old in token["ids"]]
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
   trimmed = dataclasses.replace(vocabulary, tokenizer=tokenizer)
+  ids = (kept[_swap(index, trimmed.padding_id)] for index in range(len(kept)))
+  return trimmed, [_swap(old, loaded.padding_id) for old in ids]
 
-  def swap(index: int, pad_id: int) -> int:
-    return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
 
-  ids = (kept[swap(index, trimmed.padding_id)] for index in range(len(kept)))
-  return trimmed, [swap(old, loaded.padding_id) for old in ids]
+def _swap(index: int, pad_id: int) -> int:
+  """Returns the id of this library for the id of a tokenizer, or the other way around."""
+  return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
+
+
+def for_static_encoder(
+  vocabulary: HuggingFaceVocabulary, texts: Sequence[str] = (), words: int = 0
+) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
+  """Returns a vocabulary without special tokens, and with frequent words as tokens.
+
+  A word of a Unigram tokenizer is hardly more likely than its tokens together, so that texts
+  without the word have the same tokens as before.
+
+  Args:
+    vocabulary: The vocabulary of another encoder. Its prompts are left out.
+    texts: Texts to find words in.
+    words: Most frequent words of several tokens to add.
+
+  Returns:
+    The vocabulary, and the ids in the first one that each of its ids consists of.
+
+  Raises:
+    InputError: words cannot be added to a tokenizer of this kind.
+  """
+  record = json.loads(vocabulary.content) | {"post_processor": None}
+  model, padding_id = record["model"], vocabulary.padding_id
+  pieces: list[tuple[int, ...]] = [(index,) for index in range(vocabulary.size)]
+  if words:
+    is_unigram = model["type"] == "Unigram"
+    if not is_unigram and model["type"] != "WordPiece":
+      raise errors.InputError(
+        f"{vocabulary.path} is a {model['type']} tokenizer; words can be added to Unigram and "
+        "WordPiece only"
+      )
+    known = {token for token, _ in model["vocab"]} if is_unigram else {*model["vocab"]}
+    start = "" if is_unigram else model["continuing_subword_prefix"]
+    added: dict[str, tuple[int, ...]] = {}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(record))
+    for (ids, tokens), _ in _words(tokenizer, texts, start or _SPACE).most_common():
+      word = "".join(token.removeprefix(start) for token in tokens)
+      if word not in known and len(added) < words:
+        added[word] = ids
+    count = len(model["vocab"])
+    for token in record["added_tokens"]:
+      token["id"] += len(added) * (token["id"] >= count)
+    pieces[count:count] = added.values()
+    if is_unigram:
+      scores = [score for _, score in model["vocab"]]
+      model["vocab"] += [
+        [word, sum(scores[index] for index in ids) + _PREFERENCE] for word, ids in added.items()
+      ]
+    else:
+      model["vocab"] |= {word: count + number for number, word in enumerate(added)}
+  static = HuggingFaceVocabulary(
+    vocabulary.path,
+    tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)),
+    skips_unknown=True,
+  )
+  originals = (pieces[_swap(index, static.padding_id)] for index in range(static.size))
+  return static, [[_swap(index, padding_id) for index in ids] for ids in originals]
+
+
+def _words(
+  tokenizer: tokenizers.Tokenizer, texts: Sequence[str], start: str
+) -> collections.Counter[tuple[tuple[int, ...], tuple[str, ...]]]:
+  """Returns the frequencies of words of several tokens, by the ids and the tokens."""
+
+  @functools.cache
+  def is_of_letters(token: str) -> bool:
+    return all(unicodedata.category(x)[0] in "LM" for x in token.removeprefix(start))
+
+  counts: collections.Counter[Any] = collections.Counter()
+  for row in range(0, len(texts), _CHUNK):
+    for text in tokenizer.encode_batch(texts[row : row + _CHUNK]):
+      rows = zip(text.word_ids, text.ids, text.tokens, strict=True)
+      for _, group in itertools.groupby(rows, key=lambda x: x[0]):
+        # Punctuation after a word may belong to its group.
+        word = [*itertools.takewhile(lambda x: is_of_letters(x[2]), group)]
+        if len(word) > 1:
+          _, ids, tokens = zip(*word, strict=True)
+          counts[ids, tokens] += 1
+  return counts
 
 
 # --------------------------------------------------------------------------------------------

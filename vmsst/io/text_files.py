@@ -17,11 +17,12 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from vmsst import errors, storage
 from vmsst.io import archives, input_files
 
+_Record = TypeVar("_Record")
 LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
 _CHUNK_BYTES = 1 << 16
@@ -221,6 +222,35 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
       if not input_files.is_text(value):
         raise errors.InputError(f"{name}:{number}: not a JSON object with a string {field!r}")
       yield str(value)
+
+
+def read_records(path: str | os.PathLike[str], kind: type[_Record]) -> Iterator[_Record]:
+  """Yields the object in each line of a JSON Lines file; see `records`."""
+  return records(read_lines(os.fspath(path)), kind, os.fspath(path))
+
+
+def records(
+  lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
+) -> Iterator[_Record]:
+  """Yields the object in each line of JSON.
+
+  Args:
+    lines: The lines.
+    kind: Type of the objects, as msgspec checks it.
+    name: Name of the file, for messages.
+    first: Number of the first line.
+
+  Raises:
+    InputError: a line is not JSON, or has another type.
+  """
+  import msgspec  # The command line imports this module for `--help`.
+
+  decoder = msgspec.json.Decoder(kind)
+  for number, line in enumerate(lines, first):
+    try:
+      yield decoder.decode(line)
+    except (ValueError, RecursionError) as error:
+      raise errors.InputError(f"{name}:{number}: {error}") from None
 
 
 # --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import itertools
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -215,7 +216,14 @@ class Ray(msgspec.Struct, frozen=True):
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
     """See `Engine`."""
     ray = _connect(self.address)
-    workers = self.workers or _room(ray, self.gpus_per_worker)
+    gpus, total = self.gpus_per_worker, ray.cluster_resources()
+    if not self.workers and gpus > total.get("GPU", 0):
+      raise errors.InputError(
+        f"--gpus-per-worker is {gpus}, but the Ray cluster has {total.get('GPU', 0):.0f} GPUs; add "
+        "nodes, or give a smaller number"
+      )
+    room = min(total.get("CPU", 1), total["GPU"] // gpus if gpus else math.inf)
+    workers = self.workers or max(1, int(room))
     # Lost tasks are started again here, and not by Ray, which has no limit for some causes. A
     # worker does many tasks (max_calls), also if it has GPUs, so that it keeps what it has loaded.
     options = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": self.gpus_per_worker}
@@ -258,18 +266,6 @@ def _connect(address: str | None) -> Any:
         "or give another address"
       ) from None
   return ray
-
-
-def _room(ray: Any, gpus: int) -> int:
-  """Returns how many tasks fit into the cluster at a time; at least 1."""
-  total = ray.cluster_resources()
-  if gpus > total.get("GPU", 0):
-    raise errors.InputError(
-      f"--gpus-per-worker is {gpus}, but the Ray cluster has {total.get('GPU', 0):.0f} GPUs; add "
-      "nodes, or give a smaller number"
-    )
-  room = total.get("CPU", 1) if not gpus else min(total.get("CPU", 1), total["GPU"] // gpus)
-  return max(1, int(room))
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,6 @@ the same bytes wherever and however often it runs. A part is done again unless i
 that was written with the same inputs and options.
 """
 
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -199,7 +198,6 @@ class Job:
     function: Callable[..., Mapping[str, Any] | None],
     parts: Sequence[Part],
     engine: engines.Engine | None = None,
-    prepare: Callable[..., Any] | None = None,
   ) -> list[dict[str, Any]]:
     """Writes the parts that are not done yet.
 
@@ -209,8 +207,6 @@ class Job:
         it, if any. Must be picklable for engines of several processes.
       parts: The parts.
       engine: Where to do the work; default: in this process.
-      prepare: If given, the function is called as `function(path, prepare(*part.arguments))`, and
-        `prepare` runs one part ahead, in another thread.
 
     Returns:
       The facts of each part.
@@ -222,7 +218,7 @@ class Job:
     todo = [part for part in parts if self.done(part.name, part.key) is None]
     total = sum(part.size for part in parts)
     done = total - sum(part.size for part in todo)
-    do = functools.partial(self._write_parts, title, function, prepare)
+    do = functools.partial(self._write_parts, title, function)
     with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(parts)) as bar:
       for part, stored in engine.work(title, do, todo):
         self._parts[part.name] = stored
@@ -244,25 +240,17 @@ class Job:
     self,
     title: str,
     function: Callable[..., Mapping[str, Any] | None],
-    prepare: Callable[..., Any] | None,
     parts: Sequence[Part],
   ) -> Iterator[tuple[Part, manifest.Part]]:
     """Writes parts in this process, in order; yields each with its record."""
-    with concurrent.futures.ThreadPoolExecutor(1, "prepare") as pool:
-      ahead = [pool.submit(prepare, *part.arguments) for part in parts[:1] if prepare]
-      for number, part in enumerate(parts):
-        try:
-          arguments = part.arguments
-          if prepare:
-            arguments = (ahead.pop().result(),)
-            ahead = [pool.submit(prepare, *x.arguments) for x in parts[number + 1 : number + 2]]
-          with self.part(part.name, part.key) as (path, facts):
-            facts.update(function(path, *arguments) or {})
-          del arguments
-        except (errors.InputError, OSError, MemoryError) as error:
-          reason = "out of memory (use fewer workers)" if isinstance(error, MemoryError) else error
-          raise errors.InputError(f"{title} of {part}: {reason}; {engines.RESUME}") from None
-        yield part, self._parts[part.name]
+    for part in parts:
+      try:
+        with self.part(part.name, part.key) as (path, facts):
+          facts.update(function(path, *part.arguments) or {})
+      except (errors.InputError, OSError, MemoryError) as error:
+        reason = "out of memory (use fewer workers)" if isinstance(error, MemoryError) else error
+        raise errors.InputError(f"{title} of {part}: {reason}; {engines.RESUME}") from None
+      yield part, self._parts[part.name]
 
   def finish(self, **facts: Any) -> None:
     """Marks a folder as complete, stores facts about it, and removes intermediate files."""

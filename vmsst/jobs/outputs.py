@@ -21,7 +21,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from vmsst import errors, storage
 
@@ -80,13 +80,6 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
       if isinstance(error, OSError) and error.filename == str(partial):
         error.filename = None
       raise
-
-
-@contextlib.contextmanager
-def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-  """Yields a text file (UTF-8, LF) to write, which becomes `path`; see `atomic_path`."""
-  with atomic_path(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as stream:
-    yield stream
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,9 @@ class Searcher:
     """
     self._row_M = corpus.visible_rows()
     name = name or getattr(encoder, "path", None)
-    if name is not None and (differences := other_encoder(corpus, encoder, name)):
+    if name is not None and (
+      differences := other_encoder(corpus, encoding.identity(encoder, name))
+    ):
       logging.getLogger(__name__).warning("%s: %s", corpus.vectors.folder, differences)
     self._encoder, self._corpus = encoder, corpus
     self._options: dict[str, Any] = {"language": language, "batch_size": batch_size}
@@ -103,14 +105,14 @@ class Searcher:
     return hits(near, self._read_text)
 
 
-def other_encoder(corpus: EmbeddedText, encoder: Any, name: str) -> str:
+def other_encoder(corpus: EmbeddedText, identity: Mapping[str, str]) -> str:
   """Returns how the encoder of queries differs from that of a corpus, for people; "" if equal.
 
   Lines and queries may have prompts of their own.
   """
   of_lines, of_queries = (
     {"encoder": {key: value for key, value in known.items() if key != "prompt"}}
-    for known in (corpus.encoder, encoding.identity(encoder, name))
+    for known in (corpus.encoder, identity)
   )
   return manifest.differences(of_lines, of_queries) if corpus.encoder else ""
 

@@ -4,9 +4,14 @@ A model computes its in-batch loss from the whole vectors and from their first d
 of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`),
 which saves memory and time of a search; `vmsst eval --dimensions 64` evaluates them.
 
-Reference: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights).
+`LayersModel` does the same for the first layers of the encoder. The trained encoder can be cut to
+them (`Encoder.truncate(4)`) and is then faster.
+
+References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
+2024, 2D Matryoshka Sentence Embeddings.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,17 +21,18 @@ from jaxtyping import Array, Float
 
 from vmsst import errors
 from vmsst.models import base
+from vmsst.networks import sentence_encoder
 
 Vectors = TypeVar("Vectors")
 
 
-def check_dims(dims: Any) -> None:
+def check_dims(dims: Any, name: str = "matryoshka_dims") -> None:
   """Raises InputError unless `dims` is a sequence of different positive integers."""
   numbers = isinstance(dims, Sequence) and all(type(dim) is int and dim > 0 for dim in dims)
   if not numbers or len({*dims}) < len(dims):
     raise errors.InputError(
-      f"matryoshka_dims is {dims!r}; set it to different numbers of dimensions, such as (64, 128), "
-      "or () to train whole vectors only"
+      f"{name} is {dims!r}; set it to different numbers, such as (64, 128) dimensions or (2, 4) "
+      "layers, or to () to train the whole only"
     )
 
 
@@ -67,3 +73,59 @@ def _first(x: Float[Array, "... S"], dim: int) -> Float[Array, "... S"]:
       f"matryoshka_dims has {dim}, but vectors have {x.shape[-1]} dimensions; give smaller numbers"
     )
   return jnp.where(jnp.arange(x.shape[-1]) < dim, x, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LayersModel(base.BitextModel):
+  """Trains an encoder and the encoders of its first layers, with the loss of another model.
+
+  The loss is the mean over the encoders. Each computes its layers anew, so a step with the first 2
+  and 4 of 6 layers takes the time of 12 layers.
+
+  Attributes:
+    model: Computes the loss of an encoder.
+    layers: Numbers of first layers.
+
+  The other options are the options of `base.BitextModel`.
+  """
+
+  model: base.BitextModel
+  layers: Sequence[int]
+
+  def __post_init__(self) -> None:
+    """Checks the options."""
+    super().__post_init__()
+    check_dims(self.layers, "matryoshka_layers")
+
+  @property
+  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
+    """The encoder with all layers."""
+    return self.model.sentence_encoder
+
+  @property
+  def compares_pairs(self) -> bool:
+    """Whether the loss compares pairs."""
+    return self.model.compares_pairs
+
+  def loss_fn(
+    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the mean loss, and metrics.
+
+    Metrics: `loss` is the mean. The others are the metrics of the model with all layers and, with a
+    prefix such as `layers_4/`, with each number of first layers.
+
+    Raises:
+      InputError: the encoder has no more layers than a number in `layers`.
+    """
+    total, metrics = self.model.loss_fn(params, batch, dropout_rng)
+    losses = [metrics["loss"]]
+    for layers in self.layers:
+      network, first = sentence_encoder.first_layers(self.model.network, params, layers)
+      model = dataclasses.replace(self.model, network=network)
+      loss, of_layers = model.loss_fn(first, batch, dropout_rng)
+      total += loss
+      losses.append(of_layers["loss"])
+      metrics |= {f"layers_{layers}/{name}": value for name, value in of_layers.items()}
+    metrics["loss"] = jax.tree.map(lambda *x: sum(x) / len(x), *losses)
+    return total / len(losses), metrics

@@ -1,10 +1,12 @@
 """The sentence encoder: token table, encoder, pooling and the layers after it.
 
-The config makes the encoder: T5, BERT or BiLSTM. The layers are the modules of
-sentence-transformers.
+The config makes the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers are the
+modules of sentence-transformers.
 """
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, cast
 
@@ -16,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vmsst import arrays, errors
 from vmsst.arrays import layouts
-from vmsst.networks import dropout, t5, transformer
+from vmsst.networks import dropout, static, t5, transformer
 
 POOLINGS = ("mean", "max", "cls", "last", "mean_sqrt_len_tokens", "weightedmean")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -26,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }  # fmt: skip
 """Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
 CONFIGS: dict[str, type] = {
+  "StaticConfig": static.StaticConfig,
   "T5Config": t5.T5Config,
   "TransformerConfig": transformer.TransformerConfig,
 }
@@ -223,6 +226,36 @@ def embed(
     {"params": params}, tokens_BT, deterministic=dropout_rng is None, rngs=rngs
   )
   return cast(jax.Array, vector_BS)
+
+
+def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
+  """Returns an encoder cut to its first layers, and its parameters.
+
+  Pooling, head and any norm after the last layer stay.
+
+  Args:
+    network: A `SentenceEncoder`, or another network with its `config` and parameters.
+    params: Its parameters, with separate or scanned layers.
+    layers: Number of layers, less than the encoder has.
+
+  Raises:
+    InputError: the encoder has no such number of layers.
+  """
+  config: Any = network.config
+  field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
+  is_transformer = isinstance(config, t5.T5Config | transformer.TransformerConfig)
+  errors.check(is_transformer, "the encoder", type(config).__name__, "a transformer")
+  errors.as_integer("layers", layers, maximum=getattr(config, field) - 1)
+  changes: dict[str, Any] = {field: layers}
+  if isinstance(config, transformer.TransformerConfig):
+    changes["local_layers"] = tuple(i for i in config.local_layers if i < layers)
+  encoder = {}
+  for name, value in params["encoder"].items():
+    number = re.fullmatch(r"layers_(\d+)", name)
+    if number is None or int(number[1]) < layers:
+      encoder[name] = jax.tree.map(lambda x: x[:layers], value) if name == "layers" else value
+  config = dataclasses.replace(config, **changes)
+  return dataclasses.replace(network, config=config, parent=None), {**params, "encoder": encoder}
 
 
 def masked_mean(

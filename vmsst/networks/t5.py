@@ -171,14 +171,24 @@ class TokenEmbedder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Returns the vectors of tokens; NaN for an id outside the table, so that errors show."""
-    table_VD = partitioning.param_with_axes(
-      "embedding",
-      self.embedding_init,
-      (self.vocab_size, self.features),
-      jnp.float32,
-      axes=(self.rows_axis, "embed"),
-    )
+    """Returns the vectors of tokens; NaN for an id outside the table, so that errors show.
+
+    The parameters may be some rows of the table and their ids in ascending order; see
+    `vmsst.train.row_wise`.
+    """
+    if self.has_variable("params", "rows"):
+      table_VD: jax.Array = self.get_variable("params", "embedding")
+      ids_V: jax.Array = self.get_variable("params", "rows")
+      row_BT = jnp.searchsorted(ids_V, tokens_BT)
+      tokens_BT = jnp.where(ids_V[row_BT] == tokens_BT, row_BT, len(ids_V))
+    else:
+      table_VD = partitioning.param_with_axes(
+        "embedding",
+        self.embedding_init,
+        (self.vocab_size, self.features),
+        jnp.float32,
+        axes=(self.rows_axis, "embed"),
+      )
     # Gather before casting: the table is far larger than the batch.
     embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
     return layouts.constrain(embedded_BTD, ("batch", "length", "embed"))

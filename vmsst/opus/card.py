@@ -136,12 +136,11 @@ def _counts(report: Report) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-  lines = [header, ["---"] * len(header), *rows]
-  return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-  return f"{value:,}" if isinstance(value, int) else _plain(str(value)).replace("|", "\\|")
+  lines = (
+    [f"{x:,}" if isinstance(x, int) else _plain(str(x)).replace("|", "\\|") for x in line]
+    for line in (header, ["---"] * len(header), *rows)
+  )
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _plain(content: str) -> str:

@@ -109,7 +109,8 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   Attributes:
     max_characters: Pairs with a longer side are dropped.
     max_ratio: Pairs are dropped if one side is longer than this times the other, plus 20. A
-      character that writes a syllable or a word counts as more than one (Han as 3).
+      character that writes a syllable or a word counts as more than one (Han as 3), by the script
+      of the language, or by the letters of a text in an undetermined language.
     min_script_share: Minimum share of the letters of a side in a script of its language.
   """
 
@@ -133,32 +134,32 @@ class Cleaner:
       source: Language of the first text.
       target: Language of the second text.
     """
-    self._max_characters = cleaning.max_characters
-    self._max_ratio = cleaning.max_ratio
-    self._densities = _DENSITY.get(source.script, 1.0), _DENSITY.get(target.script, 1.0)
-    self._share = cleaning.min_script_share
-    self._letters = _letters(source), _letters(target)
+    self._rules = cleaning
+    self._scripts = [
+      ()  # any script
+      if language == UNDETERMINED
+      else (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
+      for language in (source, target)
+    ]
 
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
     """Returns the normalized texts, or the reason why the pair is dropped."""
-    source, target = normalize(source), normalize(target)
-    if text_files.is_blank(source) or text_files.is_blank(target):
+    rules, texts = self._rules, (normalize(source), normalize(target))
+    if any(map(text_files.is_blank, texts)):
       return EMPTY
-    if "\ufffd" in source or "\ufffd" in target:
+    if any("\ufffd" in text for text in texts):
       return ENCODING
-    if len(source) > self._max_characters or len(target) > self._max_characters:
+    if max(map(len, texts)) > rules.max_characters:
       return TOO_LONG
-    if source == target or _key(source) == _key(target):
+    if texts[0] == texts[1] or _key(texts[0]) == _key(texts[1]):
       return COPY
-    first, second = len(source) * self._densities[0], len(target) * self._densities[1]
-    if max(first, second) > min(first, second) * self._max_ratio + _SLACK:
+    shorter, longer = sorted(map(_width, texts, self._scripts))
+    if longer > shorter * rules.max_ratio + _SLACK:
       return RATIO
-    if self._share and not (
-      _has_share(source, *self._letters[0], self._share)
-      and _has_share(target, *self._letters[1], self._share)
-    ):
+    share = rules.min_script_share
+    if share and not all(map(functools.partial(_has_share, share=share), texts, self._scripts)):
       return SCRIPT
-    return source, target
+    return texts
 
 
 def normalize(text: str) -> str:
@@ -242,18 +243,29 @@ def _invisible() -> re.Pattern[str]:
   )
 
 
+def _width(text: str, scripts: tuple[str, ...]) -> float:
+  """Returns the length of a text, in characters of an alphabet.
+
+  Its script is the first of `scripts`, or else the script of most of its letters.
+  """
+  if scripts:
+    return len(text) * _DENSITY.get(scripts[0], 1.0)
+  dense = (x for script, x in _DENSITY.items() if _has_share(text, (script,), 0.5))
+  return len(text) * max(dense, default=1.0)
+
+
 @functools.cache
-def _letters(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
-  """Returns patterns of runs of letters in the language's scripts, and of other letters."""
-  if language == UNDETERMINED:  # in any script
+def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+  """Returns patterns of runs of letters in scripts, or else in any script, and of other letters."""
+  if not scripts:
     return re.compile(r"[^\W\d_]+"), re.compile("(?!)")
-  scripts = (language.script, *_MIXED.get((language.iso639_3, language.script), ()))
   letters = "".join(_BLOCKS[script] for script in scripts)
   return re.compile(f"[{letters}]+"), re.compile(rf"[^\W\d_{letters}]+")
 
 
-def _has_share(text: str, wanted: re.Pattern[str], other: re.Pattern[str], share: float) -> bool:
-  """Returns whether a text has letters of a language, in at least this share of its letters."""
+def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
+  """Returns whether a text has letters in scripts, in at least this share of its letters."""
+  wanted, other = _letters(scripts)
   others = other.findall(text)
   if not others:
     return wanted.search(text) is not None

@@ -76,9 +76,8 @@ def clean(
   seen: set[int] = set()
   with path.open("wb") as stream:
     for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
-      if row.further:
-        place = f"{bitext}:{row.number}"
-        raise errors.InputError(f"{place}: {row.further} columns after the pair; remove them")
+      if len(row.texts) > 2:
+        raise errors.InputError(f"{bitext}:{row.number}: columns after the pair; remove them")
       counts["read"] += 1
       texts = cleaner(*row.texts)
       if isinstance(texts, str):

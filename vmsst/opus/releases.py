@@ -121,8 +121,8 @@ def read(release: Release) -> Iterator[Row | Fault]:
   empty = True
   for item in items:
     empty = False
-    if swapped and isinstance(item, Row):
-      item = Row(item.number, item.texts[::-1])
+    if isinstance(item, Row):  # without further columns
+      item = Row(item.number, item.texts[1::-1] if swapped else item.texts[:2])
     yield item
   if empty:
     yield Fault(release.path, "holds no pair of the two languages")

@@ -109,13 +109,6 @@ class BucketWriter:
     self._bytes = 0
 
 
-def write_bucket(path: str | os.PathLike[str], rows: pa.Table) -> None:
-  """Writes a file of one bucket."""
-  schema = rows.schema.with_metadata({_COUNT: "1"})
-  with parquet.ParquetWriter(path, schema, **_OPTIONS) as file:
-    file.write_table(rows, row_group_size=_GROUP_ROWS)
-
-
 def read_bucket(
   path: str, bucket: int = 0, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
@@ -228,7 +221,9 @@ def merge(
   ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
   tags_K = tags_N[kept_K]
   merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
-  write_bucket(path, pa.table(merged, MERGED))
+  schema = MERGED.with_metadata({_COUNT: "1"})
+  with parquet.ParquetWriter(path, schema, **_OPTIONS) as file:
+    file.write_table(pa.table(merged, schema), row_group_size=_GROUP_ROWS)
   tags_by_fact = {
     READ: tags_N,
     DUPLICATE: tags_N[repeated_R[same_R]],

@@ -1,8 +1,8 @@
 """Finds and scores translations among the sentences of two languages by their vectors, in NumPy.
 
-`cosine_pairs` and `margin_pairs` find candidates, `margin_scores` scores given pairs, `best_f1`
-finds a threshold from known translations. Vectors are read in blocks, as in `exact_search`. What is
-stored per sentence is in temporary files if it is large. Row numbers break ties.
+`margin_pairs` finds candidates, `margin_scores` scores given pairs, `best_f1` finds a threshold
+from known translations. Vectors are read in blocks, as in `exact_search`. What is stored per
+sentence is in temporary files if it is large. Row numbers break ties.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,24 +33,6 @@ class F1(NamedTuple):
   precision: float
   recall: float
   threshold: float
-
-
-def cosine_pairs(
-  source_ND: exact_search.Rows,
-  target_MD: exact_search.Rows,
-  *,
-  search: exact_search.Search = exact_search.search,
-) -> Pairs:
-  """Returns each source with its nearest target and their cosine; targets may occur repeatedly.
-
-  Raises:
-    ValueError: shapes do not match, a side is empty, or a value is not finite.
-  """
-  near = exact_search.top_k(source_ND, target_MD, 1, search=search)
-  score_N = near.score_NK[:, 0].astype(np.float64)
-  order_N = np.argsort(-score_N, kind="stable")
-  columns = [order_N, near.index_NK[order_N, 0], score_N[order_N]]
-  return np.rec.fromarrays(columns, dtype=PAIR)
 
 
 def margin_pairs(

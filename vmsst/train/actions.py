@@ -77,12 +77,19 @@ class KeepBestAction(BaseAction):
     model_dir: Folder of the run.
     metric: (task, metric) to watch.
     mode: "min" or "max": which values are better.
+    count: Number of best checkpoints, such as the number that `train` averages.
   """
 
-  def __init__(self, model_dir: str, metric: tuple[str, str], mode: Literal["min", "max"]):
+  def __init__(
+    self,
+    model_dir: str,
+    metric: tuple[str, str],
+    mode: Literal["min", "max"],
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1,
+  ):
     self._model_dir, self._metric = model_dir, metric
     self._sign = 1.0 if mode == "max" else -1.0
-    self.count = 1  # of best checkpoints; `train` sets it to the number that it averages
+    self.count = count
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Returns False."""

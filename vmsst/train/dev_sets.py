@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vmsst import languages
+from vmsst import arrays, errors, languages
 from vmsst.data import batches, retrieval_sets, tables, training_sets, vocabularies
+from vmsst.encoder import encoder as encoder_lib
 from vmsst.evaluation.benchmarks import sts
 from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
@@ -42,8 +43,8 @@ class DevSets:
   Pairs are scored by the accuracy of retrieval among them: `to_target`, `from_target` and their
   mean, `accuracy`. Pairs with scores: by `spearman`, the rank correlation of the scores and the
   cosines. Retrieval sets: by `ndcg@10` and `recall@100`. All are percentages, named
-  `METRIC/NAME OF THE SET`; `score` is the mean of the first metric of all sets. They are also
-  appended to `inference_eval/dev-metrics.jsonl` of the run.
+  `METRIC/NAME OF THE SET`; `score` selects checkpoints. They are also appended to
+  `inference_eval/dev-metrics.jsonl` of the run.
 
   Args:
     sets: Training sets or retrieval sets by name, with their prompts.
@@ -51,6 +52,8 @@ class DevSets:
     vocabulary: Tokenizes the texts; it adds no prompt.
     partitioner: The mesh.
     folder: Folder of the run.
+    metric: Name of the metric that is the score, such as "ndcg@10/nq" (default: the mean of the
+      first metric of all sets).
   """
 
   def __init__(
@@ -60,8 +63,9 @@ class DevSets:
     vocabulary: vocabularies.Vocabulary,
     partitioner: partitioning.PjitPartitioner,
     folder: str | os.PathLike[str],
+    metric: str | None = None,
   ):
-    self._model, self._partitioner = model, partitioner
+    self._model, self._partitioner, self._metric = model, partitioner, metric
     self._path = pathlib.Path(folder) / "inference_eval" / f"{TASK}-metrics.jsonl"
     self._embed: Any = None
     self._sets = {
@@ -75,13 +79,28 @@ class DevSets:
     self._tokens = tokenizer(columns, {"inputs": model.max_length})
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the model, by the name of the task."""
+    """Returns the metrics of the model, by the name of the task.
+
+    Raises:
+      InputError: there is no metric of the name in `metric`.
+    """
     if self._embed is None:
       size = math.lcm(_BATCH, self._partitioner.mesh.shape["data"])
       self._embed = inference.get_array_fn(
         self._model.score_batch, size, train_state_axes, self._partitioner
       )
-    vectors_ND = self._embed(self._tokens, train_state)
+    metrics = self._metrics(self._embed(self._tokens, train_state))
+    self._path.parent.mkdir(exist_ok=True)
+    with self._path.open("a", encoding="utf-8") as stream:
+      stream.write(json.dumps({"step": int(train_state.step), **metrics}) + "\n")
+    return {TASK: metrics}
+
+  def evaluate_encoder(self, encoder: encoder_lib.Encoder) -> dict[str, float]:
+    """Returns the metrics of an encoder with the vocabulary of the model."""
+    ids = [row_T[row_T != arrays.PAD_ID].tolist() for row_T in self._tokens["inputs"]]
+    return self._metrics(encoder.encode_ids(ids))
+
+  def _metrics(self, vectors_ND: np.ndarray) -> dict[str, float]:
     metrics: dict[str, float] = {}
     main: list[float] = []
     for name, each in self._sets.items():
@@ -89,11 +108,9 @@ class DevSets:
       values = each.score(*vectors)
       main.append(next(iter(values.values())))
       metrics |= {f"{key}/{name}": value for key, value in values.items()}
-    metrics["score"] = statistics.fmean(main)
-    self._path.parent.mkdir(exist_ok=True)
-    with self._path.open("a", encoding="utf-8") as stream:
-      stream.write(json.dumps({"step": int(train_state.step), **metrics}) + "\n")
-    return {TASK: metrics}
+    if self._metric is not None:
+      errors.check_choice("the metric that selects checkpoints", self._metric, metrics)
+    return {**metrics, "score": metrics[self._metric] if self._metric else statistics.fmean(main)}
 
 
 def _pairs(table: tables.TextTable) -> _Texts:

@@ -19,7 +19,7 @@ from jax._src import xla_bridge
 from jax.experimental import topologies
 from jax.extend import core
 
-from vmsst.data import vocabularies
+from vmsst.data import tables, vocabularies
 from vmsst.errors import InputError
 from vmsst.train import checkpoints, gin_utils, input_pipeline, partitioning, train_state
 from vmsst.train import train as train_lib
@@ -31,15 +31,14 @@ _LARGE_BYTES = 1 << 20
 def forget_data() -> None:
   """Rebinds data and folders in the parsed gin configuration, so that none need exist."""
   with gin.unlock_config():
-    for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "actions"):
+    for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "evaluator", "actions"):
       gin.bind_parameter(f"__main__.train.{name}", None)
     gin.bind_parameter("__main__.train.model_dir", os.devnull)
     for scope, selector in list(gin_utils.bindings()):
       if selector == "t5x.utils.CheckpointConfig":
         gin.bind_parameter((scope, selector, "save"), None)
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
-    # A teacher is a folder too; without it, its vectors are part of the batch.
-    for name in (*gin_utils.unset_macros(), "TEACHER"):
+    for name in gin_utils.unset_macros():
       gin.bind_parameter(f"{name}/gin.macro.value", None)
     # A loss may look up a token id; the sizes do not depend on it.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
@@ -97,9 +96,11 @@ def report(
   partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
+  floats = {*tables.TEACHER_SIDES, "scores"}
   batch = {  # of several texts per row, the length is (texts, tokens)
     name: jax.ShapeDtypeStruct(
-      (batch_size, *(length if isinstance(length, tuple) else (length,))), jnp.int32
+      (batch_size, *(length if isinstance(length, tuple) else (length,))),
+      jnp.float32 if name in floats else jnp.int32,
     )
     for name, length in lengths.items()
   }
@@ -173,9 +174,9 @@ def report(
       "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
       "temporary": memory.temp_size_in_bytes,
     }
-    # Backends that do not report the peak return less than the arguments.
-    peak = memory.peak_memory_in_bytes
-    peak = peak if peak > parts["arguments"] else sum(parts.values())
+    # The peak that the CPU's backend reports lacks the temporary arrays.
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    peak = sum(parts.values()) if is_cpu else memory.peak_memory_in_bytes
     shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
     print(f"compiled for {hardware}, per device: {shown}; peak {_mib(peak)}")
     numbers["peak_bytes_per_device"] = peak

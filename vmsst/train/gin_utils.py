@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 import gin
 import jax
@@ -33,18 +33,13 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-def _is_in_store(path: str) -> bool:
-  return storage.is_url(path) and storage.is_file(path)
-
-
-def _open_in_store(path: str) -> TextIO:
-  return io.StringIO(input_files.read_bytes(path).decode())
-
-
 # Without gin's reader of files in Python packages, which has no public way to be removed. It logs
 # an error for every folder without the file, and fails if the working directory has a plain folder
 # `data` and a gin file includes `data/files.gin`.
-gin.config._FILE_READERS[:] = [(open, os.path.isfile), (_open_in_store, _is_in_store)]
+gin.config._FILE_READERS[:] = [
+  (open, os.path.isfile),
+  (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),
+]
 
 
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:

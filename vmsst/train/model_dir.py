@@ -9,6 +9,7 @@ In gin:
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import pathlib
@@ -106,6 +107,7 @@ def summarize_run(
   step: int,
   model: Any,
   languages: Sequence[str] | None = None,
+  vocabulary: Any = None,
 ) -> None:
   """Writes the run's `config.gin`, its `encoder.json` and its vocabulary file to `model_dir`.
 
@@ -117,9 +119,12 @@ def summarize_run(
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
     languages: Codes of the training languages; None if unknown.
+    vocabulary: The vocabulary with the prompts of training sets (default: the model's).
   """
   from t5x import gin_utils  # upstream or bundled
 
   gin_utils.summarize_gin_config(model_dir, summary_writer, step)
+  if vocabulary is not None:
+    model = dataclasses.replace(model, vocabulary=vocabulary)
   if jax.process_index() == 0:
     encoder_json.save_encoder_assets(model, model_dir, languages)

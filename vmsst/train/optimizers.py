@@ -46,6 +46,20 @@ class OptimizerDef(abc.ABC):
   ) -> tuple[PyTree, PyTree]:
     """Returns the parameters and the state after one more step; `step` counts those before."""
 
+  def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Returns what to differentiate in a step, by default all parameters.
+
+    Args:
+      params: The parameters.
+      batch: The batch, by feature.
+
+    Returns:
+      A tree, and a function that adds what the model and `apply_gradient` need next to it, to this
+      tree and to its gradients.
+    """
+    del batch
+    return params, lambda tree: tree
+
   @abc.abstractmethod
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array."""

@@ -112,11 +112,9 @@ def train(
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   every_action = itertools.chain.from_iterable(actions.values())
   keeping = [action for action in every_action if isinstance(action, actions_lib.KeepBestAction)]
-  for action in keeping:
-    action.count = average
-  if not keeping:
-    fits = save_cfg.keep is None or save_cfg.keep >= average
-    check(fits, "average", average, f"at most KEEP_CHECKPOINTS={save_cfg.keep}")
+  option = "KeepBestAction.count" if keeping else "KEEP_CHECKPOINTS"
+  kept = min([action.count for action in keeping], default=save_cfg.keep)
+  check(kept is None or average <= kept, "average", average, f"at most {option}={kept}")
   if keeping and not (save_period and eval_period % save_period == 0):
     raise InputError(
       f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "

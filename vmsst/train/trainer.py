@@ -63,18 +63,21 @@ def accumulate_grads_microbatched(
     metric "loss" is a `clu.metrics.Average`, the gradients are those of this average over the whole
     batch; otherwise they are sums over the microbatches, as in upstream T5X.
   """
-  grad_fn = jax.value_and_grad(_at_step(model.loss_fn, train_state), has_aux=True)
+  loss_fn = _at_step(model.loss_fn, train_state)
+  params, complete = train_state.optimizer_def.select(train_state.params, batch)
+  grad_fn = jax.value_and_grad(lambda params, *rest: loss_fn(complete(params), *rest), has_aux=True)
 
   def grads_of(part: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
     if mutables is None:
-      (_, metrics), grads = grad_fn(train_state.params, part, rng)
+      (_, metrics), grads = grad_fn(params, part, rng)
       return grads, metrics, None
-    (_, (metrics, mutables)), grads = grad_fn(train_state.params, part, rng, mutables)
+    (_, (metrics, mutables)), grads = grad_fn(params, part, rng, mutables)
     return grads, metrics, mutables
 
   mutables = train_state.flax_mutables or None
   if not num_microbatches or num_microbatches == 1:
-    return grads_of(batch, dropout_rng, mutables)
+    grads, metrics, mutables = grads_of(batch, dropout_rng, mutables)
+    return complete(grads), metrics, mutables
   rows = next(iter(batch.values())).shape[0]
   size = rows // num_microbatches
 
@@ -94,11 +97,11 @@ def accumulate_grads_microbatched(
 
   sample = {n: jax.ShapeDtypeStruct((size, *v.shape[1:]), v.dtype) for n, v in batch.items()}
   _, metrics, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), train_state.params)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   carry = (dropout_rng, zeros, jax.tree.map(jnp.zeros_like, metrics), mutables)
   _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
   total = jnp.maximum(_loss_count(metrics), 1)
-  return jax.tree.map(lambda x: x / total, grads), metrics, mutables
+  return complete(jax.tree.map(lambda x: x / total, grads)), metrics, mutables
 
 
 def _loss_count(metrics: Metrics) -> jax.Array | float:

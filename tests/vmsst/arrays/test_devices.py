@@ -65,6 +65,7 @@ def test_a_second_process_compiles_nothing(tmp_path, command):
 
 
 def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
+  monkeypatch.delitem(sys.modules, "jax")  # whose options stay
   monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path)})
   devices.enable_compilation_cache()
   folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
@@ -75,6 +76,20 @@ def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"JAX_COMPILATION_CACHE_DIR": chosen})
     devices.enable_compilation_cache()
     assert os.environ == {"JAX_COMPILATION_CACHE_DIR": chosen}
+
+
+def test_the_cache_is_for_processes_that_have_compiled_a_program_too(tmp_path):
+  code = """
+import jax
+from vmsst.arrays import devices
+jax.jit(lambda x: x + 1)(1)
+devices.enable_compilation_cache()
+jax.jit(lambda x: x + 2)(1)
+"""
+  environment = {k: v for k, v in os.environ.items() if k not in _VARIABLES}
+  environment["XDG_CACHE_HOME"] = str(tmp_path)
+  subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+  assert [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_program_is_for_the_devices_of_its_mesh():

@@ -115,7 +115,7 @@ def test_negatives_of_bitext_are_columns_or_json(folder, capsys):
       rivals = sorted({y for _, y in PAIRS} - {positive}, key=lambda x: -cosines(query, x)[0])
       assert row == (query, positive, *rivals)
   (bitext,) = readers.find_bitext(str(folder / "mined.de-en.tsv"))
-  assert [row.texts for row in readers.read_rows(bitext, 2)] == rows
+  assert [tuple(row.texts) for row in readers.read_rows(bitext)] == rows
   assert mine(folder, "a/x.de-en.tsv", "short.tsv", "--count", "3") == 0
   assert (folder / "short.tsv").read_text().endswith("\t\n")
 
@@ -165,6 +165,11 @@ def test_interrupted_mining_embeds_no_text_twice(folder, monkeypatch):
     (folder / "out.jsonl").unlink()
 
 
+def add_vectors(file, vectors):
+  opened = training_sets.open_set("train", training_sets.TrainingSet([file]))
+  training_sets.add_file_vectors(opened, vectors)
+
+
 @pytest.mark.parametrize("out", ["out", "gs://bucket/out"])
 def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
   memory_store.installed(monkeypatch)
@@ -175,16 +180,16 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   # Training may name the languages otherwise, but needs the same texts.
   files += readers.find_bitext(str(folder / "a" / "*"), ("und", "und"))
   for file in files:
-    tables.open_files("train", [file], teacher=vectors)
+    add_vectors(file, vectors)
   (other,) = readers.find_bitext(str(folder / "b" / "train.en"))
   with pytest.raises(errors.InputError, match=r"train\.fr\.npy:? cannot be read"):
-    tables.open_files("train", [other], teacher=vectors)
+    add_vectors(other, vectors)
   line_files.write_tsv(folder / "a" / "x.de-en.tsv", PAIRS[::-1])
   with pytest.raises(errors.InputError, match=r"does not have the vectors of .* as it is now"):
-    tables.open_files("train", files[:1], teacher=vectors)
+    add_vectors(files[0], vectors)
   assert embed(folder, out=out, patterns=("a/*",)) == 0
   storage.cached_copy.cache_clear()
-  tables.open_files("train", files[:1], teacher=vectors)
+  add_vectors(files[0], vectors)
   if storage.is_url(out):  # A file is copied once.
     names = [tables.open_vectors(vectors, files[0]).filename for _ in range(2)]
     assert names[0] == names[1]

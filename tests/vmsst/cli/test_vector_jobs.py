@@ -9,6 +9,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import vector_jobs
+from vmsst.encoder import encoding
 from vmsst.io import input_files
 from vmsst.jobs import engines, job
 from vmsst.mining import bitext_mining, text_search
@@ -41,7 +42,8 @@ def text(tmp_path):
 
 def embed(encoder, paths, folder, **options):
   paths = [paths] if isinstance(paths, str) else paths
-  count, width = vector_jobs.embed(encoder, paths, folder, **{"name": "a", **options})
+  source = encoding.EncoderSource(encoder, options.pop("name", "a"), options.pop("load", None))
+  count, width = vector_jobs.embed(source, paths, folder, **options)
   assert vector_store.open_vectors(folder).shape == (count, width)
   return count
 
@@ -196,7 +198,8 @@ def small_blocks(monkeypatch):
 
 def search(base, queries, output, **options):
   encoder = fake_encoders.FakeEncoder(naive_search.letters_vector)
-  vector_jobs.search(encoder, str(queries), base, output, 5, name="letters", **options)
+  source = encoding.EncoderSource(encoder, "letters", options.pop("load", None))
+  vector_jobs.search(source, str(queries), base, output, 5, **options)
   return encoder
 
 

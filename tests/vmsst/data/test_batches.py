@@ -124,7 +124,7 @@ def _rows(count, negatives=0):
 
 def _batches(count, negatives=0, seed=5):
   rows = _rows(50, negatives)
-  dataset = batches.length_batches(rows, 8, SIDE_LENGTHS, seed=seed, boundaries=BOUNDARIES)
+  dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES)
   iterator = iter(dataset)
   return [next(iterator) for _ in range(count)]
 

@@ -10,18 +10,6 @@ from vmsst.data import readers, tables
 from vmsst.languages import language
 
 
-def test_files_give_their_lines_in_order(tmp_path):
-  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
-  line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\n \r\ns7")
-  line_files.write_text(tmp_path / "b.de-en.en", "t5\r\nt6\nt7")
-  table = tables.open_files("x", readers.find_bitext(str(tmp_path / "*.de-en.*")))
-  assert (len(table), table.dropped) == (7, 1)
-  rows = table.rows(np.array([6, 0, 5]))
-  assert rows["inputs"] == ["s7", "s0", "s5"]
-  assert rows["targets"] == ["t7", "t0", "t5"]
-  assert rows["target_language"].tolist() == [[language("en").index]] * 3
-
-
 def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path, monkeypatch):
   pairs = [(f"s{i}", f"t{i}") for i in range(10)]
   folder = opus_tree.write_dataset(tmp_path, "x", {("de", "en"): pairs}, validation=0, shards=3)

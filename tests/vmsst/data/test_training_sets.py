@@ -2,13 +2,16 @@
 
 import collections
 import json
+import types
 
+import line_files
 import memory_store
 import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.data import training_sets, vocabularies
+from vmsst.data import readers, training_sets, vocabularies
+from vmsst.languages import language
 
 BYTES = vocabularies.ByteVocabulary()
 PROMPTS = {"query": "q: ", "document": "d: ", None: "t: "}
@@ -32,7 +35,7 @@ def read(data, **options):
     {
       "inputs": ["t: a", "t: c"],
       "targets": ["t: b", "t: d"],
-      "negatives": [["t: n", "t: m"], ["t: o", ""]],
+      "negatives": [["t: n", "t: m"], ["", "t: o"]],
     },
   ),
   (  # the output of `vmsst mine`
@@ -118,9 +121,9 @@ def test_named_columns(tmp_path, records, options, expected, in_file):
   ([], "pairs has no pair of two texts"),
   ([("a", "b"), "c"], "row 2 of pairs: 'c'; give texts"),
   ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair has two"),
-  ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: 3; give texts"),
+  ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: .*3.; give texts"),
   ([{"x": "a", "y": "b", "label": "good"}], "'good'. are not numbers"),
-  ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may grade the pair; name scores 'score'"),
+  ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may grade the pair; name it 'score'"),
   ([{"x": "a", "y": "b", "z": "c", "label": [1]}, {"x": "a", "y": "b", "label": [1, 2, 3]}],
    "pairs: pair 1 has 1 scores"),
 ])  # fmt: skip
@@ -131,7 +134,7 @@ def test_what_cannot_be_read_is_named(data, message):
 
 @pytest.mark.parametrize(("content", "message"), [
   ("a\tb\t0\n", "x.tsv:1: a number after the pair; write a header"),
-  ("question\tanswer\na\tb\tc\n", "x.tsv:2: 3 columns, not the 2 of the header"),
+  ("question\tanswer\na\tb\tc\n", "x.tsv:2: not source .*; write 2 columns"),
   ("a;b\n", "x.tsv:1: not source TAB target"),
 ])  # fmt: skip
 def test_a_damaged_line_is_named(tmp_path, content, message):
@@ -146,6 +149,20 @@ def test_a_file_in_a_store_and_scores_before_its_pairs(monkeypatch, caplog):
   store.pipe_file("gs://bucket/mined.tsv", b"1.2\ta\tb\n")
   assert read("gs://bucket/mined.tsv")[1] == {"inputs": ["t: a"], "targets": ["t: b"]}
   assert "gs://bucket/mined.tsv: numbers in column 1 do not count" in caplog.text
+
+
+def test_files_give_their_lines_in_order(tmp_path):
+  line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", [(f"s{i}", f"t{i}") for i in range(5)])
+  line_files.write_text(tmp_path / "b.de-en.de", "\ufeffs5\r\n \r\ns7")
+  line_files.write_text(tmp_path / "b.de-en.en", "t5\r\nt6\nt7")
+  files = readers.find_bitext(str(tmp_path / "*.de-en.*"))
+  settings = training_sets.TrainingSet(files, languages=("de", "en"))
+  table = training_sets.open_set("x", settings).table
+  assert (len(table), table.dropped) == (7, 1)
+  rows = table.rows(np.array([6, 0, 5]))
+  assert rows["inputs"] == ["s7", "s0", "s5"]
+  assert rows["targets"] == ["t7", "t0", "t5"]
+  assert rows["target_language"].tolist() == [[language("en").index]] * 3
 
 
 def test_names_of_sets():
@@ -170,6 +187,12 @@ def open_sets(**sizes):
   ]
 
 
+def get_batches(sets, batch_size, max_length, *, seed=0, **options):
+  cfg = types.SimpleNamespace(batch_size=batch_size, seed=seed)
+  options |= {"sets": sets, "vocabulary": BYTES, "max_length": max_length}
+  return training_sets.get_batches(cfg, **options)
+
+
 def names_in(batch):
   return {BYTES.decode(row.tolist()).split()[0] for row in batch["inputs"]}
 
@@ -179,7 +202,7 @@ def names_in(batch):
 )
 def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
   sets = open_sets(a=(90, weight and 3 * weight), b=(10, weight))
-  batches = training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, power=power)
+  batches = get_batches(sets, 4, 12, sampling_power=power)
   counts = collections.Counter()
   for _ in range(40):
     (name,) = names_in(next(batches))
@@ -189,17 +212,17 @@ def test_a_batch_is_of_one_set_chosen_by_size_or_weight(power, weight, share):
 
 def test_a_weight_is_positive():
   with pytest.raises(errors.InputError, match="weight is 0; set it to a number in"):
-    training_sets.training_batches(open_sets(a=(9, 0)), BYTES, batch_size=4, max_length=12)
+    get_batches(open_sets(a=(9, 0)), 4, 12)
 
 
 def test_mixed_batches_have_rows_of_all_sets():
   sets = open_sets(a=(50, None), b=(50, None))
-  batches = training_sets.training_batches(sets, BYTES, batch_size=32, max_length=12, mixed=True)
+  batches = get_batches(sets, 32, 12, mixed=True)
   assert names_in(next(batches)) == {"a", "b"}
   graded = training_sets.TrainingSet([{"x": "a", "y": "b", "score": 1}])
   sets.append(training_sets.open_set("graded", graded))
   with pytest.raises(errors.InputError, match=r"'graded'.* have other columns"):
-    training_sets.training_batches(sets, BYTES, batch_size=4, max_length=12, mixed=True)
+    get_batches(sets, 4, 12, mixed=True)
 
 
 def test_batches_resume_and_have_the_features_of_their_set():
@@ -211,7 +234,7 @@ def test_batches_resume_and_have_the_features_of_their_set():
       training_sets.open_set("graded", training_sets.TrainingSet(graded, objective="similarity")),
       training_sets.open_set("mined", training_sets.TrainingSet(mined)),
     ]
-    return training_sets.training_batches(sets, BYTES, batch_size=4, max_length=6, seed=3)
+    return get_batches(sets, 4, 6, seed=3)
 
   whole, resumed = batches(), batches()
   first = [next(whole) for _ in range(5)]

@@ -2,6 +2,7 @@ import dataclasses
 import multiprocessing
 import shutil
 import sys
+import threading
 
 import commands
 import jax
@@ -80,6 +81,25 @@ def test_vectors_come_in_the_order_of_the_input(encoder, expected, monkeypatch):
   monkeypatch.setattr(encoder_lib, "_WINDOW", 4)
   found_ND = encoder.encode(iter(SENTENCES * 3), batch_size=2)
   np.testing.assert_allclose(found_ND, np.tile(expected, (3, 1)), atol=2e-6)
+
+
+def test_the_next_sentences_are_tokenized_while_vectors_are_computed(encoder, monkeypatch):
+  monkeypatch.setattr(encoder_lib, "_WINDOW", 2)
+  tokenized, tokenize = threading.Event(), type(encoder)._tokenize
+  compute = encoder._backend.start
+
+  def record(self, texts, *options):
+    if "c" in texts:
+      tokenized.set()
+    return tokenize(self, texts, *options)
+
+  def start(*batch, **options):
+    assert tokenized.wait(10)
+    return compute(*batch, **options)
+
+  monkeypatch.setattr(type(encoder), "_tokenize", record)
+  monkeypatch.setattr(encoder._backend, "start", start)
+  assert encoder.encode(["a", "b", "c", "d"], batch_size=2).shape == (4, 6)
 
 
 def test_latest_checkpoint_or_the_one_given(run, encoder, expected):

@@ -1,12 +1,10 @@
 import copy
 
 import fake_encoders
-import line_files
 import numpy as np
 import pytest
 
 from vmsst import errors
-from vmsst.data import readers
 from vmsst.encoder import encoding
 
 
@@ -83,8 +81,8 @@ def test_every_line_of_a_bitext_has_the_vectors_that_the_encoder_returns(tmp_pat
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector)
   encoder.dimension = 6
   pairs = [("eins", "one"), ("", "nothing"), ("zwei und drei", "two and three")]
-  (bitext,) = readers.find_bitext(str(line_files.write_tsv(tmp_path / "x.de-en.tsv", pairs)))
-  facts = encoding.write_bitext_vectors(encoder, bitext, tmp_path / "x.npy")
+  options = {"count": 3, "languages": ("de", "en"), "title": "x"}
+  facts = encoding.write_pair_vectors(encoder, iter(pairs), tmp_path / "x.npy", **options)
   assert facts == {"lines": 3, "dimension": 6}
   expected_N2D = [[fake_encoders.random_vector(text) for text in pair] for pair in pairs]
   np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.float32(expected_N2D))

@@ -112,6 +112,25 @@ def test_a_trimmed_encoder_has_the_same_vectors_of_its_texts(kind, tmp_path):
     assert np.ptp(found.encode(other), axis=0).min() > 0
 
 
+@pytest.mark.parametrize("name", ["distilbert", "modernbert", "qwen3", "t5"])
+def test_a_truncated_encoder_equals_a_folder_with_fewer_layers(name, tmp_path, st):
+  folder = released_folders.write_architecture(tmp_path, name)
+  texts = ["the red apple", "Café is open"]
+  truncated = vmsst.load(folder).truncate(2)
+  truncated.save(tmp_path / "out")
+  config = json.loads((folder / "config.json").read_text())
+  for key in {"num_hidden_layers", "num_layers", "n_layers"} & config.keys():
+    config[key] = 2
+  if "layer_types" in config:
+    config["layer_types"] = config["layer_types"][:2]
+  (folder / "config.json").write_text(json.dumps(config))
+  expected_ND = st.SentenceTransformer(str(folder), device="cpu").encode(texts)
+  for found in (truncated, st.SentenceTransformer(str(tmp_path / "out"), device="cpu")):
+    np.testing.assert_allclose(found.encode(texts), expected_ND, atol=1e-5)
+  with pytest.raises(errors.InputError, match="layers is 2; set it to an integer from 1 to 1"):
+    truncated.truncate(2)
+
+
 def test_an_encoder_unknown_to_transformers_is_refused(tmp_path):
   config = lstm.LstmConfig(vocab_size=300, emb_dim=8, hidden_dim=8, num_layers=1)
   run = tiny_encoders.save_run(

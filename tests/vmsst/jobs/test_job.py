@@ -1,7 +1,6 @@
 """Jobs: records, resumption, and the parts that they write again."""
 
 import functools
-import threading
 
 import pytest
 import toy_jobs
@@ -152,22 +151,6 @@ def test_intermediate_files_go_at_the_end(folder):
     work.finish()
   assert contents(folder) == {"index": "i"}
   assert list(manifest.read(folder).parts) == ["index"]
-
-
-def test_the_next_part_is_prepared_while_one_is_written(tmp_path):
-  prepared = {n: threading.Event() for n in range(5)}
-
-  def prepare(number):
-    prepared[number].set()
-    return number
-
-  def write(path, number):
-    assert prepared[min(number + 1, 3)].wait(10)
-    assert not prepared[min(number + 2, 4)].is_set()
-    path.write_text(str(number))
-
-  with job.Job(tmp_path / "out", inputs={}) as work:
-    work.run("parts", write, [job.Part(f"{n}.txt", (n,)) for n in range(4)], prepare=prepare)
 
 
 def test_files_of_other_machines_are_awaited(tmp_path, monkeypatch):

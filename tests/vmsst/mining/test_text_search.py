@@ -9,6 +9,7 @@ import pytest
 
 from vmsst import errors, storage
 from vmsst.cli import vector_jobs
+from vmsst.encoder import encoding
 from vmsst.mining import text_search
 from vmsst.search import exact_search, vector_store
 
@@ -66,7 +67,8 @@ def test_a_searcher_reads_text_and_vectors_once(tmp_path, monkeypatch):
 
 def test_queries_have_the_dimensions_of_the_vectors(tmp_path):
   path, encoder = line_files.write_lines(tmp_path / "base.txt", ["ab", "b", "aab"]), make_encoder()
-  vector_jobs.embed(encoder, [str(path)], tmp_path / "v", name="a", dimensions=2)
+  source = encoding.EncoderSource(encoder, "a")
+  vector_jobs.embed(source, [str(path)], tmp_path / "v", dimensions=2)
   searcher = text_search.Searcher(encoder, vector_store.open_text(str(path), tmp_path / "v"))
   (hits,) = searcher.search(["aaabb"], 3)  # compared by the numbers of a and b alone
   assert [hit.line for hit in hits] == [3, 1, 2]

@@ -1,15 +1,20 @@
 """CONTRASTIVE, with and without hard negatives; tests/runs/test_every_model.py has the rest."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 from flax import traverse_util
 
-from vmsst.models import gradient_caching
+from vmsst import errors
+from vmsst.data import vocabularies
+from vmsst.models import contrastive, gradient_caching, matryoshka
+from vmsst.networks import sentence_encoder
 
 B, K, S = 8, 3, 16
 
@@ -135,6 +140,52 @@ def test_loss_and_metrics_are_those_of_loops(params, is_mined, options):
   if is_mined:
     masked = 3 if options.get("mask_duplicates") else 0
     assert found["negatives_per_example"] == (B * K - 1 - K - masked) / B
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_the_loss_of_first_layers_is_the_loss_of_smaller_encoders(scan_layers):
+  config = tiny_encoders.t5_config(
+    vocab_size=60, emb_dim=S, head_dim=8, mlp_dim=16, num_encoder_layers=3
+  )
+  separate = sentence_encoder.SentenceEncoder(config, S)
+  params = tiny_models.random_params(separate)
+  encoder = dict(params["encoder"])
+  layers = [encoder.pop(f"layers_{i}") for i in range(3)]
+  scanned = dataclasses.replace(config, scan_layers=scan_layers)
+  network = dataclasses.replace(separate, config=scanned, parent=None)
+  options = {"similarity": "cosine", "scale": 5.0}
+  plain = {"network": network, "vocabulary": vocabularies.ByteVocabulary()}
+  one = contrastive.ContrastiveModel(**plain, **options, matryoshka_dims=(4,), embedding_slices=2)
+  model = matryoshka.LayersModel(model=one, layers=(2, 1), **plain)
+  batch = tiny_models.random_batch(B, B, (6, 9), (2, 60))
+  given = params
+  if scan_layers:
+    given = {
+      **params,
+      "encoder": {**encoder, "layers": jax.tree.map(lambda *x: np.stack(x), *layers)},
+    }
+  loss, found = tiny_models.evaluate(model.eval_fn, given, batch)
+  losses = []
+  for count, prefix in ((3, ""), (2, "layers_2/"), (1, "layers_1/")):
+    small = dataclasses.replace(
+      separate, config=dataclasses.replace(config, num_encoder_layers=count), parent=None
+    )
+    named = {f"layers_{i}": layers[i] for i in range(count)}
+    first = {**params, "encoder": {**encoder, **named}}
+    apply = tiny_models.jit(small.apply)
+    source_BS, target_BS = (np.float64(apply({"params": first}, batch[x])) for x in batch)
+    batch_and_negatives = {**batch, "negatives": np.zeros((B, K, 7), np.int32)}
+    for dim, cut in ((S, ""), (4, "first_4/")):
+      vectors = (source_BS[:, :dim], target_BS[:, :dim], np.zeros((B, K, dim)))
+      mean, accuracies = by_loops(vectors, batch_and_negatives, **options)
+      losses.append(mean)
+      assert {x: found[f"{prefix}{cut}{x}"] for x in accuracies} == pytest.approx(accuracies)
+    if prefix:
+      assert found[f"{prefix}loss"] == pytest.approx(np.mean(losses[-2:]), rel=1e-4)
+  assert [loss, found["loss"]] == pytest.approx([np.mean(losses)] * 2, rel=1e-4)
+  for layers, message in (((1, 1), "matryoshka_layers is"), ((3,), "layers is 3; .* from 1 to 2")):
+    with pytest.raises(errors.InputError, match=message):
+      matryoshka.LayersModel(model=one, layers=layers, **plain).loss_fn(given, batch, None)
 
 
 def test_vectors_are_auxiliary_to_the_tokens_of_inputs():

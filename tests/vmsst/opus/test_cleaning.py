@@ -64,6 +64,12 @@ def test_texts_in_undetermined_languages_have_letters_of_any_script():
   clean = Cleaner(Cleaning(), UNDETERMINED, UNDETERMINED)
   assert clean("Привет, мир", "hello world") == ("Привет, мир", "hello world")
   assert clean("12345", "one two") == "script"
+  chinese, english = (
+    "那天这个国家北方的天气非常好。",
+    "The weather in the north of the country was good then.",
+  )
+  assert clean(chinese, english) == (chinese, english)  # 15 characters and 54
+  assert clean(chinese[:6], 2 * english) == "ratio"
 
 
 def test_scripts_and_lengths_suit_the_language():

@@ -31,6 +31,10 @@ def make_sides(n, m):
   return source, target
 
 
+# Each source with its nearest target.
+NEAREST = {"neighbors": 1, "margin": "absolute", "retrieval": "forward"}
+
+
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("retrieval", ["max", "forward", "backward", "intersection"])
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_pairs_are_those_of_plain_loops(n, m, k, margin, retrieval):
   found = margins.margin_pairs(source, target, **options)
   assert rows_of(found) == naive.pairs(retrieval)
   np.testing.assert_allclose(found.score_P, [naive.score(*x) for x in rows_of(found)], atol=1e-5)
-  nearest = margins.cosine_pairs(3 * source, target)
+  nearest = margins.margin_pairs(3 * source, target, **NEAREST)
   assert sorted(rows_of(nearest)) == list(enumerate(naive.cosine.argmax(axis=1).tolist()))
   assert (np.diff(nearest.score_P) <= 0).all()
 
@@ -98,7 +102,7 @@ def test_copies_of_a_sentence_are_one_neighbor():
 
 def test_duplicates_and_ties_go_by_row_numbers():
   same = np.ones([4, 2])
-  assert rows_of(margins.cosine_pairs(same, same)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+  assert rows_of(margins.margin_pairs(same, same, **NEAREST)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
   found = margins.margin_pairs(same, same[:3], neighbors=2)
   assert rows_of(found) == [(0, 0)]  # row 0 is the best of all and can be used once
   assert found.score_P.tolist() == pytest.approx([1.0])
@@ -144,4 +148,4 @@ def test_broken_input_is_an_error():
   with pytest.raises(ValueError, match="3 sources and 2 targets: give as many of each"):
     margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="0 gold pairs"):
-    margins.best_f1(margins.cosine_pairs(good, good), np.zeros([0, 2], int))
+    margins.best_f1(margins.margin_pairs(good, good), np.zeros([0, 2], int))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vmsst import errors
 from vmsst.data import retrieval_sets, training_sets, vocabularies
 from vmsst.train import dev_sets, partitioning
 
@@ -59,7 +60,8 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
     "graded": open_pairs(graded),
     "questions": questions.with_prompts("q ", ""),
   }
-  evaluator = dev_sets.DevSets(sets, Sums(), BYTES, partitioner, tmp_path)
+  arguments = (sets, Sums(), BYTES, partitioner, tmp_path)
+  evaluator = dev_sets.DevSets(*arguments)
   state = types.SimpleNamespace(params=jnp.array(TABLE_VS), flax_mutables={}, step=3)
   axes = types.SimpleNamespace(params=jax.sharding.PartitionSpec(), flax_mutables={})
   metrics = evaluator.evaluate(state, axes)[dev_sets.TASK]
@@ -82,3 +84,7 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
   assert metrics["score"] == pytest.approx(mean)
   (line,) = (tmp_path / "inference_eval" / "dev-metrics.jsonl").read_text().splitlines()
   assert json.loads(line) == {"step": 3, **metrics}
+  by_one_set = dev_sets.DevSets(*arguments, "recall@100/questions").evaluate(state, axes)
+  assert by_one_set[dev_sets.TASK]["score"] == metrics["recall@100/questions"]
+  with pytest.raises(errors.InputError, match=r"is 'accuracy'; known: accuracy/pairs"):
+    dev_sets.DevSets(*arguments, "accuracy").evaluate(state, axes)

@@ -194,7 +194,7 @@ def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp_path, watched):
-  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min")
+  best = trainer.KeepBestAction(str(tmp_path), ("toy", "mean"), "min", count=2)
 
   def run(total_steps, average=2):
     toy_runs.run(
@@ -218,6 +218,6 @@ def test_the_best_or_the_newest_checkpoints_are_averaged_after_the_last_step(tmp
   assert run(8, average=1)[0] == tmp_path.name  # the average of six steps is gone
   if watched:
     assert checkpoints.best_names(str(tmp_path)) == ["checkpoint_2", "checkpoint_4"]
-  else:
-    with pytest.raises(errors.InputError, match="average is 3; set it to at most"):
-      run(10, average=3)
+  option = "KeepBestAction.count" if watched else "KEEP_CHECKPOINTS"
+  with pytest.raises(errors.InputError, match=f"average is 3; set it to at most {option}=2"):
+    run(10, average=3)

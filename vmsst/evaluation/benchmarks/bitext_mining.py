@@ -13,6 +13,7 @@ The papers evaluate on BUCC's training data, whose gold pairs are public.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -27,7 +28,9 @@ PAIRS = ("de-en", "fr-en", "ru-en", "zh-en")
 METRICS = ("cosine_f1", "margin_f1", "average")
 
 _METHODS: dict[str, Callable[[np.ndarray, np.ndarray], margins.Pairs]] = {
-  "cosine": margins.cosine_pairs,
+  "cosine": functools.partial(
+    margins.margin_pairs, neighbors=1, margin="absolute", retrieval="forward"
+  ),
   "margin": margins.margin_pairs,
 }
 

@@ -78,11 +78,6 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
 """Languages that papers average over, by name of the group."""
 
 
-def _read_tatoeba(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per language."""
-  return [tatoeba_task(code, *paths) for code, paths in tatoeba_files(root / "tatoeba").items()]
-
-
 def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path]]:
   """Returns the files of foreign and English sentences, by the language code in their names.
 
@@ -155,7 +150,7 @@ TATOEBA = suite.Benchmark(
   files=suite.Files(
     ("tatoeba",), "tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng, aligned line by line, plain or .gz"
   ),
-  read=_read_tatoeba,
+  read=lambda root: [tatoeba_task(x, *y) for x, y in tatoeba_files(root / "tatoeba").items()],
   averages=_summarize_tatoeba,
   sets=TATOEBA_LANGUAGES,
 )

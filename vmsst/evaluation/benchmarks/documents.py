@@ -267,7 +267,10 @@ def sentences(text: str) -> list[str]:
   """Returns the sentences of a document; a blank document has one empty sentence."""
   pieces, start = [], 0
   for match in _BOUNDARY.finditer(text):
-    if _ends_sentence(text, match):
+    before = text[max(0, match.start() - 2) : match.start()]
+    initial = before[-1:].isupper() and not before[:-1].isalnum()
+    goes_on = match["stop"] and (match["next"].islower() or (match["stop"] == "." and initial))
+    if not goes_on:
       pieces.append(text[start : match.end()])
       start = match.end()
   pieces.append(text[start:])
@@ -275,14 +278,3 @@ def sentences(text: str) -> list[str]:
     piece for piece in (" ".join(part.split()) for part in pieces) if not text_files.is_blank(piece)
   ]
   return kept or [""]
-
-
-def _ends_sentence(text: str, boundary: re.Match[str]) -> bool:
-  """Returns whether a mark ends a sentence, given its context."""
-  if boundary["stop"] is None:
-    return True
-  if boundary["next"].islower():
-    return False
-  before = text[max(0, boundary.start() - 2) : boundary.start()]
-  initial = before[-1:].isupper() and not before[:-1].isalnum()
-  return boundary["stop"] != "." or not initial

@@ -4,10 +4,8 @@ Errors are `errors.InputError` and name the file and, if possible, the line.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
-
-import msgspec
 
 from vmsst import errors, languages, storage
 from vmsst.io import text_files
@@ -102,28 +100,3 @@ def known_code(code: str, path: storage.Path) -> str:
   except errors.InputError as error:
     raise errors.InputError(f"{path}: {error}") from None
   return code
-
-
-def records(path: storage.Path, kind: type[_Record]) -> Iterator[_Record]:
-  """Yields the object in each line of a JSON Lines file, plain or gzipped.
-
-  Args:
-    path: The file.
-    kind: Type of the objects, as msgspec checks it.
-
-  Raises:
-    InputError: a line is not JSON, or has another type.
-  """
-  yield from parse_records(text_files.read_lines(str(path)), kind, str(path))
-
-
-def parse_records(
-  lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
-) -> Iterator[_Record]:
-  """Yields the object in each line of JSON Lines; see `records`."""
-  decoder = msgspec.json.Decoder(kind)
-  for line_number, line in enumerate(lines, first):
-    try:
-      yield decoder.decode(line)
-    except (ValueError, RecursionError) as error:
-      raise errors.InputError(f"{name}:{line_number}: {error}") from None

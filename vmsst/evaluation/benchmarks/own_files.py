@@ -48,8 +48,11 @@ def benchmarks(
       languages, or two files have the same name.
   """
   made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
-  for x in _bitexts([*bitext]):
-    made.append(_benchmark("bitext", x.paths, functools.partial(_bitext, x)))
+  pairs: dict[readers.BitextFile, None] = {}
+  for path in readers.find_files([*bitext]):  # Files with both sides may lack languages in names.
+    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
+    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
+  made += [_benchmark("bitext", x.paths, functools.partial(_bitext, x)) for x in pairs]
   for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
     made.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
   names = [each.name for each in made]
@@ -76,15 +79,6 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
     read=functools.cache(lambda root: [task()]),  # Commands check the files first.
     averages=lambda results, seen, complete: results[0].metrics,
   )
-
-
-def _bitexts(patterns: Sequence[str]) -> Iterable[readers.BitextFile]:
-  """Returns bitexts, each once; files with both sides may lack languages in their names."""
-  found: dict[readers.BitextFile, None] = {}
-  for path in readers.find_files(patterns):
-    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
-    found |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
-  return found
 
 
 def _languages(path: str) -> tuple[str, str]:
@@ -121,10 +115,11 @@ def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   row_by_text: dict[str, int] = {}
   gold: dict[str, dict[int, float]] = {}
   path = storage.path(pairs.paths[0])
-  for row in readers.read_rows(pairs):
-    query, text = row.texts
+  for row in readers.read_rows(pairs, graded=True):
+    query, text, *more = row.texts
     index = row_by_text.setdefault(text, len(row_by_text))
-    if row.grade is None or files.number(row.grade, path, row.number) > 0:
+    labels = [*more, *row.scores]
+    if not labels or files.number(labels[0], path, row.number) > 0:
       gold.setdefault(query, {})[index] = 1.0
   if not gold:
     raise errors.InputError(f"{pairs}: no text has a label above 0; label the relevant texts 1")

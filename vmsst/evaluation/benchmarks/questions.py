@@ -21,7 +21,6 @@ import json
 import random
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -86,17 +85,6 @@ class _MkqaRecord(msgspec.Struct):
   answers: _Answers
 
 
-def nq_open(path: storage.Path) -> Questions:
-  """Reads NQ-open: one JSON object per line, with `question` and `answer` (a list).
-
-  Raises:
-    InputError: the file is broken.
-  """
-  records = list(files.records(path, Question))
-  gold = [retrieval.normalize_answers(record.answers) for record in records]
-  return Questions("nq", "en", [record.question for record in records], gold)
-
-
 def mkqa(path: storage.Path) -> list[Questions]:
   """Reads MKQA's questions, by language, from mkqa.jsonl.gz.
 
@@ -108,7 +96,7 @@ def mkqa(path: storage.Path) -> list[Questions]:
     InputError: the file is broken, or a language is unknown.
   """
   by_language: dict[str, Questions] = {}
-  for record in files.records(path, _MkqaRecord):
+  for record in text_files.read_records(path, _MkqaRecord):
     texts = [text for answer in record.answers.en for text in (answer.text, *answer.aliases)]
     gold = retrieval.normalize_answers(text for text in texts if text)
     for code, query in record.queries.items() if gold else ():
@@ -182,7 +170,9 @@ def question_sets(root: storage.Path) -> list[Questions]:
   if (root / "nq").is_dir():
     # Google calls the test set dev, others test.
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
-    sets.append(nq_open(files.files_in(root / "nq", *names)[-1]))
+    nq = list(text_files.read_records(files.files_in(root / "nq", *names)[-1], Question))
+    gold = [retrieval.normalize_answers(record.answers) for record in nq]
+    sets.append(Questions("nq", "en", [record.question for record in nq], gold))
   if storage.find(root / "mkqa", "mkqa.jsonl*"):
     sets += mkqa(files.plain_or_gzipped(root / "mkqa" / "mkqa.jsonl"))
   return [questions for questions in sets if questions.texts]
@@ -255,7 +245,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   del questions["id"], questions["split"]
   knowledge = questions.pop("en")
   for other in files.files_in(root / "nq", "*.jsonl"):
-    knowledge += [record.question for record in files.records(other, Question)]
+    knowledge += [record.question for record in text_files.read_records(other, Question)]
   sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
@@ -341,10 +331,9 @@ def search_knowledge(
     stack.callback(_query_vectors.cache_clear)
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
     spans = text_files.unpack(text_files.cut([*map(str, paths)], SHARD).spans, folder)
-    prepare = functools.partial(_read_span, vectors.source)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
     parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
-    for nearest in vectors.map("search", prepare, compute, parts, keep=True):
+    for nearest in vectors.map("search", compute, parts, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
       best_WQ = np.where(nearer_WQ, nearest["score"], best_WQ)
@@ -352,25 +341,19 @@ def search_knowledge(
   return right_WQ
 
 
-def _read_span(source: encoding.EncoderSource, span: text_files.Span) -> tuple[list[Question], Any]:
-  """Returns questions, also tokenized if the encoder supports it."""
-  base = list(files.parse_records(span.read(), Question, span.name, span.first))
-  texts = [each.question for each in base]
-  return base, encoding.prepare(source.open(), texts, [_KNOWLEDGE_LANGUAGE] * len(texts))
-
-
 def _nearest(
   source: encoding.EncoderSource,
   queries: Queries,
   search: exact_search.Search,
-  prepared: tuple[list[Question], Any],
+  span: text_files.Span,
 ) -> embedder.Arrays:
   """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
-  base, tokens = prepared
+  base = list(text_files.records(span.read(), Question, span.name, span.first))
+  texts = [each.question for each in base]
   query_QD = _query_vectors(source, queries)
   codes = [_KNOWLEDGE_LANGUAGE] * len(base)
-  vectors_MD = encoding.encode(source.open(), tokens, language=codes, progress=False)
-  encoding.check_finite(vectors_MD, [each.question for each in base])
+  vectors_MD = encoding.encode(source.open(), texts, language=codes, progress=False)
+  encoding.check_finite(vectors_MD, texts)
   scores, right = [], []
   for size in queries.sizes:
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
@@ -439,7 +422,7 @@ def knowledge_sample(
   similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
   chosen: list[tuple[float, int, Question]] = []
   rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  files_of_base = (files.records(path, Question) for path in paths)
+  files_of_base = (text_files.read_records(path, Question) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
     for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
       bar.update(1)

@@ -216,12 +216,6 @@ def _summarize_sts(
   return summary | years
 
 
-def _read_xlsts(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per track, whose result has its name (track1.ar-ar)."""
-  folder = root / "xlsts"
-  return [pairs.task() for pairs in _semeval_sets(folder, folder, "17", _TRACKS)]
-
-
 def _summarize_xlsts(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
@@ -294,7 +288,10 @@ XLSTS = suite.Benchmark(
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, or STS17.trackN.xx-yy.tsv (score, "
     "sentences)",
   ),
-  read=_read_xlsts,
+  # One task per track, whose result has its name (track1.ar-ar).
+  read=lambda root: [
+    x.task() for x in _semeval_sets(root / "xlsts", root / "xlsts", "17", _TRACKS)
+  ],
   averages=_summarize_xlsts,
   sets=(*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
 )

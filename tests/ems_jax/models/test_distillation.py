@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import commands
 import jax
 import numpy as np
 import pytest
@@ -12,13 +11,9 @@ import tiny_encoders
 import tiny_models
 from tiny_models import jit
 
-import vmsst
-from ems_jax import teachers
 from ems_jax.models import distillation, soft_contrastive
 from vmsst import errors, languages
-from vmsst.data import vocabularies
-from vmsst.formats import tokenizers
-from vmsst.models import contrastive
+from vmsst.data import tables, vocabularies
 from vmsst.networks import sentence_encoder
 
 B, S, TAU = 8, 16, 0.1
@@ -64,17 +59,6 @@ def side_vectors(params, batch):
   return [np.float64(embed(params, tokens_BT)) for tokens_BT in sides]
 
 
-def write_run(folder, *, vocabulary=BYTES):
-  """Writes a teacher's run, trained with dropout, which must have no effect."""
-  model = contrastive.ContrastiveModel(network=network(0.5), vocabulary=vocabulary)
-  return tiny_encoders.save_run(folder, model, make_params(seed=1))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  return write_run(tmp_path_factory.mktemp("teacher"))
-
-
 @pytest.fixture(scope="module")
 def params():
   return make_params(seed=0)
@@ -85,7 +69,7 @@ def precomputed():
   """The batch with the teacher's vectors of both sides."""
   batch = make_batch()
   found = side_vectors(make_params(seed=1), batch)
-  return batch | dict(zip(teachers.FEATURES, map(np.float32, found), strict=True))
+  return batch | dict(zip(tables.TEACHER_SIDES, map(np.float32, found), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +149,14 @@ def given(params, precomputed):
   }
   models["en"] = make_model(distillation.DistillationModel)  # the first of the paper's order
   models["tr"] = make_model(distillation.DistillationModel, priority=("tr",))
+  models["cut"] = make_model(distillation.DistillationModel, matryoshka_dims=(5,))
   return evaluate(models, params, dict.fromkeys(models, precomputed))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant):
   loss, metrics = given[str(variant)]
-  teacher = [np.float64(precomputed[name]) for name in teachers.FEATURES]
+  teacher = [np.float64(precomputed[name]) for name in tables.TEACHER_SIDES]
   expected = equations(precomputed, student, teacher, *variant)
   if not variant[1]:
     assert "loss/mono" not in metrics
@@ -199,125 +184,33 @@ def test_distillation_is_the_squared_error_of_both_sides(given, student, precomp
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
 
 
-# --------------------------------------------------------------------------------------------
-# Teachers
-
-MODELS = {
-  "priority": (soft_contrastive.SoftContrastiveModel, {"labels": "priority"}),
-  "average": (soft_contrastive.SoftContrastiveModel, {"labels": "average"}),
-  "mse": (distillation.DistillationModel, {}),
-}
-
-
-@pytest.fixture(scope="module")
-def teacher(run):
-  return teachers.from_run(run)
-
-
-def test_a_teacher_in_the_step_gives_what_its_vectors_give(teacher, params, precomputed):
-  models, batches = {}, {}
-  for name, (cls, options) in MODELS.items():
-    for way, how, batch in (("step", {"teacher": teacher}, make_batch()), ("", {}, precomputed)):
-      models[name + way] = make_model(cls, dropout_rate=0.2, **options, **how)
-      batches[name + way] = batch
-  found = evaluate(models, params, batches, jax.random.key(0))
-  for name in models:
-    expected = found[name.removesuffix("step")]
-    assert found[name][0] == pytest.approx(expected[0], rel=1e-4)
-    assert found[name][1] == pytest.approx(expected[1], rel=1e-4)
+def test_matryoshka_distillation_also_counts_the_errors_of_the_first_dimensions(
+  given, student, precomputed
+):
+  (whole, _), (loss, metrics) = given["en"], given["cut"]
+  are_inputs = inputs_are_anchors(precomputed, ORDER)
+  sides = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
+  anchors = [pair[0 if is_input else 1] for pair, is_input in zip(sides, are_inputs, strict=True)]
+  first = sum(
+    np.sum((x - y)[:5] ** 2) / len(x) / B
+    for side in student
+    for x, y in zip(side, anchors, strict=True)
+  )
+  assert metrics["first_5/loss"] == pytest.approx(first, rel=1e-4)
+  assert loss == pytest.approx((whole + first) / 2, rel=1e-4)
 
 
-def test_a_program_does_not_hold_the_teacher_s_parameters(teacher, params):
-  program = jax.jit(make_model(teacher=teacher).loss_fn)
-  text = program.lower(params, make_batch(), None).as_text()
-  table = f"tensor<{BERT.vocab_size}x{S}xf32>"
-  (arguments,) = [line for line in text.splitlines() if "func public @main" in line]
-  assert arguments.split("->")[0].count(table) == 2  # the student's and the teacher's
-  assert not any(table in line for line in text.splitlines() if 'dense<"' in line)
-
-
-def test_there_is_one_teacher_with_the_student_s_vocabulary(teacher, params, precomputed, tmp_path):
-  run = write_run(tmp_path, vocabulary=vocabularies.ByteVocabulary(lowercase=True))
-  with pytest.raises(errors.InputError, match=r"another vocabulary .* teacher_inputs and"):
-    make_model(teacher=teachers.from_run(run))
-  with pytest.raises(errors.InputError, match="no teacher, and the batch has no teacher_inputs"):
+def test_a_batch_without_vectors_of_the_teacher_is_refused(params):
+  with pytest.raises(errors.InputError, match="no teacher_inputs and teacher_targets; set TEACH"):
     make_model().loss_fn(params, make_batch(), None)
-  with pytest.raises(errors.InputError, match="a teacher, and the batch has teacher_inputs and"):
-    make_model(teacher=teacher).loss_fn(params, precomputed, None)
 
 
 def test_a_teacher_of_another_width_teaches_similarities_only(params, precomputed, student):
   wide = np.random.default_rng(2).normal(size=(2, B, 20)).astype(np.float32)
-  batch = precomputed | dict(zip(teachers.FEATURES, wide, strict=True))
+  batch = precomputed | dict(zip(tables.TEACHER_SIDES, wide, strict=True))
   loss, _ = jit(make_model().loss_fn)(params, batch, None)
   expected = equations(batch, student, np.float64(wide), "priority", True, False)
   assert float(loss) == pytest.approx(expected["loss"], rel=1e-4)
   model = make_model(distillation.DistillationModel)
   with pytest.raises(errors.InputError, match="20 numbers and the student's 16"):
     jax.eval_shape(model.loss_fn, params, batch, None)
-
-
-# --------------------------------------------------------------------------------------------
-# Eight devices
-
-
-def step_of(teacher, **options):
-  """Maps parameters and a batch to loss and gradients of the average labels."""
-  model = make_model(labels="average", teacher=teacher, **options)
-  return jax.value_and_grad(lambda params, batch: model.loss_fn(params, batch, None)[0])
-
-
-def run_on_eight_devices(folder):
-  """Saves loss and gradients with a teacher in the step."""
-  from vmsst.train import partitioning
-
-  partitioner = partitioning.PjitPartitioner(num_partitions=2)
-  assert dict(partitioner.mesh.shape) == {"data": 4, "model": 2}
-  teacher = teachers.from_run(folder, partitioner=partitioner)
-  with partitioner.context():
-    shardings = partitioner.shardings(tiny_models.mesh_axes(network()))
-    step = jit(
-      step_of(teacher, embedding_slices=2), in_shardings=(shardings, partitioner.data_sharding)
-    )
-    params = jax.device_put(make_params(seed=0), shardings)
-    for _ in range(2):  # the teacher's parameters survive the first step
-      results = step(params, partitioner.to_devices(make_batch()))
-  table_VD = teacher._parameters()["token_embedder"]["embedding"][...]
-  assert table_VD.sharding.shard_shape(table_VD.shape) == (BERT.vocab_size // 2, S)
-  tiny_models.save(folder / "results.npz", jax.tree.leaves(results))
-
-
-@pytest.mark.slow
-def test_eight_devices_and_a_teacher_in_the_step_have_the_results_of_one_and_given_vectors(
-  run, params, precomputed
-):
-  commands.on_eight_devices(__file__, run)
-  expected = jax.tree.leaves(jit(step_of(None))(params, precomputed))
-  tiny_models.assert_saved_equal(run / "results.npz", expected, rtol=1e-4, atol=1e-5)
-
-
-TEXTS = ["Hello, world!", "Wie geht es dir heute, Welt? " * 3, "世界 你好", "(Привет)", "x"]
-LENGTH = 16  # of which the second text needs more
-
-
-def padded(rows, width):
-  return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int32)
-
-
-def test_a_teacher_reads_its_own_prefix(tokenizer_files, tmp_path):
-  prompts = {"query": "query: ", "passage": "passage: "}
-  student, longer, own = (
-    tokenizers.HuggingFaceVocabulary(str(tokenizer_files["xlmr"]), prefix, prompts=own)
-    for prefix, own in (("", {}), ("the text - of ", {}), ("query: ", prompts))
-  )
-  config = tiny_encoders.bert_config(vocab_size=150, max_positions=LENGTH)
-  network = sentence_encoder.SentenceEncoder(config, 8, head=False, normalize=True)
-  model = tiny_encoders.model_of(network, own, max_length=LENGTH)
-  run = tiny_encoders.save_run(tmp_path / "run", model)
-  expected = vmsst.load(run, backend="jax").encode(TEXTS, progress=False)
-  teacher = teachers.from_run(run)
-  teacher.check_vocabulary(student)
-  for vocabulary in (student, longer, own):
-    tokens = padded(vocabulary.encode(TEXTS, 99), 99)
-    found = teacher.embed(tokens, vocabulary)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)

@@ -1,0 +1,171 @@
+"""Compares the alignment of documents with gold alignments, and with Vecalign on the same vectors.
+
+  python benchmarks/alignment.py --data=DATA --encoder=intfloat/multilingual-e5-small \
+    --vecalign=VECALIGN
+
+DATA/alignment has texts `dev.de` and `dev.fr` and their gold alignment `dev.defr`, and perhaps more
+texts (--texts). Without an encoder, vectors are counts of hashed character 4-grams. VECALIGN is a
+checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Variants:
+
+* joined: vectors of groups are the encoder's vectors of joined sentences;
+* summed: vectors of groups are sums of vectors of sentences;
+* vecalign: Vecalign with the vectors of joined, and its defaults.
+
+--sentences measures time and memory for two documents of this length with random vectors
+[N, 384], whose groups are sums.
+
+Prints one JSON line per length and variant. `seconds` is the time of alignment alone, given the
+vectors; scores are over all texts. In the last line, `ratio` is the strict F1 of joined divided by
+the strict F1 of vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same
+variant divided by the time of joined.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import random
+import sys
+import time
+import zlib
+
+import measure
+import numpy as np
+
+import vmsst
+from vmsst.encoder import loading
+from vmsst.evaluation.metrics import alignment
+from vmsst.io import text_files
+from vmsst.mining import alignment_files, document_alignment
+
+
+class Hashing:
+  """Maps texts to counts of character 4-grams."""
+
+  def encode(self, texts):  # noqa: D102
+    counts_ND = np.zeros((len(texts), 512), np.float32)
+    for row, text in zip(counts_ND, texts, strict=True):
+      for start in range(len(text) - 1):
+        row[zlib.crc32(f" {text.lower()} "[start : start + 4].encode()) % 512] += 1
+    return np.sqrt(counts_ND)
+
+
+class Noisy:
+  """Maps a number to its random vector, with other noise at each call."""
+
+  def __init__(self, count):
+    self.rng = np.random.default_rng(0)
+    self.vector_ND = self.rng.standard_normal((count, 384), np.float32)
+
+  def encode(self, texts):  # noqa: D102
+    vectors_ND = self.vector_ND[[int(text) for text in texts]]
+    return vectors_ND + self.rng.standard_normal(vectors_ND.shape, np.float32)
+
+
+def measure_length(count):
+  """Returns time and peak memory, with vectors, for two documents; a tenth is missing in each."""
+  encoder, kept = Noisy(count), np.random.default_rng(1).random((2, count)) > 0.1
+  numbers = [[str(n) for n in np.flatnonzero(is_kept)] for is_kept in kept]
+  sides = [document_alignment.group_vectors(side, encoder, 7, summed=True) for side in numbers]
+  start = time.perf_counter()
+  with_vmsst(sides, 8)
+  return {
+    "sentences": [*map(len, numbers)],
+    "seconds": round(time.perf_counter() - start, 2),
+    "peak_gb": round(measure.resident_bytes(peak=True) / 1e9, 3),
+  }
+
+
+def copies(sides):
+  return [side._replace(vector_FD=side.vector_FD.copy()) for side in sides]
+
+
+def with_vmsst(sides, max_size):
+  document_alignment.center(*sides)
+  return document_alignment.align_groups(*sides, max_size=max_size)
+
+
+def with_vecalign(sides, max_size):
+  from vecalign import dp_utils
+
+  random.seed(42)
+  np.random.seed(42)  # noqa: NPY002  # of Vecalign
+  stack = dp_utils.vecalign(
+    *(side.vector_FD[side.row_GN] for side in sides),
+    dp_utils.make_alignment_types(max_size),
+    del_percentile_frac=0.2,
+    width_over2=-(-max_size // 2) + 5,
+    max_size_full_dp=300,
+    costs_sample_size=20_000,
+    num_samps_for_norm=100,
+  )
+  return stack[0]["final_alignments"]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--data", required=True, help="folder with the folder alignment")
+  parser.add_argument("--texts", nargs="+", default=["dev"], help="names of texts, such as test0")
+  parser.add_argument("--languages", nargs=2, default=["de", "fr"], help="source and target")
+  parser.add_argument("--encoder", help="encoder (default: character 4-grams)")
+  parser.add_argument("--prompt", help="text before every text (default: the encoder's)")
+  parser.add_argument("--vecalign", help="folder of Vecalign")
+  parser.add_argument("--max_size", type=int, default=8, help="sentences of both groups together")
+  parser.add_argument("--repeats", type=int, default=3, help="repeats of each measurement")
+  parser.add_argument("--sentences", type=int, nargs="*", default=[], help="lengths to measure")
+  options = parser.parse_args()
+  for count in options.sentences:
+    print(json.dumps({"benchmark": "alignment", **measure_length(count)}), flush=True)
+  encoder = Hashing()
+  if options.encoder:
+    encoder = loading.with_prompt(vmsst.load(options.encoder), options.prompt)
+  variants = {"joined": with_vmsst, "summed": with_vmsst}
+  if options.vecalign:
+    sys.path.insert(0, options.vecalign)
+    variants["vecalign"] = with_vecalign
+  texts, gold = [], []
+  for name in options.texts:
+    path = pathlib.Path(options.data, "alignment", name)
+    texts.append([[*text_files.read_lines(f"{path}.{code}")] for code in options.languages])
+    gold.append(alignment_files.read_line_numbers(f"{path}.{''.join(options.languages)}"))
+  groups = {
+    summed: [
+      [
+        document_alignment.group_vectors(side, encoder, options.max_size - 1, summed=summed)
+        for side in pair
+      ]
+      for pair in texts
+    ]
+    for summed in (False, True)
+  }
+  lines = {}
+  for variant, align in variants.items():
+    results, seconds = [], 0.0
+    for sides in groups[variant == "summed"]:
+      run = functools.partial(align, max_size=options.max_size)
+      times = measure.timed(lambda run=run, sides=sides: run(copies(sides)), options.repeats)
+      seconds += min(times["seconds"])
+      results.append(run(copies(sides)))
+    scores = alignment.alignment_scores(gold, results)
+    lines[variant] = {
+      "benchmark": "alignment",
+      "variant": variant,
+      "encoder": options.encoder or "character 4-grams",
+      "texts": options.texts,
+      "sentences": [sum(len(pair[side]) for pair in texts) for side in (0, 1)],
+      **measure.machine("numpy"),
+      "seconds": round(seconds, 4),
+      **{name: round(value, 4) for name, value in scores.items()},
+    }
+    print(json.dumps(lines[variant]), flush=True)
+  ours, baseline = lines["joined"], lines["vecalign" if options.vecalign else "summed"]
+  ratios = {
+    "ratio": ours["strict_f1"] / baseline["strict_f1"],
+    "speed_ratio": baseline["seconds"] / ours["seconds"],
+  }
+  rounded = {name: round(value, 3) for name, value in ratios.items()}
+  print(json.dumps({"benchmark": "alignment", **rounded}))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,151 @@
+"""Static encoders: `StaticEmbedding` of sentence-transformers and folders of Model2Vec.
+
+Both have a tokenizer without special tokens and a table of token vectors. A sentence vector is the
+mean of its tokens' vectors. Model2Vec differs in three ways: it skips unknown tokens, its table may
+be factored into shared rows and weights, and it has a `config.json`. sentence-transformers opens
+its folders, but counts unknown tokens.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from vmsst import errors
+from vmsst.formats import tokenizers, transformers
+from vmsst.networks import sentence_encoder, static
+
+MODULE = "StaticEmbedding"
+_MODEL_TYPE = "model2vec"
+# Names of the table in sentence-transformers and in Model2Vec.
+_TABLE, _MODEL2VEC_TABLE = "embedding.weight", "embeddings"
+# More tokens than texts have, for tokenizers without a limit.
+_UNLIMITED = 1 << 20
+# Model2Vec's limit if `config.json` does not mention it.
+_MODEL2VEC_LENGTH = 512
+
+
+class StaticEmbedding(NamedTuple):
+  """The content of a folder.
+
+  Attributes:
+    config: Sizes of the table.
+    vocabulary: The tokenizer, without special tokens.
+    max_length: Tokens of a text.
+    table: Returns the vectors, [V, D], by the ids of this library, in which padding is 0.
+  """
+
+  config: static.StaticConfig
+  vocabulary: tokenizers.HuggingFaceVocabulary
+  max_length: int
+  table: Callable[[], np.ndarray]
+
+
+# --------------------------------------------------------------------------------------------
+# Reading
+
+
+def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
+  """Returns class and folder of the modules of a Model2Vec; an empty list for other encoders."""
+  record = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
+  if record.get("model_type") != _MODEL_TYPE:
+    return []
+  return [(MODULE, ""), *([("Normalize", "")] if record.get("normalize") else [])]
+
+
+def read(folder: pathlib.Path) -> StaticEmbedding:
+  """Returns the tokenizer and the table in a folder.
+
+  Vectors of texts above `max_length` may differ from Model2Vec's, which also cuts characters.
+
+  Raises:
+    InputError: a file is missing or damaged, or the table does not fit the tokenizer.
+  """
+  path = folder / tokenizers.TOKENIZER_FILE
+  record = transformers.read_object(path)
+  try:
+    tokenizer = Tokenizer.from_str(json.dumps({**record, "post_processor": None}))
+  except Exception as error:  # of the package
+    raise errors.InputError(f"{path}: not a Hugging Face tokenizer: {error}") from None
+  stored = transformers.open_tensors(folder)
+  is_model2vec = _MODEL2VEC_TABLE in stored
+  name = _MODEL2VEC_TABLE if is_model2vec else _TABLE
+  if name not in stored:
+    raise errors.InputError(f"{folder} has no tensor {_TABLE} or {_MODEL2VEC_TABLE}")
+  vocabulary = tokenizers.HuggingFaceVocabulary(
+    str(path), tokenizer=tokenizer, skips_unknown=is_model2vec
+  )
+  rows, padding_id = stored.get("mapping", stored[name]).shape[0], vocabulary.padding_id
+  # Padding that is no token has an id past the table.
+  size = max(rows, padding_id + 1)
+  if vocabulary.size > size or padding_id > rows:
+    raise errors.InputError(f"{folder}: {rows} token vectors, but {vocabulary.size} tokens")
+
+  def table() -> np.ndarray:
+    table_VD = stored[name].read()
+    if "mapping" in stored:
+      table_VD = table_VD[stored["mapping"].load()]
+    if "weights" in stored:
+      table_VD = table_VD * stored["weights"].read()[:, None]
+    if size > rows:
+      table_VD = np.concatenate([table_VD, np.zeros_like(table_VD[:1])])
+    return transformers.swap_padding(table_VD, padding_id)
+
+  max_length = (record.get("truncation") or {}).get("max_length")
+  if is_model2vec:
+    settings = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
+    max_length = settings.get("max_length", _MODEL2VEC_LENGTH)
+  config = static.StaticConfig(size, stored[name].shape[1])
+  return StaticEmbedding(config, vocabulary, max_length or _UNLIMITED, table)
+
+
+# --------------------------------------------------------------------------------------------
+# Writing
+
+
+def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
+  """Returns a tokenizer that cuts texts, as neither package has another limit.
+
+  Raises:
+    InputError: the vocabulary puts special tokens around texts, or cannot become a tokenizer.json.
+  """
+  tokenizer = tokenizers.export(vocabulary)
+  if vocabulary.special_ids:
+    raise errors.InputError(
+      f"{MODULE} has no special tokens, but this vocabulary puts some around texts; use `vmsst "
+      "export safetensors`"
+    )
+  record = json.loads(tokenizer.content)
+  if max_length < _UNLIMITED:
+    record["truncation"] = {
+      "direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+  return tokenizer._replace(content=json.dumps(record, ensure_ascii=False).encode())
+
+
+def describe(
+  network: sentence_encoder.SentenceEncoder, vocabulary: Any, max_length: int
+) -> dict[str, Any] | None:
+  """Returns the content of Model2Vec's `config.json`; None if Model2Vec has no such encoder."""
+  if not getattr(vocabulary, "skips_unknown", False) or network.layers.keys() - {"normalize"}:
+    return None
+  return {
+    "model_type": _MODEL_TYPE,
+    "architectures": ["StaticModel"],
+    "hidden_dim": network.latent_dim,
+    "normalize": network.normalize,
+    "max_length": max_length,
+  }
+
+
+def to_tensors(
+  table_VD: np.ndarray, vocabulary: Any, tokenizer: tokenizers.ExportedTokenizer
+) -> dict[str, np.ndarray]:
+  """Returns the table, without a row for padding that is no token."""
+  table_VD = transformers.swap_padding(table_VD, tokenizer.padding_id)
+  if not tokenizer.padding:
+    table_VD = table_VD[: tokenizer.padding_id]
+  return {_MODEL2VEC_TABLE if getattr(vocabulary, "skips_unknown", False) else _TABLE: table_VD}

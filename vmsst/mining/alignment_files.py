@@ -1,0 +1,80 @@
+"""Reads and writes alignments of documents: pairs of texts, line numbers, and TMX."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+from xml.sax import saxutils
+
+from vmsst import errors
+from vmsst.io import text_files
+from vmsst.mining.document_alignment import Alignment
+
+Format = Literal["tsv", "vecalign", "tmx"]
+
+# Control characters that XML cannot contain.
+_NOT_XML = dict.fromkeys((*range(32), 0xFFFE, 0xFFFF))
+
+
+def frame(form: Format, languages: tuple[str | None, str | None]) -> tuple[str, str]:
+  """Returns what is before and after the lines of a file."""
+  if form != "tmx":
+    return "", ""
+  header = (
+    '<header creationtool="vmsst" creationtoolversion="1" segtype="block" o-tmf="plain" '
+    f'adminlang="en" srclang={saxutils.quoteattr(languages[0] or "und")} datatype="plaintext"/>'
+  )
+  start = f'<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n{header}\n<body>\n'
+  return start, "</body>\n</tmx>\n"
+
+
+def lines(
+  source: Sequence[str],
+  target: Sequence[str],
+  alignments: Iterable[Alignment],
+  form: Format,
+  languages: tuple[str | None, str | None] = (None, None),
+) -> Iterator[str]:
+  """Yields the lines of a pair of documents, without line ends.
+
+  Args:
+    source: Source sentences.
+    target: Target sentences.
+    alignments: Their alignments.
+    form: "tsv", score TAB source TAB target, or "tmx", both without deletions; or "vecalign", such
+      as `[3]:[3, 4]:0.810000`, with numbers from 0.
+    languages: Codes of both languages, for "tmx".
+  """
+  for x in alignments:
+    if form == "vecalign":
+      yield f"{x.source}:{x.target}:{x.score:.6f}"
+    elif x.source and x.target:
+      texts = " ".join(source[n] for n in x.source), " ".join(target[n] for n in x.target)
+      fields = [text.translate(text_files.SEPARATORS) for text in texts]
+      if form == "tsv":
+        yield "\t".join((f"{x.score:.6f}", *fields))
+      else:
+        variants = "".join(
+          f"<tuv xml:lang={saxutils.quoteattr(code or 'und')}>"
+          f"<seg>{saxutils.escape(text.translate(_NOT_XML))}</seg></tuv>"
+          for code, text in zip(languages, fields, strict=True)
+        )
+        yield f'<tu><prop type="score">{x.score:.6f}</prop>{variants}</tu>'
+
+
+def read_line_numbers(path: str) -> list[Alignment]:
+  """Returns the alignments of a file in the form of Vecalign and Bleualign.
+
+  Raises:
+    InputError: the file cannot be read, or a line has another form.
+  """
+  alignments = []
+  for number, line in enumerate(text_files.read_lines(path), 1):
+    try:
+      first, second, *score = line.split(":")
+      source, target = ([*map(int, json.loads(side))] for side in (first, second))
+      alignments.append(Alignment(source, target, float(score[0]) if score else 0.0))
+    except (ValueError, TypeError, RecursionError):
+      raise errors.InputError(
+        f"{path}:{number}: {line!r} is not an alignment such as [3]:[3, 4] or [3]:[3, 4]:0.81"
+      ) from None
+  return alignments

@@ -1,0 +1,91 @@
+"""Updates only the rows of the token table that a batch uses.
+
+A step of AdamW on a table of 250,000 x 256 reads and writes seven arrays of 256 MB. A batch uses a
+few thousand rows. `RowWise` takes these rows out of the table and of the optimizer's moments before
+the gradients are computed, and puts the updated rows back. So the model sees a small table, and no
+array of a step has the size of the table, except those that are updated in place.
+
+Rows without a token in the batch have no gradient, so the gradients and their norm are the same as
+without it. But the update of a row then differs from that of the dense optimizer: momentum and
+weight decay do not change the rows of other tokens, and their moments do not decay ("lazy Adam").
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from vmsst.train import optimizers
+
+PyTree = Any
+
+_MODULE, _TABLE, _ROWS = "token_embedder", "embedding", "rows"
+# Features of a batch with the ids of tokens.
+_TOKENS = ("inputs", "targets", "negatives")
+
+
+class RowWise(optimizers.OptimizerDef):
+  """Trains the rows of the token table that a batch uses, and all other parameters, by AdamW.
+
+  The table must be the parameter `token_embedder/embedding`, used by `t5.TokenEmbedder` alone: the
+  model cannot predict tokens with it, as EMS does if it shares it.
+
+  Args:
+    optimizer: Any optax optimizer that treats rows separately, such as AdamW. It may clip by the
+      global norm.
+  """
+
+  def __init__(self, optimizer: optimizers.OptaxWrapper):
+    self._optimizer = optimizer
+
+  def init_state(self, params: PyTree) -> PyTree:
+    """Returns the state before the first step."""
+    return self._optimizer.init_state(params)
+
+  def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Returns the parameters with the rows of the batch, and a function that adds their ids."""
+    tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
+    count = params[_MODULE][_TABLE].shape[0]
+    # Ids past the table fill a fixed shape: they are read as its last row, and never written.
+    ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
+
+    def complete(tree: PyTree) -> PyTree:
+      return {**tree, _MODULE: {**tree[_MODULE], _ROWS: ids_U}}
+
+    return _rows(params, ids_U), complete
+
+  def apply_gradient(
+    self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the state after one more step."""
+    table = dict(grads[_MODULE])
+    ids_U = table.pop(_ROWS)
+    before = params, state
+    rows, rows_state = _rows(before, ids_U)
+    after = self._optimizer.apply_gradient(
+      rows, rows_state, {**grads, _MODULE: table}, step=step, learning_rate=learning_rate
+    )
+
+    def put(path: Any, x: jax.Array, new: jax.Array) -> jax.Array:
+      return x.at[ids_U].set(new, mode="drop") if _is_table(path) else new
+
+    return jax.tree_util.tree_map_with_path(put, before, after)
+
+  def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
+    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array."""
+    return self._optimizer.logical_axes(params, state, param_axes)
+
+
+def _rows(tree: PyTree, ids_U: Int[Array, "U"]) -> PyTree:
+  """Returns parameters or moments with some rows of the table instead of the table."""
+
+  def take(path: Any, x: jax.Array) -> jax.Array:
+    return jnp.take(x, ids_U, axis=0, mode="clip") if _is_table(path) else x
+
+  return jax.tree_util.tree_map_with_path(take, tree)
+
+
+def _is_table(path: Any) -> bool:
+  return [getattr(entry, "key", None) for entry in path[-2:]] == [_MODULE, _TABLE]
