@@ -218,6 +218,7 @@ def mask_one_token(
   side_rng, token_rng = jax.random.split(rng)
   is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
+  # The token with the highest noise is masked; special tokens and padding get the lowest.
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)

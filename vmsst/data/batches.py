@@ -78,6 +78,7 @@ class Tokenizer:
           result[feature] = _padded_ids(ids, lengths[feature])
     if "negatives" in lengths:
       count, length = lengths["negatives"] or (None, None)
+      # A table gives all rows equally many negatives, with "" for missing ones.
       negatives = [row[:count] for row in columns["negatives"]]
       width = len(negatives[0]) if negatives else 0
       row_languages = self._languages(columns, "target_language")
@@ -187,6 +188,7 @@ def read_rows(
       for index, (cycles, row) in enumerate(ends)
     )
 
+  # The pattern repeats in cycles. `rank` numbers the rows of each table within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
@@ -197,6 +199,7 @@ def read_rows(
       row_K = np.flatnonzero(table_N == index)
       columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
       columns_by_table.append({**columns, _SLOT: row_K})
+    # Tokenize the rows of all tables together, then restore the order of the pattern.
     rows = texts[0].tokenizer(_join(columns_by_table), {**lengths, _SLOT: None})
     order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
@@ -255,6 +258,7 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:
+    # At least one row per table, so that rounding removes no table.
     counts = np.maximum(1, np.rint(_PATTERN * np.array(rates) / sum(rates))).astype(int)
   table_P = np.repeat(np.arange(len(rates)), counts)
   pattern = np.random.default_rng([seed]).permutation(table_P)
@@ -290,6 +294,7 @@ class _Stream:
     """Returns the rows at these positions of the stream."""
     epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
     if self.seed is not None:
+      # One permutation for each epoch and window, the same on every host.
       start_N = number_N - number_N % self.table.window
       for epoch, start in set(zip(epoch_N.tolist(), start_N.tolist(), strict=True)):
         size = min(self.table.window, len(self.table) - start)
@@ -430,6 +435,7 @@ def length_batches(
     texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
     # The length of the longest text of each row; hard negatives are [N, K, T].
     lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
+    # Rows of one length class keep their order, because the sort is stable.
     class_N = np.searchsorted(bounds, np.max(lengths, axis=0))
     count = len(class_N) // size
     order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)

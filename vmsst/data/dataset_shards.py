@@ -49,6 +49,7 @@ class Records:
       self._content: Any = b""
       if size:
         self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    # A record is a length with its checksum, then the content with its checksum.
     position = 0
     while position < size:
       self._starts.append(position)

@@ -278,6 +278,7 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
     for chunk in _decode_xml(archives.file_chunks(path)):
       *pieces, buffer = _UNIT_END.split(buffer + chunk)
       for piece in pieces:
+        # `before` is the text between units. Without a start tag, it is parsed to report its fault.
         before, *units = _UNIT_START.split(piece)
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:

@@ -38,10 +38,10 @@ def as_list(texts: Texts) -> list[str]:
 
 
 def check(texts: Iterable[str]) -> None:
-  """Raises TypeError unless iterating over an object gives one text after the other.
+  """Raises TypeError unless an object is an ordered iterable of texts.
 
   Rejects a single string; sets, because they have no order; dictionaries and data frames, because
-  they give their keys; arrays that are not 1-D; and objects that are no collections.
+  they give their keys; arrays that are not 1-D; and objects that are not collections.
   """
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
   is_other_type = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
@@ -78,7 +78,7 @@ def languages(value: Any, count: int) -> list[str]:
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets; raises ValueError unless these are two."""
+  """Returns the languages of sources and of targets; raises ValueError unless exactly two are passed."""
   if isinstance(languages, str) or len(languages) != 2:
     raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
   return languages[0], languages[1]

@@ -88,6 +88,7 @@ def get_batches(
   ) -> tuple[grain.IterDataset, Spec]:
     """Returns the rows of a task or mixture, and the shape and dtype of a row."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
+    # Text tasks with one tokenizer are read by Grain, without TensorFlow.
     are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
     if (
       are_texts
@@ -111,6 +112,7 @@ def get_batches(
         reading=reading,
       )
       return rows, spec
+    # All other tasks and feature converters need SeqIO's pipeline.
     dataset = source.get_dataset(
       lengths,
       split=cfg.split,

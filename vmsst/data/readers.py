@@ -242,6 +242,7 @@ def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
   matches = filter(None, map(_PAIR_OF_CODES.fullmatch, name.split(".")))
   codes = [match.groups() for match in matches]
   if shard_codes := dataset_shards.language_codes(name):
+    # Compact codes become codes of languages: "cmnHant" is "cmn_Hant".
     codes = [tuple(re.sub("(?=[A-Z])", "_", code) for code in shard_codes)]
   pairs = [tuple(map(formats.language_or_none, pair)) for pair in codes]
   return list(dict.fromkeys((source, target) for source, target in pairs if source and target))

@@ -137,6 +137,7 @@ class TextTask(seqio.Task):
     )
     signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}
     dataset = tf.data.Dataset.from_generator(lambda: chunks, output_signature=signature).unbatch()
+    # Sides without a fixed length are padded to the longest of their chunk: remove the padding.
     for name in SIDES:
       if name in lengths and not lengths[name]:
         dataset = dataset.map(

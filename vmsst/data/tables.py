@@ -92,6 +92,7 @@ class TextTable(Table):
       file.flush()
       self._bytes: Any = b""
       if ends[-1]:
+        # The memory map keeps the unnamed temporary file alive.
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     self._ends = np.frombuffer(ends, np.int64)
     self.count_N = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)

@@ -403,6 +403,7 @@ def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence
 
   SentencePiece can sample, too, but its sample differs between processes, whatever the seed.
   """
+  # Reservoir sampling: sentence n replaces a random one with probability limit / n.
   chooser = random.Random(0)
   sample = list(itertools.islice(sentences, limit))
   for count, sentence in enumerate(sentences, len(sample) + 1):

@@ -59,6 +59,7 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
+  # Group the texts by language, so that each splitter gets all its texts at once.
   indices_by_language: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
   for index, (_, code) in enumerate(zip(texts, language, strict=True)):

@@ -137,8 +137,8 @@ class InBatchNegativesModel(base.BitextModel):
 
     Args:
       score_BB: Score of every source (rows) with every target (columns).
-      negative_BBK: Score of every source with the hard negatives of every pair; -inf for those that
-        a source is not compared with.
+      negative_BBK: Score of every source with the hard negatives of every pair; -inf where they
+        are not compared.
       same_BB: Pairs that are not negatives of each other.
       batch: The batch.
     """

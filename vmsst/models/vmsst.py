@@ -170,6 +170,7 @@ class VmsstModel(base.BitextModel):
     language_B2G = by_side.language_mean_BG
     translated_B2G = language_B2G if self.language_mean else jnp.zeros_like(language_B2G)
     translated_B2Z = _conditions(translated_B2G, bitranslation.other_side(mean_B2S))
+    # Each pair has four rows: reconstructions of both sides, then translations into both.
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0])
     scores = bitranslation.score(
       self.network,

@@ -244,6 +244,7 @@ def corpora(files: Sequence[CleanFile]) -> list[str]:
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
   """Returns pseudo-random uint64 numbers [N] that only depend on seed, pair key and corpus."""
   secret = f"rank {seed}".encode()
+  # A keyed hash: the seed is the key, and one state per corpus has its name hashed already.
   states = [hashlib.blake2b(name.encode(), digest_size=8, key=secret) for name in corpora]
   keys = keys_N.astype("<u8").tobytes()
   digests = bytearray()
@@ -289,6 +290,7 @@ def write(
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
+      # Ranks ascend, so no later row is in the shard.
       if not len(table) or rank_N[0] > last_C.max():
         return
       inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
@@ -302,6 +304,7 @@ def write(
       )
 
   examples = dataset_shards.Examples(*languages)
+  # Rows of each file ascend by rank, and so do the merged rows.
   records = (examples.example(*texts) for _, *texts in heapq.merge(*map(rows, merged)))
   count, size = dataset_shards.write(path, records)
   return {"rows": count, "bytes": size}
