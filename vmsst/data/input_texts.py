@@ -78,7 +78,7 @@ def languages(value: Any, count: int) -> list[str]:
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets; raises ValueError unless exactly two are passed."""
+  """Returns the languages of sources and of targets; raises ValueError unless two are passed."""
   if isinstance(languages, str) or len(languages) != 2:
     raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
   return languages[0], languages[1]
