@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 def mse(
   source_BS: Float[Array, "B S"], target_BS: Float[Array, "B S"], teacher_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
-  """Returns the squared error of both sides of each pair to the teacher's vector of the source.
+  """Returns the squared error of both sides of each pair from the teacher's vector of the source.
 
   loss_i = 1/S |teacher(s_i) - student(s_i)|^2 + 1/S |teacher(s_i) - student(t_i)|^2
 

@@ -122,7 +122,7 @@ def weighted_kl(
   the transpose of W_emb, p the token distribution of the other sentence.
 
   The sum has reverse-mode gradients for hidden states, kernel and weights, and none for targets.
-  They are computed together with the sum, so put masks, averages and the weights of loss terms into
+  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
   `weights_B`. The second result has no gradient.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel

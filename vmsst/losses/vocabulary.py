@@ -64,7 +64,7 @@ def weighted_nll(
   """Returns sum_bt weights_bt * -log softmax(h_bt W_h + z_b W_s)[target_bt], and token values.
 
   The sum has reverse-mode gradients for hidden states, sentence vectors, both kernels and weights.
-  They are computed together with the sum, so put masks, averages and the weights of loss terms into
+  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
   `weights_BT`.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel
