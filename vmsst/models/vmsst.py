@@ -47,8 +47,9 @@ class VmsstModel(base.BitextModel):
   Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
   sampled from the posterior of one side; sides alternate by row and swap at every step. In
   translation, the language latent is the prior mean: the target's latent would leak the text to
-  predict (`language_mean` uses it nevertheless), and the source's latent describes another language.
-  The weight of the KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
+  predict (`language_mean` uses it nevertheless), and the source's latent describes another
+  language. The weight of the KLs rises linearly from 0 to `kl_weight` over the first
+  `kl_anneal_steps` steps.
 
   Attributes:
     network: Both encoders and the decoder.

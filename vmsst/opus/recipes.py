@@ -313,7 +313,7 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """Returns the languages that a pair counts for: the other language, or both if both are pivots."""
+  """Returns the languages that a pair counts for: its non-pivot, or both if both are pivots."""
   codes = pair.split("_")
   non_pivots = [code for code in codes if code not in recipe.pivots]
   return non_pivots or codes
