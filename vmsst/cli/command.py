@@ -303,6 +303,7 @@ class Backend:
   prompt_name: Annotated[str, Argument("NAME")] | None = None
   prompt: Annotated[str, Argument("TEXT")] | None = None
   compute_dtype: Literal["float32", "bfloat16"] | None = None
+  batch_size: ClassVar[int | None] = None
 
   def open(
     self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
@@ -333,7 +334,8 @@ class Backend:
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
-    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load)
+    options = {"batch_size": self.batch_size} if self.batch_size else {}
+    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,7 +346,7 @@ class Batches(Backend):
     batch_size: Sentences per batch.
   """
 
-  batch_size: Positive = 128
+  batch_size: Positive = 128  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -382,8 +384,5 @@ def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
     ):
       file.writelines(f"{line}\n" for line in lines)
     return
-  for line in lines:
-    with outputs.name_in_errors("standard output"):
-      sys.stdout.buffer.write(f"{line}\n".encode())
-  with outputs.name_in_errors("standard output"):
-    sys.stdout.buffer.flush()
+  sys.stdout.buffer.writelines(f"{line}\n".encode() for line in lines)
+  sys.stdout.buffer.flush()

@@ -72,7 +72,6 @@ def embed(
       language=language,
       dtype=dtype,
       dimensions=dimensions,
-      batch_size=computing.batch_size,
       engine=chosen,
     )
   print(f"{out}: {count:,} vectors of width {width}")
@@ -229,7 +228,6 @@ def mine(
         folder,
         field=text_files.default_field(path),
         language=language,
-        batch_size=computing.batch_size,
         engine=chosen,
       )
   elif not vectors and not all(map(storage.names, folders)):
@@ -319,7 +317,6 @@ def align(
     options,
     marker=marker,
     lists=lists,
-    batch_size=computing.batch_size,
     engine=chosen,
   )
   print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
@@ -379,7 +376,6 @@ def search(
       count,
       index=opened,
       language=language,
-      batch_size=computing.batch_size,
       engine=chosen,
     )
 

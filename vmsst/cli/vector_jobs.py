@@ -34,7 +34,6 @@ def embed(
   language: str | None = None,
   dtype: str = "float32",
   dimensions: int | None = None,
-  batch_size: int = 128,
   engine: engines.Engine | None = None,
   method: str = "encode",
 ) -> tuple[int, int]:
@@ -49,7 +48,6 @@ def embed(
     dtype: float32, or float16 for half the space.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
-    batch_size: Lines per batch. It changes only rounding, and a job may resume with another one.
     engine: Where to compute; None: in this process.
     method: Method of the encoder; see `encoding.encode`.
 
@@ -72,7 +70,7 @@ def embed(
   inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   width = dimensions or width
-  write = functools.partial(_embed_span, source, method, field, language, batch_size, width, dtype)
+  write = functools.partial(_embed_span, source, method, field, language, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
       return cut.identity["lines"], width
@@ -97,7 +95,6 @@ def _embed_span(
   method: str,
   field: str | None,
   language: str | None,
-  batch_size: int,
   width: int,
   dtype: str,
   path: pathlib.Path,
@@ -105,7 +102,7 @@ def _embed_span(
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
   texts = list(text_files.texts(span.read(), span.name, field, span.first))
-  vectors_ND, cut = source.encode(texts, method=method, language=language, batch_size=batch_size)
+  vectors_ND, cut = source.encode(texts, method=method, language=language)
   with path.open("wb") as stream:
     np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
   return {"rows": len(vectors_ND), "cut": cut}
@@ -234,7 +231,6 @@ def search(
   count: int,
   *,
   language: str | None = None,
-  batch_size: int = 128,
   index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
 ) -> None:
@@ -247,7 +243,6 @@ def search(
     output: Output file, local or in an object store.
     count: Lines per query, a small number; all lines, if there are fewer.
     language: Code of the queries' language, for encoders that need it.
-    batch_size: Queries per batch.
     index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
 
@@ -272,7 +267,6 @@ def search(
       folder,
       language=language,
       dimensions=corpus.dimensions,
-      batch_size=batch_size,
       engine=engine,
       method="encode_query",
     )
