@@ -185,34 +185,26 @@ def refuse(error: OSError) -> None:
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def files_below(folder: str | os.PathLike[str]) -> list[str]:
-  """Returns the names of the files below a folder, relative to it; none if it does not exist."""
+def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) -> list[str]:
+  """Returns the names of the files below a folder, relative to it; none if it does not exist.
+
+  Args:
+    folder: The folder.
+    through_links: Whether to follow links to folders, which must not form a loop.
+
+  Raises:
+    InputError: a folder cannot be listed.
+  """
   if not is_url(folder):
     return [
       os.path.relpath(os.path.join(inside, name), folder)
-      for inside, _, names in os.walk(folder, onerror=refuse)
+      for inside, _, names in os.walk(folder, onerror=refuse, followlinks=through_links)
       for name in names
     ]
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   # S3's consoles mark folders by objects whose names end with a slash.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
-
-
-def files_through_links(root: str | os.PathLike[str]) -> Iterator[str]:
-  """Yields the paths of all files below a folder, also through links, in a fixed order."""
-  if is_url(root):
-    yield from (os.path.join(root, name) for name in sorted(files_below(root)))
-    return
-  seen = set()
-  for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-    here = os.path.realpath(folder)
-    if here in seen:
-      folders.clear()
-      continue
-    seen.add(here)
-    folders.sort()
-    yield from (os.path.join(folder, name) for name in sorted(names))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

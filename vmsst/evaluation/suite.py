@@ -126,11 +126,11 @@ class Files:
     """Returns all files, also those that folders link to; hidden files do not count."""
     root = self.root or root
     folders = [root / name for name in self.folders if (root / name).is_dir()]
-    inside = (path for folder in folders for path in storage.files_through_links(folder))
+    inside = (x / name for x in folders for name in storage.files_below(x, through_links=True))
     outside = (path for pattern in self.more for path in storage.find(root, pattern))
     return sorted(
       path
-      for path in {*map(storage.path, inside), *outside}
+      for path in {*inside, *outside}
       if storage.is_file(path)
       and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
