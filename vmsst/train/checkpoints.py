@@ -26,7 +26,6 @@ from vmsst.encoder import loading
 from vmsst.errors import InputError
 from vmsst.formats import encoder_json, t5x, tensors
 from vmsst.train import input_pipeline
-from vmsst.train import model_dir as model_dir_lib
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 
@@ -465,7 +464,7 @@ class CheckpointManager:
       yield
     except Exception as error:
       self._failed = True
-      reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
+      reason = str(error).splitlines()[0]
       raise InputError(
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
         "same command to resume from the newest one"
