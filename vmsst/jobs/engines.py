@@ -6,7 +6,6 @@ bytes.
 
 import collections
 import concurrent.futures
-import itertools
 import logging
 import math
 import multiprocessing
@@ -69,7 +68,7 @@ def keep_busy(
   waiting: Sequence[Parts],
   most: int,
   submit: Callable[[Parts], "Future[list[Any]]"],
-  on_failure: Callable[[Exception, Parts, Sequence[Parts]], None],
+  on_failure: Callable[[Exception, Parts], None] | None = None,
 ) -> Iterator[Any]:
   """Runs at most `most` tasks at a time; yields the results of each that is done.
 
@@ -77,8 +76,8 @@ def keep_busy(
     waiting: The tasks.
     most: Number of tasks to run at a time.
     submit: Starts a task.
-    on_failure: Gets the error of a failed task, the task, and all tasks that ran: raises the error
-      to report, or returns to start the task again.
+    on_failure: Gets the error of a failed task, and the task: raises the error to report, or
+      returns to start the task again (default: raises the error).
   """
   queue = collections.deque(waiting)
   running: dict[Future[list[Any]], Parts] = {}
@@ -91,7 +90,9 @@ def keep_busy(
       try:
         results = future.result()
       except Exception as error:
-        on_failure(error, task, list(running.values()))
+        if on_failure is None:
+          raise
+        on_failure(error, task)
         queue.append(task)
         results = []
       del running[future]
@@ -141,21 +142,12 @@ class Local(msgspec.Struct, frozen=True):
       initializer=_start_worker,
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
-
-    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
-      if not isinstance(error, process.BrokenProcessPool):
-        raise error
-      names = list(dict.fromkeys(map(str, itertools.chain(task, *running))))
-      others = f" or one of {len(names) - 1} others" if len(names) > 1 else ""
-      raise errors.InputError(
-        f"{title}: a worker process was killed at {names[0]}{others} (if memory ran out, use fewer "
-        f"workers); {RESUME}"
-      ) from None
-
     try:
-      yield from keep_busy(
-        waiting, self.workers, lambda task: pool.submit(do_task, do, task), on_failure
-      )
+      yield from keep_busy(waiting, self.workers, lambda task: pool.submit(do_task, do, task))
+    except process.BrokenProcessPool:
+      raise errors.InputError(
+        f"{title}: a worker process was killed (if memory ran out, use fewer workers); {RESUME}"
+      ) from None
     except BaseException:
       for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
         worker.terminate()
@@ -233,8 +225,7 @@ class Ray(msgspec.Struct, frozen=True):
     def submit(task: Parts) -> "Future[list[Any]]":
       return remote.remote(do, task).future()
 
-    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
-      del running
+    def on_failure(error: Exception, task: Parts) -> None:
       if isinstance(error, ray.exceptions.RayTaskError):
         raise error.cause from None
       if not isinstance(error, ray.exceptions.RayError):
