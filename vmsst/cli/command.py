@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from vmsst import errors, storage
@@ -370,19 +370,9 @@ def file_to_write(output: str) -> Iterator[str]:
     yield output
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    yield os.path.join(folder, "output")
-    with open(os.path.join(folder, "output"), encoding="utf-8", newline="\n") as lines:
-      write_lines((line.removesuffix("\n") for line in lines), output)
-
-
-def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
-  """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
-  if output != outputs.STANDARD:
-    with (
-      outputs.atomic_path(output) as path,
-      path.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-      file.writelines(f"{line}\n" for line in lines)
-    return
-  sys.stdout.buffer.writelines(f"{line}\n".encode() for line in lines)
-  sys.stdout.buffer.flush()
+    path = os.path.join(folder, "output")
+    yield path
+    is_standard, printed = output == outputs.STANDARD, contextlib.nullcontext(sys.stdout.buffer)
+    with open(path, "rb") as content, printed if is_standard else open(output, "wb") as stream:
+      shutil.copyfileobj(content, stream)
+      stream.flush()

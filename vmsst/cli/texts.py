@@ -24,7 +24,6 @@ from vmsst.cli.command import (
   Vectors,
   file_to_write,
   local_file,
-  write_lines,
 )
 from vmsst.io import text_files
 from vmsst.jobs import outputs
@@ -407,7 +406,12 @@ def translate(
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
-  write_lines((" ".join(text.splitlines()) for text in translations), output)
+  with (
+    file_to_write(output) as place,
+    outputs.atomic_path(place) as path,
+    path.open("w", encoding="utf-8", newline="\n") as stream,
+  ):
+    stream.writelines(f"{' '.join(text.splitlines())}\n" for text in translations)
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, process
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -32,25 +32,6 @@ _TASKS_PER_WORKER = 4
 Parts = Sequence[Any]
 Do = Callable[[Parts], Iterable[Any]]
 """Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
-
-
-class Engine(Protocol):
-  """Writes parts somewhere."""
-
-  @property
-  def in_process(self) -> bool:
-    """Whether parts are written in this process."""
-
-  @property
-  def this_machine(self) -> bool:
-    """Whether parts are written on this machine only."""
-
-  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """Writes parts; yields what `do` yields.
-
-    Raises:
-      InputError: a part failed, or the engine is not available; the message names it.
-    """
 
 
 def tasks(parts: Parts, workers: int) -> list[Parts]:
@@ -122,7 +103,7 @@ class Local(msgspec.Struct, frozen=True):
     return self.workers == 1 and not self.gpus_per_worker
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """See `Engine`."""
+    """Writes parts; yields what `do` yields."""
     if self.in_process or not parts:
       yield from do(parts)
       return
@@ -206,7 +187,7 @@ class Ray(msgspec.Struct, frozen=True):
   this_machine: ClassVar[bool] = False
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """See `Engine`."""
+    """Writes parts; yields what `do` yields."""
     ray = _connect(self.address)
     gpus, total = self.gpus_per_worker, ray.cluster_resources()
     if not self.workers and gpus > total.get("GPU", 0):
@@ -238,6 +219,10 @@ class Ray(msgspec.Struct, frozen=True):
         ) from None
 
     yield from keep_busy(tasks(parts, workers), workers, submit, on_failure)
+
+
+Engine = Local | Ray
+"""Where parts are written."""
 
 
 def _connect(address: str | None) -> Any:
