@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 # user:password@ of an address, but not the port of `http://host:9000/`; parameters of its query;
@@ -22,6 +22,7 @@ MOST_LAYERS = 1000
 """Most layers of a network. A file may claim any number, and each costs time."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
+_NAMED = 5
 
 
 class InputError(ValueError):
@@ -117,3 +118,10 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
   """Raises InputError unless `value` is one of `choices`."""
   if value not in choices:
     raise InputError(f"{name} is {value!r}; known: {', '.join(choices)}")
+
+
+def some(names: Iterable[str]) -> str:
+  """Returns the first names of many in alphabetical order, and the number of others."""
+  names = sorted(names)
+  more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + more or "nothing"

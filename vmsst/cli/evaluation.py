@@ -146,8 +146,6 @@ def format_table(results: "Results") -> str:
 
   "first 64" follows the names of averages of vectors cut to 64 dimensions.
   """
-  from vmsst.evaluation import suite
-
   rows = []
   for name, scored in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
@@ -155,7 +153,7 @@ def format_table(results: "Results") -> str:
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
-      rows.append(f"{name:23} missing: {suite.shorten(lacking)}")
+      rows.append(f"{name:23} missing: {errors.some(lacking)}")
   rows += [f"{name:23} failed: {reason}" for name, reason in results["failed"].items()]
   rows += [f"{name:23} absent: {reason}" for name, reason in results["absent"].items()]
   return "\n".join(rows)

@@ -66,7 +66,6 @@ def import_ems(
 def _save(converted: "encoder_json.Converted", output: str) -> None:
   """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
   from vmsst.encoder import loading
-  from vmsst.formats import tensors
 
   target = outputs.new_folder(output)
   with outputs.atomic_folder(target) as folder:
@@ -76,7 +75,7 @@ def _save(converted: "encoder_json.Converted", output: str) -> None:
   for name, reason in converted.left_out.items():
     reasons.setdefault(reason, []).append(name)
   for reason, names in reasons.items():
-    print(f"left out, {reason}: {tensors.some(names)}")
+    print(f"left out, {reason}: {errors.some(names)}")
   numbers = sum(array.size for array in params.values())
   sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
   print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")

@@ -27,8 +27,6 @@ from vmsst.io import input_files
 INCOMPLETE = " (incomplete)"
 """End of the name of an average that lacks sets."""
 
-_NAMED = 5  # Missing sets that are named.
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -183,12 +181,6 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
   """Returns a test whether languages, given by codes, are all among those seen in training."""
   known = frozenset(seen)
   return lambda codes: all(languages.language(code) in known for code in codes)
-
-
-def shorten(names: Sequence[str]) -> str:
-  """Returns the first of many names and the number of others, for people."""
-  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:

@@ -27,7 +27,7 @@ from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, transformers
 from vmsst.formats.tensors import TOKEN_TABLE, Row
-from vmsst.io import input_files, text_files
+from vmsst.io import text_files
 from vmsst.networks import sentence_encoder, transformer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """
   path, *others = files(folder)
   if others:
-    names = input_files.join_names(file.name for file in (path, *others))
+    names = errors.some(file.name for file in (path, *others))
     raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
   record = tensors.read_torch(path, argparse.Namespace)
   try:

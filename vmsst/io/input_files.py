@@ -5,7 +5,6 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors, storage
@@ -95,13 +94,6 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
   except ValueError:  # an integer with too many digits
     return f"a {type(value).__name__} that is too long"
-
-
-def join_names(names: Iterable[str]) -> str:
-  """Returns names of files for a message, in order: the first ones, and how many more there are."""
-  ordered = sorted(names)
-  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
-  return shown + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

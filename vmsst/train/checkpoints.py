@@ -23,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vmsst import storage
 from vmsst.encoder import loading
-from vmsst.errors import InputError
+from vmsst.errors import InputError, some
 from vmsst.formats import encoder_json, t5x, tensors
 from vmsst.train import input_pipeline
 
@@ -227,12 +227,11 @@ def find_arrays(
       missing.append(stored_name or name)
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
-      f"{tensors.some(model, 5)}"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has {some(model)}"
     )
   if missing:
     raise InputError(
-      f"{path} lacks {tensors.some(missing, 5)}; it has {tensors.some(stored, 5)}. Use a "
+      f"{path} lacks {some(missing)}; it has {some(stored)}. Use a "
       "checkpoint of the same model, or initialize them by RestoreCheckpointConfig.assignment_map "
       "and fallback_to_scratch=True. If only the optimizer state is missing, keep scan_layers"
     )
