@@ -136,9 +136,8 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = 
 
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
-    tokenizer = onnx.write(saved, folder, pretokenized=pretokenized)
-  _print_local_only(target)
-  print(onnx.usage(saved, tokenizer, target))
+    onnx.write(saved, folder, pretokenized=pretokenized)
+  print(f"{target / onnx.MODEL_FILE}: for ONNX Runtime and OpenVINO", *onnx.usage(saved), sep="\n")
 
 
 def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":

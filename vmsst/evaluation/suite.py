@@ -55,7 +55,7 @@ class Task:
     score: Maps the vectors of all sides, an array [N, D] each, to results.
     held_out: Texts to exclude from training data (such as test splits); default: all sides.
     large: Whether the vectors exist only while the task is scored. Otherwise, all tasks of a
-      benchmark are in memory at once, and benchmarks share the vectors of equal texts.
+      benchmark are in memory at once, and equal texts share a vector.
   """
 
   name: str
@@ -260,9 +260,8 @@ def evaluate(
 ) -> Results:
   """Evaluates an encoder on benchmarks.
 
-  All files are read before anything is embedded. Each text is embedded once, even if it occurs in
-  several benchmarks. If a benchmark fails because its vectors cannot be scored, the others are
-  still run.
+  All files are read before anything is embedded. Each text of a benchmark is embedded once. If a
+  benchmark fails because its vectors cannot be scored, the others are still run.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
@@ -303,13 +302,11 @@ def evaluate(
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
     raise errors.InputError(f"no benchmark has data (see `vmsst eval --list`): {reasons}")
   vectors = vectors or embedder.Embedder(encoder, name, dimensions=dimensions)
-  sides = {key: [side for x in tasks[key] if not x.large for side in x.sides] for key in tasks}
-  vectors.expect(sides.values())
   results, failed = {**finished}, {}
   for key in (key for key in tasks if key not in absent):
     start = time.perf_counter()
     try:
-      vectors.share(sides[key], report)
+      vectors.share([side for x in tasks[key] if not x.large for side in x.sides], report)
       results[key] = _score(chosen[key], tasks[key], vectors, seen)
     except ValueError as error:
       failed[key] = " ".join(str(error).split()) or type(error).__name__
