@@ -96,12 +96,11 @@ def evaluate(
     storage.check_local(out, "the results of MTEB")
     named_tasks = mteb_models.get_tasks(mteb)
   else:
-    files_of_data = evaluation_job.Data(data)
-    chosen = own_files.benchmarks(**own)
-    for benchmark in chosen:  # Errors in files are found before encoders are opened.
-      files_of_data.digest(benchmark)
-      benchmark.read(files_of_data.root)
-    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"])
+    root, own_sets = storage.path(data or ""), own_files.benchmarks(**own)
+    chosen = own_sets or benchmarks.get_benchmarks(suite or ["all"])
+    digests = {x.name: x.files.digest(root) for x in chosen}
+    for benchmark in own_sets:  # Errors in files are found before encoders are opened.
+      benchmark.read(root)
   workers = engines.Local() if mteb else engine.create()
   for code in seen or ():
     languages.language(code)
@@ -120,7 +119,8 @@ def evaluate(
     codes = seen or getattr(model, "languages", None)
     results = evaluation_job.evaluate(
       chosen,
-      files_of_data,
+      root,
+      digests,
       model,
       label,
       folder,

@@ -133,13 +133,11 @@ class Files:
       and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
 
-  def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
-  ) -> str:
+  def digest(self, root: storage.Path) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
     for path in self.find(root):
-      total.update(f"{checksum(path)}  {path.relative_to(self.root or root)}\n".encode())
+      total.update(f"{input_files.sha256(path)}  {path.relative_to(self.root or root)}\n".encode())
     return total.hexdigest()
 
 
