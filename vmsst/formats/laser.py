@@ -158,7 +158,6 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
     assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
-    notes=(f"Sentence vectors: pooling {pooling!r}, at most {max_length} tokens",),
   )
 
 

@@ -231,20 +231,15 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     network, vocabulary, max_length, similarity_fn_name=similarity
   )
   note = (
-    f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
-    f"{text_prefix!r}, at most {max_length} tokens"
+    f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
+    "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
   )
-  if tokenizer is None:
-    note = (
-      f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
-      "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
-    )
   return Converted(
     params=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
-    notes=(note,),
+    notes=() if tokenizer else (note,),
   )
 
 
@@ -268,7 +263,6 @@ def _read_static(
     assets=encoder_json.EncoderAssets(
       network, vocabulary, embedding.max_length, similarity_fn_name=similarity
     ),
-    notes=(f"Sentence vectors: means of token vectors, normalize {network.normalize}",),
   )
 
 

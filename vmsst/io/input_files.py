@@ -90,10 +90,7 @@ def is_text(value: Any) -> bool:
 
 def shown(value: Any) -> str:
   """Returns a value from a file for a message: its Python literal, shortened if long."""
-  try:
-    return _SHORT.repr(value)
-  except ValueError:  # an integer with too many digits
-    return f"a {type(value).__name__} that is too long"
+  return _SHORT.repr(value)
 
 
 def reason(error: Exception) -> str:
