@@ -102,7 +102,8 @@ def export_sentence_transformers(
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
-  _print_local_only(target)
+  if storage.is_url(target):  # Other libraries read local files only.
+    print(f"Copy {target} to this machine first, and give the path of the copy:")
   print(
     f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
     f"vmsst.load({str(target)!r})",
@@ -146,12 +147,6 @@ def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storag
 
   target = outputs.new_folder(output)
   return loading.read(encoder), target
-
-
-def _print_local_only(folder: "storage.Path") -> None:
-  """Prints what to do before other libraries, which read local files only, open a folder."""
-  if storage.is_url(folder):
-    print(f"Copy {folder} to this machine first, and give the path of the copy:")
 
 
 def push(

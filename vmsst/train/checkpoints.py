@@ -283,7 +283,10 @@ def restore(
   if (path / "state").is_dir():
     arrays = t5x.restore(path, args)
   else:
-    arrays = {part: _place(stored[part], args[part]) for part in args}
+    arrays = {}
+    for part, arg in args.items():  # Every process has the whole arrays.
+      whole = np.asarray(stored[part], arg.dtype)
+      arrays[part] = jax.make_array_from_callback(whole.shape, arg.sharding, whole.__getitem__)
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in sources.items():
@@ -297,12 +300,6 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
-
-
-def _place(array: Any, args: ocp.ArrayRestoreArgs) -> jax.Array:
-  """Returns an array, of which every process has all, in a dtype and on the devices."""
-  whole = np.asarray(array, args.dtype)
-  return jax.make_array_from_callback(whole.shape, args.sharding, lambda index: whole[index])
 
 
 # --------------------------------------------------------------------------------------------
