@@ -60,7 +60,7 @@ def main() -> None:
   parser.add_argument("--sentences", type=int, default=20_000)
   parser.add_argument("--dimensions", type=int, default=256)
   parser.add_argument("--words", type=int, default=0)
-  parser.add_argument("--steps", type=int, default=1_500)
+  parser.add_argument("--steps", type=int, default=3_000)
   parser.add_argument("--batch_size", type=int, default=512)
   parser.add_argument("--learning_rate", type=float, default=1e-2)
   options = parser.parse_args()
@@ -88,6 +88,7 @@ def main() -> None:
     steps=options.steps,
     batch_size=options.batch_size,
     learning_rate=options.learning_rate,
+    sampling_power=0.7,
     max_length=64,
     eval_every=options.steps,
   )

@@ -37,6 +37,8 @@ Objective = Literal[
 _WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
 _WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
 _TAUGHT = ("distillation", "soft_contrastive")
+# Held-out pairs whose loss is computed.
+_LOSS_PAIRS = 1000
 
 
 def finetune(
@@ -270,7 +272,7 @@ def finetune(
       train_eval_get_dataset_fn=lambda cfg, *_: {
         each.name: input_pipeline.EvalBatches(
           training_sets.get_batches(cfg, 0, 1, sets=[each], **tokens),
-          -(-len(each.table) // batch_size),
+          -(-min(len(each.table), _LOSS_PAIRS) // batch_size),
         )
         for each in with_loss
       },

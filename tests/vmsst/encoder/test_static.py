@@ -7,7 +7,6 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors
-from vmsst.encoder.encoder import PreparedTexts
 
 TEXTS = ["the museum is open", "the red apple", "ents ents, ents", "the cafe, red"]
 
@@ -26,7 +25,7 @@ def check_distance(encoder, vectors, pieces):
   """Two vectors of a table have the distance of the encoder's vectors of their tokens."""
   *start, end = encoder.vocabulary.special_ids
   ids = [[*start, *piece, end] for piece in pieces]
-  first, second = encoder.encode(PreparedTexts([""] * 2, ids, []))
+  first, second = encoder.encode_ids(ids)
   distance, expected = (np.linalg.norm(x - y) for x, y in (vectors, (first, second)))
   np.testing.assert_allclose(distance, expected, rtol=1e-3)
 
