@@ -15,7 +15,7 @@ with command_process.default_interrupt():
   import re
   import signal
   import sys
-  from collections.abc import Sequence
+  from collections.abc import Iterator, Sequence
   from typing import Any
 
   from vmsst.arrays import devices
@@ -135,7 +135,8 @@ def _run(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
       gc.disable()  # imports create a million objects, which would take seconds
       stack.callback(gc.enable)
-      with requires("train", "t5x"):
+      notes = contextlib.nullcontext() if options.verbose else _discarded_stderr()
+      with requires("train", "t5x"), notes:
         import gin
         import seqio  # imports TensorFlow, which every command needs
         import tensorflow as tf
@@ -207,6 +208,21 @@ def _set_verbosity(verbose: bool) -> None:
   if not verbose:  # SeqIO warns of lengths that are the model's
     log = standard_logging.getLogger("absl")
     log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
+
+
+@contextlib.contextmanager
+def _discarded_stderr() -> Iterator[None]:
+  """Discards stderr: TensorFlow prints notes while it is imported, before its log level applies."""
+  sys.stderr.flush()
+  terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 2)
+  try:
+    yield
+  finally:
+    sys.stderr.flush()
+    os.dup2(terminal, 2)
+    os.close(terminal)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":
