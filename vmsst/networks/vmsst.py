@@ -166,19 +166,12 @@ class BitranslationNetwork(nn.Module):
 
     Runs every submodule, so that `init` creates all parameters. Languages are unknown: index 0.
     """
-    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != arrays.PAD_ID
-    languages_B = jnp.zeros_like(tokens_BT[:, 0])
-    sentence_BZ = self._own_sentence(embedded_BTD, mask_BT, languages_B)
-    return self.project(self.decode(embedded_BTD, languages_B, sentence_BZ), sentence_BZ)
+    languages_B, sentence_BZ = jnp.zeros_like(tokens_BT[:, 0]), self._own_sentence(tokens_BT)
+    hidden_BTD = self.decode(self.embed(tokens_BT), languages_B, sentence_BZ)
+    return self.project(hidden_BTD, sentence_BZ)
 
-  def _own_sentence(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
-    languages_B: Int[Array, "B"],
-  ) -> Float[Array, "B Z"]:
-    del languages_B
-    return self.semantic_mean(embedded_BTD, mask_BT)
+  def _own_sentence(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B Z"]:
+    return self.semantic_mean(self.embed(tokens_BT), tokens_BT != arrays.PAD_ID)
 
   def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Returns token vectors, the input of the encoders and the decoder."""
@@ -328,13 +321,9 @@ class VmsstNetwork(BitranslationNetwork):
       self._latent(self.language_log_variance, language_BD),
     )
 
-  def _own_sentence(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
-    languages_B: Int[Array, "B"],
-  ) -> Float[Array, "B Z"]:
-    own = self.posteriors(embedded_BTD, mask_BT, languages_B)
+  def _own_sentence(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B Z"]:
+    languages_B = jnp.zeros_like(tokens_BT[:, 0])
+    own = self.posteriors(self.embed(tokens_BT), tokens_BT != arrays.PAD_ID, languages_B)
     return jnp.concatenate([own.language_mean_BG, own.semantic_mean_BS], axis=-1)
 
 
