@@ -180,7 +180,7 @@ class LaserNetwork(nn.Module):
         initializer_range=self.initializer_range,
         dtype=cfg.dtype,
       )
-      self.decoder = lstm.LstmDecoder(decoder_config, self.num_languages)
+      self.decoder: nn.Module = lstm.LstmDecoder(decoder_config, self.num_languages)
       width = self.decoder_output_dim
     else:
       self.decoder = TransformerDecoder(

@@ -98,9 +98,9 @@ def evaluate(
     for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
       with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
         content = input_files.read_bytes(path)
-        stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
-        if work.done(f"benchmarks/{path.name}", stored["digest"]) is not None:
-          finished[path.name.removesuffix(".json")] = stored
+        record = msgspec.json.decode(content, type=results_files.BenchmarkResults)
+        if work.done(f"benchmarks/{path.name}", record["digest"]) is not None:
+          finished[path.name.removesuffix(".json")] = record
     for benchmark in benchmarks:
       key, digest = benchmark.name, digests[benchmark.name]
       if stored := finished.get(key):

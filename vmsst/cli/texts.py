@@ -408,8 +408,8 @@ def translate(
   # One line per translation, whatever the model generates.
   with (
     file_to_write(output) as place,
-    outputs.atomic_path(place) as path,
-    path.open("w", encoding="utf-8", newline="\n") as stream,
+    outputs.atomic_path(place) as file,
+    file.open("w", encoding="utf-8", newline="\n") as stream,
   ):
     stream.writelines(f"{' '.join(text.splitlines())}\n" for text in translations)
 

@@ -59,7 +59,6 @@ def embed(
       files or is being written, or a value is not finite in this dtype.
     ValueError: the encoder returns arrays of another shape.
   """
-  engine = engine or engines.Local()
   encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
   if dimensions is not None and dimensions > width:
@@ -165,7 +164,7 @@ def _fill(
   faiss_index.write(index, path)
 
 
-def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Search:
+def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_search.Search:
   """Returns an exact search in blocks; each block is a part of a job."""
 
   def run_blocks(
@@ -251,7 +250,6 @@ def search(
   """
   from vmsst.mining import text_search
 
-  engine = engine or engines.Local()
   row_M = corpus.visible_rows()
   inputs = {
     "encoder": source.identity,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from vmsst import errors
+from vmsst.formats import tokenizers
 from vmsst.formats.encoder_json import SavedEncoder
 
 # Git allows no `..` in a revision, whose name becomes a path in the cache.
@@ -149,10 +150,6 @@ def _hub_errors(problem: str) -> Iterator[None]:
 CARD_FILE = "README.md"
 _TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
 _TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "vmsst"]
-_NOTE = """
-For sentence-transformers, split texts into words first \
-(`vmsst.data.word_splitting.split_words(texts, language)`).
-"""
 
 
 def card(
@@ -202,7 +199,7 @@ def card(
     dimension=network.latent_dim,
     name=json.dumps(name),
     arguments=f"{json.dumps(repository)}{option}",
-    note=_NOTE if getattr(assets.vocabulary, "pretokenize", False) else "",
+    note="".join(f"\n{line}.\n" for line in tokenizers.limits(assets.vocabulary)),
     languages=f"{', '.join(sorted(row.name for row in rows))}." if rows else "Not recorded.",
     model="\n".join(f"- {fact}" for fact in facts),
     results=results or "Not evaluated (`vmsst push --results` adds the results of `vmsst eval`).",

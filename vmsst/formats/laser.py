@@ -18,7 +18,7 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,9 +29,6 @@ from vmsst.formats import encoder_json, tensors, transformers
 from vmsst.formats.tensors import TOKEN_TABLE, Row
 from vmsst.io import text_files
 from vmsst.networks import sentence_encoder, transformer
-
-if TYPE_CHECKING:
-  from vmsst.networks import lstm
 
 _URL = "https://dl.fbaipublicfiles.com/nllb/laser/"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -113,9 +110,21 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
-  config: "lstm.LstmConfig | transformer.TransformerConfig"
+  config: Any
   if is_lstm:
-    config, table = _lstm(path, options)
+    from vmsst.networks import lstm
+
+    options = {"bidirectional": False, **options}
+    sizes = transformers.check_config(path, options, _LstmOptions, {"bidirectional": True})
+    config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
+    gates = 4 * config.hidden_dim
+    table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
+    for i in range(config.num_layers):
+      inputs = config.width if i else config.emb_dim
+      shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
+      for end in (f"l{i}", f"l{i}_reverse"):
+        names = [f"{name}_{end}" for name in _LSTM]
+        table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(names, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
       dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows
@@ -159,24 +168,6 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
     assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
   )
-
-
-def _lstm(path: pathlib.Path, options: dict[str, Any]) -> "tuple[lstm.LstmConfig, list[Row]]":
-  """Returns the sizes of LASER2 and its tensors."""
-  from vmsst.networks import lstm
-
-  options = {"bidirectional": False, **options}
-  sizes = transformers.check_config(path, options, _LstmOptions, {"bidirectional": True})
-  config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
-  gates = 4 * config.hidden_dim
-  table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
-  for i in range(config.num_layers):
-    inputs = config.width if i else config.emb_dim
-    shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
-    for end in (f"l{i}", f"l{i}_reverse"):
-      names = [f"{name}_{end}" for name in _LSTM]
-      table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(names, shapes, strict=True)]
-  return config, table
 
 
 def _transformer(
