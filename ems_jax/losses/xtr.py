@@ -195,10 +195,6 @@ class _Plan(NamedTuple):
     """Returns `x` reduced over the devices that share the vocabulary."""
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
-  def over_batch(self, x: jax.Array) -> jax.Array:
-    """Returns `x` summed over the devices that share the batch."""
-    return jax.lax.psum(x, self.batch_axes) if self.batch_axes else x
-
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
     """Returns `function` of (inputs, targets) run by each device on its part.
 
@@ -284,7 +280,7 @@ def _values_and_gradients(
   return (
     cross_entropy_NC.reshape(-1)[:batch],
     plan.over_vocab(jax.lax.psum, hidden_gradient_BE),
-    plan.over_batch(kernel_gradient_EV),
+    jax.lax.psum(kernel_gradient_EV, plan.batch_axes) if plan.batch_axes else kernel_gradient_EV,
   )
 
 

@@ -123,8 +123,8 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
       inputs = config.width if i else config.emb_dim
       shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
       for end in (f"l{i}", f"l{i}_reverse"):
-        names = [f"{name}_{end}" for name in _LSTM]
-        table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(names, shapes, strict=True)]
+        kinds = (f"{name}_{end}" for name in _LSTM)
+        table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(kinds, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
       dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows

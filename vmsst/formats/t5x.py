@@ -176,17 +176,11 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
   Args:
     checkpoint: The `checkpoint_0` folder to make.
     params: Arrays by name; `/` joins the parts of a name.
-
-  Raises:
-    OSError: the checkpoint cannot be written.
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
-  try:
-    with _orbax() as checkpointer:
-      checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
-  except Exception as error:  # Orbax raises a ValueError for a full disk
-    raise OSError(f"{checkpoint.name}: {str(error).partition(chr(10))[0]}") from None
+  with _orbax() as checkpointer:
+    checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
 
 
 @functools.cache
