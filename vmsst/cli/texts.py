@@ -406,12 +406,9 @@ def translate(
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
-  with (
-    file_to_write(output) as place,
-    outputs.atomic_path(place) as file,
-    file.open("w", encoding="utf-8", newline="\n") as stream,
-  ):
-    stream.writelines(f"{' '.join(text.splitlines())}\n" for text in translations)
+  lines = (f"{' '.join(text.splitlines())}\n" for text in translations)
+  with file_to_write(output) as place:
+    outputs.write_text(place, "".join(lines))
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -173,10 +173,7 @@ def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_sear
     parts = []
     for number, block in enumerate(blocks):
       spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
-      title = "sources {:,} to {:,} and targets {:,} to {:,}".format(
-        *(row + (place == 0) for span in spans for place, row in enumerate(span))
-      )
-      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans, title=title))
+      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
       arrays = array_files.read(work.path(part.name))

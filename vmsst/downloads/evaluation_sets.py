@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -116,12 +117,8 @@ class EvaluationSet:
     if self.tables is None:
       return {}
     first = next(iter(self.tables.parts.values()))
-    before, _, after = first.partition("{name}")
-    names = [
-      item.path[len(before) : len(item.path) - len(after)]
-      for item in self.items
-      if item.path.startswith(before) and item.path.endswith(after)
-    ]
+    pattern = re.escape(first).replace(re.escape("{name}"), "(.*)")
+    names = [x[1] for item in self.items if (x := re.fullmatch(pattern, item.path))]
     return {
       self.tables.to.replace("{name}", name): {
         part: path.replace("{name}", name) for part, path in self.tables.parts.items()

@@ -36,10 +36,6 @@ _AXES = ("batch_size", "sequence_length")
 _OPERATOR_SET = 17
 # Runtimes map arrays into memory that start at a multiple.
 _PAGE = 4096
-_OPENVINO = (
-  "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
-  " in bfloat16 on some CPUs"
-)
 
 
 def write(
@@ -98,7 +94,6 @@ def usage(saved: SavedEncoder) -> list[str]:
   methods = {"encode": prefix, **{f"encode_{role}": prompt for role, prompt in prompts.items()}}
   return [
     *(f"Put {x!r} before each text, as {name} does" for name, x in methods.items() if x),
-    _OPENVINO,
     *tokenizers.limits(vocabulary),
   ]
 

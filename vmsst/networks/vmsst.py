@@ -16,7 +16,6 @@ vector: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import partitioning
@@ -341,15 +340,4 @@ def _pool(
   return sentence_encoder.masked_mean(hidden_BTD, mask_BT)
 
 
-def run(
-  network: nn.Module,
-  params: Any,
-  method: str,
-  *arrays: jax.Array,
-  dropout_rng: jax.Array | None = None,
-) -> Any:
-  """Returns the output of a network's method; None as key disables dropout."""
-  rngs = None if dropout_rng is None else {"dropout": dropout_rng}
-  return network.apply(
-    {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs
-  )
+run = sentence_encoder.run
