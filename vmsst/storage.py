@@ -266,11 +266,9 @@ def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
   if not is_url(folder):
     os.rename(folder, target)
     return
-  system = filesystem(os.fspath(folder))
-  root = system._strip_protocol(os.fspath(folder)).rstrip("/")
-  new = system._strip_protocol(os.fspath(target)).rstrip("/")
-  for name in system.find(root):
-    system.cp_file(name, new + name[len(root) :])
+  source, system = os.fspath(folder).rstrip("/"), filesystem(os.fspath(folder))
+  for name in files_below(source):
+    system.cp_file(f"{source}/{name}", f"{os.fspath(target).rstrip('/')}/{name}")
   remove(folder)
 
 

@@ -293,6 +293,8 @@ def align(
     languages: Languages of both texts, for tmx and for encoders that require them (default: those
       of --split).
   """
+  names = ("format", "split", "max_size", "deletion", "summed")
+  options = {name: value for name, value in locals().items() if name in names}
   from vmsst.cli import alignment_job
 
   if split and format == "vecalign":
@@ -300,14 +302,7 @@ def align(
   is_folder = lists or storage.path(source).is_dir()
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
   chosen = engine.create()
-  options = {
-    "format": format,
-    "split": split,
-    "languages": languages or split or (None, None),
-    "max_size": max_size,
-    "deletion": deletion,
-    "summed": summed,
-  }
+  options["languages"] = languages or split or (None, None)
   documents, pairs = alignment_job.align(
     source,
     target,

@@ -320,5 +320,6 @@ def score(
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for score_BC in blocks:
-        stream.writelines(f"{bitext_mining.score_line(scores)}\n" for scores in score_BC)
+        lines = ("\t".join(f"{score:.6f}" for score in scores) for scores in score_BC)
+        stream.writelines(f"{line}\n" for line in lines)
   return int(texts[0]["lines"])

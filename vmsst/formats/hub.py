@@ -185,7 +185,6 @@ def card(
   layers = vars(config).get("num_encoder_layers") or vars(config).get("num_layers", 0)
   prompts = {"default": getattr(assets.vocabulary, "prefix", "")}
   prompts |= getattr(assets.vocabulary, "prompts", {})
-  option = f", revision={json.dumps(revision)}" if revision else ""
   facts = [
     f"{type(config).__name__.removesuffix('Config')} encoder: {layers} layer{'s' * (layers != 1)}, "
     f"hidden size {config.width}, {config.vocab_size:,} tokens in the vocabulary",
@@ -198,7 +197,7 @@ def card(
     max_length=assets.max_length,
     dimension=network.latent_dim,
     name=json.dumps(name),
-    arguments=f"{json.dumps(repository)}{option}",
+    arguments=json.dumps(repository) + (f", revision={json.dumps(revision)}" if revision else ""),
     note="".join(f"\n{line}.\n" for line in tokenizers.limits(assets.vocabulary)),
     languages=f"{', '.join(sorted(row.name for row in rows))}." if rows else "Not recorded.",
     model="\n".join(f"- {fact}" for fact in facts),

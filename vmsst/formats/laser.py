@@ -144,7 +144,14 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, stored)
     if isinstance(config, transformer.TransformerConfig):
-      arrays["encoder/position_embedding"] = _positions(config.max_positions, config.emb_dim)
+      # Sines, then cosines, in fairseq's precision, whose errors the encoder was trained with.
+      half = config.emb_dim // 2
+      step = np.float32(-math.log(10_000) / max(half - 1, 1))
+      rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
+      angle_RF = np.arange(config.max_positions, dtype=np.float32)[:, None] * rate_F
+      table_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], axis=1)
+      table_RD = np.pad(table_RD, ((0, 0), (0, config.emb_dim % 2)))
+      arrays["encoder/position_embedding"] = table_RD
     else:  # both directions in one array
       for i in range(config.num_layers):
         inputs_RQD, recurrent_RQC, bias_RQ, other_bias_RQ = (
@@ -201,17 +208,6 @@ def _transformer(
     "final_layer_norm": f"{place}_mlp_layer_norm",
   }
   return config, transformers.Table(names, "layers", _LAYER | norms).rows(config)
-
-
-def _positions(rows: int, width: int) -> np.ndarray:
-  """Returns fairseq's table of sinusoidal positions: sines, then cosines, [rows, width]."""
-  half = width // 2
-  # In fairseq's precision, whose errors the encoder was trained with.
-  step = np.float32(-math.log(10_000) / max(half - 1, 1))
-  rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
-  angle_RF = np.arange(rows, dtype=np.float32)[:, None] * rate_F
-  table_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], axis=1)
-  return np.pad(table_RD, ((0, 0), (0, width % 2)))
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
