@@ -28,7 +28,7 @@ setuptools.setup(
   ],
   package_dir={f"vmsst.{name}": name for name in FOLDERS},
   package_data={
-    "": ["*.model", "*.tsv", "*.json", "*.j2", "py.typed"],
+    "": ["*.model", "*.tsv", "*.json", "*.j2", "*.md", "py.typed"],
     "vmsst.gin": ["**/*.gin"],
     "vmsst.opus": ["recipe_files/*.yaml"],
   },

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 # Matches `user:password@` in an address (but not the port in `http://host:9000/`), secret query
@@ -22,6 +22,7 @@ MOST_LAYERS = 1000
 """Maximum layers of a network. A file may claim any number, and each layer costs time."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
+_NAMED = 5
 
 
 class InputError(ValueError):
@@ -116,3 +117,10 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
   """Raises InputError unless `value` is one of `choices`."""
   if value not in choices:
     raise InputError(f"{name} is {value!r}; known: {', '.join(choices)}")
+
+
+def some(names: Iterable[str]) -> str:
+  """Returns the first names of many in alphabetical order, and the number of others."""
+  names = sorted(names)
+  more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + more or "nothing"

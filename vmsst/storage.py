@@ -185,34 +185,26 @@ def refuse(error: OSError) -> None:
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def files_below(folder: str | os.PathLike[str]) -> list[str]:
-  """Returns the relative paths of all files below a folder; empty if it does not exist."""
+def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) -> list[str]:
+  """Returns the names of the files below a folder, relative to it; none if it does not exist.
+
+  Args:
+    folder: The folder.
+    through_links: Whether to follow links to folders, which must not form a loop.
+
+  Raises:
+    InputError: a folder cannot be listed.
+  """
   if not is_url(folder):
     return [
       os.path.relpath(os.path.join(inside, name), folder)
-      for inside, _, names in os.walk(folder, onerror=refuse)
+      for inside, _, names in os.walk(folder, onerror=refuse, followlinks=through_links)
       for name in names
     ]
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   # S3 consoles mark folders by objects with a slash at the end of the name.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
-
-
-def files_through_links(root: str | os.PathLike[str]) -> Iterator[str]:
-  """Yields the paths of all files below a folder in a fixed order; follows symbolic links."""
-  if is_url(root):
-    yield from (os.path.join(root, name) for name in sorted(files_below(root)))
-    return
-  seen = set()
-  for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-    real_path = os.path.realpath(folder)
-    if real_path in seen:  # a link to a folder that was visited, perhaps a cycle
-      folders.clear()
-      continue
-    seen.add(real_path)
-    folders.sort()
-    yield from (os.path.join(folder, name) for name in sorted(names))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -274,11 +266,9 @@ def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
   if not is_url(folder):
     os.rename(folder, target)
     return
-  system = filesystem(os.fspath(folder))
-  root = system._strip_protocol(os.fspath(folder)).rstrip("/")
-  new = system._strip_protocol(os.fspath(target)).rstrip("/")
-  for name in system.find(root):
-    system.cp_file(name, new + name[len(root) :])
+  source, system = os.fspath(folder).rstrip("/"), filesystem(os.fspath(folder))
+  for name in files_below(source):
+    system.cp_file(f"{source}/{name}", f"{os.fspath(target).rstrip('/')}/{name}")
   remove(folder)
 
 

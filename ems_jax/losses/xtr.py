@@ -195,10 +195,6 @@ class _Plan(NamedTuple):
     """Returns `x` reduced over the devices that share the vocabulary."""
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
-  def over_batch(self, x: jax.Array) -> jax.Array:
-    """Returns `x` summed over the devices that share the batch."""
-    return jax.lax.psum(x, self.batch_axes) if self.batch_axes else x
-
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
     """Returns `function` of (inputs, targets), run by each device on its shards.
 
@@ -228,9 +224,7 @@ def _cross_entropy(
   plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array]:
   """Returns sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's value."""
-  values = plan.on_mesh(functools.partial(_values, plan), plan.rows)
-  cross_entropy_B = values(inputs, targets)
-  return jnp.sum(inputs.weights_B * cross_entropy_B), cross_entropy_B
+  return _forward(plan, inputs, targets)[0]  # XLA leaves out the gradients, which nothing reads
 
 
 def _forward(
@@ -246,18 +240,6 @@ def _forward(
 
 
 _cross_entropy.defvjp(_forward, vocabulary.scale_gradients)
-
-
-def _values(plan: _Plan, inputs: _Inputs, targets: TokenTargets) -> jax.Array:
-  """Returns the cross-entropy of a device's sentences."""
-  kernel_EV = inputs.kernel_EV.astype(plan.dtype)
-
-  def step(chunk: tuple[Any, ...]) -> jax.Array:
-    hidden_CE, targets = chunk
-    return _score(plan, hidden_CE, kernel_EV, targets).cross_entropy_C
-
-  chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, targets))
-  return jax.lax.map(step, chunks).reshape(-1)[: len(inputs.hidden_BE)]
 
 
 def _values_and_gradients(
@@ -298,7 +280,7 @@ def _values_and_gradients(
   return (
     cross_entropy_NC.reshape(-1)[:batch],
     plan.over_vocab(jax.lax.psum, hidden_gradient_BE),
-    plan.over_batch(kernel_gradient_EV),
+    jax.lax.psum(kernel_gradient_EV, plan.batch_axes) if plan.batch_axes else kernel_gradient_EV,
   )
 
 

@@ -71,14 +71,12 @@ class EmsNetwork(nn.Module):
     cfg = self.config
     self.token_embedder = cfg.token_embedder()
     self.encoder = cfg.encoder()
-    if self.xtr:
-      self._make_xtr_head()
     if self.contrastive and self.projection_dim:
       self.projection_hidden = _dense(self.latent_dim)
       self.projection = _dense(self.projection_dim)
-
-  def _make_xtr_head(self) -> None:
-    cfg, features = self.config, self.latent_dim
+    if not self.xtr:
+      return
+    features = self.latent_dim
     if self.language_dim:
       features += self.language_dim
       self.language_embedder = t5.TokenEmbedder(

@@ -171,25 +171,23 @@ class LaserNetwork(nn.Module):
       cfg.vocab_size, self.target_emb_dim, self.initializer_range, cfg.dtype
     )
     if self.transformer_decoder is None:
-      self.decoder, width = self._new_lstm_decoder(), self.decoder_output_dim
+      decoder_config = lstm.LstmConfig(
+        cfg.vocab_size,
+        emb_dim=self.target_emb_dim,
+        decoder_dim=self.decoder_dim,
+        decoder_output_dim=self.decoder_output_dim,
+        language_dim=self.language_dim,
+        initializer_range=self.initializer_range,
+        dtype=cfg.dtype,
+      )
+      self.decoder: nn.Module = lstm.LstmDecoder(decoder_config, self.num_languages)
+      width = self.decoder_output_dim
     else:
       self.decoder = TransformerDecoder(
         self.transformer_decoder, self.language_dim, self.num_languages, self.initializer_range
       )
       width = self.transformer_decoder.emb_dim
     self.logits = vmsst_networks.OutputKernel(width, width, cfg.vocab_size)
-
-  def _new_lstm_decoder(self) -> nn.Module:
-    decoder_config = lstm.LstmConfig(
-      self.config.vocab_size,
-      emb_dim=self.target_emb_dim,
-      decoder_dim=self.decoder_dim,
-      decoder_output_dim=self.decoder_output_dim,
-      language_dim=self.language_dim,
-      initializer_range=self.initializer_range,
-      dtype=self.config.dtype,
-    )
-    return lstm.LstmDecoder(decoder_config, self.num_languages)
 
   def __call__(
     self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True

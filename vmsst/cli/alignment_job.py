@@ -22,7 +22,6 @@ def align(
   *,
   marker: str | None = None,
   lists: bool = False,
-  batch_size: int = 128,
   engine: engines.Engine | None = None,
 ) -> tuple[int, int]:
   """Writes the alignments of documents; returns the numbers of documents and of aligned pairs.
@@ -36,7 +35,6 @@ def align(
       split lines into sentences; and options of `document_alignment.align`.
     marker: Line between the documents of a text.
     lists: Whether the files list documents.
-    batch_size: Texts per batch; a job may resume with another one.
     engine: Where to compute.
 
   Raises:
@@ -64,7 +62,7 @@ def align(
     )
   start, end = alignment_files.frame(options["format"], options["languages"])
   frame = (start, end) if is_folder else ("", "")
-  write = functools.partial(_write, encoder, options, batch_size, frame)
+  write = functools.partial(_write, encoder, options, frame)
   with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as work:
     if work.finished:
       return work.facts["documents"], work.facts["pairs"]
@@ -113,13 +111,12 @@ def _documents(path: str, marker: str | None) -> Iterator[text_files.Span]:
 def _write(
   encoder: encoding.EncoderSource,
   options: Mapping[str, Any],
-  batch_size: int,
   frame: tuple[str, str],
   path: pathlib.Path,
   *documents: text_files.Span,
 ) -> dict[str, Any]:
   """Aligns a pair of documents and writes the lines; returns the number of aligned pairs."""
-  how = {**options, "batch_size": batch_size}
+  how = {**encoder.options, **options}
   form, split = how.pop("format"), how.pop("split")
   texts = [span.read() for span in documents]
   if split:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from vmsst import errors, storage
@@ -303,6 +303,7 @@ class Backend:
   prompt_name: Annotated[str, Argument("NAME")] | None = None
   prompt: Annotated[str, Argument("TEXT")] | None = None
   compute_dtype: Literal["float32", "bfloat16"] | None = None
+  batch_size: ClassVar[int | None] = None
 
   def open(
     self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
@@ -333,7 +334,8 @@ class Backend:
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
     load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
-    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load)
+    options = {"batch_size": self.batch_size} if self.batch_size else {}
+    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,7 +346,7 @@ class Batches(Backend):
     batch_size: Sentences per batch.
   """
 
-  batch_size: Positive = 128
+  batch_size: Positive = 128  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -368,22 +370,9 @@ def file_to_write(output: str) -> Iterator[str]:
     yield output
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    yield os.path.join(folder, "output")
-    with open(os.path.join(folder, "output"), encoding="utf-8", newline="\n") as lines:
-      write_lines((line.removesuffix("\n") for line in lines), output)
-
-
-def write_lines(lines: Iterable[str], output: str = outputs.STANDARD) -> None:
-  """Writes lines to a file, atomically, or prints them in UTF-8, unescaped."""
-  if output != outputs.STANDARD:
-    with (
-      outputs.atomic_path(output) as path,
-      path.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-      file.writelines(f"{line}\n" for line in lines)
-    return
-  for line in lines:
-    with outputs.name_in_errors("standard output"):
-      sys.stdout.buffer.write(f"{line}\n".encode())
-  with outputs.name_in_errors("standard output"):
-    sys.stdout.buffer.flush()
+    path = os.path.join(folder, "output")
+    yield path
+    is_standard, printed = output == outputs.STANDARD, contextlib.nullcontext(sys.stdout.buffer)
+    with open(path, "rb") as content, printed if is_standard else open(output, "wb") as stream:
+      shutil.copyfileobj(content, stream)
+      stream.flush()

@@ -304,9 +304,7 @@ def clean(
   if encoder:
     source = computing.open(encoder)
     inputs["encoder"] = source.identity
-    embed = functools.partial(
-      vector_jobs.embed, source, batch_size=computing.batch_size, engine=chosen
-    )
+    embed = functools.partial(vector_jobs.embed, source, engine=chosen)
 
   def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:
     path.touch()

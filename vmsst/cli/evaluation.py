@@ -96,12 +96,11 @@ def evaluate(
     storage.check_local(out, "the results of MTEB")
     named_tasks = mteb_models.get_tasks(mteb)
   else:
-    files_of_data = evaluation_job.Data(data)
-    chosen = own_files.benchmarks(**own)
-    for benchmark in chosen:  # Errors in files are found before encoders are opened.
-      files_of_data.digest(benchmark)
-      benchmark.read(files_of_data.root)
-    chosen = chosen or benchmarks.get_benchmarks(suite or ["all"])
+    root, own_sets = storage.path(data or ""), own_files.benchmarks(**own)
+    chosen = own_sets or benchmarks.get_benchmarks(suite or ["all"])
+    digests = {x.name: x.files.digest(root) for x in chosen}
+    for benchmark in own_sets:  # Errors in files are found before encoders are opened.
+      benchmark.read(root)
   workers = engines.Local() if mteb else engine.create()
   for code in seen or ():
     languages.language(code)
@@ -120,7 +119,8 @@ def evaluate(
     codes = seen or getattr(model, "languages", None)
     results = evaluation_job.evaluate(
       chosen,
-      files_of_data,
+      root,
+      digests,
       model,
       label,
       folder,
@@ -146,8 +146,6 @@ def format_table(results: "Results") -> str:
 
   "first 64" follows the names of averages of vectors cut to 64 dimensions.
   """
-  from vmsst.evaluation import suite
-
   rows = []
   for name, scored in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scored["summary"].items()]
@@ -155,7 +153,7 @@ def format_table(results: "Results") -> str:
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if lacking := scored["missing"]:
-      rows.append(f"{name:23} missing: {suite.shorten(lacking)}")
+      rows.append(f"{name:23} missing: {errors.some(lacking)}")
   rows += [f"{name:23} failed: {reason}" for name, reason in results["failed"].items()]
   rows += [f"{name:23} absent: {reason}" for name, reason in results["absent"].items()]
   return "\n".join(rows)

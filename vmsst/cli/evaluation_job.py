@@ -7,37 +7,16 @@ in each span of a knowledge base.
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from vmsst import errors, languages, storage
+from vmsst import languages, storage
 from vmsst.evaluation import embedder, results_files, suite
 from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job, outputs
-
-
-class Data:
-  """The files of benchmarks, which several encoders share: each is hashed once."""
-
-  def __init__(self, root: str | None):
-    """Takes the data root."""
-    self.root = storage.path(root or "")
-    self._checksum = functools.cache(lambda path, version: input_files.sha256(path))
-    self._digests: dict[str, str] = {}
-
-  def digest(self, benchmark: suite.Benchmark) -> str:
-    """Returns the digest of a benchmark's files; raises InputError if it was another before."""
-    digest = benchmark.files.digest(
-      self.root, lambda path: self._checksum(path, storage.version(path))
-    )
-    if self._digests.setdefault(benchmark.name, digest) != digest:
-      raise errors.InputError(
-        f"{benchmark.name}: its files have changed since they were read; rerun the same command"
-      )
-    return digest
 
 
 class JobEmbedder(embedder.Embedder):
@@ -85,7 +64,8 @@ def _save(compute: Callable[[Any], embedder.Arrays], path: pathlib.Path, content
 
 def evaluate(
   benchmarks: Sequence[suite.Benchmark],
-  data: Data,
+  root: storage.Path,
+  digests: Mapping[str, str],
   encoder: Any,
   name: str,
   folder: str,
@@ -102,7 +82,8 @@ def evaluate(
 
   Args:
     benchmarks: The benchmarks.
-    data: Their files.
+    root: The data root.
+    digests: Digest of the files of each benchmark, computed before they are read.
     encoder: An object with `encode(texts)`.
     name: Its name or path.
     folder: Output folder, local or in an object store.
@@ -113,28 +94,34 @@ def evaluate(
   """
   with job.Job(folder, inputs=suite.settings(encoder, name, seen)) as work:
     vectors = JobEmbedder(work, engine, encoder, name, **options)
-    finished = _read_finished(work)
+    finished = {}
+    for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
+      with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
+        content = input_files.read_bytes(path)
+        record = msgspec.json.decode(content, type=results_files.BenchmarkResults)
+        if work.done(f"benchmarks/{path.name}", record["digest"]) is not None:
+          finished[path.name.removesuffix(".json")] = record
     for benchmark in benchmarks:
-      key, digest = benchmark.name, data.digest(benchmark)
+      key, digest = benchmark.name, digests[benchmark.name]
       if stored := finished.get(key):
         cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
         if stored["digest"] == digest and cuts.issuperset(vectors.dimensions):
           report(f"{key}: finished before")
-        elif reason := benchmark.files.absence(data.root):
+        elif reason := benchmark.files.absence(root):
           report(f"{key}: finished before; its data is no longer present: {reason}")
         else:
           report(f"{key}: its data or dimensions have changed")
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
-      results["digest"] = data.digest(benchmark)
+      results["digest"] = digests[benchmark.name]
       with work.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
     results = suite.evaluate(
       encoder,
       benchmarks,
-      data.root,
+      root,
       name=name,
       seen=seen,
       report=report,
@@ -147,15 +134,3 @@ def evaluate(
     outputs.write_bytes(work.path(results_files.NAME), content)
     work.finish()
   return results
-
-
-def _read_finished(work: job.Job) -> dict[str, results_files.BenchmarkResults]:
-  """Returns the results that earlier calls have written, by benchmark."""
-  finished = {}
-  for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
-    with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
-      content = input_files.read_bytes(path)
-      stored = msgspec.json.decode(content, type=results_files.BenchmarkResults)
-      if work.done(f"benchmarks/{path.name}", stored["digest"]) is not None:
-        finished[path.name.removesuffix(".json")] = stored
-  return finished

@@ -66,7 +66,6 @@ def import_ems(
 def _save(converted: "encoder_json.Converted", output: str) -> None:
   """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
   from vmsst.encoder import loading
-  from vmsst.formats import tensors
 
   target = outputs.new_folder(output)
   with outputs.atomic_folder(target) as folder:
@@ -76,7 +75,7 @@ def _save(converted: "encoder_json.Converted", output: str) -> None:
   for name, reason in converted.left_out.items():
     reasons.setdefault(reason, []).append(name)
   for reason, names in reasons.items():
-    print(f"left out, {reason}: {tensors.some(names)}")
+    print(f"left out, {reason}: {errors.some(names)}")
   numbers = sum(array.size for array in params.values())
   sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
   print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
@@ -103,7 +102,8 @@ def export_sentence_transformers(
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
-  _print_local_only(target)
+  if storage.is_url(target):  # Other libraries read local files only.
+    print(f"Copy {target} to this machine first, and give the path of the copy:")
   print(
     f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
     f"vmsst.load({str(target)!r})",
@@ -137,9 +137,8 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = 
 
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
-    tokenizer = onnx.write(saved, folder, pretokenized=pretokenized)
-  _print_local_only(target)
-  print(onnx.usage(saved, tokenizer, target))
+    onnx.write(saved, folder, pretokenized=pretokenized)
+  print(f"{target / onnx.MODEL_FILE}: for ONNX Runtime and OpenVINO", *onnx.usage(saved), sep="\n")
 
 
 def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":
@@ -148,12 +147,6 @@ def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storag
 
   target = outputs.new_folder(output)
   return loading.read(encoder), target
-
-
-def _print_local_only(folder: "storage.Path") -> None:
-  """Prints what to do before other libraries, which read local files only, open a folder."""
-  if storage.is_url(folder):
-    print(f"Copy {folder} to this machine first, and give the path of the copy:")
 
 
 def push(

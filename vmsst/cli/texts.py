@@ -24,7 +24,6 @@ from vmsst.cli.command import (
   Vectors,
   file_to_write,
   local_file,
-  write_lines,
 )
 from vmsst.io import text_files
 from vmsst.jobs import outputs
@@ -72,7 +71,6 @@ def embed(
       language=language,
       dtype=dtype,
       dimensions=dimensions,
-      batch_size=computing.batch_size,
       engine=chosen,
     )
   print(f"{out}: {count:,} vectors of width {width}")
@@ -229,7 +227,6 @@ def mine(
         folder,
         field=text_files.default_field(path),
         language=language,
-        batch_size=computing.batch_size,
         engine=chosen,
       )
   elif not vectors and not all(map(storage.names, folders)):
@@ -296,6 +293,8 @@ def align(
     languages: Languages of both texts, for tmx and for encoders that require them (default: those
       of --split).
   """
+  names = ("format", "split", "max_size", "deletion", "summed")
+  options = {name: value for name, value in locals().items() if name in names}
   from vmsst.cli import alignment_job
 
   if split and format == "vecalign":
@@ -303,14 +302,7 @@ def align(
   is_folder = lists or storage.path(source).is_dir()
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
   chosen = engine.create()
-  options = {
-    "format": format,
-    "split": split,
-    "languages": languages or split or (None, None),
-    "max_size": max_size,
-    "deletion": deletion,
-    "summed": summed,
-  }
+  options["languages"] = languages or split or (None, None)
   documents, pairs = alignment_job.align(
     source,
     target,
@@ -319,7 +311,6 @@ def align(
     options,
     marker=marker,
     lists=lists,
-    batch_size=computing.batch_size,
     engine=chosen,
   )
   print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
@@ -379,7 +370,6 @@ def search(
       count,
       index=opened,
       language=language,
-      batch_size=computing.batch_size,
       engine=chosen,
     )
 
@@ -411,7 +401,9 @@ def translate(
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
   # One line per translation, whatever the model generates.
-  write_lines((" ".join(text.splitlines()) for text in translations), output)
+  lines = (f"{' '.join(text.splitlines())}\n" for text in translations)
+  with file_to_write(output) as place:
+    outputs.write_text(place, "".join(lines))
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -34,7 +34,6 @@ def embed(
   language: str | None = None,
   dtype: str = "float32",
   dimensions: int | None = None,
-  batch_size: int = 128,
   engine: engines.Engine | None = None,
   method: str = "encode",
 ) -> tuple[int, int]:
@@ -49,7 +48,6 @@ def embed(
     dtype: float32, or float16 for half the space.
     dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
       for; None: all.
-    batch_size: Lines per batch. It changes only rounding, and a job may resume with another one.
     engine: Where to compute; None: in this process.
     method: Method of the encoder; see `encoding.encode`.
 
@@ -61,7 +59,6 @@ def embed(
       files or is being written, or a value is not finite in this dtype.
     ValueError: the encoder returns arrays of another shape.
   """
-  engine = engine or engines.Local()
   encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
   if dimensions is not None and dimensions > width:
@@ -72,7 +69,7 @@ def embed(
   inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   width = dimensions or width
-  write = functools.partial(_embed_span, source, method, field, language, batch_size, width, dtype)
+  write = functools.partial(_embed_span, source, method, field, language, width, dtype)
   with job.Job(folder, inputs=inputs, options=options) as work:
     if work.finished:
       return cut.identity["lines"], width
@@ -97,7 +94,6 @@ def _embed_span(
   method: str,
   field: str | None,
   language: str | None,
-  batch_size: int,
   width: int,
   dtype: str,
   path: pathlib.Path,
@@ -105,7 +101,7 @@ def _embed_span(
 ) -> dict[str, Any]:
   """Writes the vectors of a span; returns their number, and how many texts were cut."""
   texts = list(text_files.texts(span.read(), span.name, field, span.first))
-  vectors_ND, cut = source.encode(texts, method=method, language=language, batch_size=batch_size)
+  vectors_ND, cut = source.encode(texts, method=method, language=language)
   with path.open("wb") as stream:
     np.save(stream, array_files.checked_rows(vectors_ND[:, :width], width, dtype))
   return {"rows": len(vectors_ND), "cut": cut}
@@ -168,7 +164,7 @@ def _fill(
   faiss_index.write(index, path)
 
 
-def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Search:
+def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_search.Search:
   """Returns an exact search in blocks; each block is a part of a job."""
 
   def run_blocks(
@@ -177,10 +173,7 @@ def resumable_search(work: job.Job, engine: engines.Engine) -> exact_search.Sear
     parts = []
     for number, block in enumerate(blocks):
       spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
-      title = "sources {:,} to {:,} and targets {:,} to {:,}".format(
-        *(row + (place == 0) for span in spans for place, row in enumerate(span))
-      )
-      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans, title=title))
+      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
       arrays = array_files.read(work.path(part.name))
@@ -234,7 +227,6 @@ def search(
   count: int,
   *,
   language: str | None = None,
-  batch_size: int = 128,
   index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
 ) -> None:
@@ -247,7 +239,6 @@ def search(
     output: Output file, local or in an object store.
     count: Lines per query, a small number; all lines, if there are fewer.
     language: Code of the queries' language, for encoders that need it.
-    batch_size: Queries per batch.
     index: An index of the vectors, for an approximate search in this process.
     engine: Where to compute; None: in this process.
 
@@ -256,7 +247,6 @@ def search(
   """
   from vmsst.mining import text_search
 
-  engine = engine or engines.Local()
   row_M = corpus.visible_rows()
   inputs = {
     "encoder": source.identity,
@@ -272,7 +262,6 @@ def search(
       folder,
       language=language,
       dimensions=corpus.dimensions,
-      batch_size=batch_size,
       engine=engine,
       method="encode_query",
     )
@@ -331,5 +320,6 @@ def score(
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
     with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for score_BC in blocks:
-        stream.writelines(f"{bitext_mining.score_line(scores)}\n" for scores in score_BC)
+        lines = ("\t".join(f"{score:.6f}" for score in scores) for scores in score_BC)
+        stream.writelines(f"{line}\n" for line in lines)
   return int(texts[0]["lines"])

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -116,12 +117,9 @@ class EvaluationSet:
     if self.tables is None:
       return {}
     first = next(iter(self.tables.parts.values()))
-    before, _, after = first.partition("{name}")
-    names = [
-      item.path[len(before) : len(item.path) - len(after)]
-      for item in self.items
-      if item.path.startswith(before) and item.path.endswith(after)
-    ]
+    pattern = re.escape(first).replace(re.escape("{name}"), "(?P<name>.*)")
+    matches = (re.fullmatch(pattern, item.path) for item in self.items)
+    names = [match.groupdict().get("name", "") for match in matches if match]
     return {
       self.tables.to.replace("{name}", name): {
         part: path.replace("{name}", name) for part, path in self.tables.parts.items()
@@ -191,9 +189,11 @@ def download(
     InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with other
       content.
   """
-  if complete := _complete(chosen, root):
-    report(f"{chosen.name}: complete")
-    return complete
+  if storage.is_file(note := _note(chosen, root)):
+    digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
+    if all(storage.is_file(x) and input_files.sha256(x) == digests[x] for x in digests):
+      report(f"{chosen.name}: complete")
+      return [*digests]
   if storage.is_url(root):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
       local = pathlib.Path(folder)
@@ -283,18 +283,6 @@ def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) ->
         ):
           row[PART] = name
           out.write("\t".join(" ".join(row[x].split()) for x in how.columns.values()) + "\n")
-
-
-def _complete(chosen: EvaluationSet, root: storage.Path) -> list[storage.Path] | None:
-  """Returns the files of a set if its note lists them and they are unchanged, or None."""
-  note = _note(chosen, root)
-  if not storage.is_file(note):
-    return None
-  digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
-  for path, digest in digests.items():
-    if not storage.is_file(path) or input_files.sha256(path) != digest:
-      return None
-  return [*digests]
 
 
 def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:

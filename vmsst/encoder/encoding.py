@@ -169,9 +169,12 @@ class EncoderSource:
   Attributes:
     identity: See the function `identity`.
     load: Returns name and encoder in another process; None if only this process can use it.
+    options: Options of each call of `encode`.
   """
 
-  def __init__(self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None):
+  def __init__(
+    self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None, **options: Any
+  ):
     """Initializes the source.
 
     Args:
@@ -179,9 +182,11 @@ class EncoderSource:
       name: Name or path of the encoder.
       load: Returns name and encoder in another process, as `loading.open_encoder` does. It must be
         picklable.
+      **options: Options of each call of `encode` that change no vectors but by rounding, such as
+        `batch_size`.
     """
     self.identity = identity(encoder, name)
-    self._encoder, self.load = encoder, load
+    self._encoder, self.load, self.options = encoder, load, options
 
   def __getstate__(self) -> dict[str, Any]:
     return {**vars(self), "_encoder": None}
@@ -211,7 +216,8 @@ class EncoderSource:
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Computes vectors with the function `encode`; also returns the arguments of `on_cut`."""
     cut: list[tuple[int, int, int]] = []
-    vectors_ND = encode(self.open(), texts, on_cut=lambda *counts: cut.append(counts), **options)
+    options = {**self.options, **options, "on_cut": lambda *counts: cut.append(counts)}
+    vectors_ND = encode(self.open(), texts, **options)
     return vectors_ND, cut
 
 

@@ -90,7 +90,6 @@ class Embedder:
     self.dimensions = sorted({errors.as_integer("dimensions", x) for x in dimensions})
     self.search = search
     self._shared: dict[tuple[str, str], np.ndarray] = {}
-    self._uses: dict[tuple[str, str], int] = {}
     self.check_width(getattr(encoder, "dimension", None) or 0)
 
   def check_width(self, width: int) -> None:
@@ -162,27 +161,14 @@ class Embedder:
     self.check_width(vectors_ND.shape[1])
     return vectors_ND
 
-  def expect(self, groups: Iterable[Iterable[Side]]) -> None:
-    """Learns the order in which `share` will be called with sides, to keep what is needed again."""
-    self._uses.clear()
-    for sides in groups:
-      for key in {key for side in sides for key in _keys(side)}:
-        self._uses[key] = self._uses.get(key, 0) + 1
-
   def share(self, sides: Sequence[Side], report: Callable[[str], None]) -> None:
-    """Embeds texts together for the calls that follow, and forgets others that are not expected."""
+    """Embeds texts together for the calls that follow, equal texts once, and forgets others."""
     keys = dict.fromkeys(key for side in sides for key in _keys(side))
-    # Copied, so that they do not keep the vectors that were embedded with them in memory.
-    self._shared = {
-      key: vector_D.copy() for key, vector_D in self._shared.items() if self._uses[key]
-    }
-    new = [key for key in keys if key not in self._shared]
-    if new:
-      report(f"embedding {len(new):,} texts")
-      codes, texts = zip(*new, strict=True)
-      self._shared |= zip(new, self._embed(texts, codes, "encode"), strict=True)
-    for key in keys:
-      self._uses[key] -= 1
+    self._shared.clear()
+    if keys:
+      report(f"embedding {len(keys):,} texts")
+      codes, texts = zip(*keys, strict=True)
+      self._shared |= zip(keys, self._embed(texts, codes, "encode"), strict=True)
 
 
 def _keys(side: Side) -> Iterator[tuple[str, str]]:

@@ -204,7 +204,7 @@ def _gaps(evaluated: Mapping[str, results_files.Results]) -> Iterator[str]:
       yield from (f"{encoder}: {name} {what}: {reason}" for name, reason in of.items())
     for scored in results["benchmarks"].values():
       if scored["missing"]:
-        yield f"{encoder}: {scored['title']} lacks {suite.shorten(scored['missing'])}"
+        yield f"{encoder}: {scored['title']} lacks {errors.some(scored['missing'])}"
     if results["seen"] is None and not all(map(own_files.is_own, results["benchmarks"])):
       yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
 

@@ -27,8 +27,6 @@ from vmsst.io import input_files
 INCOMPLETE = " (incomplete)"
 """End of the name of an average that lacks sets."""
 
-_NAMED = 5  # Missing sets that are named.
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -57,7 +55,7 @@ class Task:
     score: Maps the vectors of all sides, an array [N, D] each, to results.
     held_out: Texts to exclude from training data (such as test splits); default: all sides.
     large: Whether the vectors exist only while the task is scored. Otherwise, all tasks of a
-      benchmark are in memory at once, and benchmarks share the vectors of equal texts.
+      benchmark are in memory at once, and equal texts share a vector.
   """
 
   name: str
@@ -126,22 +124,20 @@ class Files:
     """Returns all files, also those that folders link to; hidden files do not count."""
     root = self.root or root
     folders = [root / name for name in self.folders if (root / name).is_dir()]
-    inside = (path for folder in folders for path in storage.files_through_links(folder))
+    inside = (x / name for x in folders for name in storage.files_below(x, through_links=True))
     outside = (path for pattern in self.more for path in storage.find(root, pattern))
     return sorted(
       path
-      for path in {*map(storage.path, inside), *outside}
+      for path in {*inside, *outside}
       if storage.is_file(path)
       and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
 
-  def digest(
-    self, root: storage.Path, checksum: Callable[[storage.Path], str] = input_files.sha256
-  ) -> str:
+  def digest(self, root: storage.Path) -> str:
     """Returns the SHA-256 of the names and the checksums of all files."""
     total = hashlib.sha256()
     for path in self.find(root):
-      total.update(f"{checksum(path)}  {path.relative_to(self.root or root)}\n".encode())
+      total.update(f"{input_files.sha256(path)}  {path.relative_to(self.root or root)}\n".encode())
     return total.hexdigest()
 
 
@@ -183,12 +179,6 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
   """Returns a test whether languages, given by codes, are all among those seen in training."""
   known = frozenset(seen)
   return lambda codes: all(languages.language(code) in known for code in codes)
-
-
-def shorten(names: Sequence[str]) -> str:
-  """Returns the first of many names and the number of others, for people."""
-  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
@@ -268,9 +258,8 @@ def evaluate(
 ) -> Results:
   """Evaluates an encoder on benchmarks.
 
-  All files are read before anything is embedded. Each text is embedded once, even if it occurs in
-  several benchmarks. If a benchmark fails because its vectors cannot be scored, the others are
-  still run.
+  All files are read before anything is embedded. Each text of a benchmark is embedded once. If a
+  benchmark fails because its vectors cannot be scored, the others are still run.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
@@ -311,13 +300,11 @@ def evaluate(
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
     raise errors.InputError(f"no benchmark has data (see `vmsst eval --list`): {reasons}")
   vectors = vectors or embedder.Embedder(encoder, name, dimensions=dimensions)
-  sides = {key: [side for x in tasks[key] if not x.large for side in x.sides] for key in tasks}
-  vectors.expect(sides.values())
   results, failed = {**finished}, {}
   for key in (key for key in tasks if key not in absent):
     start = time.perf_counter()
     try:
-      vectors.share(sides[key], report)
+      vectors.share([side for x in tasks[key] if not x.large for side in x.sides], report)
       results[key] = _score(chosen[key], tasks[key], vectors, seen)
     except ValueError as error:
       failed[key] = " ".join(str(error).split()) or type(error).__name__

@@ -50,6 +50,8 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   Raises:
     InputError: the file is no EMS, or the vocabulary is of another model.
   """
+  import sentencepiece
+
   stored = {}
   for name, tensor in tensors.open_file(path).items():
     # Data parallelism adds the prefix. The XTR head's first layer had another name before.
@@ -79,7 +81,10 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   names = {row.source for row in table}
   tensors.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
-  codes = _language_codes(pieces)
+  processor = sentencepiece.SentencePieceProcessor(model_proto=pieces.model_bytes)
+  symbols = (processor.id_to_piece(i) for i in range(pieces.size) if processor.is_control(i))
+  # Languages of the symbols <2xx>, in the order of their ids, as the table's rows.
+  codes = [match[1] for x in symbols if (match := re.fullmatch(r"<2([a-z]+)>", x))]
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
     raise errors.InputError(
       f"{vocabulary} has {pieces.size} pieces and symbols <2xx> of {len(codes)} languages, but the "
@@ -148,12 +153,3 @@ def _config(sizes: Mapping[str, Any]) -> transformer.TransformerConfig:
   return transformer.TransformerConfig(
     **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
   )
-
-
-def _language_codes(vocabulary: vocabularies.SentencePieceVocabulary) -> list[str]:
-  """Returns the languages of the symbols <2xx>, in the order of their ids, as the table's rows."""
-  import sentencepiece
-
-  processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
-  pieces = (processor.id_to_piece(i) for i in range(vocabulary.size) if processor.is_control(i))
-  return [match[1] for piece in pieces if (match := re.fullmatch(r"<2([a-z]+)>", piece))]

@@ -18,7 +18,7 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,11 +27,8 @@ from vmsst import errors, storage
 from vmsst.data import vocabularies
 from vmsst.formats import encoder_json, tensors, transformers
 from vmsst.formats.tensors import TOKEN_TABLE, Row
-from vmsst.io import input_files, text_files
+from vmsst.io import text_files
 from vmsst.networks import sentence_encoder, transformer
-
-if TYPE_CHECKING:
-  from vmsst.networks import lstm
 
 _URL = "https://dl.fbaipublicfiles.com/nllb/laser/"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -99,7 +96,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """
   path, *others = files(folder)
   if others:
-    names = input_files.join_names(file.name for file in (path, *others))
+    names = errors.some(file.name for file in (path, *others))
     raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
   record = tensors.read_torch(path, argparse.Namespace)
   try:
@@ -113,9 +110,21 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
   named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
-  config: "lstm.LstmConfig | transformer.TransformerConfig"
+  config: Any
   if is_lstm:
-    config, table = _lstm(path, options)
+    from vmsst.networks import lstm
+
+    options = {"bidirectional": False, **options}
+    sizes = transformers.check_config(path, options, _LstmOptions, {"bidirectional": True})
+    config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
+    gates = 4 * config.hidden_dim
+    table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
+    for i in range(config.num_layers):
+      inputs = config.width if i else config.emb_dim
+      shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
+      for end in (f"l{i}", f"l{i}_reverse"):
+        kinds = (f"{name}_{end}" for name in _LSTM)
+        table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(kinds, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
       dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows
@@ -135,7 +144,14 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, stored)
     if isinstance(config, transformer.TransformerConfig):
-      arrays["encoder/position_embedding"] = _positions(config.max_positions, config.emb_dim)
+      # Sines, then cosines, in fairseq's precision, whose errors the encoder was trained with.
+      half = config.emb_dim // 2
+      step = np.float32(-math.log(10_000) / max(half - 1, 1))
+      rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
+      angle_RF = np.arange(config.max_positions, dtype=np.float32)[:, None] * rate_F
+      table_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], axis=1)
+      table_RD = np.pad(table_RD, ((0, 0), (0, config.emb_dim % 2)))
+      arrays["encoder/position_embedding"] = table_RD
     else:  # both directions in one array
       for i in range(config.num_layers):
         inputs_RQD, recurrent_RQC, bias_RQ, other_bias_RQ = (
@@ -158,26 +174,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     sizes=dataclasses.asdict(config),
     left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
     assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
-    notes=(f"Sentence vectors: pooling {pooling!r}, at most {max_length} tokens",),
   )
-
-
-def _lstm(path: pathlib.Path, options: dict[str, Any]) -> "tuple[lstm.LstmConfig, list[Row]]":
-  """Returns the sizes of LASER2 and its tensors."""
-  from vmsst.networks import lstm
-
-  options = {"bidirectional": False, **options}
-  sizes = transformers.check_config(path, options, _LstmOptions, {"bidirectional": True})
-  config = lstm.LstmConfig(**msgspec.structs.asdict(sizes))
-  gates = 4 * config.hidden_dim
-  table = [Row(f"{_WORDS}.weight", (config.vocab_size, config.emb_dim), (TOKEN_TABLE,))]
-  for i in range(config.num_layers):
-    inputs = config.width if i else config.emb_dim
-    shapes = (gates, inputs), (gates, config.hidden_dim), (gates,), (gates,)
-    for end in (f"l{i}", f"l{i}_reverse"):
-      names = [f"{name}_{end}" for name in _LSTM]
-      table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(names, shapes, strict=True)]
-  return config, table
 
 
 def _transformer(
@@ -211,17 +208,6 @@ def _transformer(
     "final_layer_norm": f"{place}_mlp_layer_norm",
   }
   return config, transformers.Table(names, "layers", _LAYER | norms).rows(config)
-
-
-def _positions(rows: int, width: int) -> np.ndarray:
-  """Returns fairseq's table of sinusoidal positions: sines, then cosines, [rows, width]."""
-  half = width // 2
-  # In fairseq's precision, whose errors the encoder was trained with.
-  step = np.float32(-math.log(10_000) / max(half - 1, 1))
-  rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
-  angle_RF = np.arange(rows, dtype=np.float32)[:, None] * rate_F
-  table_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], axis=1)
-  return np.pad(table_RD, ((0, 0), (0, width % 2)))
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:

@@ -53,19 +53,17 @@ _DECODER = transformers.Table(
   "decoder.block",
   {
     "layer.0.layer_norm": "pre_self_attention_layer_norm",
-    "layer.0.SelfAttention.q": "self_attention/query",
-    "layer.0.SelfAttention.k": "self_attention/key",
-    "layer.0.SelfAttention.v": "self_attention/value",
-    "layer.0.SelfAttention.o": "self_attention/out",
     "layer.1.layer_norm": "pre_injection_layer_norm",
-    "layer.1.EncDecAttention.q": "cross_attention/query",
-    "layer.1.EncDecAttention.k": "cross_attention/key",
-    "layer.1.EncDecAttention.v": "cross_attention/value",
-    "layer.1.EncDecAttention.o": "cross_attention/out",
     "layer.2.layer_norm": "pre_mlp_layer_norm",
-    "layer.2.DenseReluDense.wi_0": "mlp/wi_0",
-    "layer.2.DenseReluDense.wi_1": "mlp/wi_1",
-    "layer.2.DenseReluDense.wo": "mlp/wo",
+    **{
+      f"layer.{number}.{module}.{x}": f"{target}/{name}"
+      for number, module, target in (
+        (0, "SelfAttention", "self_attention"),
+        (1, _CROSS_ATTENTION, "cross_attention"),
+      )
+      for x, name in transformers.T5_ATTENTION.items()
+    },
+    **{f"layer.2.DenseReluDense.{x}": f"mlp/{x}" for x in ("wi_0", "wi_1", "wo")},
   },
   stack="decoder",
 )

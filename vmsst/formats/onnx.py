@@ -9,7 +9,6 @@ of values and return the name of the new one.
 import contextlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -37,10 +36,6 @@ _AXES = ("batch_size", "sequence_length")
 _OPERATOR_SET = 17
 # Runtimes map arrays into memory that start at a multiple.
 _PAGE = 4096
-_OPENVINO = (
-  "In OpenVINO, compile the model with {'INFERENCE_PRECISION_HINT': 'f32'}; by default, it computes"
-  " in bfloat16 on some CPUs"
-)
 
 
 def write(
@@ -91,31 +86,16 @@ def write(
   return tokenizer
 
 
-def usage(
-  saved: SavedEncoder, tokenizer: tokenizers.ExportedTokenizer, folder: str | os.PathLike[str]
-) -> str:
-  """Returns the lines of Python that run what `write` has written to a folder, and its limits."""
+def usage(saved: SavedEncoder) -> list[str]:
+  """Returns what users of an exported model must know, as lines."""
   vocabulary = saved.assets.vocabulary
   prefix = getattr(vocabulary, "prefix", "")
   prompts = tokenizers.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
-  texts = f"[{prefix!r} + x for x in texts]" if prefix else "texts"
-  return "\n".join(
-    [
-      "  import onnxruntime, tokenizers",
-      f"  tokenizer = tokenizers.Tokenizer.from_file({f'{folder}/tokenizer.json'!r})",
-      f"  session = onnxruntime.InferenceSession({f'{folder}/{MODEL_FILE}'!r})",
-      f"  batch = tokenizer.encode_batch({texts})",
-      "  ids, masks = [x.ids for x in batch], [x.attention_mask for x in batch]",
-      "  (vectors,) = session.run(None, {'input_ids': ids, 'attention_mask': masks})",
-      _OPENVINO,
-      *(
-        f"encode_{name} of vmsst puts {prompt!r} before each text instead"
-        for name, prompt in prompts.items()
-        if prompt != prefix
-      ),
-      *tokenizers.limits(vocabulary),
-    ]
-  )
+  methods = {"encode": prefix, **{f"encode_{role}": prompt for role, prompt in prompts.items()}}
+  return [
+    *(f"Put {x!r} before each text, as {name} does" for name, x in methods.items() if x),
+    *tokenizers.limits(vocabulary),
+  ]
 
 
 # --------------------------------------------------------------------------------------------

@@ -171,7 +171,6 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     if str(kinds[0]).endswith("ForCausalLM") and record.get("is_causal", True) is not False:
       pooling = "last"
   default, prompts = _prompts(folder, settings_record, settings, record)
-  layers = _layers(folder, modules[2:])
   sizes = architecture.sizes(path, record)
   tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
   rows = sizes["vocab_size"]
@@ -202,26 +201,10 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       )
     prompts = {}
   config = transformer.TransformerConfig(**sizes)
-  # A run that starts from this encoder inherits all but the head.
-  head = [layer for _, layer in layers]
-  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  pooler_dim = None
-  if widths and head[0] == sentence_encoder.Dense(widths[0]):
-    pooler_dim = widths[0]
-    del head[0]
-  normalize = head[-1:] == [sentence_encoder.Normalize()]
-  network = sentence_encoder.SentenceEncoder(
-    config,
-    widths[-1] if widths else config.width * len(pooling.split("+")),
-    head=tuple(head[: len(head) - normalize]) or False,
-    pooling=pooling,
-    normalize=normalize,
-    pooler_dim=pooler_dim,
-  )
+  network, head_params = _network(folder, modules[2:], config, pooling)
   named, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
   table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
   tensors.check(table, named, str(source))
-  head_params = _head_params(folder, network, [name for name, _ in layers])
 
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, named) | head_params()
@@ -248,20 +231,15 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     network, vocabulary, max_length, similarity_fn_name=similarity
   )
   note = (
-    f"Sentence vectors: pooling {pooling!r}, normalize {network.normalize}, prefix "
-    f"{text_prefix!r}, at most {max_length} tokens"
+    f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
+    "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
   )
-  if tokenizer is None:
-    note = (
-      f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
-      "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
-    )
   return Converted(
     params=params,
     sizes=sizes,
     left_out=left_out,
     assets=None if tokenizer is None else assets,
-    notes=(note,),
+    notes=() if tokenizer else (note,),
   )
 
 
@@ -272,18 +250,8 @@ def _read_static(
   settings_record, settings = _settings(folder)
   # A static encoder has the prompts of its files only, whatever its name.
   default, prompts = _prompts(folder, {"prompts": None, **settings_record}, settings, {})
-  layers = _layers(folder, modules[1:])
   embedding = static.read(folder / modules[0][1])
-  head = [layer for _, layer in layers]
-  normalize = head[-1:] == [sentence_encoder.Normalize()]
-  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  network = sentence_encoder.SentenceEncoder(
-    embedding.config,
-    [embedding.config.emb_dim, *widths][-1],
-    head=tuple(head[: len(head) - normalize]) or False,
-    normalize=normalize,
-  )
-  head_params = _head_params(folder, network, [name for name, _ in layers])
+  network, head_params = _network(folder, modules[1:], embedding.config)
   vocabulary = dataclasses.replace(
     embedding.vocabulary, prefix=default if prefix is None else prefix, prompts=prompts
   )
@@ -295,7 +263,6 @@ def _read_static(
     assets=encoder_json.EncoderAssets(
       network, vocabulary, embedding.max_length, similarity_fn_name=similarity
     ),
-    notes=(f"Sentence vectors: means of token vectors, normalize {normalize}",),
   )
 
 
@@ -307,40 +274,50 @@ def _settings(folder: pathlib.Path) -> tuple[dict[str, Any], _Prompts]:
   return record, transformers.check_config(path, record, _Prompts, fixed)
 
 
-def _layers(
-  folder: pathlib.Path, modules: list[tuple[str, str]]
-) -> list[tuple[str, sentence_encoder.Layer]]:
-  """Returns folder and layer of each of the modules after the pooling."""
-  layers: list[tuple[str, sentence_encoder.Layer]] = []
+def _network(
+  folder: pathlib.Path, modules: list[tuple[str, str]], config: Any, pooling: str = "mean"
+) -> tuple[sentence_encoder.SentenceEncoder, Callable[[], dict[str, np.ndarray]]]:
+  """Returns the network, with the modules after the pooling, and a reader of their weights.
+
+  Args:
+    folder: The folder.
+    modules: Class and folder of each module after the pooling.
+    config: The config of the encoder before them.
+    pooling: The pooling.
+  """
+  head: list[sentence_encoder.Layer] = []
   for kind, name in modules:
-    layer_path = folder / name / transformers.CONFIG_FILE
-    layer_record = transformers.read_object(layer_path, if_missing={})
-    layer_record = {key: value for key, value in layer_record.items() if value is not None}
-    transformers.check_config(layer_path, layer_record, dict, _LAYER)
+    path = folder / name / transformers.CONFIG_FILE
+    record = transformers.read_object(path, if_missing={})
+    record = {key: value for key, value in record.items() if value is not None}
+    transformers.check_config(path, record, dict, _LAYER)
     if kind == "Dense":
-      linear = transformers.check_config(layer_path, layer_record, _Dense)
+      linear = transformers.check_config(path, record, _Dense)
       activation = linear.activation_function.rpartition(".")[2]
-      layers.append(
-        (name, sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
-      )
+      head.append(sentence_encoder.Dense(linear.out_features, activation, bias=linear.bias))
     elif kind == "Dropout":
-      layers.append((name, sentence_encoder.Dropout(layer_record.get("dropout", 0.2))))
+      head.append(sentence_encoder.Dropout(record.get("dropout", 0.2)))
     else:
-      layers.append((name, getattr(sentence_encoder, kind)()))
-  return layers
-
-
-def _head_params(
-  folder: pathlib.Path, network: sentence_encoder.SentenceEncoder, names: list[str]
-) -> Callable[[], dict[str, np.ndarray]]:
-  """Checks the weights of the layers in their folders; returns a function that reads them."""
+      head.append(getattr(sentence_encoder, kind)())
+  widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
+  # A run that starts from this encoder inherits all but the head.
+  has_pooler = bool(widths) and head[0] == sentence_encoder.Dense(widths[0])
+  normalize = head[-1:] == [sentence_encoder.Normalize()]
+  network = sentence_encoder.SentenceEncoder(
+    config,
+    widths[-1] if widths else config.width * len(pooling.split("+")),
+    head=tuple(head[has_pooler : len(head) - normalize]) or False,
+    pooling=pooling,
+    normalize=normalize,
+    pooler_dim=widths[0] if has_pooler else None,
+  )
   heads = []
-  for name, table in zip(names, transformers.layer_rows(network), strict=True):
+  for (_, name), table in zip(modules, transformers.layer_rows(network), strict=True):
     if table:
       stored = transformers.open_tensors(folder / name)
       tensors.check(table, stored, str(folder / name))
       heads.append((table, stored))
-  return lambda: {
+  return network, lambda: {
     name: array for head in heads for name, array in tensors.to_parameters(*head).items()
   }
 

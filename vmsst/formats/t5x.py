@@ -84,7 +84,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    there = f"{folder.parent} holds {input_files.join_names(storage.names(folder.parent))}"
+    there = f"{folder.parent} holds {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
       f"no folder {folder}; {there}; models of the Hugging Face Hub are named OWNER/NAME"
     )
@@ -93,7 +93,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   if averages := all_checkpoints(folder / AVERAGE):
     return averages[-1]
   if not (checkpoints := all_checkpoints(folder)):
-    inside = input_files.join_names(storage.names(folder))
+    inside = errors.some(storage.names(folder))
     raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
   latest = checkpoints[-1]
   if (best := read_best(folder)) is None:
@@ -176,17 +176,11 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
   Args:
     checkpoint: The `checkpoint_0` folder to make.
     params: Arrays by name; `/` joins the parts of a name.
-
-  Raises:
-    OSError: the checkpoint cannot be written.
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
-  try:
-    with _orbax() as checkpointer:
-      checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
-  except Exception as error:  # Orbax raises a ValueError for a full disk
-    raise OSError(f"{checkpoint.name}: {str(error).partition(chr(10))[0]}") from None
+  with _orbax() as checkpointer:
+    checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
 
 
 @functools.cache

@@ -179,13 +179,6 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   }
 
 
-def some(names: Iterable[str], count: int = 3) -> str:
-  """Returns the first names of many, and the number of others."""
-  names = sorted(names)
-  more = f" and {len(names) - count} more" if len(names) > count else ""
-  return ", ".join(names[:count]) + more
-
-
 # --------------------------------------------------------------------------------------------
 # Tables
 
@@ -238,9 +231,9 @@ def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -
       raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
   problems = []
   if missing := expected.keys() - stored.keys():
-    problems.append(f"lacks {some(missing)}")
+    problems.append(f"lacks {errors.some(missing)}")
   if unknown := stored.keys() - expected.keys():
-    problems.append(f"holds {some(unknown)}, which this kind of model does not have")
+    problems.append(f"holds {errors.some(unknown)}, which this kind of model does not have")
   if problems:
     raise errors.InputError(
       f"{where} {' and '.join(problems)} ({len(expected)} tensors expected, {len(stored)} found)"

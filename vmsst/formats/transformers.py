@@ -445,12 +445,7 @@ BERT = Architecture(
   model_type="bert",
   options=_BertOptions,
   table=Table(
-    names={
-      "embeddings.word_embeddings": tensors.TOKEN_TABLE,
-      "embeddings.position_embeddings": _POSITION_TABLE,
-      "embeddings.token_type_embeddings": _TYPE_TABLE,
-      "embeddings.LayerNorm": "encoder/embedding_layer_norm",
-    },
+    names={**_EMBEDDINGS, "embeddings.token_type_embeddings": _TYPE_TABLE},
     layers="encoder.layer",
     layer_names=BERT_LAYER,
   ),
@@ -655,7 +650,8 @@ _GEMMA3 = Architecture(
 # Names of the feed-forward layer, by its activation and whether it has a gate.
 _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
-
+T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
+"""The names of the projections of attention, by their names in T5."""
 
 T5 = Architecture(
   name="T5EncoderModel",
@@ -682,15 +678,9 @@ T5 = Architecture(
     layers="encoder.block",
     layer_names={
       "layer.0.layer_norm": "pre_attention_layer_norm",
-      "layer.0.SelfAttention.q": "attention/query",
-      "layer.0.SelfAttention.k": "attention/key",
-      "layer.0.SelfAttention.v": "attention/value",
-      "layer.0.SelfAttention.o": "attention/out",
+      **{f"layer.0.SelfAttention.{x}": f"attention/{name}" for x, name in T5_ATTENTION.items()},
       "layer.1.layer_norm": "pre_mlp_layer_norm",
-      "layer.1.DenseReluDense.wi": "mlp/wi",
-      "layer.1.DenseReluDense.wi_0": "mlp/wi_0",
-      "layer.1.DenseReluDense.wi_1": "mlp/wi_1",
-      "layer.1.DenseReluDense.wo": "mlp/wo",
+      **{f"layer.1.DenseReluDense.{x}": f"mlp/{x}" for x in ("wi", "wi_0", "wi_1", "wo")},
     },
   ),
   fixed={

@@ -5,7 +5,6 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterable
 from typing import Any
 
 from vmsst import errors, storage
@@ -90,17 +89,7 @@ def is_text(value: Any) -> bool:
 
 def shown(value: Any) -> str:
   """Formats a value from a file for a message: its Python literal, shortened if long."""
-  try:
-    return _SHORT.repr(value)
-  except ValueError:  # an integer with too many digits
-    return f"a {type(value).__name__} that is too long"
-
-
-def join_names(names: Iterable[str]) -> str:
-  """Formats file names for a message: the first ones in order, and the number of others."""
-  ordered = sorted(names)
-  listing = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
-  return listing + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
+  return _SHORT.repr(value)
 
 
 def reason(error: Exception) -> str:

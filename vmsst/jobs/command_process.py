@@ -39,22 +39,8 @@ def default_interrupt() -> Iterator[None]:
     yield
 
 
-class State:
-  """The state of a command.
-
-  Attributes:
-    status: Exit status, at the end.
-    hint: What the message about a signal ends with.
-    verbose: Whether to show the stack traces of errors.
-  """
-
-  status = 0
-  hint = ""
-  verbose = False
-
-
 @contextlib.contextmanager
-def process(name: str, *, owns_process: bool) -> Iterator[State]:
+def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]:
   """Runs a command inside `with`: there, errors become a message and an exit status.
 
   SIGINT and SIGTERM raise an exception, so that the command removes its temporary files. During an
@@ -66,8 +52,12 @@ def process(name: str, *, owns_process: bool) -> Iterator[State]:
     name: Name for messages.
     owns_process: Whether the process was started for the command. Otherwise, the former signal
       handlers are restored at the end.
+
+  Yields:
+    The state of the command: its exit `status` at the end; a `hint` at the end of the message about
+    a signal; and whether to be `verbose`, to show the stack traces of errors.
   """
-  state, signals, error = State(), [], None
+  state, signals, error = types.SimpleNamespace(status=0, hint="", verbose=False), [], None
 
   def stop(number: int, frame: types.FrameType | None) -> None:
     stack = (inside.f_code.co_filename for inside, _ in traceback.walk_stack(frame))

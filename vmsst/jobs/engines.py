@@ -6,7 +6,6 @@ bytes.
 
 import collections
 import concurrent.futures
-import itertools
 import logging
 import math
 import multiprocessing
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, process
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -33,25 +32,6 @@ _TASKS_PER_WORKER = 4
 Parts = Sequence[Any]
 Do = Callable[[Parts], Iterable[Any]]
 """Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
-
-
-class Engine(Protocol):
-  """Writes parts somewhere."""
-
-  @property
-  def in_process(self) -> bool:
-    """Whether parts are written in this process."""
-
-  @property
-  def this_machine(self) -> bool:
-    """Whether parts are written on this machine only."""
-
-  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """Writes parts; yields what `do` yields.
-
-    Raises:
-      InputError: a part failed, or the engine is not available; the message names it.
-    """
 
 
 def tasks(parts: Parts, workers: int) -> list[Parts]:
@@ -69,7 +49,7 @@ def keep_busy(
   waiting: Sequence[Parts],
   most: int,
   submit: Callable[[Parts], "Future[list[Any]]"],
-  on_failure: Callable[[Exception, Parts, Sequence[Parts]], None],
+  on_failure: Callable[[Exception, Parts], None] | None = None,
 ) -> Iterator[Any]:
   """Runs at most `most` tasks at a time; yields the results of each that is done.
 
@@ -77,8 +57,8 @@ def keep_busy(
     waiting: The tasks.
     most: Number of tasks to run at a time.
     submit: Starts a task.
-    on_failure: Gets the error of a failed task, the task, and all tasks that ran: raises the error
-      to report, or returns to start the task again.
+    on_failure: Gets the error of a failed task, and the task: raises the error to report, or
+      returns to start the task again (default: raises the error).
   """
   queue = collections.deque(waiting)
   running: dict[Future[list[Any]], Parts] = {}
@@ -91,7 +71,9 @@ def keep_busy(
       try:
         results = future.result()
       except Exception as error:
-        on_failure(error, task, list(running.values()))
+        if on_failure is None:
+          raise
+        on_failure(error, task)
         queue.append(task)
         results = []
       del running[future]
@@ -121,7 +103,7 @@ class Local(msgspec.Struct, frozen=True):
     return self.workers == 1 and not self.gpus_per_worker
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """See `Engine`."""
+    """Writes parts; yields what `do` yields."""
     if self.in_process or not parts:
       yield from do(parts)
       return
@@ -141,21 +123,12 @@ class Local(msgspec.Struct, frozen=True):
       initializer=_start_worker,
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
-
-    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
-      if not isinstance(error, process.BrokenProcessPool):
-        raise error
-      names = list(dict.fromkeys(map(str, itertools.chain(task, *running))))
-      others = f" or one of {len(names) - 1} others" if len(names) > 1 else ""
-      raise errors.InputError(
-        f"{title}: a worker process was killed at {names[0]}{others} (if memory ran out, use fewer "
-        f"workers); {RESUME}"
-      ) from None
-
     try:
-      yield from keep_busy(
-        waiting, self.workers, lambda task: pool.submit(do_task, do, task), on_failure
-      )
+      yield from keep_busy(waiting, self.workers, lambda task: pool.submit(do_task, do, task))
+    except process.BrokenProcessPool:
+      raise errors.InputError(
+        f"{title}: a worker process was killed (if memory ran out, use fewer workers); {RESUME}"
+      ) from None
     except BaseException:
       for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
         worker.terminate()
@@ -214,7 +187,7 @@ class Ray(msgspec.Struct, frozen=True):
   this_machine: ClassVar[bool] = False
 
   def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """See `Engine`."""
+    """Writes parts; yields what `do` yields."""
     ray = _connect(self.address)
     gpus, total = self.gpus_per_worker, ray.cluster_resources()
     if not self.workers and gpus > total.get("GPU", 0):
@@ -233,8 +206,7 @@ class Ray(msgspec.Struct, frozen=True):
     def submit(task: Parts) -> "Future[list[Any]]":
       return remote.remote(do, task).future()
 
-    def on_failure(error: Exception, task: Parts, running: Sequence[Parts]) -> None:
-      del running
+    def on_failure(error: Exception, task: Parts) -> None:
       if isinstance(error, ray.exceptions.RayTaskError):
         raise error.cause from None
       if not isinstance(error, ray.exceptions.RayError):
@@ -247,6 +219,10 @@ class Ray(msgspec.Struct, frozen=True):
         ) from None
 
     yield from keep_busy(tasks(parts, workers), workers, submit, on_failure)
+
+
+Engine = Local | Ray
+"""Where parts are written."""
 
 
 def _connect(address: str | None) -> Any:

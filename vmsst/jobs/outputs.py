@@ -47,7 +47,7 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
       for objects of a store.
 
   Raises:
-    OSError: the file cannot be written; the error names `path`.
+    OSError: the file cannot be written.
     InputError: the object store refuses it.
   """
   if storage.is_url(path):
@@ -57,29 +57,25 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
       storage.upload(partial, os.fspath(path))
     return
   if is_stream(path):
-    with name_in_errors(path):
-      yield pathlib.Path(path)
+    yield pathlib.Path(path)
     return
   target = pathlib.Path(os.path.realpath(path))
-  with name_in_errors(target):
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # After a kill, the next writer replaces the file of one name, and a job clears its work folder.
-    partial = target.with_name(f".{target.name}.vmsst-part")
-    if work:
-      partial = pathlib.Path(work, f".vmsst-part-{uuid.uuid4().hex}")
-      partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.touch()
-    try:
-      yield partial
-      sync_to_disk(partial)
-      with contextlib.suppress(OSError):
-        os.chmod(partial, stat.S_IMODE(os.stat(target).st_mode))
-      os.replace(partial, target)
-    except BaseException as error:
-      partial.unlink(missing_ok=True)
-      if isinstance(error, OSError) and error.filename == str(partial):
-        error.filename = None
-      raise
+  target.parent.mkdir(parents=True, exist_ok=True)
+  # After a kill, the next writer replaces the file of one name, and a job clears its work folder.
+  partial = target.with_name(f".{target.name}.vmsst-part")
+  if work:
+    partial = pathlib.Path(work, f".vmsst-part-{uuid.uuid4().hex}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+  partial.touch()
+  try:
+    yield partial
+    sync_to_disk(partial)
+    with contextlib.suppress(OSError):
+      os.chmod(partial, stat.S_IMODE(os.stat(target).st_mode))
+    os.replace(partial, target)
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
@@ -96,18 +92,6 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
   """Writes a JSON file atomically; see `atomic_path`."""
   write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
-
-
-@contextlib.contextmanager
-def name_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Adds this path to an OSError without a file name, such as that a disk is full."""
-  try:
-    yield
-  except OSError as error:
-    if error.filename or not (error.errno or type(error) is OSError):
-      raise
-    number, reason = error.errno or errno.EIO, error.strerror or str(error)
-    raise OSError(number, reason, os.fspath(path)) from None
 
 
 def sync_to_disk(path: pathlib.Path) -> None:

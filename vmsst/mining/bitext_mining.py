@@ -335,8 +335,3 @@ def pair_scores(
       start += len(score_BC)
       bar.update(max(0, 2 * start - bar.n))
   encoding.log_all_cut(cut, 2 * count)
-
-
-def score_line(scores: Sequence[float]) -> str:
-  """Formats the scores of a pair, separated by tabs."""
-  return "\t".join(f"{score:.6f}" for score in scores)

@@ -221,11 +221,21 @@ def embed(
     tokens_BT: Token ids.
     dropout_rng: Key of dropout; without a key, no dropout.
   """
+  return cast(jax.Array, run(network, params, "__call__", tokens_BT, dropout_rng=dropout_rng))
+
+
+def run(
+  network: nn.Module,
+  params: Any,
+  method: str,
+  *arrays: jax.Array,
+  dropout_rng: jax.Array | None = None,
+) -> Any:
+  """Returns the output of a network's method; None as key disables dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
-  vector_BS = network.apply(
-    {"params": params}, tokens_BT, deterministic=dropout_rng is None, rngs=rngs
+  return network.apply(
+    {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs
   )
-  return cast(jax.Array, vector_BS)
 
 
 def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:

@@ -16,7 +16,6 @@ vector: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import partitioning
@@ -166,19 +165,12 @@ class BitranslationNetwork(nn.Module):
 
     Runs every submodule, so that `init` creates all parameters. Languages are unknown: index 0.
     """
-    embedded_BTD, mask_BT = self.embed(tokens_BT), tokens_BT != arrays.PAD_ID
-    languages_B = jnp.zeros_like(tokens_BT[:, 0])
-    sentence_BZ = self._own_sentence(embedded_BTD, mask_BT, languages_B)
-    return self.project(self.decode(embedded_BTD, languages_B, sentence_BZ), sentence_BZ)
+    languages_B, sentence_BZ = jnp.zeros_like(tokens_BT[:, 0]), self._own_sentence(tokens_BT)
+    hidden_BTD = self.decode(self.embed(tokens_BT), languages_B, sentence_BZ)
+    return self.project(hidden_BTD, sentence_BZ)
 
-  def _own_sentence(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
-    languages_B: Int[Array, "B"],
-  ) -> Float[Array, "B Z"]:
-    del languages_B
-    return self.semantic_mean(embedded_BTD, mask_BT)
+  def _own_sentence(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B Z"]:
+    return self.semantic_mean(self.embed(tokens_BT), tokens_BT != arrays.PAD_ID)
 
   def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Returns token vectors, the input of the encoders and the decoder."""
@@ -328,13 +320,9 @@ class VmsstNetwork(BitranslationNetwork):
       self._latent(self.language_log_variance, language_BD),
     )
 
-  def _own_sentence(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
-    languages_B: Int[Array, "B"],
-  ) -> Float[Array, "B Z"]:
-    posteriors = self.posteriors(embedded_BTD, mask_BT, languages_B)
+  def _own_sentence(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B Z"]:
+    languages_B = jnp.zeros_like(tokens_BT[:, 0])
+    posteriors = self.posteriors(self.embed(tokens_BT), tokens_BT != arrays.PAD_ID, languages_B)
     return jnp.concatenate([posteriors.language_mean_BG, posteriors.semantic_mean_BS], axis=-1)
 
 
@@ -352,15 +340,4 @@ def _pool(
   return sentence_encoder.masked_mean(hidden_BTD, mask_BT)
 
 
-def run(
-  network: nn.Module,
-  params: Any,
-  method: str,
-  *arrays: jax.Array,
-  dropout_rng: jax.Array | None = None,
-) -> Any:
-  """Returns the output of a network's method; without a key, no dropout."""
-  rngs = None if dropout_rng is None else {"dropout": dropout_rng}
-  return network.apply(
-    {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs
-  )
+run = sentence_encoder.run

@@ -78,8 +78,9 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   """
   candidates: list[Release] = []
   faults: list[Fault] = []
-  for path in storage.files_through_links(root):
-    match = _NAME.fullmatch(os.path.basename(path))
+  for name in sorted(storage.files_below(root, through_links=True)):
+    path = os.path.join(root, name)
+    match = _NAME.fullmatch(os.path.basename(name))
     if match is not None and match["first"] != match["second"]:
       release = _release(root, path, match)
       if isinstance(release, Fault):

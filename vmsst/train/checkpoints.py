@@ -23,10 +23,9 @@ from orbax.checkpoint import checkpoint_managers
 
 from vmsst import storage
 from vmsst.encoder import loading
-from vmsst.errors import InputError
+from vmsst.errors import InputError, some
 from vmsst.formats import encoder_json, t5x, tensors
 from vmsst.train import input_pipeline
-from vmsst.train import model_dir as model_dir_lib
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 
@@ -228,12 +227,11 @@ def find_arrays(
       missing.append(stored_name or name)
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has "
-      f"{tensors.some(model, 5)}"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has {some(model)}"
     )
   if missing:
     raise InputError(
-      f"{path} lacks {tensors.some(missing, 5)}; it has {tensors.some(stored, 5)}. Use a "
+      f"{path} lacks {some(missing)}; it has {some(stored)}. Use a "
       "checkpoint of the same model, or initialize them by RestoreCheckpointConfig.assignment_map "
       "and fallback_to_scratch=True. If only the optimizer state is missing, keep scan_layers"
     )
@@ -285,7 +283,10 @@ def restore(
   if (path / "state").is_dir():
     arrays = t5x.restore(path, args)
   else:
-    arrays = {part: _place(stored[part], args[part]) for part in args}
+    arrays = {}
+    for part, arg in args.items():  # Every process has the whole arrays.
+      whole = np.asarray(stored[part], arg.dtype)
+      arrays[part] = jax.make_array_from_callback(whole.shape, arg.sharding, whole.__getitem__)
   state: dict[str, Any] = {}
   taken: set[str] = set()
   for name, source in sources.items():
@@ -299,12 +300,6 @@ def restore(
     logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
-
-
-def _place(array: Any, args: ocp.ArrayRestoreArgs) -> jax.Array:
-  """Returns an array, of which every process has all, in a dtype and on the devices."""
-  whole = np.asarray(array, args.dtype)
-  return jax.make_array_from_callback(whole.shape, args.sharding, lambda index: whole[index])
 
 
 # --------------------------------------------------------------------------------------------
@@ -465,7 +460,7 @@ class CheckpointManager:
       yield
     except Exception as error:
       self._failed = True
-      reason = model_dir_lib.disk_fault(error) or str(error).splitlines()[0]
+      reason = str(error).splitlines()[0]
       raise InputError(
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
         "same command to resume from the newest one"

@@ -91,7 +91,12 @@ def get_array_fn(
   def run(
     features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None
   ) -> Any:
-    order = _by_length(features)
+    length = np.zeros(len(next(iter(features.values()))), np.int64)
+    for value in features.values():
+      if value.ndim == 2 and value.shape[1] > 1:
+        used = (value != 0) * np.arange(1, value.shape[1] + 1)
+        length = np.maximum(length, used.max(axis=1))
+    order = np.argsort(length, kind="stable")
     results: Any = None
     for start in range(0, len(order), batch_size):
       rows = order[start : start + batch_size]
@@ -123,13 +128,3 @@ def _rows(tree: Any) -> list[Any]:
   """Returns a tree of arrays [N, ...] as N trees."""
   leaves, structure = jax.tree.flatten(tree)
   return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
-
-
-def _by_length(features: Mapping[str, np.ndarray]) -> np.ndarray:
-  """Returns the positions of the examples, [N], shortest first."""
-  length = np.zeros(len(next(iter(features.values()))), np.int64)
-  for value in features.values():
-    if value.ndim == 2 and value.shape[1] > 1:
-      used = (value != 0) * np.arange(1, value.shape[1] + 1)
-      length = np.maximum(length, used.max(axis=1))
-  return np.argsort(length, kind="stable")

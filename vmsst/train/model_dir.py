@@ -1,4 +1,4 @@
-"""The folder of a run: claims it, names it in errors of its disk, and writes the encoder's files.
+"""The folder of a run: claims it, and writes the encoder's files.
 
 In gin:
 
@@ -10,7 +10,6 @@ In gin:
 
 import contextlib
 import dataclasses
-import errno
 import os
 import pathlib
 import uuid
@@ -27,12 +26,11 @@ from vmsst.jobs import outputs
 
 RUN_ID = "run_id"
 """Object in the MODEL_DIR of a store with the id of the process that started last."""
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 @contextlib.contextmanager
 def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
-  """Makes a folder for the output of a command; removes it if nothing was written.
+  """Makes a folder for the output of a command.
 
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
@@ -44,8 +42,7 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
     A function that raises InputError if another run has taken the folder over.
 
   Raises:
-    InputError: The path is relative, another run uses the folder, or the disk is full, read-only
-      or broken.
+    InputError: The path is relative, or another run uses the folder.
   """
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
@@ -67,8 +64,6 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
   with contextlib.ExitStack() as stack:
     if jax.process_index() == 0:
       if isinstance(path, pathlib.Path):
-        for folder in [x for x in (*reversed(path.parents), path) if not x.exists()]:
-          stack.callback(_remove_if_empty, folder)
         path.mkdir(parents=True, exist_ok=True)
         if claim:
           stack.enter_context(outputs.ownership(path, is_folder=True))
@@ -77,28 +72,7 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
         checks_id = True
       else:
         storage.check_writable(model_dir)
-    try:
-      yield check_claim
-    except InputError:
-      raise
-    except Exception as error:
-      if (fault := disk_fault(error)) is None:
-        raise
-      where = getattr(error, "filename", None) or model_dir
-      raise InputError(f"{where}: {fault}; fix this and rerun the same command") from error
-
-
-def disk_fault(error: BaseException) -> str | None:
-  """Returns the operating system's message if `error` is a disk error, else None.
-
-  TensorStore and TensorFlow quote this message in their own errors.
-  """
-  return next((text for text in map(os.strerror, _DISK) if text in str(error)), None)
-
-
-def _remove_if_empty(folder: pathlib.Path) -> None:
-  with contextlib.suppress(OSError):  # It has files, or does not exist.
-    folder.rmdir()
+    yield check_claim
 
 
 def summarize_run(

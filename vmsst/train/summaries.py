@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import clu.metrics
@@ -266,25 +266,6 @@ class Progress(progress_bar.Bar):
         print(message, file=self.fp, flush=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
-  """Returns numbers as aligned text, one line per row."""
-  cells = [[title, *columns]]
-  cells += [
-    [name, *("" if v is None else _number(v) for v in values)] for name, values in rows.items()
-  ]
-  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  header, *lines = (
-    "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
-  )
-  return "\n".join([header, "-" * len(header), *lines])
-
-
-def _number(value: float) -> str:
-  if isinstance(value, int):
-    return f"{value:,}"
-  return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
-
-
 class EvaluationLog:
   """Keeps the metrics of every evaluation task, for a table."""
 
@@ -316,6 +297,11 @@ class EvaluationLog:
       self._seen.setdefault(task, {}).setdefault(best_step, {metric: best["value"]})
     for task, seen in self._seen.items():
       steps = [step for step in sorted(seen) if step in (min(seen), best_step, max(seen))]
-      columns = [f"step {step}{' (best)' if step == best_step else ''}" for step in steps]
-      rows = {name: [seen[step].get(name) for step in steps] for name in seen[steps[-1]]}
-      print_once(f"\n{table(task, columns, rows)}")
+      rows = [[task, *(f"step {x}{' (best)' if x == best_step else ''}" for x in steps)]]
+      for name in seen[steps[-1]]:
+        values = [seen[step].get(name) for step in steps]
+        shown = ("" if x is None else f"{x:.4g}" if abs(x) < 1 else f"{x:.2f}" for x in values)
+        rows.append([name, *shown])
+      widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+      lines = ["  ".join([x[0].ljust(widths[0]), *map(str.rjust, x[1:], widths[1:])]) for x in rows]
+      print_once("\n".join(["", lines[0], "-" * len(lines[0]), *lines[1:]]))

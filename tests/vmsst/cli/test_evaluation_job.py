@@ -8,7 +8,7 @@ import line_files
 import memory_store
 import pytest
 
-from vmsst import errors, storage
+from vmsst import storage
 from vmsst.cli import evaluation_job
 from vmsst.evaluation import benchmarks, embedder
 from vmsst.evaluation.benchmarks import questions
@@ -52,9 +52,11 @@ def evaluate(data, tmp_path):
     encoder = encoder or load_encoder()[1]
     lines = []
     name, chosen = options.pop("name", "E"), options.pop("chosen", None)
+    chosen = chosen or benchmarks.get_benchmarks(names)
     found = evaluation_job.evaluate(
-      chosen or benchmarks.get_benchmarks(names),
-      evaluation_job.Data(str(data)),
+      chosen,
+      data,
+      {benchmark.name: benchmark.files.digest(data) for benchmark in chosen},
       encoder,
       name,
       str(output),
@@ -122,14 +124,14 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
-def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
+def test_results_of_a_file_that_changes_meanwhile_are_computed_again(evaluate, data):
   def change(text):
     line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)
     return fake_encoders.random_vector(text)
 
-  with pytest.raises(errors.InputError, match=r"tatoeba: its files have changed .*; rerun"):
-    evaluate(fake_encoders.FakeEncoder(change))
-  assert not list(tmp_path.rglob("benchmarks/*.json"))
+  evaluate(fake_encoders.FakeEncoder(change))
+  _, _, lines = evaluate(fake_encoders.FakeEncoder(fake_encoders.random_vector))
+  assert lines[:2] == ["tatoeba: its data or dimensions have changed", "mining: finished before"]
 
 
 def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):

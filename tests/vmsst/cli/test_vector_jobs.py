@@ -226,7 +226,7 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(folder, tmp_path, monkeypat
     return exact_search.search(*sides)
 
   monkeypatch.setattr(device_search, "search", failing)
-  message = r"^search of sources 5 to 8 and targets 2 to 11: no memory; .* resume"
+  message = r"^search of block-00003\.npz: no memory; .* resume"
   with pytest.raises(errors.InputError, match=message):
     search(base, queries, output)
   assert storage.names(folder) == {".found.vmsst"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import released_folders
 import tiny_encoders
+import tokenizers
 from tiny_encoders import NETWORKS
 
 import vmsst
@@ -29,18 +30,24 @@ def saved(name, folder, tokenizer_files):
   return tiny_encoders.save_run(folder / "run", model)
 
 
-def run_printed(text, texts):
-  """Runs the lines of Python that an export has printed; returns their vectors."""
-  scope = {"texts": texts}
-  exec("\n".join(x.removeprefix("  ") for x in text.splitlines() if x.startswith("  ")), scope)
-  return scope["vectors"]
+def run_export(folder, texts):
+  """Returns the vectors of an export, computed as docs/how-to/mining_and_search.md shows."""
+  tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+  session = onnxruntime.InferenceSession(folder / "model.onnx")
+  batch = tokenizer.encode_batch(texts)
+  ids, masks = [x.ids for x in batch], [x.attention_mask for x in batch]
+  (vectors,) = session.run(None, {"input_ids": ids, "attention_mask": masks})
+  return vectors
 
 
 @pytest.mark.parametrize("name", ["t5", "e5"])
 def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_path, capsys):
   run = saved(name, tmp_path, tokenizer_files)
   assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 0
-  printed = capsys.readouterr().out
+  prefix = "query: " if name == "e5" else ""
+  assert ("Put 'query: ' before each text, as encode does" in capsys.readouterr().out) == bool(
+    prefix
+  )
   for model in ("model.onnx", "last_hidden_state.onnx"):
     onnx.checker.check_model(str(tmp_path / "out" / model), full_check=True)
   # sentence-transformers opens the model that returns hidden states.
@@ -51,7 +58,7 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
   expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(texts, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3
   for count in (1, 3, len(texts)):
-    found_BD = run_printed(printed, texts[:count])
+    found_BD = run_export(tmp_path / "out", [prefix + text for text in texts[:count]])
     assert found_BD.dtype == np.float32
     np.testing.assert_allclose(found_BD, expected_ND[:count], atol=1e-5, rtol=0)
 
@@ -98,11 +105,10 @@ def test_a_vocabulary_that_splits_words_has_a_tokenizer_for_split_texts(tmp_path
   assert commands.vmsst("export", "onnx", run, tmp_path / "out") == 1
   assert "vmsst.data.word_splitting.split_words" in capsys.readouterr().err
   assert commands.vmsst("export", "onnx", run, tmp_path / "words", "--pretokenized") == 0
-  printed = capsys.readouterr().out
-  assert "split into words first" in printed
+  assert "split into words first" in capsys.readouterr().out
   texts = ["Ein Satz .", "noch einer"]
   unsplit = tiny_encoders.save_run(
     tmp_path / "unsplit", tiny_encoders.model_of(NETWORKS["t5"], SAMPLE)
   )
   expected_BD = vmsst.load(unsplit, backend="jax").encode(texts)
-  np.testing.assert_allclose(run_printed(printed, texts), expected_BD, rtol=0, atol=1e-5)
+  np.testing.assert_allclose(run_export(tmp_path / "words", texts), expected_BD, rtol=0, atol=1e-5)

@@ -71,10 +71,12 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
   odd = [("en", "qx"), ("ze_en", "zh"), ("no", "nb"), ("en", "be_Latn")]
   parts = [part(codes) for codes in pairs + odd]
   parts += [part(("en", "pt"), "tmx"), part(("en", "fr"), "tsv"), part(("en", "fr"), "tmx")]
-  opus_tree.write(tmp_path / "deep", parts)
-  (tmp_path / "de-en.tmx.gz").write_bytes(b"")
-  os.symlink(tmp_path, tmp_path / "deep" / "loop")
-  found, faults = releases.scan(str(tmp_path))
+  opus_tree.write(tmp_path / "elsewhere", parts)
+  root = tmp_path / "root"
+  root.mkdir()
+  (root / "de-en.tmx.gz").write_bytes(b"")
+  os.symlink(tmp_path / "elsewhere", root / "deep")
+  found, faults = releases.scan(str(root))
   assert {release.name: release.format for release in found} == {
     "Ted.v1.en-zh_cn": "zip", "Ted.v1.en-zh_TW": "zip",
     "Ted.v1.en-fr": "tmx", "Ted.v1.en-pt": "zip", "Ted.v1.en-pt_BR": "zip",

@@ -130,18 +130,14 @@ def _summarize_tatoeba(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
   """Returns means over all, seen and unseen languages, and over whole `TATOEBA_GROUPS`."""
-  foreign = _without_english(results)
+  # The foreign language alone counts as seen or unseen.
+  foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
     summary |= suite.mean(name, (x.metrics[name] for x in results), complete=complete)
   summary |= suite.seen_means("average", foreign, "average", seen, complete=complete)
   groups = suite.group_means(results, "average", TATOEBA_GROUPS)
   return summary | {name: groups[name] for name in TATOEBA_GROUPS if name in groups}
-
-
-def _without_english(results: Sequence[suite.Result]) -> list[suite.Result]:
-  """Returns the results with their foreign language alone, which counts as seen or unseen."""
-  return [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
 
 
 TATOEBA = suite.Benchmark(
