@@ -75,6 +75,7 @@ class LstmConfig:
     return LstmEncoder(self)
 
 
+@jax.custom_vjp
 def lstm(
   gates_TRBQ: Float[Array, "T R B Q"],
   kernel_RCQ: Float[Array, "R C Q"],
@@ -96,24 +97,94 @@ def lstm(
     hidden_RBC: Initial hidden states, of the same dtype.
     cell_RBC: Initial cells, float32.
   """
+  return _lstm_forward(gates_TRBQ, kernel_RCQ, mask_TRB, hidden_RBC, cell_RBC)[0]
+
+
+def _recurrent(hidden_RBC: jax.Array, kernel_RCQ: jax.Array) -> jax.Array:
+  return jnp.einsum("rbc,rcq->rbq", hidden_RBC, kernel_RCQ, preferred_element_type=jnp.float32)
+
+
+def _activate(gates_RBQ: jax.Array) -> tuple[jax.Array, ...]:
+  """Returns the activated gates i, f, g, o."""
+  input_RBC, forget_RBC, new_RBC, output_RBC = jnp.split(gates_RBQ, 4, axis=-1)
+  sigmoid = jax.nn.sigmoid
+  return sigmoid(input_RBC), sigmoid(forget_RBC), jnp.tanh(new_RBC), sigmoid(output_RBC)
+
+
+def _lstm_forward(
+  gates_TRBQ: jax.Array,
+  kernel_RCQ: jax.Array,
+  mask_TRB: jax.Array,
+  hidden_RBC: jax.Array,
+  cell_RBC: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  """Returns the hidden states and the residuals of the backward pass."""
 
   def step(carry, inputs):
     before_RBC, memory_RBC = carry
     gates_RBQ, mask_RB = inputs
-    recurrent_RBQ = jnp.einsum(
-      "rbc,rcq->rbq", before_RBC, kernel_RCQ, preferred_element_type=jnp.float32
-    )
-    gates_RBQ = gates_RBQ.astype(jnp.float32) + recurrent_RBQ
-    input_RBC, forget_RBC, new_RBC, output_RBC = jnp.split(gates_RBQ, 4, axis=-1)
-    sigmoid = jax.nn.sigmoid
-    cell_RBC = sigmoid(forget_RBC) * memory_RBC + sigmoid(input_RBC) * jnp.tanh(new_RBC)
-    hidden_RBC = (sigmoid(output_RBC) * jnp.tanh(cell_RBC)).astype(before_RBC.dtype)
+    gates_RBQ = gates_RBQ.astype(jnp.float32) + _recurrent(before_RBC, kernel_RCQ)
+    input_RBC, forget_RBC, new_RBC, output_RBC = _activate(gates_RBQ)
+    cell_RBC = forget_RBC * memory_RBC + input_RBC * new_RBC
+    hidden_RBC = (output_RBC * jnp.tanh(cell_RBC)).astype(before_RBC.dtype)
     cell_RBC = jnp.where(mask_RB[..., None], cell_RBC, memory_RBC)
     hidden_RBC = jnp.where(mask_RB[..., None], hidden_RBC, before_RBC)
-    return (hidden_RBC, cell_RBC), hidden_RBC
+    return (hidden_RBC, cell_RBC), (hidden_RBC, cell_RBC, gates_RBQ)
 
-  _, hidden_TRBC = jax.lax.scan(step, (hidden_RBC, cell_RBC), (gates_TRBQ, mask_TRB))
-  return hidden_TRBC
+  _, (hidden_TRBC, cell_TRBC, gates_TRBQ) = jax.lax.scan(
+    step, (hidden_RBC, cell_RBC), (gates_TRBQ, mask_TRB)
+  )
+  # Shifted by one step: the states that entered each step.
+  before_TRBC = jnp.concatenate([hidden_RBC[None], hidden_TRBC[:-1]])
+  memory_TRBC = jnp.concatenate([cell_RBC[None], cell_TRBC[:-1]])
+  return hidden_TRBC, (gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC)
+
+
+def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[Any, ...]:
+  """Returns the gradients of the arguments of `lstm`, None for the mask."""
+  gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC = saved
+
+  def step(carry, inputs):
+    later_RBC, cell_grad_RBC = carry
+    grad_RBC, gates_RBQ, mask_RB, memory_RBC = inputs
+    grad_RBC = grad_RBC.astype(jnp.float32) + later_RBC
+    input_RBC, forget_RBC, new_RBC, output_RBC = _activate(gates_RBQ)
+    tanh_RBC = jnp.tanh(forget_RBC * memory_RBC + input_RBC * new_RBC)
+    total_RBC = cell_grad_RBC + grad_RBC * output_RBC * (1 - tanh_RBC**2)
+    gates_grad_RBQ = jnp.concatenate(
+      [
+        total_RBC * new_RBC * input_RBC * (1 - input_RBC),
+        total_RBC * memory_RBC * forget_RBC * (1 - forget_RBC),
+        total_RBC * input_RBC * (1 - new_RBC**2),
+        grad_RBC * tanh_RBC * output_RBC * (1 - output_RBC),
+      ],
+      axis=-1,
+    )
+    mask_RB1 = mask_RB[..., None]
+    gates_grad_RBQ = jnp.where(mask_RB1, gates_grad_RBQ, 0.0).astype(kernel_RCQ.dtype)
+    earlier_RBC = _recurrent(gates_grad_RBQ, kernel_RCQ.swapaxes(1, 2))
+    earlier_RBC = jnp.where(mask_RB1, earlier_RBC, grad_RBC)
+    cell_grad_RBC = jnp.where(mask_RB1, total_RBC * forget_RBC, cell_grad_RBC)
+    return (earlier_RBC, cell_grad_RBC), gates_grad_RBQ
+
+  zeros_RBC = jnp.zeros_like(memory_TRBC[0])
+  (hidden_grad_RBC, cell_grad_RBC), gates_grad_TRBQ = jax.lax.scan(
+    step, (zeros_RBC, zeros_RBC), (grad_TRBC, gates_TRBQ, mask_TRB, memory_TRBC), reverse=True
+  )
+  # One matmul over all steps: inside the loop, each step would read and write the whole gradient.
+  kernel_grad_RCQ = jnp.einsum(
+    "trbc,trbq->rcq", before_TRBC, gates_grad_TRBQ, preferred_element_type=jnp.float32
+  )
+  return (
+    gates_grad_TRBQ,
+    kernel_grad_RCQ.astype(kernel_RCQ.dtype),
+    None,
+    hidden_grad_RBC.astype(before_TRBC.dtype),
+    cell_grad_RBC,
+  )
+
+
+lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
 def uniform(limit: float) -> Callable[..., jax.Array]:
