@@ -119,7 +119,7 @@ def finetune(
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
     slices: Slices of a batch, for batches that do not fit into memory (gradient caching).
-    freeze_tokens: Freeze the token table, which holds most parameters of a multilingual encoder.
+    freeze_tokens: Freeze the token table. It has most parameters of a multilingual encoder.
     lora_rank: Train only low-rank updates of the kernels with this rank (LoRA), to save memory; the
       tuned encoder includes the updates (default: train all parameters).
     compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay

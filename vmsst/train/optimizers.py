@@ -115,7 +115,7 @@ class OptaxWrapper(OptimizerDef):
 def chain(
   transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
 ) -> OptaxWrapper:
-  """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef.
+  """Wraps `optax.chain` as an OptimizerDef. It takes one list, so that gin can bind it.
 
   Args:
     transformations: Transformations to chain.

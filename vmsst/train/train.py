@@ -25,7 +25,7 @@ from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
 # Config values that affect training, but not the encoder as a function of its parameters.
-_NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")
+_TRAINING_ONLY = ("dropout_rate", "dtype", "remat", "scan_layers")
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
@@ -371,7 +371,7 @@ def _check_encoder(model: Any, model_dir: str) -> None:
   def describe(network: Any, vocabulary: Any) -> dict[str, Any]:
     record = encoder_json.describe(network)
     config = record.pop("config")
-    for name in _NOT_OF_THE_ENCODER:
+    for name in _TRAINING_ONLY:
       config.pop(name, None)
     digest = encoder_json.digest(saved.network, vocabulary, saved.max_length)
     return {**record, **config, "vocabulary": {"name": type(vocabulary).__name__, "digest": digest}}
