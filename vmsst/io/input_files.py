@@ -98,9 +98,9 @@ def shown(value: Any) -> str:
 
 def join_names(names: Iterable[str]) -> str:
   """Formats file names for a message: the first ones in order, and the number of others."""
-  ordered = sorted(names)
-  listing = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
-  return listing + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
+  entries = sorted(names)
+  listing = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in entries[:8])
+  return listing + (f" and {len(entries) - 8} more" if len(entries) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

@@ -112,18 +112,18 @@ def train(
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   all_actions = itertools.chain.from_iterable(actions.values())
-  keeping = [action for action in all_actions if isinstance(action, actions_lib.KeepBestAction)]
-  option = "KeepBestAction.count" if keeping else "KEEP_CHECKPOINTS"
-  num_kept = min([action.count for action in keeping], default=save_cfg.keep)
+  keep_best = [action for action in all_actions if isinstance(action, actions_lib.KeepBestAction)]
+  option = "KeepBestAction.count" if keep_best else "KEEP_CHECKPOINTS"
+  num_kept = min([action.count for action in keep_best], default=save_cfg.keep)
   check(num_kept is None or average <= num_kept, "average", average, f"at most {option}={num_kept}")
-  if keeping and not (save_period and eval_period % save_period == 0):
+  if keep_best and not (save_period and eval_period % save_period == 0):
     raise InputError(
       f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "
       "best checkpoint would not be saved; change one of them"
     )
   if not (train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator):
     eval_period = 0
-  began = time.time()
+  start_s = time.time()
   batch_size = train_dataset_cfg.batch_size
   shard = partitioner.data_shard(batch_size)
   log = summaries.EvaluationLog()
@@ -270,7 +270,7 @@ def train(
         if save_period:
           save()
         summaries.print_once(
-          f"Ready after {time.time() - began:.1f} s; training from step {step} to {total_steps}."
+          f"Ready after {time.time() - start_s:.1f} s; training from step {step} to {total_steps}."
         )
 
         periods = [period for period in (eval_period, save_period) if period]
