@@ -119,7 +119,7 @@ def finetune(
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
     slices: Slices of a batch, for batches that do not fit into memory (gradient caching).
-    freeze_tokens: Freeze the token table, which holds most parameters of a multilingual encoder.
+    freeze_tokens: Freeze the token table. It has most parameters of a multilingual encoder.
     lora_rank: Train only low-rank updates of the kernels with this rank (LoRA), to save memory; the
       tuned encoder includes the updates (default: train all parameters).
     compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay
@@ -174,26 +174,26 @@ def finetune(
       raise errors.InputError(f"{name} needs pairs to evaluate on; give dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
-  start, changed = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
+  start, unsaved = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
   if not isinstance(encoder, Encoder):
     start = os.fspath(encoder)
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
   else:  # No folder has the trimmed encoder or the prompt of `with_prompt`, so save it later.
-    changed = encoder
+    unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
   vocabulary = encoder.vocabulary
   del encoder  # frees the memory of the parameters
 
-  set_options: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
-  sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **set_options)
+  fields: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
+  sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **fields)
   objectives = tuple({entry.settings.objective or objective: None for entry in sets})
-  taught = [entry for entry in sets if entry.settings.objective in _TAUGHT]
-  if (teacher is not None) != bool(taught):
+  students = [entry for entry in sets if entry.settings.objective in _TAUGHT]
+  if (teacher is not None) != bool(students):
     raise errors.InputError(
-      f"the objectives {objectives} {'require a' if taught else 'have no'} teacher; give one for "
+      f"the objectives {objectives} {'require a' if students else 'have no'} teacher; give one for "
       f"{' and '.join(_TAUGHT)}, and only for them"
     )
   if lora_rank is not None and "ems" in objectives:
@@ -201,7 +201,7 @@ def finetune(
   inputs["pairs"] = {entry.name: {"name": entry.name, "digest": entry.digest} for entry in sets}
   held_out: dict[str, Any] = {}
   if dev is not None:
-    held_out = open_dev_sets(dev, vocabulary, objective=objective, **set_options)
+    held_out = open_dev_sets(dev, vocabulary, objective=objective, **fields)
     inputs["dev"] = {name: {"name": name, "digest": x.digest} for name, x in held_out.items()}
   vectors = None  # folder of the teacher's vectors
   if teacher is not None:
@@ -212,18 +212,18 @@ def finetune(
     computable -= {*_TAUGHT}
   pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
   with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
-  free = ("output", "steps", "patience", "slices", *inputs, *set_options, "objective", "negatives")
-  fixed = {name: value for name, value in options.items() if name not in free}
-  with job.Job(folder, inputs=inputs, options=fixed) as run:
-    if changed is not None and not os.path.exists(start):
-      changed.save(start)
-    if taught:
-      taught += [
+  mutable = ("output", "steps", "patience", "slices", *inputs, *fields, "objective", "negatives")
+  fixed_options = {name: value for name, value in options.items() if name not in mutable}
+  with job.Job(folder, inputs=inputs, options=fixed_options) as run:
+    if unsaved is not None and not os.path.exists(start):
+      unsaved.save(start)
+    if students:
+      students += [
         dataclasses.replace(entry, name=f"dev.{entry.name}")
         for entry in with_loss
         if entry.settings.objective in _TAUGHT
       ]
-      _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
+      _add_teacher_vectors(students, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
     # The first network is trained. The second describes the saved encoder, in float32.
@@ -233,7 +233,7 @@ def finetune(
     ]
     # EMS predicts tokens with the token table, so all rows have gradients.
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
-    trained, described = (
+    train_model, saved_model = (
       model(
         tuple({entry.settings.objective or objective: None for entry in [*sets, *with_loss]}),
         network,
@@ -252,12 +252,12 @@ def finetune(
     evaluation, eval_actions = None, []
     if held_out:
       evaluation = dev_sets.DevSets(
-        held_out, trained, tokens["vocabulary"], partitioner, folder, dev_metric
+        held_out, train_model, tokens["vocabulary"], partitioner, folder, dev_metric
       )
-      watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
+      criterion: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       eval_actions = [
-        actions.KeepBestAction(str(folder), **watched, count=average),
-        actions.EarlyStoppingAction(patience=patience or steps, **watched),
+        actions.KeepBestAction(str(folder), **criterion, count=average),
+        actions.EarlyStoppingAction(patience=patience or steps, **criterion),
       ]
     batching = input_pipeline.DatasetConfig(
       "pairs", {"inputs": max_length}, "train", batch_size, True, seed
@@ -266,7 +266,7 @@ def finetune(
     codes = readers.language_codes(map(languages_lib.language, train_codes)) or None
 
     train_lib.train(
-      model=trained,
+      model=train_model,
       train_dataset_cfg=batching,
       train_eval_dataset_cfg=batching if with_loss else None,
       train_eval_get_dataset_fn=lambda cfg, *_: {
@@ -306,7 +306,7 @@ def finetune(
       run_eval_before_training=True,
       average=average,
       actions={"TRAIN": [actions.TerminateOnNanAction("train")], "INFER_EVAL": eval_actions},
-      summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(described, folder, codes),
+      summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(saved_model, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
     tuned = loading.load(folder)
@@ -474,7 +474,7 @@ def model(
   cosine_options = {**options, "scale": scale}
   in_batch = {**cosine_options, "similarity": "cosine", "mask_duplicates": True}
 
-  def one(name: str) -> Any:
+  def new(name: str) -> Any:
     match name:
       case "distillation":
         return distillation.DistillationModel(**options)

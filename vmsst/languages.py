@@ -2,7 +2,7 @@
 
 Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
 fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these, in any case and with '-'
-or '_', and returns one `Language`, whose `index` is the row of a language embedding table.
+or '_', and returns one `Language`. Its `index` is the row in a language embedding table.
 
 Definition of a language:
 

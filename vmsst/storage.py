@@ -387,7 +387,7 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   A lost connection to a store raises InputError, so that it does not look like a truncated file.
   """
   if is_url(path):
-    # BufferedReader adds `readline` with a maximum length, which fsspec's files lack.
+    # fsspec's files lack `readline` with a maximum length; BufferedReader adds it.
     url = os.fspath(path)
     return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")

@@ -86,8 +86,8 @@ def _linear_forward(x_MA: jax.Array, kernel_AB: jax.Array) -> tuple[jax.Array, A
   return x_MA @ kernel_AB, (x_MA, kernel_AB)
 
 
-def _linear_backward(saved: Any, gradient_MB: jax.Array) -> tuple[jax.Array, jax.Array]:
-  x_MA, kernel_AB = saved
+def _linear_backward(residuals: Any, gradient_MB: jax.Array) -> tuple[jax.Array, jax.Array]:
+  x_MA, kernel_AB = residuals
   return gradient_MB @ kernel_AB.T, product_of_rows(x_MA, gradient_MB)
 
 

@@ -371,14 +371,14 @@ class Encoder(compatibility.Members):
     vectors_ND = np.empty((len(ids), self.dimension), np.float32)
     # The backend computes several batches at once, so start some before waiting for a result.
     batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
-    started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
-    started, alone = collections.deque(), len(batches) == 1
-    while batches or started:
-      if batches and len(started) <= self._backend.in_flight:
+    in_flight: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
+    in_flight, alone = collections.deque(), len(batches) == 1
+    while batches or in_flight:
+      if batches and len(in_flight) <= self._backend.in_flight:
         index_B, tokens_RT = batches.popleft()
-        started.append((index_B, self._backend.start(tokens_RT, alone=alone)))
+        in_flight.append((index_B, self._backend.start(tokens_RT, alone=alone)))
       else:
-        index_B, vectors = started.popleft()
+        index_B, vectors = in_flight.popleft()
         vectors_ND[index_B] = vectors()[: len(index_B)]
         on_batch(len(index_B))
     return vectors_ND

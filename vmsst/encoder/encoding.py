@@ -79,12 +79,12 @@ def encode_windows(
     total: Total number of texts, for the progress bar.
     title: Title of the progress bar.
   """
-  done = 0
+  count = 0
   with progress_bar.Bar(total=total, unit=" sentences", desc=title, outer=True) as bar:
     for window in windows(texts, size):
       yield embed(window)
-      done += len(window)
-      bar.update(max(0, done - bar.n))
+      count += len(window)
+      bar.update(max(0, count - bar.n))
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:

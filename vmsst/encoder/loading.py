@@ -211,12 +211,12 @@ def _open_source(
 
 
 def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
-  """Copies an encoder from a store; returns the URLs of its parameters and of the folder around."""
+  """Copies an encoder from a store; returns the URLs of its parameters and of its top folder."""
 
-  def copy(folder: str, names: set[str], to: pathlib.Path) -> None:
-    to.mkdir(exist_ok=True)
+  def copy(folder: str, names: set[str], destination: pathlib.Path) -> None:
+    destination.mkdir(exist_ok=True)
     for name in names:
-      storage.download(f"{folder}/{name}", to / name)
+      storage.download(f"{folder}/{name}", destination / name)
 
   names = storage.names(url)
   if names >= _EXPORT:

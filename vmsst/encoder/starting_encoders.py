@@ -104,9 +104,9 @@ def vocabulary(
 
 
 def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> int:
-  """Returns the maximum number of tokens per text, of the encoder in a checkpoint or the limit.
+  """Returns the maximum tokens per text of the encoder in a checkpoint, but at most `limit`.
 
-  The result is the smaller number. The other argument and errors are as in `pooling`.
+  The other argument and errors are as in `pooling`.
   """
   return limit if checkpoint is None else min(limit, _assets(checkpoint).max_length)
 

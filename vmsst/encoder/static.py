@@ -1,4 +1,4 @@
-"""Distills static encoders, which need no transformer and are much faster than their teachers.
+"""Distills static encoders. They need no transformer and are much faster than their teachers.
 
 References: Tulkens and van Dongen 2024 (Model2Vec), Arora et al. 2017 (SIF, the weights).
 """

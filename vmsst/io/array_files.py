@@ -76,12 +76,12 @@ def write(
   Raises:
     InputError: a window has another width, or a value is not finite.
   """
-  done = 0
+  row = 0
   with open(path, "wb") as file:
     file.write(header(shape, dtype))
     for vectors_BD in windows:
-      file.write(checked_rows(vectors_BD, shape[-1], dtype, done).data)
-      done += len(vectors_BD)
+      file.write(checked_rows(vectors_BD, shape[-1], dtype, row).data)
+      row += len(vectors_BD)
 
 
 def map_file(path: str | os.PathLike[str]) -> np.memmap:

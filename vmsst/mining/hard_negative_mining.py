@@ -121,8 +121,8 @@ def hard_negatives(
       for score_K, (row, row_K) in zip(score_BK, pair_B, strict=True):
         score_K[:] = unit_rows(teacher_MD[row_K]) @ unit_rows(teacher_ND[[row]])[0]
     else:
-      scored = [(queries[q], documents[row]) for q, row_K in pair_B for row in row_K[row_K >= 0]]
-      score_BK[row_BK >= 0] = teacher(scored)
+      examples = [(queries[q], documents[row]) for q, row_K in pair_B for row in row_K[row_K >= 0]]
+      score_BK[row_BK >= 0] = teacher(examples)
     is_negative = row_BK >= 0
     if relative_margin is not None:
       positive_B1 = score_BK[:, :1]

@@ -53,7 +53,8 @@ class Searcher:
 
     Args:
       encoder: The encoder that computed the vectors: an object with `encode_query(texts)` or
-        `encode(texts)`. The latter is called if the encoder has one prompt for all texts.
+        `encode(texts)`. `encode` is called if the encoder has one prompt for all texts or lacks
+        `encode_query`.
       corpus: The text to search.
       index: An index of the corpus, for an approximate search (default: an exact search, also if
         the index is exact).

@@ -28,7 +28,7 @@ _TASK_ROWS = 1 << 11  # Sources per task of a thread; constant, so that rounding
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that limits BLAS to one thread.
 # Sources and targets per block of `search_blocks`: multiples of the rows that a search reads at
-# once. Sources are divided into 8 blocks, or fewer if a block would have less than 8,192 rows.
+# once. Sources are divided into at least 8 blocks if each block then has 8,192 rows or more.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 

@@ -107,10 +107,10 @@ def new(factory: str, dimension: int) -> Any:
 
 
 def train(factory: str, vectors_ND: np.ndarray) -> Any:
-  """Returns an empty index, trained on unit vectors; FAISS seeds its random numbers.
+  """Returns an empty index, trained on unit vectors. FAISS uses a fixed random seed.
 
   Raises:
-    InputError: FAISS refuses the string, or there are too few vectors to train it.
+    InputError: FAISS rejects the string, or the vectors are too few to train it.
   """
   index = new(factory, vectors_ND.shape[1])
   _train_briefly(index, _inverted_file(index))

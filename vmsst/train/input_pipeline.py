@@ -50,7 +50,7 @@ class DatasetConfig:
     use_cached: Whether to read the task from SeqIO's offline cache.
     pack: Whether to pack several examples into one row; the feature converter must support it.
     use_custom_packing_ops: Passed to the feature converter.
-    module: Module to import first, which registers the task.
+    module: Module that registers the task; it is imported first.
     use_memory_cache: Whether SeqIO's evaluator keeps batches in memory.
     trim_output_features: Whether to trim features to their maximum length.
   """
@@ -110,7 +110,7 @@ class EvalBatches:
   """The first batches of a dataset; or selected rows of each batch, trimmed with the batch.
 
   Attributes:
-    batches: An iterator with a method `reset`, which starts over.
+    batches: An iterator with a method `reset` to start over.
     count: Number of batches.
     rows: The rows of each batch (default: all).
   """

@@ -115,7 +115,7 @@ class OptaxWrapper(OptimizerDef):
 def chain(
   transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
 ) -> OptaxWrapper:
-  """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef.
+  """Wraps `optax.chain` as an OptimizerDef. It takes one list, so that gin can bind it.
 
   Args:
     transformations: Transformations to chain.
@@ -123,18 +123,18 @@ def chain(
       Frozen parameters have no moments. An expression that matches no parameter raises InputError
       when the state is initialized.
   """
-  chained = optax.chain(*transformations)
+  transform = optax.chain(*transformations)
   if not frozen:
-    return OptaxWrapper(chained)
+    return OptaxWrapper(transform)
 
   def labels(params: PyTree) -> PyTree:
     if not isinstance(params, Mapping):  # optax's placeholder for all
       return False
     names = traverse_util.flatten_dict(params, sep="/")
-    matched = matching("optimizers.chain.frozen", frozen, names)
-    return traverse_util.unflatten_dict({name: name in matched for name in names}, sep="/")
+    frozen_names = matching("optimizers.chain.frozen", frozen, names)
+    return traverse_util.unflatten_dict({name: name in frozen_names for name in names}, sep="/")
 
-  return OptaxWrapper(optax.partition({False: chained, True: optax.set_to_zero()}, labels))
+  return OptaxWrapper(optax.partition({False: transform, True: optax.set_to_zero()}, labels))
 
 
 def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
@@ -143,14 +143,14 @@ def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[
   Raises:
     InputError: An expression matches no name.
   """
-  matched: set[str] = set()
+  matches: set[str] = set()
   for pattern in patterns:
     new = {name for name in names if re.fullmatch(pattern, name)}
     if not new:
       examples = ", ".join([*names][:3])
       raise InputError(f"{option}: {pattern!r} matches no parameter; names are {examples} ...")
-    matched |= new
-  return matched
+    matches |= new
+  return matches
 
 
 # --------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
 # Config values that affect training, but not the encoder as a function of its parameters.
-_NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")
+_TRAINING_ONLY = ("dropout_rate", "dtype", "remat", "scan_layers")
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
@@ -112,18 +112,18 @@ def train(
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
   all_actions = itertools.chain.from_iterable(actions.values())
-  keeping = [action for action in all_actions if isinstance(action, actions_lib.KeepBestAction)]
-  option = "KeepBestAction.count" if keeping else "KEEP_CHECKPOINTS"
-  num_kept = min([action.count for action in keeping], default=save_cfg.keep)
+  keep_best = [action for action in all_actions if isinstance(action, actions_lib.KeepBestAction)]
+  option = "KeepBestAction.count" if keep_best else "KEEP_CHECKPOINTS"
+  num_kept = min([action.count for action in keep_best], default=save_cfg.keep)
   check(num_kept is None or average <= num_kept, "average", average, f"at most {option}={num_kept}")
-  if keeping and not (save_period and eval_period % save_period == 0):
+  if keep_best and not (save_period and eval_period % save_period == 0):
     raise InputError(
       f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "
       "best checkpoint would not be saved; change one of them"
     )
   if not (train_eval_dataset_cfg or infer_eval_dataset_cfg or evaluator):
     eval_period = 0
-  began = time.time()
+  start_s = time.time()
   batch_size = train_dataset_cfg.batch_size
   shard = partitioner.data_shard(batch_size)
   log = summaries.EvaluationLog()
@@ -270,7 +270,7 @@ def train(
         if save_period:
           save()
         summaries.print_once(
-          f"Ready after {time.time() - began:.1f} s; training from step {step} to {total_steps}."
+          f"Ready after {time.time() - start_s:.1f} s; training from step {step} to {total_steps}."
         )
 
         periods = [period for period in (eval_period, save_period) if period]
@@ -371,7 +371,7 @@ def _check_encoder(model: Any, model_dir: str) -> None:
   def describe(network: Any, vocabulary: Any) -> dict[str, Any]:
     record = encoder_json.describe(network)
     config = record.pop("config")
-    for name in _NOT_OF_THE_ENCODER:
+    for name in _TRAINING_ONLY:
       config.pop(name, None)
     digest = encoder_json.digest(saved.network, vocabulary, saved.max_length)
     return {**record, **config, "vocabulary": {"name": type(vocabulary).__name__, "digest": digest}}

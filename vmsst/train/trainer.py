@@ -81,7 +81,7 @@ def accumulate_grads_microbatched(
   rows = next(iter(batch.values())).shape[0]
   size = rows // num_microbatches
 
-  def part_step(index: jax.Array, carry: Any) -> Any:
+  def microbatch_step(index: jax.Array, carry: Any) -> Any:
     rng, grads, metrics, mutables = carry
     rng, step_rng = jax.random.split(rng)
     microbatch = {
@@ -147,9 +147,9 @@ def train_with_lr(
 @jax.jit
 def state_is_finite(train_state: Any) -> jax.Array:
   """Returns whether all parameters are finite and no optimizer state is NaN, bool []."""
-  good = [jnp.all(jnp.isfinite(leaf)) for leaf in _floats(train_state.params)]
-  good += [~jnp.any(jnp.isnan(leaf)) for leaf in _floats(train_state.param_states)]
-  return jnp.all(jnp.stack(good))
+  checks = [jnp.all(jnp.isfinite(leaf)) for leaf in _floats(train_state.params)]
+  checks += [~jnp.any(jnp.isnan(leaf)) for leaf in _floats(train_state.param_states)]
+  return jnp.all(jnp.stack(checks))
 
 
 def _floats(tree: Any) -> list[jax.Array]:
