@@ -26,7 +26,8 @@ trainers, the mean accuracy and its standard error over the seeds. Of a training
 * `whole` are the seconds of the whole process, imports included, and `first_step` the seconds
   until the first step was complete;
 * `compile` are the seconds in which JAX traced and compiled or read compiled programs, and
-  `evaluate` the seconds of two evaluations of the 1,000 pairs, both of vmsst only;
+  `evaluate` the seconds of the evaluations of --evaluated held-out rows by vmsst, before the first
+  step and after the last one, with compilation;
 * `peak_gb` is the largest resident memory.
 """
 
@@ -142,7 +143,7 @@ def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Na
     options.encoders[0],
     rows,
     output=folder,
-    dev=dev,
+    dev=dev[: options.evaluated] or None,
     objective="similarity" if options.objective == "scores" else "contrastive",
     prompts=None if options.objective == "scores" else PROMPTS,
     steps=options.steps,
@@ -237,7 +238,15 @@ def compare(encoder: str, options: argparse.Namespace) -> dict[str, Any]:
     rows = training_rows(encoder, options)
     path.write_text(json.dumps(rows), encoding="utf-8")
     before = accuracy(vmsst.load(encoder), rows[1], options.objective)
-    names = ("data", "objective", "steps", "batch_size", "learning_rate", "warm_up")
+    names = (
+      "data",
+      "objective",
+      "steps",
+      "batch_size",
+      "learning_rate",
+      "warm_up",
+      "evaluated",
+    )
     shared = [f"--encoders={encoder}", *(f"--{name}={getattr(options, name)}" for name in names)]
     runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     for seed in range(options.seeds):
@@ -278,6 +287,12 @@ def main() -> None:
   parser.add_argument("--batch_size", type=int, default=32)
   parser.add_argument("--learning_rate", type=float, default=2e-5)
   parser.add_argument("--seeds", type=int, default=1)
+  parser.add_argument(
+    "--evaluated",
+    type=int,
+    default=0,
+    help="held-out rows that vmsst evaluates, to keep the best checkpoint (default: 0, none)",
+  )
   parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
   parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
   parser.add_argument("--rows", type=pathlib.Path, help=argparse.SUPPRESS)
