@@ -474,7 +474,7 @@ def model(
   cosine_options = {**options, "scale": scale}
   in_batch = {**cosine_options, "similarity": "cosine", "mask_duplicates": True}
 
-  def one(name: str) -> Any:
+  def new(name: str) -> Any:
     match name:
       case "distillation":
         return distillation.DistillationModel(**options)

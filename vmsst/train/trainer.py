@@ -81,7 +81,7 @@ def accumulate_grads_microbatched(
   rows = next(iter(batch.values())).shape[0]
   size = rows // num_microbatches
 
-  def part_step(index: jax.Array, carry: Any) -> Any:
+  def microbatch_step(index: jax.Array, carry: Any) -> Any:
     rng, grads, metrics, mutables = carry
     rng, step_rng = jax.random.split(rng)
     microbatch = {
