@@ -1,13 +1,13 @@
 """Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
-One key of letters names array axes throughout the library, written at the end of an array's name
-(`hidden_BTD`): `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E`
-width of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z`
-both, as a decoder gets them, `V` vocabulary, `N` and `M` sentences of two pools, `P` some of them,
-or pairs, `F` distinct ones, `C` a block of them, or of tokens, `Q` queries, `K` neighbors or
-negatives, `L` languages or labels, `R` rows or sides, `H` attention heads, `A`, `I` and `O` other
-inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in another sense says so at its
-top.
+The name of an array ends with letters for its axes (`hidden_BTD`). The whole library uses the same
+letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E` width
+of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z` both
+latents (the input of a decoder), `V` vocabulary, `N` and `M` sentences of two pools, `P` a subset
+of sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
+neighbors or negatives, `L` languages or labels, `R` rows, or source and target, `H` attention
+heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in
+another sense defines it in its docstring.
 
 Importing this package is fast: each name below is imported when it is first used, and only training
 imports TensorFlow and seqio.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUB
 
 __version__ = "0.1.0"
 
-# The public API: each name and the module that defines it.
+# The public API: names and the modules that define them.
 _PUBLIC = {
   "Alignment": "vmsst.mining.document_alignment",
   "Encoder": "vmsst.encoder.encoder",

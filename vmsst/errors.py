@@ -1,4 +1,4 @@
-"""The exception for errors a user can fix, and checks of option values that raise it."""
+"""`InputError`, the exception for errors that users can fix, and checks that raise it."""
 
 import contextlib
 import dataclasses
@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-# user:password@ of an address, but not the port of `http://host:9000/`; parameters of its query;
-# tokens of the Hugging Face Hub.
+# Matches `user:password@` in an address (but not the port in `http://host:9000/`), secret query
+# parameters, and tokens of the Hugging Face Hub.
 _CREDENTIALS = re.compile(
   r"(?<=://)[^\s/?#'\"]*:(?!\d+/)[^\s?#'\"]+(?=@)"
   r"|(?:(?<=https://)|(?<=http://))[^\s/?#'\"]+(?=@)"
@@ -19,23 +19,20 @@ _CREDENTIALS = re.compile(
   re.IGNORECASE,
 )
 MOST_LAYERS = 1000
-"""Most layers of a network. A file may claim any number, and each costs time."""
+"""Maximum layers of a network. A file may claim any number, and each layer costs time."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
 
 
 class InputError(ValueError):
-  """A file, flag, key or checkpoint of the user cannot be used.
+  """A user's file, flag, key or checkpoint cannot be used.
 
-  The message names it and the fix. Commands print the message without a stack trace and exit with
-  status 1.
+  The message states the problem and the fix. Commands print the message without a stack trace and
+  exit with status 1.
   """
 
   def __init__(self, message: str):
-    """Takes the message, without its credentials.
-
-    The middle of one with more than 3000 characters is omitted.
-    """
+    """Removes credentials from the message, and the middle of messages over 3000 characters."""
     message = without_credentials(message)
     if len(message) > _LONGEST:
       half = _LONGEST // 2
@@ -44,7 +41,7 @@ class InputError(ValueError):
 
 
 def without_credentials(text: str) -> str:
-  """Returns a text with asterisks for the credentials in addresses, and for tokens of the Hub.
+  """Replaces credentials in addresses, and tokens of the Hugging Face Hub, by asterisks.
 
   >>> without_credentials("s3://key:secret@host/x and https://host/y?part=1&X-Amz-Signature=ab")
   's3://***@host/x and https://host/y?part=1&X-Amz-Signature=***'
@@ -54,11 +51,11 @@ def without_credentials(text: str) -> str:
 
 @contextlib.contextmanager
 def requires(extra: str, what: str) -> Iterator[None]:
-  """Raises InputError, which says what to install, if an import of an optional package fails.
+  """Converts the ImportError of an optional package to InputError with installation advice.
 
   Args:
-    extra: The extra of this package that installs it.
-    what: What needs it, the start of the message.
+    extra: The extra of vmsst that installs the package.
+    what: The feature that needs the package, for the start of the message.
   """
   try:
     yield
@@ -70,15 +67,15 @@ def requires(extra: str, what: str) -> Iterator[None]:
 
 
 def check(valid: bool, name: str, value: Any, wanted: str) -> None:
-  """Raises InputError, which asks to set `name` to what is `wanted`, unless `valid`."""
+  """Raises InputError unless `valid`. The message asks to set `name` to `wanted`."""
   if not valid:
-    shown = " ".join(repr(value).split())
-    shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}[...]"
-    raise InputError(f"{name} is {shown}; set it to {wanted}")
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}[...]"
+    raise InputError(f"{name} is {text}; set it to {wanted}")
 
 
 def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
-  """Raises InputError unless `value` is in an interval, open to the right, such as "[0, 1)"."""
+  """Raises InputError unless `value` is in an interval such as "[0, 1)", open at the right end."""
   low, high = map(float, interval[1:-1].split(","))
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   valid = is_number and low <= value < high and (interval[0] == "[" or value > low)
@@ -86,10 +83,10 @@ def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-  """Returns an integer of Python or NumPy as Python's.
+  """Converts an integer of Python or NumPy to a Python int.
 
   Raises:
-    InputError: it is not an integer (True is not) or out of range.
+    InputError: the value is not an integer (booleans are not) or out of range.
   """
   allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
   is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -99,11 +96,13 @@ def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None =
 
 
 def check_sizes(settings: Any, may_be_zero: Collection[str] = ()) -> None:
-  """Raises InputError unless all integers of a dataclass are 1 or more; optional ones may be None.
+  """Raises InputError unless all integer fields of a dataclass are 1 or more.
+
+  Fields of type `int | None` may also be None.
 
   Args:
     settings: An instance of the dataclass.
-    may_be_zero: Names of the integers that may also be 0.
+    may_be_zero: Names of fields that may also be 0.
   """
   for field in dataclasses.fields(settings):
     optional = field.type == int | None and getattr(settings, field.name) is None

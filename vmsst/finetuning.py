@@ -37,7 +37,7 @@ Objective = Literal[
 _WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
 _WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
 _TAUGHT = ("distillation", "soft_contrastive")
-# Held-out pairs whose loss is computed.
+# Maximum number of held-out pairs per set for the computation of the loss.
 _LOSS_PAIRS = 1000
 
 
@@ -73,67 +73,67 @@ def finetune(
 ) -> "Encoder":
   """Fine-tune an encoder on pairs of texts, such as translations or questions and answers.
 
-  Trains with AdamW and a learning rate that rises for a tenth of the steps and falls to 0. Repeat
-  an interrupted call to resume it; steps, patience and slices may then differ. `t5x train
-  --gin_file=finetune.gin` trains the same models with more options.
+  Trains with AdamW. The learning rate rises during the first tenth of the steps and then falls to
+  0. To resume an interrupted run, repeat the call; steps, patience and slices may differ. `t5x
+  train --gin_file=finetune.gin` trains the same models with more options.
 
   Args:
     encoder: Run, export, folder of sentence-transformers or name on the Hugging Face Hub; in
-      Python, also an encoder that `vmsst.load` or `Encoder.trim` returned.
+      Python, also an encoder returned by `vmsst.load` or `Encoder.trim`.
     pairs: File of pairs: TSV or JSONL with named columns (anchor, positive, negative_1, score ...,
       as in datasets of sentence-transformers and FlagEmbedding), TSV of a pair and its hard
       negatives, or the output of `vmsst mine`. In Python, also rows, such as a Hugging Face
-      dataset; or a list or dictionary of files, rows and `vmsst.TrainingSet`s. Each batch is of one
-      set.
+      dataset; or a list or dictionary of files, rows and `vmsst.TrainingSet`s. Each batch comes
+      from one set.
     output: Folder of the run, for vmsst.load, vmsst export and vmsst eval; report.md has the
       results.
-    dev: Held-out pairs, to evaluate retrieval in both directions, or the rank correlation with
-      their scores, first before training, and to keep the best checkpoint; or a folder in BEIR's
-      layout. In Python, also a list or dictionary of sets, or a `vmsst.RetrievalSet`. If omitted,
-      the last checkpoint is the result.
+    dev: Held-out pairs, or a folder in BEIR's layout, to evaluate before and during training and to
+      keep the best checkpoint. Pairs are evaluated by retrieval in both directions, or by rank
+      correlation if they have scores. In Python, also a list or dictionary of sets, or a
+      `vmsst.RetrievalSet`. If omitted, the last checkpoint is the result.
     dev_metric: Metric of the report that selects the best checkpoint, such as accuracy/dev or
       ndcg@10/nq (default: the mean of the first metric of all sets).
     objective: Loss: contrastive compares a text with the other texts of the batch and all their
-      hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT), cosine_mse
-      fits them; kl_divergence and margin_mse match a cross-encoder's scores of each pair and its
-      hard negatives; distillation and soft_contrastive match the vectors or the similarities of a
-      teacher (Reimers and Gurevych 2020, Park et al. 2024); ems also predicts the tokens of the
-      translation (Mao et al. 2024), for encoders with mean pooling.
-    negatives: Most hard negatives of a pair (default: all).
-    teacher: Encoder to learn from, whose vectors of the pairs are written to OUTPUT/teacher; or a
-      folder of vectors that `vmsst data embed` has written.
-    languages: Codes of the two sides.
-    roles: What the two texts of a pair are, query or document, to choose the encoder's prompts
-      (default: by the names of the columns, or else the prompt of `encode`).
-    prompts: Texts before the first and the second text of a pair, instead of the encoder's; the
-      tuned encoder has them.
+      hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT); cosine_mse
+      fits the cosines to the scores; kl_divergence and margin_mse match a cross-encoder's scores of
+      each pair and its hard negatives; distillation and soft_contrastive match the vectors or the
+      similarities of a teacher (Reimers and Gurevych 2020, Park et al. 2024); ems also predicts the
+      tokens of the translation (Mao et al. 2024), for encoders with mean pooling.
+    negatives: Maximum hard negatives per pair (default: all).
+    teacher: Encoder to learn from; its vectors of the pairs are written to OUTPUT/teacher. Or a
+      folder of vectors written by `vmsst data embed`.
+    languages: Language codes of the first and the second text of a pair.
+    roles: Roles of the two texts of a pair, query or document, to choose the encoder's prompts
+      (default: by the column names, otherwise the prompt of `encode`).
+    prompts: Prompts for the first and the second text of a pair, instead of the encoder's prompts;
+      the tuned encoder stores them.
     sampling_power: Sets are sampled in proportion to this power of their size.
     mixed: Mix the rows of all sets in each batch.
     steps: Training steps.
-    batch_size: Pairs in a batch.
+    batch_size: Pairs per batch.
     learning_rate: Highest learning rate. Static encoders need a far higher one, such as 0.01.
-    max_length: Tokens of a text, in training and later (default: the encoder's, at most 128).
+    max_length: Maximum tokens per text, in training and later (default: as in the encoder, but at
+      most 128).
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).
-    matryoshka_dims: Also train vectors cut to these dimensions.
-    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
-    slices: Slices of a batch, for batches that do not fit (gradient caching).
-    freeze_tokens: Freeze the token table, most of a multilingual encoder's parameters.
-    lora_rank: Train changes of the kernels of this rank only (LoRA), which need less memory; the
-      tuned encoder contains them (default: train all parameters).
+    matryoshka_dims: Also train vectors truncated to these dimensions.
+    matryoshka_layers: Also train the encoder truncated to these numbers of layers.
+    slices: Slices of a batch, for batches that do not fit into memory (gradient caching).
+    freeze_tokens: Freeze the token table, which holds most parameters of a multilingual encoder.
+    lora_rank: Train only low-rank updates of the kernels with this rank (LoRA), to save memory; the
+      tuned encoder includes the updates (default: train all parameters).
     compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay
       float32.
-    average: Average the parameters of this number of checkpoints: the best ones, or without dev
-      the last ones.
+    average: Number of checkpoints to average: the best ones, or without dev the last ones.
     seed: Seed of dropout and of the order of the pairs.
 
   Returns:
     The tuned encoder.
 
   Raises:
-    InputError: a file, an option or the encoder cannot be used, or `output` is in use, has files
-      of something else, or is a run with other arguments.
-    SystemExit: SIGTERM stopped the training, which has written a checkpoint.
+    InputError: a file, an option or the encoder cannot be used, or `output` is in use, has
+      unrelated files, or is a run with other arguments.
+    SystemExit: SIGTERM stopped the training; a checkpoint was written.
   """
   options = dict(locals())
   devices.enable_compilation_cache()
@@ -180,17 +180,17 @@ def finetune(
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
-  else:  # Its folder lacks what was trimmed, or the prompt of `with_prompt`.
+  else:  # No folder has the trimmed encoder or the prompt of `with_prompt`, so save it later.
     changed = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
   vocabulary = encoder.vocabulary
-  del encoder  # frees the memory of its parameters
+  del encoder  # frees the memory of the parameters
 
-  how: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
-  sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **how)
-  objectives = tuple({each.settings.objective or objective: None for each in sets})
-  taught = [each for each in sets if each.settings.objective in _TAUGHT]
+  set_options: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
+  sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **set_options)
+  objectives = tuple({entry.settings.objective or objective: None for entry in sets})
+  taught = [entry for entry in sets if entry.settings.objective in _TAUGHT]
   if (teacher is not None) != bool(taught):
     raise errors.InputError(
       f"the objectives {objectives} {'require a' if taught else 'have no'} teacher; give one for "
@@ -198,48 +198,48 @@ def finetune(
     )
   if lora_rank is not None and "ems" in objectives:
     raise errors.InputError("LoRA does not train the heads of EMS; omit lora_rank")
-  inputs["pairs"] = {each.name: {"name": each.name, "digest": each.digest} for each in sets}
+  inputs["pairs"] = {entry.name: {"name": entry.name, "digest": entry.digest} for entry in sets}
   held_out: dict[str, Any] = {}
   if dev is not None:
-    held_out = open_dev_sets(dev, vocabulary, objective=objective, **how)
-    inputs["dev"] = {name: {"name": name, "digest": each.digest} for name, each in held_out.items()}
+    held_out = open_dev_sets(dev, vocabulary, objective=objective, **set_options)
+    inputs["dev"] = {name: {"name": name, "digest": x.digest} for name, x in held_out.items()}
   vectors = None  # folder of the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
-  # The loss of held-out pairs is shown, also of objectives that add no parameters to the run.
+  # Show the loss of held-out pairs if the run has the parameters for their objective.
   computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
-  if vectors is not None:  # of the pairs to train on only
+  if vectors is not None:  # the folder has no teacher vectors of held-out pairs
     computable -= {*_TAUGHT}
-  pair_sets = [each for each in held_out.values() if isinstance(each, training_sets.OpenSet)]
-  with_loss = [each for each in pair_sets if each.settings.objective in computable]
-  free = ("output", "steps", "patience", "slices", *inputs, *how, "objective", "negatives")
+  pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
+  with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
+  free = ("output", "steps", "patience", "slices", *inputs, *set_options, "objective", "negatives")
   fixed = {name: value for name, value in options.items() if name not in free}
   with job.Job(folder, inputs=inputs, options=fixed) as run:
     if changed is not None and not os.path.exists(start):
       changed.save(start)
     if taught:
       taught += [
-        dataclasses.replace(each, name=f"dev.{each.name}")
-        for each in with_loss
-        if each.settings.objective in _TAUGHT
+        dataclasses.replace(entry, name=f"dev.{entry.name}")
+        for entry in with_loss
+        if entry.settings.objective in _TAUGHT
       ]
       _add_teacher_vectors(taught, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
-    # The second describes the encoder that is saved, which computes in float32.
+    # The first network is trained. The second describes the saved encoder, in float32.
     networks = [
       starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
     ]
-    # EMS predicts tokens with the whole table.
+    # EMS predicts tokens with the token table, so all rows have gradients.
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     trained, described = (
       model(
-        tuple({each.settings.objective or objective: None for each in [*sets, *with_loss]}),
+        tuple({entry.settings.objective or objective: None for entry in [*sets, *with_loss]}),
         network,
         with_prompts(vocabulary, sets),
         optimizer(schedule, frozen, lora_rank=lora_rank, row_wise=row_wise),
-        negatives=any("negatives" in each.features for each in sets),
+        negatives=any("negatives" in entry.features for entry in sets),
         matryoshka_dims=tuple(matryoshka_dims),
         matryoshka_layers=tuple(matryoshka_layers),
         max_length=max_length,
@@ -249,32 +249,32 @@ def finetune(
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
-    evaluation, of_evaluation = None, []
+    evaluation, eval_actions = None, []
     if held_out:
       evaluation = dev_sets.DevSets(
         held_out, trained, tokens["vocabulary"], partitioner, folder, dev_metric
       )
       watched: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
-      of_evaluation = [
+      eval_actions = [
         actions.KeepBestAction(str(folder), **watched, count=average),
         actions.EarlyStoppingAction(patience=patience or steps, **watched),
       ]
     batching = input_pipeline.DatasetConfig(
       "pairs", {"inputs": max_length}, "train", batch_size, True, seed
     )
-    known = {code for each in sets for code in each.settings.languages} - {"und"}
-    codes = readers.language_codes(map(languages_lib.language, known)) or None
+    train_codes = {code for entry in sets for code in entry.settings.languages} - {"und"}
+    codes = readers.language_codes(map(languages_lib.language, train_codes)) or None
 
     train_lib.train(
       model=trained,
       train_dataset_cfg=batching,
       train_eval_dataset_cfg=batching if with_loss else None,
       train_eval_get_dataset_fn=lambda cfg, *_: {
-        each.name: input_pipeline.EvalBatches(
-          training_sets.get_batches(cfg, 0, 1, sets=[each], **tokens),
-          -(-min(len(each.table), _LOSS_PAIRS) // batch_size),
+        entry.name: input_pipeline.EvalBatches(
+          training_sets.get_batches(cfg, 0, 1, sets=[entry], **tokens),
+          -(-min(len(entry.table), _LOSS_PAIRS) // batch_size),
         )
-        for each in with_loss
+        for entry in with_loss
       },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
@@ -305,7 +305,7 @@ def finetune(
       random_seed=seed,
       run_eval_before_training=True,
       average=average,
-      actions={"TRAIN": [actions.TerminateOnNanAction("train")], "INFER_EVAL": of_evaluation},
+      actions={"TRAIN": [actions.TerminateOnNanAction("train")], "INFER_EVAL": eval_actions},
       summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(described, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
@@ -331,9 +331,9 @@ def open_sets(
   Args:
     data: See `finetune`.
     vocabulary: Vocabulary of the encoder.
-    objective: Loss of sets that have none; the first one of several.
-    default: Name of a set of rows.
-    **options: Fields of the sets that are not `TrainingSet`s.
+    objective: Default loss of a set; if several are given, the first one.
+    default: Name of a set that consists of rows instead of a file.
+    **options: Fields of `TrainingSet` for sets that are files or rows.
 
   Raises:
     InputError: see `finetune`.
@@ -343,22 +343,23 @@ def open_sets(
   first = objective if isinstance(objective, str) else objective[0]
   sets = []
   for name, settings in training_sets.by_name(data, default, **options).items():
-    chosen = settings.objective or first
-    errors.check_choice("objective", chosen, get_args(Objective))
-    if chosen not in _WITH_NEGATIVES and settings.negatives:
-      raise errors.InputError(f"the objective {chosen!r} has no hard negatives; omit negatives")
-    negatives = settings.negatives if chosen in _WITH_NEGATIVES else 0
-    settings = dataclasses.replace(settings, objective=chosen, negatives=negatives)
+    loss = settings.objective or first
+    errors.check_choice("objective", loss, get_args(Objective))
+    if loss not in _WITH_NEGATIVES and settings.negatives:
+      raise errors.InputError(f"the objective {loss!r} has no hard negatives; omit negatives")
+    negatives = settings.negatives if loss in _WITH_NEGATIVES else 0
+    settings = dataclasses.replace(settings, objective=loss, negatives=negatives)
     opened = training_sets.open_set(name, settings, role_prompts(vocabulary))
-    if chosen in _WITH_SCORES and "scores" not in opened.features:
-      raise errors.InputError(f"{name}: the objective {chosen!r} needs a column of scores; add one")
-    if chosen not in _WITH_SCORES and "scores" in opened.features:
+    if loss in _WITH_SCORES and "scores" not in opened.features:
+      raise errors.InputError(f"{name}: the objective {loss!r} needs a column of scores; add one")
+    if loss not in _WITH_SCORES and "scores" in opened.features:
       if opened.table.columns["scores"].shape[1] == 1:
         raise errors.InputError(
-          f"{name}: the objective {chosen!r} ignores scores and labels; use 'similarity', or "
+          f"{name}: the objective {loss!r} ignores scores and labels; use 'similarity', or "
           "remove pairs that do not belong together, and then the column"
         )
-      del opened.table.columns["scores"]  # A teacher's scores of hard negatives grade no pair.
+      # With hard negatives, these are a teacher's scores. They do not label the pair, so drop them.
+      del opened.table.columns["scores"]
     sets.append(opened)
   return sets
 
@@ -368,7 +369,7 @@ def open_dev_sets(
 ) -> dict[str, Any]:
   """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`.
 
-  Held-out pairs need no scores of a teacher.
+  Held-out pairs need no teacher scores: objectives that need them are evaluated as "contrastive".
   """
   from vmsst.data import retrieval_sets, training_sets
 
@@ -391,7 +392,7 @@ def open_dev_sets(
 
 
 def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
-  """Returns an encoder's prompts of queries, of documents and of other texts (None)."""
+  """Returns an encoder's prompts for queries, for documents and for other texts (None)."""
   from vmsst.formats import tokenizers
 
   prefix = getattr(vocabulary, "prefix", "")
@@ -400,26 +401,26 @@ def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
 
 
 def without_prompt(vocabulary: Any) -> Any:
-  """Returns a vocabulary that puts no prompt before texts."""
+  """Returns a vocabulary without a prompt before texts."""
   return vocabulary.with_prefix("") if getattr(vocabulary, "prefix", "") else vocabulary
 
 
 def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
-  """Returns a vocabulary with the prompts that training sets have in place of the encoder's.
+  """Returns a vocabulary with the prompts of training sets instead of the encoder's prompts.
 
   Raises:
     InputError: the vocabulary does not support prompts.
   """
-  for each in sets:
-    if each.settings.prompts is None:
+  for entry in sets:
+    if entry.settings.prompts is None:
       continue
     if not hasattr(vocabulary, "with_prefix"):
       raise errors.InputError("the encoder does not support prompts; omit prompts")
-    if each.prompts[0] == each.prompts[1] and not any(each.roles):
-      vocabulary = vocabulary.with_prefix(each.prompts[0])
+    if entry.prompts[0] == entry.prompts[1] and not any(entry.roles):
+      vocabulary = vocabulary.with_prefix(entry.prompts[0])
     else:
-      roles = (each.roles[0] or "query", each.roles[1] or "document")
-      prompts = {**vocabulary.prompts, **dict(zip(roles, each.prompts, strict=True))}
+      roles = (entry.roles[0] or "query", entry.roles[1] or "document")
+      prompts = {**vocabulary.prompts, **dict(zip(roles, entry.prompts, strict=True))}
       vocabulary = dataclasses.replace(vocabulary, prompts=prompts)
   return vocabulary
 
@@ -439,22 +440,23 @@ def model(
   matryoshka_layers: Sequence[int] = (),
   **options: Any,
 ) -> Any:
-  """Returns the model that fine-tunes an encoder.
+  """Builds the model that fine-tunes an encoder.
 
   Args:
-    objective: See `finetune`; several if sets have different ones.
+    objective: See `finetune`; a sequence if sets have different objectives.
     network: The encoder, a `SentenceEncoder`.
     vocabulary: Vocabulary of the encoder.
     optimizer: An optimizer of `vmsst.train`.
-    negatives: Whether pairs have hard negatives: sources are then compared with targets and
-      negatives, but not targets with sources.
-    scale: Factor on every cosine; "distillation" has none.
-    margin: Subtracted from the cosine of a pair, for "contrastive" (LaBSE's additive margin).
+    negatives: Whether pairs have hard negatives. Sources are then compared with targets and
+      negatives, but targets are not compared with sources.
+    scale: Factor on every cosine; not used by "distillation".
+    margin: Margin to subtract from the cosine of a pair, for "contrastive" (LaBSE's additive
+      margin).
     temperature: Divisor of a teacher's scores, for "kl_divergence".
-    contrastive_weight: Weight of a contrastive loss that is added to "kl_divergence" and
+    contrastive_weight: Weight of an additional contrastive loss, for "kl_divergence" and
       "margin_mse".
-    matryoshka_dims: Also train vectors cut to these dimensions.
-    matryoshka_layers: Also train the encoder cut to these numbers of first layers.
+    matryoshka_dims: Also train vectors truncated to these dimensions.
+    matryoshka_layers: Also train the encoder truncated to these numbers of layers.
     **options: Further options of the model, such as `max_length` and `embedding_slices`.
 
   Raises:
@@ -469,19 +471,19 @@ def model(
   options |= {"network": network, "vocabulary": vocabulary, "optimizer_def": optimizer}
   shared = {name: options[name] for name in options if name != "embedding_slices"}
   options["matryoshka_dims"] = matryoshka_dims
-  of_cosines = {**options, "scale": scale}
-  in_batch = {**of_cosines, "similarity": "cosine", "mask_duplicates": True}
+  cosine_options = {**options, "scale": scale}
+  in_batch = {**cosine_options, "similarity": "cosine", "mask_duplicates": True}
 
   def one(name: str) -> Any:
     match name:
       case "distillation":
         return distillation.DistillationModel(**options)
       case "soft_contrastive":
-        return soft_contrastive.SoftContrastiveModel(**of_cosines)
+        return soft_contrastive.SoftContrastiveModel(**cosine_options)
       case "similarity":
-        return scores.SimilarityModel(**of_cosines)
+        return scores.SimilarityModel(**cosine_options)
       case "cosine_mse":
-        return scores.SimilarityModel(loss="mse", **of_cosines)
+        return scores.SimilarityModel(loss="mse", **cosine_options)
       case "kl_divergence" | "margin_mse":
         return scores.ScoreDistillationModel(
           distillation=name,
@@ -496,17 +498,17 @@ def model(
             f"{network.pooling!r}, head {network.head} and pooler_dim {network.pooler_dim}: choose "
             "another encoder or objective"
           )
-        of_ems = ems_network.EmsNetwork(config=network.config, share_embedding=True)
-        return ems.EmsModel(**{**of_cosines, "network": of_ems}, normalize=network.normalize)
+        ems_net = ems_network.EmsNetwork(config=network.config, share_embedding=True)
+        return ems.EmsModel(**{**cosine_options, "network": ems_net}, normalize=network.normalize)
       case _:
         loss = functools.partial(contrastive_losses.contrastive_loss, margin=scale * margin)
         return contrastive.ContrastiveModel(symmetric=not negatives, pair_loss=loss, **in_batch)
 
-  models = {name: one(name) for name in ([objective] if isinstance(objective, str) else objective)}
+  models = {name: new(name) for name in ([objective] if isinstance(objective, str) else objective)}
   if matryoshka_layers:
     models = {
-      name: matryoshka.LayersModel(model=each, layers=matryoshka_layers, **shared)
-      for name, each in models.items()
+      name: matryoshka.LayersModel(model=base, layers=matryoshka_layers, **shared)
+      for name, base in models.items()
     }
   if len(models) == 1:
     return next(iter(models.values()))
@@ -522,15 +524,15 @@ def optimizer(
   lora_targets: Sequence[str] = (".*kernel",),
   row_wise: bool = False,
 ) -> Any:
-  """Returns AdamW with clipped gradients.
+  """Builds AdamW with gradient clipping.
 
   Args:
-    schedule: Learning rate, a function of the step.
-    frozen: Regular expressions of the names of parameters that are not trained.
-    lora_rank: Rank of the changes of kernels by LoRA, which freezes all other parameters (default:
-      no LoRA).
+    schedule: Maps a step to its learning rate.
+    frozen: Regular expressions for the names of frozen parameters.
+    lora_rank: Rank of LoRA's updates of kernels. LoRA freezes all other parameters (default: no
+      LoRA).
     lora_alpha: Alpha of LoRA (default: twice the rank).
-    lora_targets: Regular expressions of the names of the kernels that LoRA changes.
+    lora_targets: Regular expressions for the names of the kernels that LoRA trains.
     row_wise: Update only the rows of the token table that a batch uses; see
       `vmsst.train.row_wise.RowWise`.
   """
@@ -548,7 +550,7 @@ def optimizer(
 
 
 def assignment_map() -> list[tuple[str, str | None]]:
-  """Returns what a run reads from the encoder to start from: all but the heads of EMS."""
+  """Returns the parameters that a run reads from its starting encoder: all but EMS's heads."""
   return [
     ("state/.*|target/(xtr_|language_embedder|projection).*", None),
     ("target/.*", "\\g<0>"),
@@ -556,7 +558,7 @@ def assignment_map() -> list[tuple[str, str | None]]:
 
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:
-  """Returns what identifies a teacher, and the folder of its vectors if `teacher` is one."""
+  """Returns the identity of a teacher, and the folder if `teacher` is a folder of its vectors."""
   from vmsst.encoder import encoding, loading
   from vmsst.formats import encoder_json
   from vmsst.io import manifest
@@ -564,7 +566,7 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   folder = os.path.abspath(os.path.expanduser(teacher))
   record = os.path.join(folder, manifest.NAME)
   description = os.path.join(folder, encoder_json.ENCODER_FILE)
-  if os.path.isfile(record) and not os.path.isfile(description):  # A run has both.
+  if os.path.isfile(record) and not os.path.isfile(description):  # a run has both files
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
 
@@ -572,7 +574,7 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
 def _add_teacher_vectors(
   sets: "Sequence[OpenSet]", teacher: str, vectors: str | None, folder: pathlib.Path, identity: Any
 ) -> None:
-  """Adds a teacher's vectors to sets, and computes them if there is no folder with them.
+  """Adds a teacher's vectors to sets. If `vectors` is None, they are computed first.
 
   Raises:
     InputError: the vectors do not belong to the files of the sets.
@@ -584,30 +586,30 @@ def _add_teacher_vectors(
 
   if vectors is None:
     encoder = loading.load(teacher)
-    with job.Job(folder / "teacher", inputs={"encoder": identity}) as work:
-      for each in sets:
-        name = f"{each.name}.npy"
-        if work.done(name, each.digest) is None:
-          with work.part(name, each.digest) as (path, facts):
+    with job.Job(folder / "teacher", inputs={"encoder": identity}) as teacher_job:
+      for entry in sets:
+        name = f"{entry.name}.npy"
+        if teacher_job.done(name, entry.digest) is None:
+          with teacher_job.part(name, entry.digest) as (path, facts):
             facts |= encoding.write_pair_vectors(
               encoder,
-              each.table.pairs(),
+              entry.table.pairs(),
               path,
-              count=len(each.table),
-              languages=each.settings.languages,
-              title=each.name,
+              count=len(entry.table),
+              languages=entry.settings.languages,
+              title=entry.name,
             )
-      work.finish()
-    for each in sets:
-      mapped = array_files.open_mapped(folder / "teacher" / f"{each.name}.npy", ("N", 2, "width"))
-      training_sets.add_vectors(each, [mapped])
+      teacher_job.finish()
+    for entry in sets:
+      mapped = array_files.open_mapped(folder / "teacher" / f"{entry.name}.npy", ("N", 2, "width"))
+      training_sets.add_vectors(entry, [mapped])
     return
-  for each in sets:
-    training_sets.add_file_vectors(each, vectors)
+  for entry in sets:
+    training_sets.add_file_vectors(entry, vectors)
 
 
-def _report(folder: pathlib.Path, of_average: dict[str, float] | None) -> str:
-  """Returns the results of a run, and metrics of the average of checkpoints, as Markdown."""
+def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
+  """Formats the results of a run as Markdown; `of_average` has metrics of averaged checkpoints."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 
@@ -623,8 +625,8 @@ def _report(folder: pathlib.Path, of_average: dict[str, float] | None) -> str:
   for step in sorted(held_out.get("score") or columns["loss"]):
     cells = [f"{x[step]:.4g}" if step in x else "" for x in columns.values()]
     lines.append(f"| {step} | {' | '.join(cells)} |")
-  if of_average is not None:
-    cells = [f"{of_average[name]:.4g}" if name in of_average else "" for name in columns]
+  if averaged is not None:
+    cells = [f"{averaged[name]:.4g}" if name in averaged else "" for name in columns]
     lines.append(f"| average | {' | '.join(cells)} |")
   return "\n".join([*lines, ""])
 

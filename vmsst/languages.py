@@ -1,4 +1,4 @@
-"""The table of languages: their rows in language embeddings and their codes in corpora.
+"""The table of languages: rows in language embedding tables, and codes in corpora.
 
 Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
 fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these, in any case and with '-'
@@ -7,25 +7,25 @@ or '_', and returns one `Language`, whose `index` is the row of a language embed
 Definition of a language:
 
 * A language has one script. If a set of codes separates scripts, each script is a separate language
-  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script is the first of them in
-  the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr and srp are
-  Serbian in Cyrillic.
-* Regions share a language: pt_BR is Portuguese, en-GB is English. Only for Chinese does a region
-  select a script (zh_TW, zh_HK are traditional), and fa_AF is Dari, which has a code.
-* A macrolanguage code is the member that corpora use it for: ara is Standard Arabic (arb), fas is
-  Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh) and
-  Berber (ber) have no such member and are separate languages.
+  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script means the first of these
+  languages in the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr
+  and srp are Serbian in Cyrillic.
+* A region does not change the language: pt_BR is Portuguese, en-GB is English. Two exceptions: a
+  Chinese region selects the script (zh_TW and zh_HK are traditional), and fa_AF is Dari.
+* A macrolanguage code means the member for which corpora use it: ara is Standard Arabic (arb), fas
+  is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh)
+  and Berber (ber) have no such member and are separate languages.
 * Two codes are two languages if a corpus has both, even if ISO 639-3 has merged them since (dtp and
   kzj, apc and ajp). Filipino (fil) is Tagalog: no supported corpus has both.
 
 `family` is a group of the size of a WALS genus: obviously related, some 2,000 to 4,000 years deep
-(Germanic and Slavic rather than Indo-European; Turkic and Dravidian are whole families of that
+(Germanic and Slavic rather than Indo-European; Turkic and Dravidian are complete families of this
 depth). Three exceptions serve comparisons of clusterings: Latin counts as Romance, all creoles are
 "Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and Celtic
 languages further, because their branches are undisputed and papers compare them.
 
-The table is `languages.tsv`. Append languages, with the next index: checkpoints hold embeddings by
-index. The default script of a code comes first.
+The table is `languages.tsv`. Append new languages with the next index, because checkpoints store
+embeddings by index. The default script of a code comes first.
 """
 
 import csv
@@ -47,17 +47,17 @@ class Language:
   Attributes:
     index: Row in language embedding tables, from 1 (0 is an unknown language); never reused.
     name: English name, unique.
-    iso639_3: Three-letter code, shared by the scripts of a language. Three are not in ISO 639-3
-      today: ber (a collective code of ISO 639-2), and ajp and kzj, which are retired.
+    iso639_3: Three-letter code, shared by the scripts of a language. Three of these codes are not
+      in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
     iso639_1: Two-letter code, or None.
-    script: ISO 15924 code of the script of most of its text.
+    script: ISO 15924 code of the main script.
     family: Group of related languages; see the module docstring.
-    branch: Part of the family, such as "South Slavic"; the family itself if it is not divided.
+    branch: Subgroup of the family, such as "South Slavic"; the family if it is not divided.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
-    other: Further codes; those without a script also work with one.
-    regions: Regions in codes of corpora and locales that do not change the written language.
+    other: Further codes. A code without a script also works with a script.
+    regions: Regions that occur in codes of corpora and locales, without a change of language.
   """
 
   index: int
@@ -81,10 +81,10 @@ def _read_table() -> tuple[Language, ...]:
   languages = []
   with pathlib.Path(__file__).with_name("languages.tsv").open(encoding="utf-8") as stream:
     for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE):
-      values: dict[str, Any] = {name: value or None for name, value in row.items()}
-      values["index"] = int(row["index"])
-      values |= {name: tuple(row[name].split()) for name in ("flores", "other", "regions")}
-      languages.append(Language(**values))
+      fields: dict[str, Any] = {name: value or None for name, value in row.items()}
+      fields["index"] = int(row["index"])
+      fields |= {name: tuple(row[name].split()) for name in ("flores", "other", "regions")}
+      languages.append(Language(**fields))
   return tuple(languages)
 
 
@@ -93,7 +93,7 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Returns the language of every accepted code (see `_key`); ValueError if two share a code."""
+  """Maps accepted codes (see `_key`) to languages; raises ValueError if two languages share one."""
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
   for entry in languages:
@@ -132,12 +132,12 @@ _ALIASES = _aliases(LANGUAGES)
 
 
 def language(code: str) -> Language:
-  """Returns the language of a code.
+  """Looks up the language of a code.
 
   Args:
     code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
       without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
-      not matter, nor whether '-' or '_' joins the parts. "und" is `UNDETERMINED`.
+      not matter, and '-' is equivalent to '_'. "und" is `UNDETERMINED`.
 
   Raises:
     InputError: no language has this code; the message suggests similar ones.
@@ -158,24 +158,24 @@ def language(code: str) -> Language:
 
 @functools.cache
 def opus_language(code: str) -> Language | None:
-  """Returns the language of an OPUS code, without its region if the region is unknown, or None."""
-  stem, *rest = re.split("[_@]", code)
-  scripts = [part for part in rest if not _REGION.fullmatch(part)]
-  keys = (_key("_".join([stem, *parts])) for parts in (rest, scripts))
+  """Looks up the language of an OPUS code, or None. An unknown region is ignored."""
+  stem, *subtags = re.split("[_@]", code)
+  scripts = [subtag for subtag in subtags if not _REGION.fullmatch(subtag)]
+  keys = (_key("_".join([stem, *tags])) for tags in (subtags, scripts))
   return next((_ALIASES[key] for key in keys if key in _ALIASES), None)
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
-  """Returns a random group, 0 to `count` - 1, for every language index; groups have similar sizes.
+  """Assigns every language index to a random group, 0 to `count` - 1; groups have similar sizes.
 
-  The same arguments give the same groups. Adding languages to the table does not change the groups
-  of others.
+  The same arguments return the same groups. Adding languages to the table does not change the
+  groups of existing languages.
 
   Args:
     count: Number of groups.
     seed: Seed of the assignment.
-    codes: Languages of which each group gets a similar number, such as those of the training data;
-      the others follow. None: all languages.
+    codes: Languages to distribute evenly over the groups, such as the training languages (default:
+      all languages). Other languages are assigned after these.
 
   Raises:
     InputError: `count` is below 1 or above the number of languages, or a code is unknown.
@@ -186,16 +186,16 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
   rng = random.Random(seed)
   order = [*balanced, *(i for i in range(NUM_LANGUAGES) if i not in balanced)]
   groups: list[int] = []
-  # Of every `count` languages, each group gets one. Python guarantees that random() keeps its
-  # numbers, but not that shuffle() does.
+  # Each group gets one of the next `count` languages. Python guarantees reproducible numbers for
+  # random(), but not for shuffle().
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())
-  of_index = dict(zip(order, groups, strict=False))
-  return tuple(of_index[index] for index in range(NUM_LANGUAGES))
+  by_index = dict(zip(order, groups, strict=False))
+  return tuple(by_index[index] for index in range(NUM_LANGUAGES))
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
-  """Returns a group for every language index: a separate one for each of `codes`, else -1.
+  """Assigns each of `codes` to a separate group; returns a group per language index, or -1.
 
   Raises:
     InputError: a code is unknown, or two codes are the same language.
@@ -213,8 +213,8 @@ def _unknown(code: str) -> str:
   import difflib  # only needed for an error
 
   key = _key(code)
-  stem, near = key.split("_")[0], difflib.get_close_matches(key, _ALIASES, n=4, cutoff=0.6)
-  names = dict.fromkeys([stem, *near] if stem in _ALIASES else near)
+  stem, matches = key.split("_")[0], difflib.get_close_matches(key, _ALIASES, n=4, cutoff=0.6)
+  names = dict.fromkeys([stem, *matches] if stem in _ALIASES else matches)
   suggestions = ", ".join(f"{name!r} ({_ALIASES[name].name})" for name in names)
   return (
     f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Supported "

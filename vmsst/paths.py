@@ -1,4 +1,4 @@
-"""Paths of the package's data folders."""
+"""Location of the shipped gin files."""
 
 import pathlib
 

@@ -1,11 +1,11 @@
-"""Paths and files that users give, on this machine or in an object store (`gs://`, `s3://`).
+"""Paths and files of users, on this machine or in an object store (`gs://`, `s3://`).
 
-fsspec reads and writes the stores, with one package for each (`vmsst[gcs]`, `vmsst[s3]`). A store
-has no folders and renames nothing: an object appears as a whole when it is written. Objects that
-belong together are therefore written before a last one that marks them as complete.
+fsspec reads and writes the stores; each store needs a package (`vmsst[gcs]`, `vmsst[s3]`). A store
+has no folders and cannot rename objects, but an object only appears when it is complete. If several
+objects belong together, the last one therefore marks the others as complete.
 
-Import this module before etils.epath opens a URL: it makes epath use fsspec too, instead of
-TensorFlow, so that Orbax and this library see the same files.
+Import this module before etils.epath opens a URL. It makes epath use fsspec instead of TensorFlow,
+so that Orbax and this library see the same files.
 """
 
 import atexit
@@ -36,10 +36,10 @@ else:
 
 _SCHEMES = ("gs", "gcs", "s3", "s3a")
 STORES = {"gs": "gcs", "s3": "s3"}
-"""The extra of vmsst that has the package of each supported scheme."""
+"""Supported schemes, and the extra of vmsst that installs the package for each."""
 
 UNFINISHED = ".vmsst"
-"""Work folder in a folder that is not finished; only the job that writes it reads its files."""
+"""Name of the work folder in an unfinished folder. Only the job that writes it reads its files."""
 
 _BUFFER = 1 << 18
 _GAP = 1 << 18
@@ -48,15 +48,15 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is in an object store: it has a scheme, such as `gs://`."""
+  """Returns whether a path is in an object store, with a scheme such as `gs://`."""
   return re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)) is not None
 
 
 def path(given: str | os.PathLike[str]) -> "Path":
-  """Returns a path to open, list, join and so on: of pathlib, or of etils.epath if it is a URL.
+  """Returns a pathlib path, or an etils.epath path for a URL.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message names it.
+    InputError: the scheme is unknown, or its package (named in the message) is not installed.
   """
   if not is_url(given):
     return pathlib.Path(given)
@@ -73,33 +73,33 @@ def path(given: str | os.PathLike[str]) -> "Path":
 
 
 def filesystem(url: str) -> Any:
-  """Returns the fsspec file system of a URL, whose methods raise InputError if the store fails.
+  """Returns the fsspec file system of a URL. Its methods raise InputError if the store fails.
 
-  They raise FileNotFoundError and FileExistsError unchanged. The file system remembers no listings:
-  other processes, and TensorStore in this one, write too.
+  FileNotFoundError and FileExistsError remain unchanged. The file system does not cache listings,
+  because other processes, and TensorStore in this process, also write.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message says what to do.
+    InputError: the scheme is unknown, or its package is not installed; the message has the fix.
   """
   import fsspec
 
   scheme = url.split("://")[0]
-  for name in _SCHEMES:  # epath makes file systems of its own
+  for name in _SCHEMES:  # global options, because epath creates separate file systems
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
-  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
+  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # gcsfs logs errors that it also raises
   try:
     fsspec.get_filesystem_class(scheme)
   except ImportError as error:
     extra = STORES.get(scheme)
-    how = f"pip install 'vmsst[{extra}]'" if extra else str(error)
-    raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {how}") from None
+    advice = f"pip install 'vmsst[{extra}]'" if extra else str(error)
+    raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {advice}") from None
   except ValueError as error:  # an unknown scheme
     raise errors.InputError(f"{url}: {error}") from None
   return _Store(url, fsspec.filesystem(scheme))
 
 
 class _Store:
-  """A file system or an open file of fsspec, with the errors of this library."""
+  """Wraps a file system or an open file of fsspec to raise InputError."""
 
   def __init__(self, url: str, system: Any):
     self._url = url
@@ -128,7 +128,7 @@ class _Store:
 
 
 def check_local(path: str | os.PathLike[str], what: str) -> None:
-  """Raises InputError if a path is a URL: `what` cannot be in an object store."""
+  """Raises InputError if a path is a URL. `what` names the path in the message."""
   if is_url(path):
     raise errors.InputError(
       f"{os.fspath(path)}: {what} cannot be in an object store; give a local path"
@@ -136,7 +136,7 @@ def check_local(path: str | os.PathLike[str], what: str) -> None:
 
 
 def names(folder: str | os.PathLike[str]) -> set[str]:
-  """Returns the names in a folder; none if it does not exist."""
+  """Returns the names of the entries of a folder; the set is empty if the folder does not exist."""
   if not is_url(folder):
     return set(os.listdir(folder)) if os.path.isdir(folder) else set()
   url = os.fspath(folder).rstrip("/")
@@ -151,8 +151,8 @@ def names(folder: str | os.PathLike[str]) -> set[str]:
 def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
-  `**` matches any number of folders; `~` is the home folder. A file whose name is the pattern
-  itself, as `news [2024].tsv` may be, is the only match.
+  `**` matches any number of folders; `~` is the home folder. If a file's name equals the pattern,
+  such as `news [2024].tsv`, this file is the only match.
   """
   if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
     return [absolute(os.path.expanduser(pattern))]
@@ -169,7 +169,7 @@ def matches(pattern: str) -> list[str]:
 def find(folder: "Path", pattern: str) -> list["Path"]:
   """Returns the files and folders in a folder that match a shell pattern, sorted.
 
-  `**` matches any number of folders. Hidden files match as others do.
+  `**` matches any number of folders. Patterns match hidden files, too.
   """
   if not is_url(folder):
     return sorted(folder.glob(pattern))
@@ -180,13 +180,13 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
 
 
 def refuse(error: OSError) -> None:
-  """Raises InputError for a folder that exists but cannot be listed: `os.walk` leaves it out."""
+  """Raises InputError if an existing folder cannot be listed; `os.walk` would silently skip it."""
   if not isinstance(error, FileNotFoundError):
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def files_below(folder: str | os.PathLike[str]) -> list[str]:
-  """Returns the names of the files below a folder, relative to it; none if it does not exist."""
+  """Returns the relative paths of all files below a folder; empty if it does not exist."""
   if not is_url(folder):
     return [
       os.path.relpath(os.path.join(inside, name), folder)
@@ -195,42 +195,42 @@ def files_below(folder: str | os.PathLike[str]) -> list[str]:
     ]
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
-  # S3's consoles mark folders by objects whose names end with a slash.
+  # S3 consoles mark folders by objects with a slash at the end of the name.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
 
 def files_through_links(root: str | os.PathLike[str]) -> Iterator[str]:
-  """Yields the paths of all files below a folder, also through links, in a fixed order."""
+  """Yields the paths of all files below a folder in a fixed order; follows symbolic links."""
   if is_url(root):
     yield from (os.path.join(root, name) for name in sorted(files_below(root)))
     return
   seen = set()
   for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-    here = os.path.realpath(folder)
-    if here in seen:
+    real_path = os.path.realpath(folder)
+    if real_path in seen:  # a link to a folder that was visited, perhaps a cycle
       folders.clear()
       continue
-    seen.add(here)
+    seen.add(real_path)
     folders.sort()
     yield from (os.path.join(folder, name) for name in sorted(names))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-  """Returns whether there is a file or folder at a path."""
+  """Returns whether a path exists, as a file or a folder."""
   if is_url(path):
     return bool(filesystem(os.fspath(path)).exists(os.fspath(path)))
   return os.path.exists(path)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-  """Returns whether there is a file at a path."""
+  """Returns whether a path is an existing file."""
   if is_url(path):
     return bool(filesystem(os.fspath(path)).isfile(os.fspath(path)))
   return pathlib.Path(path).is_file()
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-  """Returns a path that other processes understand: absolute, or the URL; `~` is expanded."""
+  """Returns an absolute path for other processes, or the URL; `~` is expanded."""
   return os.fspath(path) if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
@@ -242,10 +242,10 @@ def size(path: str | os.PathLike[str]) -> int:
 
 
 def version(path: str | os.PathLike[str]) -> object:
-  """Returns a value that shows whether a file has been written to while this process ran.
+  """Returns a value that changes when a file is written.
 
-  For a local file, it is the size and the times of the last changes of content and of attributes.
-  `rsync -t` and `cp -p` can set the first time only.
+  For a local file, the value consists of the size, the modification time and the status change
+  time. `rsync -t` and `cp -p` can only reset the modification time.
   """
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
@@ -258,7 +258,7 @@ def remove(path: str | os.PathLike[str]) -> None:
   with contextlib.suppress(FileNotFoundError):
     if is_url(path):
       system, url = filesystem(os.fspath(path)), os.fspath(path)
-      if glob.has_magic(url):  # which rm would take for a pattern
+      if glob.has_magic(url):  # system.rm would interpret the URL as a pattern
         for name in system.find(url):
           system.rm_file(name)
       else:
@@ -288,14 +288,14 @@ def write(url: str, content: bytes) -> None:
 
 
 def check_writable(url: str) -> None:
-  """Raises InputError unless a store accepts objects below a URL; writes one and removes it."""
+  """Raises InputError unless an object can be written below a URL. The test object is removed."""
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
   write(probe, b"")
   remove(probe)
 
 
 def download(url: str, target: pathlib.Path) -> None:
-  """Copies a file, or a folder with its content, to this machine."""
+  """Copies a file, or a folder with its content, from a store to this machine."""
   system = filesystem(url)
   if not system.isdir(url):
     if not system.exists(url):
@@ -319,10 +319,10 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
 
-  The copy has the names of all folders of the URL, and errors name the URL.
+  The path of the copy contains all folder names of the URL. Error messages contain the URL instead.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: the file or folder cannot be read.
   """
   if not is_url(given):
     yield pathlib.Path(given)
@@ -341,7 +341,7 @@ def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 @functools.cache
 def cached_copy(path: str) -> str:
-  """Returns a file's path on this machine; copies a file in a store, once per process.
+  """Returns a local path of a file. A file in a store is copied once per process.
 
   Raises:
     InputError: the file cannot be read.
@@ -363,7 +363,7 @@ def process_folder() -> str:
 
 @contextlib.contextmanager
 def rename_in_errors(local: str, given: str) -> Iterator[None]:
-  """Replaces temporary paths in the messages of InputError by what the user has given."""
+  """Replaces a temporary path by the user's path in the messages of InputError."""
   try:
     yield
   except errors.InputError as error:
@@ -371,14 +371,14 @@ def rename_in_errors(local: str, given: str) -> Iterator[None]:
 
 
 def upload(local: pathlib.Path, url: str) -> None:
-  """Copies a file of this machine to an object, which appears as a whole."""
+  """Uploads a local file. The object only appears when it is complete."""
   filesystem(url).put_file(os.fspath(local), url)
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
-  """Returns parts of an object, `size` bytes from each start on.
+  """Reads ranges of an object: `size` bytes from each start.
 
-  Parts that are close to each other are read at once, because a request takes longer than a gap.
+  Nearby ranges are read in one request, because a request takes longer than reading the gap.
   """
   from fsspec import utils
 
@@ -392,12 +392,12 @@ def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
 
 
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
-  """Opens a file to read; of an object store, without a local copy.
+  """Opens a file for reading. A file in an object store is streamed, without a local copy.
 
-  A lost connection to a store is an InputError, never taken for the end of a damaged file.
+  A lost connection to a store raises InputError, so that it does not look like a truncated file.
   """
   if is_url(path):
-    # fsspec's own files do not read a line up to a length.
+    # BufferedReader adds `readline` with a maximum length, which fsspec's files lack.
     url = os.fspath(path)
     return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")

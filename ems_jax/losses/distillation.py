@@ -5,8 +5,8 @@ Scores of teacher and student are cosines divided by the same temperature tau, c
 
 The soft contrastive paper's equations 2, 4 and 6 normalize a label over the second of its sentences
 (`n` in w(i, n)) and use the same number if the softmax runs over the first. The labels of a query
-in the second direction then need not sum to 1. The released code normalizes them for each query,
-which is the default here; `row_normalized` selects the paper's form.
+in the second direction then need not sum to 1. By default, labels are normalized for each query, as
+in the released code; `row_normalized` selects the paper's form.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
 (`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.
@@ -22,11 +22,11 @@ from jaxtyping import Array, Float
 def mse(
   source_BS: Float[Array, "B S"], target_BS: Float[Array, "B S"], teacher_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
-  """Returns the squared error of both sides of each pair to the teacher's vector of the source.
+  """Returns the squared error of both sides of each pair from the teacher's vector of the source.
 
   loss_i = 1/S |teacher(s_i) - student(s_i)|^2 + 1/S |teacher(s_i) - student(t_i)|^2
 
-  It is a sum over both sides as in the paper, and a mean over dimensions as in its code.
+  The loss is a sum over both sides, as in the paper, and a mean over dimensions, as in its code.
 
   Args:
     source_BS: The student's vectors of the sources.
@@ -62,8 +62,8 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
   """Returns labels from a teacher (equations 4 and 5), without gradient.
 
   Args:
-    score_BB: The teacher's score of every two pairs: of their sides in the language of the higher
-      priority, or the mean over both sides.
+    score_BB: The teacher's score of every two pairs: between their sides in the language with the
+      higher priority, or the mean over both sides.
     row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
   """
   score_BB = jax.lax.stop_gradient(score_BB.astype(jnp.float32))

@@ -2,8 +2,8 @@
 
 With AMS, translations must outscore other sentences by a margin. Without a margin it is the
 contrastive loss of EMS (EMS paper, section III-C, equation 8), on the cosines of the outputs of the
-projection head. The denominators include sentences of the other side only: those of the same side
-are not negatives.
+projection head. The denominators only include sentences of the other side: sentences of the
+same side are not negatives.
 
 References: Chidambaram et al. 2019; Yang et al. 2019 (AMS); Feng et al. 2022
 (LaBSE, margin 0.3, scale 100); the EMS paper, section V (LaBSE-EMS, margin 0.3, scale 10).

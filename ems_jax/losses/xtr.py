@@ -1,7 +1,7 @@
 """Cross-lingual token-level reconstruction (XTR): sentence vectors predict tokens of translations.
 
-The target distribution of a sentence has a few tokens. Its KL divergence from a softmax needs only
-the softmax's log-sum and the logits of those tokens:
+The target distribution of a sentence covers a few tokens. Its KL divergence from a softmax needs
+only the softmax's log-sum and the logits of those tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
@@ -9,8 +9,8 @@ Each sentence has one row of logits, not one per token, and no row of targets. L
 few sentences at a time, and their gradients are computed in the forward pass (see
 `vmsst.losses.vocabulary`). The results are exact.
 
-A target distribution is a list of tokens with their shares, never an array of vocabulary size. The
-shares of a token that is listed twice add up. The paper does not define the length of a sentence;
+A target distribution is a list of tokens with their shares, never an array of vocabulary size. If a
+token occurs twice, its shares add up. The paper does not define the length of a sentence;
 here it is the number of its tokens, including unknown ones, without padding. EMS's vocabulary has
 neither BOS nor EOS. For vocabularies that do (<s> and </s>, [CLS] and [SEP]), `special_ids`
 excludes them, because they carry no information about the sentence.
@@ -75,7 +75,7 @@ def xtr_targets(
 
 
 def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
-  """Returns targets of the unified generative task: half other sentence, half own masked token.
+  """Returns targets of the unified generative task: half other sentence, half masked token.
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
@@ -122,11 +122,11 @@ def weighted_kl(
   the transpose of W_emb, p the token distribution of the other sentence.
 
   The sum has reverse-mode gradients for hidden states, kernel and weights, and none for targets.
-  They are computed together with the sum, so put masks, averages and the weights of loss terms into
+  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
   `weights_B`. The second result has no gradient.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch" and columns
-  of the kernel on those of "vocab", if divided evenly. Devices exchange numbers and vectors of
+  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel
+  columns on the devices of "vocab", if they divide evenly. Devices exchange numbers and vectors of
   sentences and, once, the gradient of the kernel, but never its columns or logits.
 
   Args:
@@ -135,8 +135,8 @@ def weighted_kl(
     targets: Distribution that each vector must predict (see `xtr_targets`). Shares need not sum
       to 1. A token outside the vocabulary makes the sum NaN.
     weights_B: Weight of each sentence in the sum.
-    chunk: Sentences whose logits a device holds at a time; None: by the device
-      (`vocabulary.default_chunk`), 512 on a CPU.
+    chunk: Number of sentences per chunk of logits on a device (default:
+      `vocabulary.default_chunk` of the device, 512 on a CPU).
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
   """
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
@@ -156,13 +156,13 @@ class _Inputs(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """The division of the work.
+  """How sentences and vocabulary are divided over devices and chunks.
 
   Attributes:
     batch_axes: Mesh axes over which sentences are sharded.
     vocab_axes: Mesh axes over which the vocabulary is sharded.
     vocab_size: Tokens of the whole vocabulary.
-    chunk: Largest number of sentences at a time on a device.
+    chunk: Maximum number of sentences at a time on a device.
     dtype: Dtype of matmul operands.
   """
 
@@ -200,10 +200,10 @@ class _Plan(NamedTuple):
     return jax.lax.psum(x, self.batch_axes) if self.batch_axes else x
 
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-    """Returns `function` of (inputs, targets) run by each device on its part.
+    """Returns `function` of (inputs, targets), run by each device on its shards.
 
     Args:
-      function: Takes and returns a device's part; reduces over devices itself.
+      function: Takes and returns one device's shards; reduces over devices itself.
       outputs: Structure of its results, with a `PartitionSpec` for each array.
     """
     if not self.batch_axes and not self.vocab_axes:
@@ -263,13 +263,13 @@ def _values(plan: _Plan, inputs: _Inputs, targets: TokenTargets) -> jax.Array:
 def _values_and_gradients(
   plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns a device's cross-entropies and gradients of hidden states and its kernel part."""
+  """Returns a device's cross-entropies, and gradients of its hidden states and kernel columns."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
 
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     hidden_CE, weights_C, targets = chunk
     scored = _score(plan, hidden_CE, kernel_EV, targets)
-    # (mass * softmax - target) * total / mass: callers scale where rows are shorter.
+    # (mass * softmax - target) * total / mass. The scale follows below, on smaller arrays.
     mass_C = jnp.sum(targets.share_BT, axis=1)
     unit_C1 = (scored.total_C / jnp.where(mass_C > 0, mass_C, 1.0))[:, None]
     rows_C1 = jnp.arange(len(mass_C))[:, None]
@@ -282,17 +282,17 @@ def _values_and_gradients(
     return kernel_gradient_EV, (scored.cross_entropy_C, hidden_gradient_CE)
 
   def step(sum_EV: jax.Array, chunk: tuple[Any, ...]) -> tuple[jax.Array, Any]:
-    kernel_gradient_EV, parts = gradients(chunk)
-    return sum_EV + kernel_gradient_EV, parts
+    kernel_gradient_EV, outputs = gradients(chunk)
+    return sum_EV + kernel_gradient_EV, outputs
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
     # Skip the sum over chunks: for few sentences it costs more than softmax and targets.
-    kernel_gradient_EV, parts = gradients(jax.tree.map(lambda x: x[0], chunks))
+    kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))
-    kernel_gradient_EV, parts = jax.lax.scan(step, start_EV, chunks)
-  cross_entropy_NC, hidden_gradient_NCE = parts
+    kernel_gradient_EV, outputs = jax.lax.scan(step, start_EV, chunks)
+  cross_entropy_NC, hidden_gradient_NCE = outputs
   batch, width = inputs.hidden_BE.shape
   hidden_gradient_BE = hidden_gradient_NCE.reshape(-1, width)[:batch]
   return (
@@ -303,7 +303,7 @@ def _values_and_gradients(
 
 
 class _Scored(NamedTuple):
-  """Scores of the sentences of a chunk on a device's part of the vocabulary.
+  """Scores of the sentences of a chunk with a device's columns of the vocabulary.
 
   Attributes:
     cross_entropy_C: -sum_w p(w) log softmax(logits)_w over the whole vocabulary.
@@ -333,9 +333,9 @@ def _score(
   total_C = plan.over_vocab(jax.lax.psum, jnp.sum(exp_CV, axis=1))
   target_CT = jnp.take_along_axis(logits_CV, columns_CT, axis=1, mode="fill", fill_value=0.0)
   target_CT = plan.over_vocab(jax.lax.psum, target_CT)
-  # Every known token is on some device; an unknown one gives NaN, so that the error shows.
-  known_CT = (targets.tokens_BT >= 0) & (targets.tokens_BT < plan.vocab_size)
+  # Every token of the vocabulary is on some device. Other ids give NaN, so that errors show.
+  is_valid_CT = (targets.tokens_BT >= 0) & (targets.tokens_BT < plan.vocab_size)
   nll_CT = jnp.log(total_C)[:, None] + highest_C[:, None] - target_CT
-  nll_CT = jnp.where(known_CT, nll_CT, jnp.nan)
+  nll_CT = jnp.where(is_valid_CT, nll_CT, jnp.nan)
   cross_entropy_C = jnp.sum(targets.share_BT * nll_CT, axis=1)
   return _Scored(cross_entropy_C, exp_CV, total_C, columns_CT)

@@ -32,18 +32,18 @@ PRIORITY = ("en", "ru", "ja", "fr", "ko")
 class StudentModel(base.BitextModel):
   """A sentence encoder that learns from the vectors of a frozen teacher.
 
-  `vmsst data embed` computes them: batches have the features `teacher_inputs` and
-  `teacher_targets`.
+  `vmsst data embed` computes the teacher's vectors, the features `teacher_inputs` and
+  `teacher_targets` of batches.
 
   Attributes:
-    network: The student, which encodes both sides.
+    network: The student; it encodes both sides.
     priority: Language codes by decreasing priority. The side of a pair with the higher priority is
       its anchor. Other languages follow in the order of `vmsst.languages`.
-    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-      one slice, which the backward pass encodes again.
+    embedding_slices: Number of slices for gradient caching. The gradient is the same; activations
+      take the memory of one slice, and the backward pass encodes every slice again.
     matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  The other options are those of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -53,7 +53,6 @@ class StudentModel(base.BitextModel):
   matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
@@ -92,7 +91,7 @@ class StudentModel(base.BitextModel):
   def _anchors_first(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
   ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Returns the vectors of the anchors, and those of the other sides."""
+    """Returns the vectors of the anchors, and of the other sides."""
     is_input_B1 = self._anchor_is_input(batch)[:, None]
     input_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
     anchor_BS = jnp.where(is_input_B1, input_BS, target_BS)
@@ -150,8 +149,8 @@ class DistillationModel(StudentModel):
   """Trains the vectors of both sides to equal the teacher's vector of the anchor.
 
   The loss of a pair is the sum over its sides of the mean squared error of the student's vector
-  (`ems_jax.losses.distillation`). The anchor is the side whose language comes first in `priority`,
-  e.g. English with ("en",). Teacher and student vectors must have the same width.
+  (`ems_jax.losses.distillation`). The anchor is the side in the language that comes first in
+  `priority`, e.g. English with ("en",). Teacher and student vectors must have the same width.
   """
 
   def loss_fn(
@@ -159,7 +158,7 @@ class DistillationModel(StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `common_metrics` and `matryoshka.mean_loss`, cosine/inputs and cosine/targets
+    Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
     (between the student's vector of a side and the teacher's vector, -1 to 1). The loss of cut
     vectors is divided by the number of all dimensions, too.
 

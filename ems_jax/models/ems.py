@@ -42,8 +42,8 @@ class EmsModel(base.BitextModel):
   other sentence, and sim the cosine. A network without one of the heads is trained without its
   loss. A margin is subtracted from the sim of a pair, as in LaBSE's additive margin softmax.
 
-  The negatives are those of the global batch on any number of devices. Microbatches (a trainer
-  setting) would divide it and are refused; `embedding_slices` saves as much memory.
+  Negatives come from the global batch on any number of devices. Microbatches (a trainer setting)
+  would divide it and raise an error; `embedding_slices` saves as much memory.
 
   Attributes:
     network: Encoder and heads; the heads determine the losses.
@@ -53,7 +53,7 @@ class EmsModel(base.BitextModel):
       pair, and the masked sentence predicts it in addition to the tokens of the other side;
       "input": masks the same way without predicting the token, as in the released code (where the
       other sentence predicts the mask; here it predicts the token).
-    mask_id: Id of the mask token, which must not occur in text.
+    mask_id: Id of the mask token; it must not occur in text.
     count_repeats: If False, a token of the XTR targets has one share however often it occurs, as in
       the released code.
     negative_groups: Number of groups of consecutive pairs; negatives come from the same group. With
@@ -62,7 +62,7 @@ class EmsModel(base.BitextModel):
     matryoshka_dims: Likewise, for the contrastive loss.
     normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on it.
 
-  The other options are those of `vmsst.models.base.BitextModel`.
+  For the other options, see `vmsst.models.base.BitextModel`.
   """
 
   network: ems.EmsNetwork
@@ -78,7 +78,6 @@ class EmsModel(base.BitextModel):
   normalize: bool = False
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_number("scale", self.scale, "(0, inf)")
     errors.check_number("margin", self.margin, "[0, inf)")
@@ -99,7 +98,7 @@ class EmsModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the network has a contrastive head, whose loss has in-batch negatives."""
+    """Whether the network has a contrastive head: its loss has in-batch negatives."""
     return self.network.contrastive
 
   @property
@@ -124,6 +123,7 @@ class EmsModel(base.BitextModel):
     mask_rng, encoder_rng = base.split_rng(dropout_rng, 2)
     read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
     if self.masking != "none" and mask_rng is not None:
+      # The leading tokens (BOS, a prefix) are never masked.
       words_B2U, masked_B2 = mask_one_token(
         read_B2T[..., self._leading_count :],
         cast(int, self.mask_id),
@@ -138,17 +138,17 @@ class EmsModel(base.BitextModel):
     if self.network.xtr:
       terms["xtr"] = self._xtr(params, vector_B2S, pairs, masked_B2)
     if self.network.contrastive:
-      of_vectors = functools.partial(self._contrastive, params)
-      terms["contrastive"] = matryoshka.mean_loss(of_vectors, vector_B2S, self.matryoshka_dims)
+      compare = functools.partial(self._contrastive, params)
+      terms["contrastive"] = matryoshka.mean_loss(compare, vector_B2S, self.matryoshka_dims)
     loss = sum((term for term, _ in terms.values()), jnp.zeros(()))
     metrics = {"loss": base.ratio(loss * count, count)}
-    for name, (term, of_term) in terms.items():
-      metrics |= {f"loss/{name}": base.ratio(term * count, count), **of_term}
+    for name, (term, term_metrics) in terms.items():
+      metrics |= {f"loss/{name}": base.ratio(term * count, count), **term_metrics}
     return loss, metrics | base.vector_metrics(vector_B2S, batch)
 
   @property
   def _leading_count(self) -> int:
-    """Number of tokens before those of a sentence."""
+    """Number of tokens before the text of a sentence."""
     return len(self.vocabulary.leading_ids)
 
   def _apply(self, params: Any, *arrays: jax.Array, **options: Any) -> jax.Array:
@@ -218,6 +218,7 @@ def mask_one_token(
   side_rng, token_rng = jax.random.split(rng)
   is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
+  # The token with the highest noise is masked; special tokens and padding get the lowest.
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)

@@ -50,14 +50,14 @@ class LaserModel(base.BitextModel):
 
   u(x) is the maximum of the encoder's hidden states over the sentence x, l_y the language of its
   translation y. Each side of a pair in a target language is a translation target: pairs of two
-  target languages count in both directions, pairs of none are ignored (the metric
-  `translations_per_example` shows their share).
+  target languages count in both directions, and pairs without a target language are ignored (the
+  metric `translations_per_example` shows how many translations a pair has).
 
   Attributes:
     network: Encoder and decoder.
     target_languages: Codes of the languages to translate into (see `vmsst.languages`).
 
-  The other options are those of `vmsst.models.base.BitextModel`.
+  For the other options, see `vmsst.models.base.BitextModel`.
   """
 
   network: laser.LaserNetwork
@@ -65,7 +65,6 @@ class LaserModel(base.BitextModel):
   target_languages: Sequence[str] = ("en", "es")
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     if isinstance(self.target_languages, str) or not self.target_languages:
       raise errors.InputError(
@@ -91,12 +90,12 @@ class LaserModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss in nats per token, and metrics; without a key, no randomness.
+    """Returns the loss in nats per token, and metrics; deterministic without a key.
 
     Metrics: loss, nll/translation (nats per token, the same value under its name in other models),
-    token_accuracy/translation (0 to 1, given the tokens before), translations_per_example (0 to 2),
-    tokens_per_example (real tokens of both sides). A batch without translations has loss 0; metrics
-    of only such batches are NaN.
+    token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
+    2), tokens_per_example (real tokens of both sides). A batch without translations has loss 0;
+    metrics of only such batches are NaN.
     """
     pairs = bitranslation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
@@ -160,18 +159,20 @@ def translations(
     pairs: Both sides of each pair.
     is_target_B2: Whether a side is a translation target.
   """
+  # The first translation is inputs to targets if possible, else targets to inputs. The second
+  # exists if both sides are targets. Translations without target tokens have no weight.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
-  nothing_BT = jnp.zeros_like(inputs_BT)
+  padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]
   forward_B1, backward_B1 = forward_B[:, None], backward_B[:, None]
   first = Translations(
     jnp.where(forward_B1, inputs_BT, targets_BT),
-    jnp.where(forward_B1, targets_BT, jnp.where(backward_B1, inputs_BT, nothing_BT)),
+    jnp.where(forward_B1, targets_BT, jnp.where(backward_B1, inputs_BT, padding_BT)),
     jnp.where(forward_B, pairs.languages_B2[:, 1], pairs.languages_B2[:, 0]),
   )
   second = Translations(
     targets_BT,
-    jnp.where(forward_B1 & backward_B1, inputs_BT, nothing_BT),
+    jnp.where(forward_B1 & backward_B1, inputs_BT, padding_BT),
     pairs.languages_B2[:, 0],
   )
   return first, second

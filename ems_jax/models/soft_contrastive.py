@@ -22,7 +22,7 @@ LABELS = ("priority", "average", "hard")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SoftContrastiveModel(distillation.StudentModel):
-  """Trains cross-lingual similarities to match those of the teacher.
+  """Trains cross-lingual similarities to match a teacher's similarities.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
   Labels come from the teacher's similarities of anchors ("priority", equation 4) or of both sides
@@ -30,12 +30,12 @@ class SoftContrastiveModel(distillation.StudentModel):
   teacher are cosines divided by the same temperature.
 
   The source s of a pair in the equations is its anchor, the target t the other side. In batches of
-  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities of sources,
-  and those of targets, are therefore monolingual, as in the paper. In other batches, labels compare
-  sentences across languages, which requires a teacher that supports them.
+  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities among sources and
+  among targets are therefore monolingual, as in the paper. In other batches, labels compare
+  sentences across languages, and the teacher must support these languages.
 
-  Candidates are those of the global batch on any number of devices. Microbatches (a trainer
-  setting) would divide it and are refused; `embedding_slices` saves as much memory.
+  Candidates come from the global batch on any number of devices. Microbatches (a trainer
+  setting) would divide it and raise an error; `embedding_slices` saves as much memory.
 
   Attributes:
     labels: "priority", "average" or "hard".
@@ -45,7 +45,7 @@ class SoftContrastiveModel(distillation.StudentModel):
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.distillation`).
 
-  The other options are those of `distillation.StudentModel`.
+  For the other options, see `distillation.StudentModel`.
   """
 
   labels: str = "priority"
@@ -55,7 +55,6 @@ class SoftContrastiveModel(distillation.StudentModel):
   row_normalized: bool = False
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_choice("labels", self.labels, LABELS)
     errors.check_number("scale", self.scale, "(0, inf)")
@@ -71,7 +70,7 @@ class SoftContrastiveModel(distillation.StudentModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean over pairs of the loss, and metrics.
 
-    Metrics: those of `distillation.common_metrics`, loss/cross and loss/mono (nats per pair,
+    Metrics: see `distillation.common_metrics`; also loss/cross and loss/mono (nats per pair,
     without lambda; the second if it is part of the loss), label/entropy (nats per label, the lower
     bound of each direction of either loss) and label/translation (0 to 1, weight of the translation
     in its label).

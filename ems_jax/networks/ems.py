@@ -26,22 +26,22 @@ _SIMPLIFIED, _TRADITIONAL = (languages.language(code).index for code in ("zh", "
 
 
 class EmsNetwork(nn.Module):
-  """Encoder and heads of EMS; parts left out in an ablation have no parameters.
+  """Encoder and heads of EMS; heads that an ablation leaves out have no parameters.
 
   Attributes:
     config: Sizes and numerics of the encoder.
-    xtr: Whether there is a head for cross-lingual token-level reconstruction.
+    xtr: Whether the network has a head for cross-lingual token-level reconstruction.
     contrastive: Whether training compares vectors with each other.
-    language_dim: Width of the target language's embedding in the XTR head (d_la); None: no
-      embedding.
+    language_dim: Width of the target language's embedding in the XTR head (d_la); None omits
+      the embedding.
     num_languages: Rows of the language table, looked up by the index of `vmsst.languages`;
       traditional Chinese has the row of simplified Chinese (footnote 4). The table of equation 2
-      has as many rows as the vocabulary, of which it uses one per language.
+      has as many rows as the vocabulary, but uses only one row per language.
     share_embedding: Uses the token table as W_emb; the output of W_fc then has the table's width.
     xtr_layer_norm: Layer-norms the language embedding and the input of W_emb, as in the released
       code but not in the paper.
-    projection_dim: Width of the vectors compared by the contrastive loss (d_cntrs); None: the loss
-      compares the sentence vectors themselves.
+    projection_dim: Width of the vectors compared by the contrastive loss (d_cntrs); with None, the
+      loss compares the sentence vectors themselves.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -63,7 +63,7 @@ class EmsNetwork(nn.Module):
 
   @property
   def latent_dim(self) -> int:
-    """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
+    """Width of the sentence vector (S), equal to the width of the encoder's hidden states."""
     return self.config.width
 
   def setup(self) -> None:
@@ -149,7 +149,7 @@ class EmsNetwork(nn.Module):
     return self.xtr_logits()
 
   def project(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
-    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; u without a head."""
+    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; without a head, u."""
     if not self.projection_dim:
       return vector_BS
     compared_BC = self.projection(nn.relu(self.projection_hidden(vector_BS)))

@@ -5,8 +5,8 @@ The encoder is LASER's stack of bidirectional LSTM layers or any other encoder o
 encoder have the same names as in a sentence encoder, so that inference loads them without the
 decoder.
 
-LASER's released training code also has a bias per vocabulary piece. Here the only output bias is
-that of the decoder, which the projection maps to a bias of the logits.
+LASER's released training code also has a bias per vocabulary piece. Here only the
+decoder's output has a bias. The projection maps it to a bias of the logits.
 
 Axes: `O` width of the decoder's output, the input of the vocabulary projection.
 
@@ -35,7 +35,7 @@ class TransformerDecoder(nn.Module):
   """Computes the states that predict the next token of a sentence, given the sentence vector.
 
   The input of the first layer is [token; language; sentence] at every position, and all layers have
-  that width. There is no cross-attention.
+  the width of this input. The decoder has no cross-attention.
 
   Attributes:
     config: Sizes and numerics; `emb_dim` is the width of the concatenated input.
@@ -121,7 +121,7 @@ class LaserNetwork(nn.Module):
   Attributes:
     config: Sizes and numerics of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
       attributes below apply with any encoder.
-    target_emb_dim: Width of the decoder's token embeddings (E), which have their own table.
+    target_emb_dim: Width of the decoder's token embeddings (E); the decoder has its own table.
     decoder_dim: Width of the LSTM decoder's state.
     decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
       projection.
@@ -129,8 +129,8 @@ class LaserNetwork(nn.Module):
     num_languages: Rows of the decoder's language table.
     initializer_range: The LSTM decoder's parameters and the tables of either decoder are initially
       uniform within this distance of zero.
-    transformer_decoder: Sizes of a transformer decoder, whose `emb_dim` must be the sum of
-      target_emb_dim, language_dim and the width of a sentence vector; None: the LSTM decoder.
+    transformer_decoder: Sizes of a transformer decoder (default: the LSTM decoder). Its `emb_dim`
+      must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -154,7 +154,7 @@ class LaserNetwork(nn.Module):
 
   @property
   def latent_dim(self) -> int:
-    """Width of the sentence vector (S), equal to that of the encoder's hidden states."""
+    """Width of the sentence vector (S), equal to the width of the encoder's hidden states."""
     return self.config.width
 
   def setup(self) -> None:
@@ -222,7 +222,7 @@ class LaserNetwork(nn.Module):
 
     Args:
       tokens_BT: Tokens to predict; padding must be at the end.
-      languages_B: Their language, an index of `vmsst.languages`; NaN outside the table.
+      languages_B: Language of each row, an index of `vmsst.languages`; NaN outside the table.
       vector_BS: Vectors of the sentences to translate.
       deterministic: False enables the transformer decoder's dropout (needs an rng named "dropout").
     """

@@ -1,4 +1,4 @@
-"""Arrays on devices: padding, layouts, and the rates of devices."""
+"""Arrays on devices: padding, layouts, and device specifications."""
 
 PAD_ID = 0
-"""The token id of padding."""
+"""Token id of padding."""

@@ -1,6 +1,6 @@
-"""Published rates of accelerators, which defaults depend on, and JAX's cache of programs on disk.
+"""Published specifications of accelerators, and JAX's compilation cache on disk.
 
-JAX is imported when it is needed.
+Some defaults depend on the specifications. JAX is imported when it is needed.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """A chip.
+  """Specifications of an accelerator chip.
 
   Attributes:
-    name: Name.
-    kinds: Parts of JAX's `device_kind` that identify it.
+    name: Name of the chip.
+    kinds: Substrings of JAX's `device_kind` that identify the chip.
     flops: Peak dense bfloat16 FLOP/s.
     memory: Memory in bytes.
     bandwidth: Memory bandwidth in bytes per second.
@@ -34,7 +34,7 @@ class Device:
   bandwidth: float
 
 
-# By cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first kind that matches counts.
+# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first match counts.
 DEVICES = (
   Device("TPU v4", ("TPU v4",), 275e12, 32 * 2**30, 1200e9),
   Device("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16e9, 819e9),
@@ -47,36 +47,37 @@ BY_NAME = {device.name: device for device in DEVICES}
 
 
 def of_kind(kind: str) -> Device | None:
-  """Returns the device of JAX's `device_kind`; None if it is unknown, such as a CPU.
+  """Returns the specifications for JAX's `device_kind`; None if unknown, as for CPUs.
 
   >>> of_kind("NVIDIA H100 80GB HBM3").name
   'H100 SXM'
   """
-  matching = (device for device in DEVICES if any(part in kind for part in device.kinds))
+  matching = (device for device in DEVICES if any(substring in kind for substring in device.kinds))
   return next(matching, None)
 
 
 def current() -> Device | None:
-  """Returns the device of the current mesh (`jax.set_mesh`), or else JAX's default device."""
+  """Returns the specifications of the current mesh's devices, or of JAX's default device."""
   import jax
 
-  meant = jax.sharding.get_abstract_mesh().abstract_device
-  return of_kind((meant or jax.devices()[0]).device_kind)
+  mesh_device = jax.sharding.get_abstract_mesh().abstract_device
+  return of_kind((mesh_device or jax.devices()[0]).device_kind)
 
 
 def enable_compilation_cache() -> None:
-  """Lets JAX keep compiled programs on disk, so that a second command compiles nothing again.
+  """Enables JAX's compilation cache on disk, so that a second command does not compile again.
 
-  It sets variables for this process and its children, and JAX's options if JAX is imported.
+  Sets environment variables for this process and its children, and JAX's options if JAX is already
+  imported.
 
-  The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds 1 GiB at most; JAX deletes what
-  was unused the longest. Does nothing if JAX_COMPILATION_CACHE_DIR is set, even to an empty value,
-  if the option of JAX is set, or if the folder cannot be made.
+  The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds at most 1 GiB; JAX deletes the
+  least recently used programs. Does nothing if JAX_COMPILATION_CACHE_DIR is set, even to an empty
+  value, if the option of JAX is set, or if the folder cannot be created.
   """
   jax = sys.modules.get("jax")
   if _FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
     return
-  # Programs for one kind of processor may not run on another.
+  # Programs compiled for one processor may not run on another, so each kind has its own folder.
   processor = [platform.machine()]
   if _CPU_INFO.exists():
     kinds = ("model name", "flags", "Features")
@@ -92,7 +93,7 @@ def enable_compilation_cache() -> None:
   options: dict[str, Any] = {
     "jax_compilation_cache_dir": str(folder),
     "jax_compilation_cache_max_size": 1 << 30,
-    "jax_persistent_cache_min_compile_time_secs": 0,  # Many small programs take long together.
+    "jax_persistent_cache_min_compile_time_secs": 0,  # small programs add up
   }
   for name, value in options.items():
     os.environ.setdefault(name.upper(), str(value))
@@ -101,4 +102,4 @@ def enable_compilation_cache() -> None:
   if jax:
     from jax.experimental.compilation_cache import compilation_cache
 
-    compilation_cache.reset_cache()  # JAX decides at the first program whether it has a cache.
+    compilation_cache.reset_cache()  # JAX checks for a cache only once, at the first compilation.

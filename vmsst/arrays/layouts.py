@@ -1,9 +1,9 @@
 """Layouts of arrays: over a mesh, by logical axis names, and in memory for fast gradients.
 
-The gradient of a kernel sums over the rows of two matrices. XLA's CPU backend multiplies transposed
-matrices at 0.4 to 0.7 of the rate of others, and folds a transpose into the matmul that follows.
-`linear` and `product_of_rows` transpose the smaller matrix first. Other backends read either layout
-at the same rate.
+The gradient of a kernel sums over the rows of two matrices: a matmul with a transposed operand.
+XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed, and merges an
+explicit transpose into the matmul after it. `linear` and `product_of_rows` therefore transpose the
+smaller matrix behind an optimization barrier. Other backends read either layout at the same speed.
 """
 
 import math
@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-  """Returns `x` laid out by the current logical axis rules, or unchanged without rules.
+  """Constrains the sharding of `x` by the current logical axis rules, if any are set.
 
-  Unlike the corresponding function of flax, it also works with a mesh entered by `with mesh:`, as
-  T5X's partitioners enter theirs.
+  Unlike the corresponding function of flax, this also works with a mesh entered by `with mesh:`, as
+  in T5X's partitioners.
 
   Args:
     x: An activation.
@@ -31,13 +31,14 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 
 
 def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
-  """Returns a kernel whose "embed" axis is whole on every device; other axes stay sharded.
+  """Gathers the "embed" axis of a kernel on every device; other axes stay sharded.
 
-  Without it, XLA may divide a matmul by a fully sharded kernel into partial ones, each of which
-  reads and writes all outputs. Returns the kernel unchanged without logical axis rules.
+  Otherwise, XLA may split a matmul with a fully sharded kernel into partial matmuls that each read
+  and write all outputs. Without logical axis rules, the kernel is returned unchanged.
 
   Args:
-    kernel: Parameters [M, N], cast to the compute dtype, so that devices exchange fewer bytes.
+    kernel: Parameters [M, N]. Cast them to the compute dtype first, so that devices exchange fewer
+      bytes.
     axes: Logical names of both axes.
   """
   return constrain(kernel, tuple(None if axis == "embed" else axis for axis in axes))
@@ -46,8 +47,8 @@ def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
-  Empty for an axis that is not sharded, for one whose size the mesh axes do not divide, and without
-  a mesh entered by `jax.set_mesh`.
+  The result is empty for an axis that is not sharded, if the mesh axes do not divide its size, or
+  without a mesh entered by `jax.set_mesh`.
 
   Args:
     **sizes: Size of each logical axis.
@@ -65,19 +66,19 @@ def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
 
 
 def local_size(**size: int) -> int:
-  """Returns the part of a logical axis on each device; see `mesh_axes`.
+  """Returns the size of a logical axis on each device; see `mesh_axes`.
 
   Args:
     **size: Size of one logical axis.
   """
-  (names,), (whole,) = mesh_axes(**size), size.values()
+  (names,), (total,) = mesh_axes(**size), size.values()
   mesh = jax.sharding.get_abstract_mesh().shape
-  return whole // math.prod(mesh[name] for name in names)
+  return total // math.prod(mesh[name] for name in names)
 
 
 @jax.custom_vjp
 def linear(x_MA: Float[Array, "M A"], kernel_AB: Float[Array, "A B"]) -> Float[Array, "M B"]:
-  """Returns `x @ kernel`, for operands of one dtype; it has reverse-mode gradients only."""
+  """Returns `x @ kernel` for operands of the same dtype; supports only reverse-mode gradients."""
   return x_MA @ kernel_AB
 
 
@@ -99,9 +100,9 @@ def product_of_rows(
   """Returns `a.T @ b`, the sum over rows m of the outer products of a_m and b_m.
 
   Args:
-    a_MA: One matrix.
-    b_MB: Another one with as many rows.
-    dtype: Dtype of sums and result (default: the dtype of the operands).
+    a_MA: The first matrix.
+    b_MB: The second matrix, with as many rows.
+    dtype: Dtype of the sums and the result (default: the dtype of the operands).
   """
 
   def directly(a_MA: jax.Array, b_MB: jax.Array) -> jax.Array:

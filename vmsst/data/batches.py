@@ -1,8 +1,8 @@
 """Batches of token ids for training: rows of tables, shuffled, mixed, tokenized and padded.
 
-Grain reads the rows, a few hundred at a time, since Python calls for each row take longer than
-tokenizing it. The sentences of a batch may have similar lengths. Nothing here imports TensorFlow or
-seqio.
+Grain reads the rows, a few hundred at a time, because Python calls for each row would take longer
+than tokenizing it. The sentences of a batch may have similar lengths. Nothing here imports
+TensorFlow or seqio.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ Batch = Mapping[str, np.ndarray]
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 GROUP = 16
-"""Number of batches whose rows are sorted by length together."""
+"""Number of batches with rows that are sorted by length together."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
 """Maximum length of each length class."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
-_SLOT = "slot"  # in a chunk
+_SLOT = "slot"  # name of the column with the position of a row in its chunk
 _PATTERN = 1 << 20  # Mixing rates are exact over this many rows.
 
 
@@ -47,8 +47,8 @@ class Tokenizer:
 
   Attributes:
     vocabulary: Tokenizes the texts.
-    max_length: Rows with a side of more tokens are dropped, None: no limit; and so are rows with a
-      side of none.
+    max_length: Maximum number of tokens of a side, or None for no limit. Rows with a longer side
+      are dropped, and so are rows with a side without tokens.
     keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length` ids.
   """
 
@@ -63,32 +63,33 @@ class Tokenizer:
 
     Args:
       columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
-      lengths: The columns to return, with the maximum length of those of texts; None: no limit.
+      lengths: The columns to return, and the maximum length of text columns, or None for no limit.
     """
     result = {name: columns[name] for name in lengths}
     keep_N = np.ones(len(columns["inputs"]), bool)
-    for side in SIDES:
-      if side in columns and (side in lengths or not self.keep_all):
-        ids = self.vocabulary.tokenize(columns[side], self._languages(columns, SIDES[side]))
+    for feature in SIDES:
+      if feature in columns and (feature in lengths or not self.keep_all):
+        ids = self.vocabulary.tokenize(columns[feature], self._languages(columns, SIDES[feature]))
         if not self.keep_all:
           size_N = np.fromiter(map(len, ids), int, len(ids))
           keep_N &= (size_N > 0) & (size_N <= (self.max_length or size_N))
-        if side in lengths:
-          ids = self._with_eos(ids, lengths[side], self.max_length if self.keep_all else None)
-          result[side] = _padded_ids(ids, lengths[side])
+        if feature in lengths:
+          ids = self._with_eos(ids, lengths[feature], self.max_length if self.keep_all else None)
+          result[feature] = _padded_ids(ids, lengths[feature])
     if "negatives" in lengths:
       count, length = lengths["negatives"] or (None, None)
-      kept = [row[:count] for row in columns["negatives"]]
-      width = len(kept[0]) if kept else 0
-      kinds = self._languages(columns, "target_language")
+      # A table gives all rows equally many negatives, with "" for missing ones.
+      negatives = [row[:count] for row in columns["negatives"]]
+      width = len(negatives[0]) if negatives else 0
+      row_languages = self._languages(columns, "target_language")
       ids = self.vocabulary.tokenize(
-        list(itertools.chain.from_iterable(kept)),
-        kinds and [kind for kind in kinds for _ in range(width)],
+        list(itertools.chain.from_iterable(negatives)),
+        row_languages and [language for language in row_languages for _ in range(width)],
       )
       # A missing text has no EOS token.
       ended = zip(ids, self._with_eos(ids, length), strict=True)
       ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
-      ids_NKT = ids_MT.reshape(len(kept), width, ids_MT.shape[1])
+      ids_NKT = ids_MT.reshape(len(negatives), width, ids_MT.shape[1])
       missing = (count or width) - width
       result["negatives"] = np.pad(ids_NKT, [(0, 0), (0, missing), (0, 0)])
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
@@ -107,7 +108,7 @@ class Tokenizer:
 
 
 def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
-  """Returns texts of ids, int32 [N, length]; None: the length of the longest text."""
+  """Returns texts of ids, int32 [N, length]; with None, the length of the longest text."""
   size_N = np.fromiter(map(len, ids), int, len(ids))
   width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids.
   ids_NT = np.zeros([len(ids), width], np.int32)
@@ -136,9 +137,9 @@ class Texts:
     for name, column in self.table.rows(np.zeros(1, np.int64)).items():
       is_text = not isinstance(column, np.ndarray)
       shape = [*np.shape(column)[1:], None] if is_text else column.shape[1:]
-      known = np.atleast_1d(lengths.get(name) or []).astype(int).tolist()
+      dims = np.atleast_1d(lengths.get(name) or []).astype(int).tolist()
       spec[name] = jax.ShapeDtypeStruct(
-        [*known, *shape[len(known) :]], np.int32 if is_text else column.dtype
+        [*dims, *shape[len(dims) :]], np.int32 if is_text else column.dtype
       )
     return spec
 
@@ -164,42 +165,45 @@ def read_rows(
     rates: How often each is sampled.
     lengths: The columns to return; see `Tokenizer`.
     shuffle: Whether to shuffle.
-    seed: Seed of the order; default: the time.
+    seed: Seed of the order (default: the time).
     shard: Number of the shard, and number of shards. A shard has whole files of a table if they
       divide evenly, otherwise every n-th row.
-    num_epochs: Number of epochs; default: endless. The rows end before a table would begin another.
+    num_epochs: Number of epochs (default: endless). The rows end before any table would begin
+      another epoch.
     reading: Threads, and number of chunks to read ahead.
   """
   base = int(time.time()) if seed is None else seed % 2**63
   streams = []
-  for number, part in enumerate(texts):
-    share = part.table.share(*shard)
+  for number, source in enumerate(texts):
+    share = source.table.share(*shard)
     first, step = shard if share is None else (0, 1)
     table_seed = (base, number) if shuffle else None
-    streams.append(_Stream(share or part.table, table_seed, first, step, num_epochs))
+    streams.append(_Stream(share or source.table, table_seed, first, step, num_epochs))
   pattern, rank, counts = _pattern(rates, base)
   total = 2**62
-  if num_epochs is not None:  # up to the first row that a table lacks
-    parts = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
+  if num_epochs is not None:  # the rows end where the first table has none left
+    ends = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
     total = min(
-      cycles * len(pattern) + int(np.flatnonzero(pattern == index)[rest])
-      for index, (cycles, rest) in enumerate(parts)
+      cycles * len(pattern) + int(np.flatnonzero(pattern == index)[row])
+      for index, (cycles, row) in enumerate(ends)
     )
 
+  # The pattern repeats in cycles. `rank` numbers the rows of each table within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
     )
     table_N = pattern[slot_N]
-    parts = []
+    columns_by_table = []
     for index in np.unique(table_N).tolist():
       row_K = np.flatnonzero(table_N == index)
       columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
-      parts.append({**columns, _SLOT: row_K})
-    rows = texts[0].tokenizer(_join(parts), {**lengths, _SLOT: None})
+      columns_by_table.append({**columns, _SLOT: row_K})
+    # Tokenize the rows of all tables together, then restore the order of the pattern.
+    rows = texts[0].tokenizer(_join(columns_by_table), {**lengths, _SLOT: None})
     order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
-      return None  # which Grain skips
+      return None  # Grain skips it
     return {name: column[order_N] for name, column in rows.items()}
 
   chunks = grain.MapDataset.range(-(-total // CHUNK))
@@ -217,25 +221,25 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
   Raises:
     InputError: all pairs of a table are dropped.
   """
-  total = dropped = sum(part.table.dropped for part in texts)
+  total = dropped = sum(source.table.dropped for source in texts)
   cut = 0
-  longer = {side: lengths[side] + 1 for side in SIDES if isinstance(lengths.get(side), int)}
-  for part in texts:
-    table, remaining = part.table, 0
+  longer = {name: lengths[name] + 1 for name in SIDES if isinstance(lengths.get(name), int)}
+  for source in texts:
+    table, remaining = source.table, 0
     for start in range(0, len(table), CHUNK):
       if remaining:
         break
       columns = table.rows(np.arange(start, min(start + CHUNK, len(table))))
-      rows = part.tokenizer(columns, {"inputs": 1, **longer})
+      rows = source.tokenizer(columns, {"inputs": 1, **longer})
       remaining += len(rows["inputs"])
       total += len(columns["inputs"])
       dropped += len(columns["inputs"]) - len(rows["inputs"])
-      cut += sum(int(np.count_nonzero(rows[side][:, -1])) for side in longer)
+      cut += sum(int(np.count_nonzero(rows[name][:, -1])) for name in longer)
     if not remaining:
       raise errors.InputError(
-        f"{part.name}: no pair is left: of {len(table) + table.dropped} pairs, {table.dropped} "
+        f"{source.name}: no pair is left: of {len(table) + table.dropped} pairs, {table.dropped} "
         f"have an empty side, and {len(table)} an over-long one; check the files and max_length "
-        f"({part.tokenizer.max_length})"
+        f"({source.tokenizer.max_length})"
       )
   if warn and (dropped or cut):
     logging.warning(
@@ -246,7 +250,7 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
 
 
 def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns an order in which tables take turns at their rates, to be repeated.
+  """Returns an order, to be repeated, in which tables take turns at their rates.
 
   Returns:
     The table of each row [P], its number among the rows of that table [P], and the number of rows
@@ -254,6 +258,7 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:
+    # At least one row per table, so that rounding removes no table.
     counts = np.maximum(1, np.rint(_PATTERN * np.array(rates) / sum(rates))).astype(int)
   table_P = np.repeat(np.arange(len(rates)), counts)
   pattern = np.random.default_rng([seed]).permutation(table_P)
@@ -264,16 +269,16 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-  """A host's rows of the epochs of a table: every `step`-th one, from number `first` on.
+  """A host's rows of all epochs of a table: every `step`-th row, from number `first` on.
 
-  Each epoch has another order, in which every row of a window is in the same window.
+  Each epoch has a new order: rows are shuffled within windows, and every window stays in place.
 
   Attributes:
     table: The table.
-    seed: Seed of the order; None: the order of the table.
+    seed: Seed of the order, or None for the order of the table.
     first: Number of the first row.
     step: Number of hosts that share the rows.
-    num_epochs: Number of epochs; None: endless.
+    num_epochs: Number of epochs, or None for endless rows.
   """
 
   table: tables.Table
@@ -289,6 +294,7 @@ class _Stream:
     """Returns the rows at these positions of the stream."""
     epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
     if self.seed is not None:
+      # One permutation for each epoch and window, the same on every host.
       start_N = number_N - number_N % self.table.window
       for epoch, start in set(zip(epoch_N.tolist(), start_N.tolist(), strict=True)):
         size = min(self.table.window, len(self.table) - start)
@@ -303,23 +309,23 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
   return np.random.default_rng(seed).permutation(np.arange(size, dtype=np.int32))
 
 
-def _join(parts: Sequence[tables.Columns]) -> dict[str, Any]:
-  """Returns the rows of all parts."""
+def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
+  """Concatenates the rows of several tables."""
   return {
-    name: np.concatenate([part[name] for part in parts])
-    if isinstance(parts[0][name], np.ndarray)
-    else [row for part in parts for row in part[name]]
-    for name in parts[0]
+    name: np.concatenate([columns[name] for columns in tables_columns])
+    if isinstance(tables_columns[0][name], np.ndarray)
+    else [row for columns in tables_columns for row in columns[name]]
+    for name in tables_columns[0]
   }
 
 
 class BatchIterator(dataset_iterator.DatasetIterator):
-  """Iterates over the batches of a Grain dataset; upstream T5X takes it too.
+  """Iterates over the batches of a Grain dataset; upstream T5X accepts it, too.
 
   Args:
     dataset: The dataset.
     element_spec: Shape and dtype of the columns of a batch.
-    shard: Number of the share of the rows that it reads, and number of shares.
+    shard: Number of the iterator's share of the rows, and number of shares.
   """
 
   def __init__(
@@ -390,9 +396,9 @@ def batched(
     rates: How often each dataset is sampled.
     spec: Shape and dtype of the columns of a row.
     size: Rows per batch.
-    shard: Number of the share of the rows that was read, and number of shares.
+    shard: Number of this share of the rows, and number of shares.
     seed: See `length_batches`.
-    boundaries: See `length_batches`; None: batches of texts of any length.
+    boundaries: See `length_batches`; with None, batches have texts of any length.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
@@ -427,8 +433,9 @@ def length_batches(
 
   def cut(number: int, rows: Batch) -> list[Batch]:
     texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
-    # Of each row, the longest one: hard negatives are [N, K, T].
+    # The length of the longest text of each row; hard negatives are [N, K, T].
     lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
+    # Rows of one length class keep their order, because the sort is stable.
     class_N = np.searchsorted(bounds, np.max(lengths, axis=0))
     count = len(class_N) // size
     order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)

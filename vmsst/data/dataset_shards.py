@@ -1,7 +1,7 @@
 """Files of datasets of `vmsst data build`, read and written without importing TensorFlow.
 
 A file is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord); its records are
-tf.train.Example messages, whose features are single texts.
+tf.train.Example messages with one text per feature.
 """
 
 import array
@@ -32,7 +32,7 @@ def language_codes(path: str) -> tuple[str, str] | None:
 
 
 class Records:
-  """The records of a file, each of which can be read alone.
+  """The records of a file, with random access.
 
   A file in an object store is copied to this machine, once per process.
 
@@ -49,6 +49,7 @@ class Records:
       self._content: Any = b""
       if size:
         self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    # A record is a length with its checksum, then the content with its checksum.
     position = 0
     while position < size:
       self._starts.append(position)
@@ -73,7 +74,7 @@ class Records:
     return texts["source"], texts["target"]
 
   def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
-    """Returns features of an example, which are single texts.
+    """Returns texts of an example, by the names of its features.
 
     Raises:
       InputError: the record is damaged, or is not such an example.
@@ -96,7 +97,7 @@ class Records:
 
 
 class Examples:
-  """Makes tf.train.Example messages of one language pair.
+  """Serializes tf.train.Example messages of one language pair.
 
   Args:
     source_language: Code of the first side.

@@ -1,9 +1,9 @@
-"""Parsers of bitext formats; they yield a fault for everything that cannot be read, and the rest.
+"""Parsers of bitext formats; they yield rows, and a fault for everything that cannot be read.
 
     for item in formats.parse("tsv", ["x.tsv"], (german, english)):
       ...  # a Row, or the Fault of a line that was left out
 
-Training uses `require`, for which the first fault is an error. Dataset builds count faults.
+Training uses `require`, and stops at the first fault. Dataset builds count faults.
 """
 
 import codecs
@@ -28,14 +28,14 @@ ROLES = {
   # The positives of a query are "pos" in FlagEmbedding's files.
   **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
 }
-"""Names of columns that tell what a text is, and thus the prompt before it."""
+"""Names of columns that show the role of a text, and thus the prompt before it."""
 _SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
 _IDS = ("id", "idx", "index")  # fields that are neither texts nor scores
 # A TSV file has a header if all columns of its first line have such names.
 _COLUMN = re.compile(
   rf"anchor|positive|negative(_\d+)?|sentence_?[12ab]|{'|'.join([*ROLES, *_SCORES])}|id", re.I
 )
-# TMX elements in a segment whose content is markup of the original document, not text.
+# TMX elements in a segment that contain markup of the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
@@ -55,7 +55,7 @@ class Row(NamedTuple):
   """The texts of one pair.
 
   Attributes:
-    number: Its line, from 1; in TMX the number of its `<tu>`.
+    number: Line number, from 1; in TMX, number of the `<tu>`.
     texts: Source and target, followed by hard negatives or other columns.
     scores: Scores or labels: one of the pair, or one for each text after the first. The column
       before the pair in a TSV file without a header is a string.
@@ -81,7 +81,7 @@ class Fault(NamedTuple):
 
 
 def require(items: Iterable[T | Fault]) -> Iterator[T]:
-  """Yields the items that are no faults; raises InputError for the first fault."""
+  """Yields the items that are not faults; raises InputError for the first fault."""
   for item in items:
     if isinstance(item, Fault):
       raise errors.InputError(f"{item.place}: {item.what}")
@@ -125,19 +125,19 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
-      place = f"{name}:{number}"
-      yield Fault(place, str(line)) if isinstance(line, archives.BadLine) else (number, place, line)
+      label = f"{name}:{number}"
+      yield Fault(label, str(line)) if isinstance(line, archives.BadLine) else (number, label, line)
   except archives.DamagedError as error:
     yield Fault(f"{name}:{number + 1}", str(error))
 
 
 def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
-  """Yields the rows of two texts whose lines with the same number translate each other.
+  """Yields the rows of two texts: lines with the same number translate each other.
 
   Args:
     sides: Name and content of each side.
   """
-  for number, pair in enumerate(itertools.zip_longest(*(_lines(*side) for side in sides)), 1):
+  for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in sides)), 1):
     if None in pair:
       name = sides[pair.index(None)][0]
       yield Fault(f"{name}:{number - 1}", "ends before the other side: they may be misaligned")
@@ -162,7 +162,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
     if isinstance(item, Fault):
       yield item
       continue
-    number, place, line = item
+    number, location, line = item
     if not line:
       continue
     columns = line.split("\t")
@@ -171,9 +171,9 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
       continue
     width = width or max(len(columns), scored + 2)
     if len(columns) != width or (scored and not text_files.is_number(columns[0])):
-      yield Fault(place, f"not {layout}; write {width} columns on every line")
+      yield Fault(location, f"not {layout}; write {width} columns on every line")
     elif header:
-      yield from record_rows([(number, place, dict(zip(header, columns, strict=True)))])
+      yield from record_rows([(number, location, dict(zip(header, columns, strict=True)))])
     else:
       yield Row(number, columns[scored:], columns[:scored])
 
@@ -184,11 +184,11 @@ def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
     if isinstance(item, Fault):
       yield item
       continue
-    number, place, line = item
+    number, location, line = item
     try:
-      yield number, place, json.loads(line)
+      yield number, location, json.loads(line)
     except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
-      yield Fault(place, f"not JSON: {error}")
+      yield Fault(location, f"not JSON: {error}")
 
 
 def record_rows(
@@ -200,8 +200,8 @@ def record_rows(
 
   Args:
     records: Number and place of each record, for messages, and the record: a sequence of texts, an
-      object, or an object with another one at its key "translation". Faults are yielded again.
-    pair: The languages of the two sides, which name the fields if they are known.
+      object, or an object with an inner object at its key "translation". Faults pass through.
+    pair: The languages of the two sides; if they are known, their codes name the fields.
     fields: Names of the two fields; any number is then a score (default: by the languages; if both
       are undetermined, the text fields of the first record, in its order: a pair and its hard
       negatives, each a text or a list of texts).
@@ -211,44 +211,44 @@ def record_rows(
     if isinstance(item, Fault):
       yield item
       continue
-    number, place, record = item
+    number, location, record = item
     columns, scores = record if isinstance(record, list | tuple) else [None], []
-    of_targets, of_others = (), ()
+    pos_scores, neg_scores = (), ()
     if isinstance(record, Mapping):
       inner = record.get("translation")  # as in Hugging Face's datasets
       record = {**record, **inner} if isinstance(inner, Mapping) else record
       names = names or _field_names(record, pair)
       if missing := [name for name in names[:2] if name not in record]:
-        yield Fault(place, f"{missing[0]!r} has no text; the fields are {sorted(record)}")
+        yield Fault(location, f"{missing[0]!r} has no text; the fields are {sorted(record)}")
         continue
       columns = [record[name] or "" for name in names if name in record]
       grades = [name for name, x in record.items() if isinstance(x, numbers.Number)]
       grades = [name for name in grades if name not in (*names, *_SCORES, *_IDS)]
       if grades and not fields:
         problem = f"{grades} may grade the pair; name it 'score', or remove other numbers"
-        yield Fault(place, problem)
+        yield Fault(location, problem)
         continue
-      of_fields = (record.get(name) for name in (*_SCORES, *grades))
-      value: Any = next((x for x in of_fields if x is not None), [])
+      score_values = (record.get(name) for name in (*_SCORES, *grades))
+      value: Any = next((x for x in score_values if x is not None), [])
       scores = [*value] if isinstance(value, list | tuple) else [value]
-      of_targets, of_others = record.get("pos_scores") or (), record.get("neg_scores") or ()
+      pos_scores, neg_scores = record.get("pos_scores") or (), record.get("neg_scores") or ()
     texts: list[Any] = [[x] if isinstance(x, str) else x for x in columns]
     if not all(isinstance(x, list | tuple) and all(map(input_files.is_text, x)) for x in texts):
-      yield Fault(place, f"{input_files.shown(record)}; give texts in UTF-8")
+      yield Fault(location, f"{input_files.shown(record)}; give texts in UTF-8")
       continue
     if len(texts) < 2 or len(texts[0]) != 1:
-      yield Fault(place, f"the text fields are {[*names]}; a pair has two")
+      yield Fault(location, f"the text fields are {[*names]}; a pair has two")
       continue
-    (source,), targets, *others = texts
+    (source,), targets, *extra_columns = texts
     for target_number, target in enumerate(targets):
-      if target_number < len(of_targets):
-        scores = [of_targets[target_number], *of_others]
+      if target_number < len(pos_scores):
+        scores = [pos_scores[target_number], *neg_scores]
       try:
         scores = [*map(float, scores)]
       except (TypeError, ValueError):
-        yield Fault(place, f"{input_files.shown(scores)} are not numbers")
+        yield Fault(location, f"{input_files.shown(scores)} are not numbers")
         break
-      negatives = filter(None, itertools.chain(*others))
+      negatives = filter(None, itertools.chain(*extra_columns))
       yield Row(number, (source, target, *negatives), scores, names)
 
 
@@ -269,15 +269,16 @@ def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> 
 def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | Fault]:
   """Yields the rows of a TMX file: every `<tu>` with one of the languages.
 
-  The texts have single spaces; a missing side is "". Each unit is parsed on its own, so that an
-  ill-formed one costs no other, and no document type definition is read: an entity that XML does
-  not define itself is a fault.
+  The texts have single spaces; a missing side is "". Each unit is parsed on its own, so
+  ill-formed units do not affect others. Document type definitions are not read, so entities that
+  XML itself does not define are faults.
   """
-  line, number, rest = 1, 0, ""
+  line, number, buffer = 1, 0, ""
   try:
     for chunk in _decode_xml(archives.file_chunks(path)):
-      *pieces, rest = _UNIT_END.split(rest + chunk)
+      *pieces, buffer = _UNIT_END.split(buffer + chunk)
       for piece in pieces:
+        # `before` is the text between units. Without a start tag, it is parsed to report its fault.
         before, *units = _UNIT_START.split(piece)
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
@@ -285,14 +286,14 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
           yield from _unit_row(unit, number, (path, location), (source, target))
           location += unit.count("\n")
         line += piece.count("\n")
-      if len(rest) > _UNIT_CHARACTERS:
+      if len(buffer) > _UNIT_CHARACTERS:
         yield Fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
         return
   except archives.DamagedError as error:
     yield Fault(f"{path}:{line}", str(error))
     return
-  if _UNIT_START.search(rest) or "</tmx" not in rest:
-    last = line + rest.count("\n")
+  if _UNIT_START.search(buffer) or "</tmx" not in buffer:
+    last = line + buffer.count("\n")
     yield Fault(f"{path}:{last}", "truncated: there is no </tmx> after the last unit")
 
 
@@ -307,7 +308,7 @@ def _unit_row(
   if "\ufffd" in unit:
     yield Fault(f"{path}:{line}", "a character that cannot be decoded")
     return
-  sides: dict[Language | None, str] = {}
+  texts: dict[Language | None, str] = {}
   try:
     for variant in ElementTree.fromstring(f"{unit}</tu>").iter("tuv"):
       language = language_or_none(variant.get(_XML_LANG) or variant.get("lang") or "")
@@ -318,21 +319,21 @@ def _unit_row(
             after = element.tail
             element.clear()
             element.tail = after
-        sides.setdefault(language, " ".join("".join(segment.itertext()).split()))
+        texts.setdefault(language, " ".join("".join(segment.itertext()).split()))
   except ElementTree.ParseError as error:
     reason = expat.ErrorString(error.code)
     yield Fault(f"{path}:{line + error.position[0] - 1}", f"ill-formed XML: {reason}")
     return
-  if max(map(len, sides.values()), default=0) > archives.LINE_BYTES:
+  if max(map(len, texts.values()), default=0) > archives.LINE_BYTES:
     yield Fault(f"{path}:{line}", "a side of the unit is too long")
     return
-  first, second = (_side(sides, language) or "" for language in pair)
+  first, second = (_side(texts, language) or "" for language in pair)
   if first or second:
     yield Row(number, (first, second))
 
 
 def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the text of an XML file in pieces, with U+FFFD for what cannot be decoded.
+  """Yields the text of an XML file in pieces, with U+FFFD for bytes that cannot be decoded.
 
   Raises:
     archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
@@ -346,21 +347,21 @@ def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
         encoding = encoding or (declared[1].decode() if declared else "utf-8")
         decoder = codecs.getincrementaldecoder(encoding)("replace")
       yield decoder.decode(chunk)
-  except (LookupError, UnicodeError) as error:  # of a whole file; characters are replaced
+  except (LookupError, UnicodeError) as error:  # not bad characters: they are replaced
     raise archives.DamagedError(str(error)) from None
 
 
-def _side(by_language: dict[Language | None, T], wanted: Language) -> T | None:
+def _side(by_language: dict[Language | None, T], language: Language) -> T | None:
   """Returns the value of a language, or else of the same language in another script."""
-  if wanted in by_language:
-    return by_language[wanted]
-  kin = (key for key in by_language if key and key.iso639_3 == wanted.iso639_3)
-  return by_language.get(next(kin, wanted))
+  if language in by_language:
+    return by_language[language]
+  variants = (key for key in by_language if key and key.iso639_3 == language.iso639_3)
+  return by_language.get(next(variants, language))
 
 
 @functools.lru_cache(maxsize=1 << 12)  # A file may contain any number of codes.
 def language_or_none(code: str) -> Language | None:
-  """Returns the language of a code; None if it is not known."""
+  """Returns the language of a code, or None if the code is unknown."""
   try:
     return languages.language(code)
   except ValueError:

@@ -12,11 +12,11 @@ Texts = Iterable[str] | os.PathLike[str]
 
 
 def as_list(texts: Texts) -> list[str]:
-  """Returns the texts; half of a surrogate pair, which UTF-8 cannot encode, becomes U+FFFD.
+  """Returns the texts; a lone surrogate becomes U+FFFD, because UTF-8 cannot encode it.
 
   Args:
     texts: Strings; an iterator is read to its end, an open file line by line without line ends. A
-      path (not a string) is that of a UTF-8 file, plain or gzipped, with one text per line.
+      path (not a string) names a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
     TypeError: an item is not a string (None, NaN, bytes), or `check` refuses the texts; the message
@@ -28,24 +28,24 @@ def as_list(texts: Texts) -> list[str]:
   check(texts)
   if isinstance(texts, io.TextIOBase):
     texts = (line.removesuffix("\n") for line in texts)
-  listed = list(texts)
-  for index, text in enumerate(listed):
+  strings = list(texts)
+  for index, text in enumerate(strings):
     if not isinstance(text, str):
       raise TypeError(f"sentence {index} is of type {type(text).__name__}, not str")
     if not input_files.is_text(text):
-      listed[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-  return listed
+      strings[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+  return strings
 
 
 def check(texts: Iterable[str]) -> None:
-  """Raises TypeError if iterating over an object does not give one text after the other.
+  """Raises TypeError unless an object is an ordered iterable of texts.
 
-  It is one string; a set, which has no order; a dictionary or a data frame, which give their keys;
-  an array with other than one axis; or no collection.
+  Rejects a single string; sets, because they have no order; dictionaries and data frames, because
+  they give their keys; arrays that are not 1-D; and objects that are not collections.
   """
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
-  of_other_items = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
-  if of_other_items or getattr(texts, "ndim", 1) != 1 or not is_collection:
+  is_other_type = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
+  if is_other_type or getattr(texts, "ndim", 1) != 1 or not is_collection:
     raise TypeError(
       f"sentences are of type {type(texts).__name__}; pass a list of strings (for one sentence a "
       "list of one; one column of a table; the values of a dictionary), or the path of a file as "
@@ -62,7 +62,7 @@ def languages(value: Any, count: int) -> list[str]:
 
   Raises:
     TypeError: a code is not a string.
-    ValueError: there are more or fewer codes than sentences.
+    ValueError: the numbers of codes and sentences differ.
   """
   if isinstance(value, str):
     return [value] * count
@@ -78,7 +78,7 @@ def languages(value: Any, count: int) -> list[str]:
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets; raises ValueError unless there are two."""
+  """Returns the languages of sources and of targets; raises ValueError unless two are passed."""
   if isinstance(languages, str) or len(languages) != 2:
     raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
   return languages[0], languages[1]

@@ -34,9 +34,8 @@ def get_batches(
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
   Each host reads its share of every task, and the hosts' rows together are a batch. So the order of
-  the rows depends on the seed and on the number of hosts. Rows of tasks other than
-  `seqio_tasks.TextTask` are read by SeqIO and TensorFlow; a run that resumes skips those that it
-  has seen.
+  the rows depends on the seed and on the number of hosts. SeqIO and TensorFlow read the rows of
+  tasks that are not a `seqio_tasks.TextTask`; a run that resumes skips the rows that it has seen.
 
   Batches of sentences of similar length have less padding. With in-batch negatives, they change the
   loss: the negatives have the length of the translation.
@@ -46,12 +45,13 @@ def get_batches(
     shard_id: Number of this host's share.
     num_shards: Number of shares.
     feature_converter_cls: The model's feature converter.
-    num_epochs: Number of epochs; None: endless. A mixture ends before a task would begin another.
+    num_epochs: Number of epochs (default: endless). A mixture ends before any of its tasks would
+      begin another epoch.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
       `batches.GROUP` batches by the length class of the longest sentence (see `boundaries`) and
       cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
-      package has one language pair. Batches then have the rates of the tasks.
+      package has one language pair. Batches are then sampled at the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.
 
   Raises:
@@ -60,8 +60,8 @@ def get_batches(
   """
   provider = get_mixture_or_task(cfg)
   check_split(cfg)
-  whole = cfg.batch_size % num_shards == 0
-  errors.check(whole, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the data shards")
+  valid = cfg.batch_size % num_shards == 0
+  errors.check(valid, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the data shards")
   is_mixture = isinstance(provider, seqio.Mixture)
   if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
     raise errors.InputError(
@@ -70,7 +70,7 @@ def get_batches(
     )
   tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
-  # An evaluation has a dataset for every task.
+  # Warn in training only: an evaluation opens one dataset for every task.
   batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
   if seed is None:  # the time, the same one in all processes
@@ -84,10 +84,11 @@ def get_batches(
   lengths = cfg.task_feature_lengths
 
   def load(
-    part: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
+    source: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
     """Returns the rows of a task or mixture, and the shape and dtype of a row."""
-    tasks = [task for task in seqio.get_subtasks(part) if cfg.split in task.splits]
+    tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
+    # Text tasks with one tokenizer are read by Grain, without TensorFlow.
     are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
     if (
       are_texts
@@ -98,8 +99,8 @@ def get_batches(
       seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)
       spec = {name: columns[name] for name in lengths}
-      is_mixture = isinstance(part, seqio.Mixture)
-      rates = [part.get_rate(task) for task in tasks] if is_mixture else [1.0]
+      is_mixture = isinstance(source, seqio.Mixture)
+      rates = [source.get_rate(task) for task in tasks] if is_mixture else [1.0]
       rows = batches.read_rows(
         texts,
         rates,
@@ -111,7 +112,8 @@ def get_batches(
         reading=reading,
       )
       return rows, spec
-    dataset = part.get_dataset(
+    # All other tasks and feature converters need SeqIO's pipeline.
+    dataset = source.get_dataset(
       lengths,
       split=cfg.split,
       use_cached=cfg.use_cached,
@@ -124,13 +126,13 @@ def get_batches(
     dataset = converter(dataset, lengths)
     return _TensorFlowDataset(dataset.batch(batches.CHUNK)), _spec(dataset)
 
-  parts, rates, reading = [provider], [1.0], batches.READING
+  sources, rates, reading = [provider], [1.0], batches.READING
   if one_language_pair and is_mixture:
-    parts = [task for task in provider.tasks if cfg.split in task.splits]
-    rates = [provider.get_rate(task) for task in parts]
+    sources = [task for task in provider.tasks if cfg.split in task.splits]
+    rates = [provider.get_rate(task) for task in sources]
     reading = batches.READING_ONE_OF_MANY
   rows, specs = zip(
-    *(load(part, seed + number, reading) for number, part in enumerate(parts)), strict=True
+    *(load(source, seed + number, reading) for number, source in enumerate(sources)), strict=True
   )
   return batches.batched(
     rows,
@@ -151,12 +153,12 @@ def _spec(dataset: tf.data.Dataset) -> Spec:
 
 
 def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
-  """Returns the batches of a tf.data dataset, whose first iteration always has the same order."""
+  """Returns the batches of a tf.data dataset; its first iteration must have a fixed order."""
   return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 
 class _TensorFlowDataset(grain.IterDataset):
-  """The elements of a tf.data dataset; an iterator's state is their number.
+  """Elements of a tf.data dataset; an iterator's state is the number of elements so far.
 
   A state can be set only before the first element, since tf.data shuffles anew in each iteration.
   """
@@ -204,16 +206,16 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
   try:
     return seqio.get_mixture_or_task(provider)
   except ValueError as error:
-    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     raise errors.InputError(
-      f"no task or mixture {provider!r} is registered; known: {', '.join(known) or 'none'}. Import "
+      f"no task or mixture {provider!r} is registered; known: {', '.join(names) or 'none'}. Import "
       "the module that registers it in the gin file, or check MIXTURE_OR_TASK_NAME"
     ) from error
 
 
 def check_split(cfg: Any) -> None:
   """Raises InputError if the task of a `DatasetConfig` lacks its split."""
-  split = re.match(r"\w*", cfg.split)  # of a TFDS task, perhaps a slice or a sum of splits
+  split = re.match(r"\w*", cfg.split)  # TFDS tasks also take slices and sums of splits
   splits = sorted(get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise errors.InputError(
@@ -226,7 +228,7 @@ def epoch_steps(
 ) -> int:
   """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
-  An epoch is as many pairs as the mixture has, before those that are too long are dropped.
+  An epoch has all pairs of the mixture, including pairs that are dropped because of their length.
 
   Args:
     mixture_or_task_name: A SeqIO mixture or task.
@@ -235,7 +237,7 @@ def epoch_steps(
     split: The training split.
 
   Raises:
-    InputError: an argument is invalid, or the data does not count its pairs.
+    InputError: an argument is invalid, or the number of pairs is unknown.
   """
   errors.check_number("epochs", epochs, "(0, inf)")
   errors.as_integer("batch_size", batch_size)

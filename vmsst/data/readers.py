@@ -13,7 +13,7 @@ Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards 
 | | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
 | TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
 
-Every error names the file and, if there is one, the line. Nothing here imports TensorFlow.
+Every error names the file and the line, if any. Nothing here imports TensorFlow.
 """
 
 import dataclasses
@@ -56,11 +56,11 @@ class BitextFile:
 
 
 def digest(bitext: BitextFile) -> str:
-  """Returns a hash of the texts of a bitext: of the content of its files, and how it is read."""
-  how = []
-  if bitext.format in ("tmx", "jsonl"):  # whose texts are chosen by their languages or fields
-    how = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
-  return manifest.digest([input_files.sha256(path) for path in bitext.paths], how)
+  """Returns a hash of a bitext: of the content of its files, and of the options to read them."""
+  options = []
+  if bitext.format in ("tmx", "jsonl"):  # languages or fields select the texts
+    options = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
+  return manifest.digest([input_files.sha256(path) for path in bitext.paths], options)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:
@@ -89,7 +89,7 @@ def find_bitext(
 
   Args:
     patterns: Files or shell patterns. One side of a Moses pair is enough to find both.
-    languages: Codes of the source and the target side. None reads them from each file name
+    languages: Codes of the source and the target side. If omitted, each file name shows them
       (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
     fields: Names of the source and the target field in JSONL files, if not language codes.
 
@@ -97,18 +97,18 @@ def find_bitext(
     InputError: no file matches, a file name does not show format or languages, or a Moses file has
       no counterpart.
   """
-  given = None
+  language_pair = None
   if languages is not None:
-    given = languages_lib.language(languages[0]), languages_lib.language(languages[1])
+    language_pair = languages_lib.language(languages[0]), languages_lib.language(languages[1])
   bitexts: dict[BitextFile, None] = {}
   for path in find_files(patterns):
     kind = _SUFFIX_FORMATS.get(os.path.splitext(path.removesuffix(".gz"))[1])
     if re.search(r"\.tfrecord(-\d+-of-\d+)?$", path):
       kind = "tfrecord"
     if kind is None:
-      bitexts[_moses_pair(path, given)] = None
+      bitexts[_moses_pair(path, language_pair)] = None
     else:
-      source, target = given or languages_in_name(path)
+      source, target = language_pair or languages_in_name(path)
       bitexts[BitextFile((path,), kind, source, target, fields)] = None
   return list(bitexts)
 
@@ -130,9 +130,9 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
 
 
 def language_code(language: Language) -> str:
-  """Returns a code unique to a language, which `languages_in_name` finds in a file name."""
-  plain = languages_lib.language(language.iso639_3) == language
-  return language.iso639_3 if plain else f"{language.iso639_3}_{language.script}"
+  """Returns a code unique to a language that `languages_in_name` finds in a file name."""
+  is_default_script = languages_lib.language(language.iso639_3) == language
+  return language.iso639_3 if is_default_script else f"{language.iso639_3}_{language.script}"
 
 
 def language_codes(languages: Iterable[Language]) -> list[str]:
@@ -159,7 +159,7 @@ def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], li
 
 
 def shown_pair(bitext: BitextFile) -> str:
-  """Returns the name of a file's language pair; "source_target" if even its name does not tell."""
+  """Returns the name of a file's language pair; "source_target" if it is unknown."""
   if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):
     return pair_name(bitext.source, bitext.target)
   pairs = _pairs_in_name(bitext.paths[0])
@@ -177,12 +177,12 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
 
 
 def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.Row]:
-  """As `read_pairs`, with the hard negatives or other columns after each pair, and its scores.
+  """Yields rows: pairs as in `read_pairs`, hard negatives or other columns after them, and scores.
 
   Args:
     bitext: The file.
-    graded: Whether columns with names may have scores, which is an InputError otherwise: some of
-      the pairs may not belong together.
+    graded: Whether columns with names may have scores. If not, scores raise InputError, because
+      some of the pairs may not belong together.
   """
   pair = (bitext.source, bitext.target)
   empty = True
@@ -201,10 +201,10 @@ def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.R
     )
 
 
-def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFile:
-  plain = path.removesuffix(".gz")
-  if storage.is_file(plain) and storage.is_file(plain + ".gz"):
-    raise errors.InputError(f"there are {plain} and {plain}.gz; remove one")
+def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> BitextFile:
+  unzipped = path.removesuffix(".gz")
+  if storage.is_file(unzipped) and storage.is_file(unzipped + ".gz"):
+    raise errors.InputError(f"there are {unzipped} and {unzipped}.gz; remove one")
   stem, code = _moses_side(path)
   if code is None:
     raise errors.InputError(
@@ -212,23 +212,23 @@ def _moses_pair(path: str, given: tuple[Language, Language] | None) -> BitextFil
       "language code, such as .de or .pt_br (.gz may follow)"
     )
   folder = os.path.dirname(path)
-  sides = {code: path}
+  paths = {code: path}
   for name in sorted(storage.names(folder)):
     full = os.path.join(folder, name)
     other_stem, language = _moses_side(full)
     if other_stem == stem and language is not None and storage.path(full).is_file():
-      sides.setdefault(language, full)
-  # If nothing names the pair, English is last, as in most corpora; otherwise the order is
-  # alphabetical.
-  named = _pairs_in_name(stem)
-  by_name = sorted(sides, key=lambda side: (side.iso639_3 == "eng", side.name))
-  pair = given or (named[0] if len(named) == 1 else tuple(by_name))
-  if len(pair) != 2 or not sides.keys() >= set(pair):
+      paths.setdefault(language, full)
+  # If neither the caller nor the name has the pair, languages are in alphabetical order, but
+  # English is last, as in most corpora.
+  name_pairs = _pairs_in_name(stem)
+  by_name = sorted(paths, key=lambda x: (x.iso639_3 == "eng", x.name))
+  pair = language_pair or (name_pairs[0] if len(name_pairs) == 1 else tuple(by_name))
+  if len(pair) != 2 or not paths.keys() >= set(pair):
     raise errors.InputError(
       f"{path}: it needs one counterpart with a known language code, but there are files in "
-      f"{', '.join(side.name for side in by_name)}; add it, rename files, or give the languages"
+      f"{', '.join(x.name for x in by_name)}; add it, rename files, or give the languages"
     )
-  return BitextFile((sides[pair[0]], sides[pair[1]]), "moses", *pair)
+  return BitextFile((paths[pair[0]], paths[pair[1]]), "moses", *pair)
 
 
 def _moses_side(path: str) -> tuple[str, Language | None]:
@@ -241,7 +241,8 @@ def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
   name = os.path.basename(path)
   matches = filter(None, map(_PAIR_OF_CODES.fullmatch, name.split(".")))
   codes = [match.groups() for match in matches]
-  if of_shard := dataset_shards.language_codes(name):
-    codes = [tuple(re.sub("(?=[A-Z])", "_", code) for code in of_shard)]
+  if shard_codes := dataset_shards.language_codes(name):
+    # Compact codes become codes of languages: "cmnHant" is "cmn_Hant".
+    codes = [tuple(re.sub("(?=[A-Z])", "_", code) for code in shard_codes)]
   pairs = [tuple(map(formats.language_or_none, pair)) for pair in codes]
   return list(dict.fromkeys((source, target) for source, target in pairs if source and target))

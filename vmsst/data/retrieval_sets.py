@@ -47,7 +47,7 @@ class _Record(msgspec.Struct, rename={"id": "_id"}):
 
 
 def read(folder: str | os.PathLike[str]) -> RetrievalSet:
-  """Reads a set that BEIR has published, or one with the same files.
+  """Reads a set of BEIR, or another set with the same files.
 
   Args:
     folder: Folder with `corpus.jsonl` (`_id`, `title` and `text` of each document), `queries.jsonl`
@@ -60,12 +60,12 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """
   paths = [os.path.join(folder, "qrels", f"{split}.tsv") for split in _SPLITS]
   path = next(filter(storage.is_file, paths), paths[0])
-  corpus, asked = (
+  corpus, query_records = (
     text_files.read_records(os.path.join(folder, f"{name}.jsonl"), _Record)
     for name in ("corpus", "queries")
   )
   documents = {record.id: f"{record.title or ''} {record.text}".strip() for record in corpus}
-  queries = {record.id: record.text for record in asked}
+  queries = {record.id: record.text for record in query_records}
   relevance: dict[str, dict[str, float]] = {}
   for number, line in enumerate(text_files.read_lines(path), 1):
     columns = line.split("\t")

@@ -21,14 +21,14 @@ from vmsst.data.tables import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
-# The arguments of all names from `unique_name`, by kind of name. This is global because the
-# registries of seqio are: gin may call a function such as `files` several times, and the same
-# arguments must name the same mixture, which is registered already.
+# The arguments of all names from `unique_name`, by kind of name. The dict is global, like
+# the registries of seqio: gin may call a function such as `files` several times, and the same
+# arguments must name the same registered mixture.
 _NAMES: dict[str, list[str]] = {}
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
-"""Features that not all data has, and that data leaves out if they have no length: hard negatives
-of a pair's source, and a teacher's vectors of its sides."""
+"""Optional features, left out if they have no length: hard negatives of a pair's source, and a
+teacher's vectors of both sides."""
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 
@@ -40,7 +40,7 @@ class TableSource(seqio.DataSource):
     splits: For each split, a function that opens its table.
 
   Attributes:
-    table: Returns the table of a split, which is opened once, when it is first needed.
+    table: Returns the table of a split, and opens it when it is first needed.
   """
 
   def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
@@ -66,17 +66,17 @@ class TableSource(seqio.DataSource):
 
 
 class TextTask(seqio.Task):
-  """A seqio task of a table of texts, which are tokenized while they are read.
+  """A seqio task of a table of texts that are tokenized while they are read.
 
   Args:
     name: Name of the task.
     source: The tables.
     output_features: The features.
     vocabulary: Tokenizes all texts.
-    max_length: Maximum number of tokens of a text, None: no limit. Rows with a longer one are
-      dropped, and so are rows with a text of no tokens; negatives do not count.
+    max_length: Maximum number of tokens of a text, or None for no limit. Rows with a longer text
+      are dropped, and so are rows with a text without tokens; negatives do not count.
     keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
-    pair: The language pair; None: rows have several, or it is unknown.
+    pair: The language pair, or None if rows have several or it is unknown.
     **options: More arguments of seqio.Task.
   """
 
@@ -113,34 +113,35 @@ class TextTask(seqio.Task):
     trim_output_features: bool = True,
     try_in_mem_cache: bool = True,
   ) -> tf.data.Dataset:
-    """Returns rows as seqio.Task, padded to given lengths; their order is that of `read_rows`.
+    """Returns rows like seqio.Task, padded to the requested lengths, in the order of `read_rows`.
 
-    `EXTRA_FEATURES`, which not all data has, are included if their length is given.
+    `EXTRA_FEATURES` are included if `sequence_length` has their length.
 
     Raises:
       InputError: see `check_texts`.
     """
-    # Texts are tokenized and cut while they are read, so there is nothing to cache.
+    # Texts are tokenized and cut while they are read, so a cache has no use.
     del shuffle_buffer_size, use_cached, try_in_mem_cache, trim_output_features
-    wanted = sequence_length or {}
+    requested = sequence_length or {}
     texts = self.texts(split)
     if not self.tokenizer.keep_all:
-      batches.check_texts([texts], wanted, warn=shuffle)
-    spec = texts.spec(wanted)
+      batches.check_texts([texts], requested, warn=shuffle)
+    spec = texts.spec(requested)
     for name in EXTRA_FEATURES:
-      if sequence_length is not None and not wanted.get(name):
+      if sequence_length is not None and not requested.get(name):
         spec.pop(name, None)
-    lengths = {name: wanted.get(name) for name in spec}
+    lengths = {name: requested.get(name) for name in spec}
     shard = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
     chunks = batches.read_rows(
       [texts], [1.0], lengths, shuffle=shuffle, seed=seed, shard=shard, num_epochs=num_epochs
     )
     signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}
     dataset = tf.data.Dataset.from_generator(lambda: chunks, output_signature=signature).unbatch()
-    for side in SIDES:
-      if side in lengths and not lengths[side]:
+    # Sides without a fixed length are padded to the longest of their chunk: remove the padding.
+    for name in SIDES:
+      if name in lengths and not lengths[name]:
         dataset = dataset.map(
-          lambda row, side=side: {**row, side: row[side][: tf.math.count_nonzero(row[side])]}
+          lambda row, name=name: {**row, name: row[name][: tf.math.count_nonzero(row[name])]}
         )
     return dataset.prefetch(tf.data.AUTOTUNE)
 
@@ -148,8 +149,8 @@ class TextTask(seqio.Task):
 class SeqioVocabulary(seqio.Vocabulary):
   """A `vmsst.data.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
 
-  The EOS token of a model without one is None; in seqio's class it is -1, which its preprocessors
-  would append.
+  Without an EOS token, `eos_id` is None. In seqio's class it is -1, and preprocessors would append
+  this id.
   """
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):
@@ -158,7 +159,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
   @property
   def bos_id(self) -> None:
-    """None: there is no BOS token."""
+    """None, because seqio must not add a BOS token."""
 
   @property
   def eos_id(self) -> int | None:
@@ -216,7 +217,7 @@ def pair_features(
   Args:
     vocabulary: Tokenizes the texts.
     negatives: Number of hard negatives of a pair.
-    teacher: Whether there are a teacher's vectors, from `vmsst data embed`.
+    teacher: Whether pairs have a teacher's vectors, from `vmsst data embed`.
   """
   size = 1 + max(language.index for language in languages_lib.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
@@ -256,9 +257,9 @@ def check_lengths(
       f"{sorted(possible)} (negatives and teacher of bitext.files add more)"
     )
   for name in lengths.keys() & TEACHER_SIDES:
-    wanted = f"{shapes[name][0]}, as the teacher's vectors have"
+    requirement = f"{shapes[name][0]}, as the teacher's vectors have"
     same = lengths[name] == shapes[name][0]
-    errors.check(same, f"task_feature_lengths[{name!r}]", lengths[name], wanted)
+    errors.check(same, f"task_feature_lengths[{name!r}]", lengths[name], requirement)
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):
@@ -283,7 +284,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   PACKING_FEATURE_DTYPES = None
 
   def __init__(self, pack: bool = False, use_custom_packing_ops: bool = False, **options):
-    """Takes the arguments of seqio.FeatureConverter, which refuses `pack`."""
+    """Takes the arguments of seqio.FeatureConverter; it refuses `pack`."""
     # Padding gives every row its length; checking it again would cost as much.
     super().__init__(
       pack=pack,
@@ -311,17 +312,17 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   def _convert_features(
     self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
   ) -> tf.data.Dataset:
-    kept = {**self.TASK_FEATURES, **self._passthrough_features}
+    features = {**self.TASK_FEATURES, **self._passthrough_features}
     spec = ds.element_spec
 
     def is_padded(name: str) -> bool:
       lengths = np.atleast_1d(task_feature_lengths[name]).tolist()
       return spec[name].shape[: len(lengths)].as_list() == lengths
 
-    if set(spec) == set(kept) and all(map(is_padded, kept)):
+    if set(spec) == set(features) and all(map(is_padded, features)):
       return ds  # Padded already; another step per row would cost more than all steps so far.
 
-    narrow = ds.map(lambda row: {name: row[name] for name in kept})
+    narrow = ds.map(lambda row: {name: row[name] for name in features})
     return seqio.trim_and_pad_dataset(narrow, task_feature_lengths)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -352,11 +353,11 @@ def unique_name(kind: str, *arguments: object) -> str:
 
   The same arguments always get the same name.
   """
-  taken = _NAMES.setdefault(kind, [])
+  keys = _NAMES.setdefault(kind, [])
   key = repr(arguments)
-  if key not in taken:
-    taken.append(key)
-  number = taken.index(key)
+  if key not in keys:
+    keys.append(key)
+  number = keys.index(key)
   return f"{kind}_{number + 1}" if number else kind
 
 
@@ -375,7 +376,8 @@ def add(
     sources: The texts of each language pair.
     output_features: The features of the tasks.
     vocabulary: Tokenizes the texts.
-    max_length: Pairs with a side of more tokens are dropped; None: no limit.
+    max_length: Maximum number of tokens of a side, or None for no limit; pairs with a longer side
+      are dropped.
     power: Exponent of the weights; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
@@ -399,8 +401,8 @@ def languages(mixture_or_task_name: Any) -> list[str] | None:
   """Returns the codes of the languages that a mixture trains on; None if they are unknown.
 
   Args:
-    mixture_or_task_name: As in T5X's `DatasetConfig`. Known are the languages of this package's
-      tasks.
+    mixture_or_task_name: As in T5X's `DatasetConfig`. Only tasks of this package show their
+      languages.
   """
   provider = mixture_or_task_name
   if isinstance(provider, str):

@@ -1,8 +1,8 @@
-"""Tables of texts: the rows of one split of a task, each of which can be read alone.
+"""Tables of texts: the rows of one split of a task, with random access.
 
-Training reads rows in random order, so a table finds any of its rows at once: `TextTable` holds
-texts that were read and checked from files of any format, `RecordTable` reads the files of a built
-dataset where they are. Neither needs memory for the texts: both map files.
+Training reads rows in random order, so a table must find any row at once. `TextTable` holds texts
+that were read from files of any format and checked; `RecordTable` reads the files of a built
+dataset in place. Both map files, so texts take no memory.
 
 For distillation, rows have precomputed vectors by a trained encoder, the teacher. `vmsst data
 embed` writes one NumPy file per bitext of N pairs, float32 [N, 2, S]: the vectors of source and
@@ -29,7 +29,7 @@ from vmsst.io import array_files, manifest
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """The two texts of a pair, and their language ids."""
 OBJECTIVE = "objective/"
-"""Begins the name of a column of width 0, which names the objective of a row."""
+"""Prefix of the name of a column of width 0; the rest of the name is the objective of a row."""
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
 """A teacher's vectors of the two texts."""
 
@@ -42,7 +42,7 @@ class Table(abc.ABC):
   """Rows of texts.
 
   Attributes:
-    dropped: Number of rows that were left out, since they lack a text.
+    dropped: Number of rows that were left out because they lack a text.
     window: Number of neighboring rows that are shuffled together.
   """
 
@@ -58,7 +58,7 @@ class Table(abc.ABC):
     """Returns the rows of these numbers, in their order."""
 
   def share(self, index: int, count: int) -> "Table | None":
-    """Returns the table of a host's files, or None if hosts cannot have equally many."""
+    """Returns a table of one host's files, or None if hosts cannot have equally many files."""
     del index, count
     return None
 
@@ -70,10 +70,10 @@ class TextTable(Table):
     texts: The texts of each row: `inputs`, perhaps `targets`, then any number of `negatives`.
     columns: For each other column, its rows: an array [N, ...], or another object that an array of
       row numbers indexes.
-    prompts: Texts that begin all inputs, and all targets and negatives.
+    prompts: Texts before all inputs, and before all targets and negatives.
 
   Attributes:
-    columns: The other columns; more may be added.
+    columns: The other columns; callers may add more.
     count_N: Number of texts of each row.
   """
 
@@ -92,6 +92,7 @@ class TextTable(Table):
       file.flush()
       self._bytes: Any = b""
       if ends[-1]:
+        # The memory map keeps the unnamed temporary file alive.
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     self._ends = np.frombuffer(ends, np.int64)
     self.count_N = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
@@ -113,7 +114,7 @@ class TextTable(Table):
     return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
-    """Returns the texts in a column of these rows, with their prompt, or "" for missing ones."""
+    """Returns the texts in a column of these rows, with their prompt, or "" for missing texts."""
     prompt = self._prompts[min(column, 1)]
     exists_N = self.count_N[number_N] > column
     cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
@@ -162,9 +163,9 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs of files of a dataset of `vmsst data build`, which has them in random order.
+  """Pairs in files of a dataset of `vmsst data build`, in the random order of the files.
 
-  Files are opened when one of their rows is first read; those in an object store are copied then.
+  A file is opened, and copied from an object store, when one of its rows is first read.
 
   Args:
     files: The files, of one language pair.
@@ -172,7 +173,7 @@ class RecordTable(Table):
     vectors: A teacher's vectors of each file, or none.
   """
 
-  window = 10_000  # The rows are in random order already; few rows keep few files open.
+  window = 10_000  # Files have random order already; a small window keeps few files open.
 
   def __init__(
     self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()
@@ -185,8 +186,8 @@ class RecordTable(Table):
       name: np.broadcast_to(np.int32(language.index), [len(self), 1])
       for name, language in zip(SIDES.values(), (files[0].source, files[0].target), strict=True)
     }
-    for side, name in enumerate(TEACHER_SIDES if vectors else ()):
-      self._columns[name] = VectorColumn(vectors, side)
+    for index, name in enumerate(TEACHER_SIDES if vectors else ()):
+      self._columns[name] = VectorColumn(vectors, index)
 
   def __len__(self) -> int:
     """Number of rows."""
@@ -208,11 +209,11 @@ class RecordTable(Table):
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
 
   def share(self, index: int, count: int) -> "RecordTable | None":
-    """Returns the table of a host's files, or None if hosts cannot have equally many."""
+    """Returns a table of one host's files, or None if hosts cannot have equally many files."""
     if len(self._files) % count:  # Rows of hosts with fewer files would repeat more often.
       return None
-    own = slice(index, None, count)
-    return RecordTable(self._files[own], self._counts[own], self._vectors[own])
+    host_files = slice(index, None, count)
+    return RecordTable(self._files[host_files], self._counts[host_files], self._vectors[host_files])
 
 
 @functools.lru_cache(maxsize=256)  # open files
@@ -255,7 +256,7 @@ def vectors_name(bitext: BitextFile) -> str:
 
 
 def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
-  """Raises InputError unless a folder has the vectors of bitexts as they are now.
+  """Raises InputError unless a folder has up-to-date vectors of bitexts.
 
   Args:
     folder: The folder. If `vmsst data embed` wrote it, the content of the bitexts is compared, too.
@@ -264,12 +265,12 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
   paths = [os.path.join(folder, below, manifest.NAME) for below in ("", storage.UNFINISHED)]
   record = manifest.read(folder) if any(map(storage.exists, paths)) else None
   for bitext, count in counts.items():
-    stored, problem = len(open_vectors(folder, bitext)), ""
-    if stored != count:
-      problem = f"has vectors of {stored} lines, but {bitext} has {count} lines"
+    line_count, problem = len(open_vectors(folder, bitext)), ""
+    if line_count != count:
+      problem = f"has vectors of {line_count} lines, but {bitext} has {count} lines"
     elif record is not None:
-      part = record.parts.get(vectors_name(bitext))
-      if part is None or part.facts["bitext"] != readers.digest(bitext):
+      entry = record.parts.get(vectors_name(bitext))
+      if entry is None or entry.facts["bitext"] != readers.digest(bitext):
         problem = f"does not have the vectors of {bitext} as it is now"
     if problem:
       raise errors.InputError(
@@ -283,7 +284,7 @@ class VectorColumn:
   Args:
     arrays: The vectors.
     side: 0 or 1.
-    line_N: The line of each row, counted through all arrays; None: all lines.
+    line_N: The line of each row, counted through all arrays (default: all lines).
   """
 
   def __init__(self, arrays: Sequence[np.ndarray], side: int, line_N: np.ndarray | None = None):

@@ -39,7 +39,7 @@ class TrainingSet:
       them, None the prompt of `encode` (default: by the names of the columns).
     prompts: Texts before the first and the second text of a pair, instead of the encoder's.
     languages: Codes of the languages of the two texts.
-    negatives: Most hard negatives of a pair (default: all).
+    negatives: Maximum number of hard negatives of a pair (default: all).
     objective: Loss of this set (default: the loss of the run).
     weight: Share of the batches, relative to the weights of other sets (default: the number of
       pairs).
@@ -60,7 +60,7 @@ class OpenSet:
 
   Attributes:
     name: Name for metrics and messages.
-    settings: How it is used.
+    settings: The training set before it was read.
     table: The texts, with their prompts; language ids; and `scores`, float32 [N, 1 + K], if any.
     prompts: The prompts of the two texts of a pair.
     roles: The roles of the two texts.
@@ -102,18 +102,18 @@ def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
     InputError: two sets have one name.
   """
   if isinstance(data, Mapping):
-    named = [*data.items()]
+    sets = [*data.items()]
   else:
     is_list = isinstance(data, list | tuple) and data and isinstance(data[0], _FILE | TrainingSet)
-    parts = enumerate(data, 1) if is_list else [("", data)]
-    named = [(_name(part, f"{default}{number}"), part) for number, part in parts]
-  if len(dict(named)) < len(named):
+    entries = enumerate(data, 1) if is_list else [("", data)]
+    sets = [(_name(entry, f"{default}{number}"), entry) for number, entry in entries]
+  if len(dict(sets)) < len(sets):
     raise errors.InputError(
-      f"the sets have the names {[name for name, _ in named]}; give a dictionary with other names"
+      f"the sets have the names {[name for name, _ in sets]}; give a dictionary with other names"
     )
   return {
-    str(name): part if isinstance(part, TrainingSet) else TrainingSet(part, **options)
-    for name, part in named
+    str(name): entry if isinstance(entry, TrainingSet) else TrainingSet(entry, **options)
+    for name, entry in sets
   }
 
 
@@ -141,7 +141,7 @@ def open_set(
     prompts: The encoder's prompts by role; None is the role of texts without one.
 
   Raises:
-    InputError: a file or a row cannot be read, or there is no pair.
+    InputError: a file or a row cannot be read, or the set has no pair.
   """
   data: Any = settings.data
   codes = settings.languages
@@ -161,7 +161,7 @@ def open_set(
   names = first.names[:2] or ("", "")
   roles: Any = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
   by_role = prompts or {}
-  before = settings.prompts or (by_role.get(roles[0], ""), by_role.get(roles[1], ""))
+  pair_prompts = settings.prompts or (by_role.get(roles[0], ""), by_role.get(roles[1], ""))
   count = None if settings.negatives is None else 1 + settings.negatives
   scores: list[Sequence[float]] = []
   lines = array.array("q")
@@ -177,7 +177,7 @@ def open_set(
       scores.append(row.scores[:count] if row.names else ())
       yield [source, target, *negatives][: count and 1 + count]
 
-  table = tables.TextTable(texts(), {}, before)
+  table = tables.TextTable(texts(), {}, pair_prompts)
   columns = table.columns
   table.dropped = total - len(table)
   if not len(table):
@@ -196,11 +196,11 @@ def open_set(
       )
   if settings.objective is not None:
     columns[tables.OBJECTIVE + settings.objective] = np.zeros((len(table), 0), np.float32)
-  return OpenSet(name, settings, table, before, roles, files, np.frombuffer(lines, np.int64))
+  return OpenSet(name, settings, table, pair_prompts, roles, files, np.frombuffer(lines, np.int64))
 
 
 def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
-  """Yields the rows of a file; raises InputError for numbers whose meaning is unknown."""
+  """Yields the rows of a file; raises InputError for numbers of unknown meaning."""
   for number, row in enumerate(readers.read_rows(file, graded=True)):
     if not row.names and any(map(text_files.is_number, row.texts[2:])):
       raise errors.InputError(
@@ -213,7 +213,7 @@ def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
 
 
 def add_file_vectors(opened: OpenSet, folder: str) -> None:
-  """Adds a teacher's vectors of the files of a set, which `vmsst data embed` wrote.
+  """Adds a teacher's vectors of the files of a set, as written by `vmsst data embed`.
 
   Raises:
     InputError: the vectors do not belong to the files.
@@ -237,8 +237,8 @@ def add_vectors(
     vectors: Arrays [lines, 2, S].
     line_N: The line of each pair, counted through all arrays (default: each pair has a line).
   """
-  for side, name in enumerate(tables.TEACHER_SIDES):
-    opened.table.columns[name] = tables.VectorColumn(vectors, side, line_N)
+  for index, name in enumerate(tables.TEACHER_SIDES):
+    opened.table.columns[name] = tables.VectorColumn(vectors, index, line_N)
 
 
 def get_batches(
@@ -260,7 +260,7 @@ def get_batches(
   and a teacher's vectors.
 
   Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    cfg: A `DatasetConfig`; only `batch_size` and `seed` are used.
     shard_id: Number of this process's share of the rows.
     num_shards: Number of shares.
     converter: Not used.
@@ -277,8 +277,7 @@ def get_batches(
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
   texts = [batches.Texts(x.name, x.table, tokenizer) for x in sets]
   rates = [
-    len(each.table) ** sampling_power if each.settings.weight is None else each.settings.weight
-    for each in sets
+    len(x.table) ** sampling_power if x.settings.weight is None else x.settings.weight for x in sets
   ]
   for rate in rates:
     errors.check_number("weight", rate, "(0, inf)")
@@ -289,24 +288,24 @@ def get_batches(
       else (len(column[0]), max_length)
       if name == "negatives"
       else column.shape[1]
-      for name, column in each.table.rows(np.zeros(1, np.int64)).items()
+      for name, column in x.table.rows(np.zeros(1, np.int64)).items()
     }
-    for each in sets
+    for x in sets
   ]
-  for part, part_lengths in zip(texts, lengths, strict=True):
-    batches.check_texts([part], part_lengths)
-  if mixed and any(each != lengths[0] for each in lengths):
+  for source, source_lengths in zip(texts, lengths, strict=True):
+    batches.check_texts([source], source_lengths)
+  if mixed and any(x != lengths[0] for x in lengths):
     raise errors.InputError(
       f"the sets {[x.name for x in sets]} have other columns or numbers of hard negatives; set "
       "mixed=False"
     )
-  groups = [(texts, rates)] if mixed else [([part], [1.0]) for part in texts]
-  # Several sets have one thread each.
+  groups = [(texts, rates)] if mixed else [([source], [1.0]) for source in texts]
+  # One set is read by several threads; several sets are read by one thread each.
   reading = batches.READING if len(groups) == 1 else batches.READING_ONE_OF_MANY
   shard = (shard_id, num_shards)
-  how: Any = {"shuffle": True, "shard": shard, "reading": reading}
+  options: Any = {"shuffle": True, "shard": shard, "reading": reading}
   rows = [
-    batches.read_rows(*group, lengths[number], seed=cfg.seed + number, **how)
+    batches.read_rows(*group, lengths[number], seed=cfg.seed + number, **options)
     for number, group in enumerate(groups)
   ]
   spec = texts[0].spec(lengths[0])

@@ -1,4 +1,4 @@
-"""Vocabularies: text to token ids and back, the same for training and inference; their training.
+"""Vocabularies: text to token ids and back, for training and inference; and how to train them.
 
 Nothing here needs TensorFlow. Padding is id 0 in every vocabulary.
 """
@@ -33,7 +33,7 @@ _RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sen
 # A sentence and its language, or None if it is not needed.
 _Sentence = tuple[str, "Language | None"]
 # Capital letters of Unicode 14 to 17. Python versions disagree on their small letters, so
-# `small_letters` keeps them.
+# `small_letters` does not change them.
 _NEW_CAPITALS = re.compile(
   "([\u1c89\u2c2f\ua7c0\ua7cb\ua7cc\ua7ce\ua7d0\ua7d2\ua7d4\ua7d6\ua7d8\ua7da\ua7dc"
   "\U00010570-\U00010595\U00010d50-\U00010d65\U00016ea0-\U00016eb8]+)"
@@ -75,7 +75,7 @@ class Vocabulary(Protocol):
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
   ) -> list[list[int]]:
-    """Returns at most `max_length` ids of every text, including the EOS token if there is one."""
+    """Returns at most `max_length` ids of every text, including the EOS token, if any."""
     eos_id = self.eos_id
     return [cut_with_eos(ids, max_length, eos_id) for ids in self.tokenize(texts, language)]
 
@@ -84,7 +84,7 @@ class Vocabulary(Protocol):
 
 
 def cut_with_eos(ids: Sequence[int], max_length: int, eos_id: int | None) -> list[int]:
-  """Returns at most `max_length` ids: the first ones, and the EOS token if there is one."""
+  """Returns at most `max_length` ids: the first ones, and the EOS token, if any."""
   if max_length < 1:
     raise ValueError(f"max_length must be at least 1, not {max_length}")
   end = [] if eos_id is None else [eos_id]
@@ -97,7 +97,7 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
   Raises:
     ValueError: the vocabulary does not have an id.
   """
-  kept = []
+  token_ids = []
   eos_id, size = vocabulary.eos_id, vocabulary.size
   for value in ids:
     if value == eos_id:
@@ -105,15 +105,15 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
     if value != arrays.PAD_ID:
       if not 0 < value < size:
         raise ValueError(f"id {value} is not in a vocabulary of {size}")
-      kept.append(int(value))
-  return kept
+      token_ids.append(int(value))
+  return token_ids
 
 
 def small_letters(text: str) -> str:
   """Returns `text` in small letters, the same in every Python version."""
   if _NEW_CAPITALS.search(text):
-    parts = _NEW_CAPITALS.split(text)
-    return "".join(part if i % 2 else part.lower() for i, part in enumerate(parts))
+    pieces = _NEW_CAPITALS.split(text)
+    return "".join(piece if i % 2 else piece.lower() for i, piece in enumerate(pieces))
   return text.lower()
 
 
@@ -217,7 +217,7 @@ class LaserVocabulary(SentencePieceVocabulary):
     del language
     processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
     small = [small_letters(text) for text in word_splitting.normalize_punctuation(texts)]
-    # Pieces of unknown text may contain spaces, at which the original splits them.
+    # Pieces of unknown text may contain spaces. The original implementation splits them there.
     split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
     ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
     return [cut_with_eos(text_ids, max_length, eos_id) for text_ids in ids]
@@ -317,11 +317,11 @@ def train_vocabulary(
     pretokenize: Whether to split the text into words first, by the rules of its language
       (`vmsst.data.word_splitting`); use the vocabulary with the same option. Names of plain text
       files must then include the language: `news.de.txt`.
-    max_sentences: Maximum number of sentences, sampled at random from all files; None: all.
+    max_sentences: Maximum number of sentences, sampled at random from all files (default: all).
     languages: Codes of the two sides of every bitext, if file names do not contain them.
 
   Raises:
-    InputError: a pattern, a file or an option is invalid, or there is too little text for `size`.
+    InputError: a pattern, a file or an option is invalid, or the text is too short for `size`.
   """
   import sentencepiece
 
@@ -346,11 +346,11 @@ def train_vocabulary(
     sentences = word_splitting.split_words(sentences, detected)
   if lowercase:
     sentences = [small_letters(sentence) for sentence in sentences]
-  parts = (part for text in sentences for part in _PART.findall(text.replace(_RESERVED, " ")))
+  chunks = (chunk for text in sentences for chunk in _PART.findall(text.replace(_RESERVED, " ")))
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=parts,
+      sentence_iterator=chunks,
       model_writer=model,
       vocab_size=size,
       model_type=model_type,
@@ -364,7 +364,7 @@ def train_vocabulary(
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:
-    # Without the location in the trainer's source.
+    # Remove the location in the trainer's source from the message.
     reason = str(error).split("] ")[-1].strip() or type(error).__name__
     raise errors.InputError(
       f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
@@ -387,26 +387,27 @@ def _texts_by_file(
       if plain_text_has_language:
         code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
         language = formats.language_or_none(code)
-        named = language is not None
-        errors.check(named, "an input", path, "a name with its language, as in news.de.txt")
+        has_language = language is not None
+        errors.check(has_language, "an input", path, "a name with its language, as in news.de.txt")
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):
-        sides = itertools.cycle((bitext.source, bitext.target))
+        side_languages = itertools.cycle((bitext.source, bitext.target))
         pairs = readers.read_pairs(bitext)
-        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), sides, strict=False)
+        texts[str(bitext)] = zip(itertools.chain.from_iterable(pairs), side_languages, strict=False)
   return texts
 
 
 def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:
   """Returns up to `limit` equally likely sentences.
 
-  SentencePiece can sample too, but takes other sentences in each process, whatever the seed.
+  SentencePiece can sample, too, but its sample differs between processes, whatever the seed.
   """
+  # Reservoir sampling: sentence n replaces a random one with probability limit / n.
   chooser = random.Random(0)
-  kept = list(itertools.islice(sentences, limit))
-  for count, sentence in enumerate(sentences, len(kept) + 1):
+  sample = list(itertools.islice(sentences, limit))
+  for count, sentence in enumerate(sentences, len(sample) + 1):
     index = chooser.randrange(count)
-    if index < len(kept):
-      kept[index] = sentence
-  return kept
+    if index < len(sample):
+      sample[index] = sentence
+  return sample

@@ -1,15 +1,15 @@
 """Splits text into words by the rules of its language, the same for training and inference.
 
-Words are those of the EMS paper (section IV-B): jieba for Chinese, Juman++ for Japanese, and the
+Words are as in the EMS paper (section IV-B): jieba for Chinese, Juman++ for Japanese, and the
 Moses tokenizer for all other languages. Split text before lowercasing it, since "Mr." is an
 abbreviation and "mr." is not. (The released code splits first in training, but lowercases first
 when it embeds.)
 
 jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer of
-`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (639-3 if there is none),
-and uses those of English for the others. Apostrophes stay attached to a word in English, French and
+`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (or else 639-3 code),
+and uses English ones for all others. Apostrophes stay attached to a word in English, French and
 Italian and are separate words elsewhere. Nothing is escaped: "&" stays "&". Juman++ is a program,
-`jumanpp`, started once for each list of texts; it analyzes each space-separated part alone.
+`jumanpp`, started once for each list of texts. It analyzes space-separated stretches one by one.
 
 The packages are imported when a language first needs them: `pip install 'vmsst[ems]'`.
 """
@@ -34,7 +34,7 @@ Languages: TypeAlias = "str | Language | Sequence[str | Language] | None"
 
 _CHINESE = ("cmn", "wuu", "yue")
 _JAPANESE = "jpn"
-# Characters per line of input to Juman++, which refuses more than a few thousand bytes.
+# Characters per line of input to Juman++. It refuses lines of more than a few thousand bytes.
 _JAPANESE_STRETCH = 1000
 
 
@@ -59,20 +59,21 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
-  places: dict[languages.Language, list[int]] = {}
+  # Group the texts by language, so that each splitter gets all its texts at once.
+  indices_by_language: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
-  for index, (_, one) in enumerate(zip(texts, language, strict=True)):
-    row = one if isinstance(one, languages.Language) else language_row(one)
-    places.setdefault(row, []).append(index)
+  for index, (_, code) in enumerate(zip(texts, language, strict=True)):
+    row = code if isinstance(code, languages.Language) else language_row(code)
+    indices_by_language.setdefault(row, []).append(index)
   words = [""] * len(texts)
-  for row, of_row in places.items():
-    own = [texts[index] for index in of_row]
+  for row, indices in indices_by_language.items():
+    row_texts = [texts[index] for index in indices]
     if row.iso639_3 == _JAPANESE:
-      split = _split_japanese(own)
+      split = _split_japanese(row_texts)
     else:
       cut = _jieba() if row.iso639_3 in _CHINESE else _moses(row)
-      split = [" ".join(" ".join(cut(text)).split()) for text in own]
-    for index, text in zip(of_row, split, strict=True):
+      split = [" ".join(" ".join(cut(text)).split()) for text in row_texts]
+    for index, text in zip(indices, split, strict=True):
       words[index] = text
   return words
 
@@ -80,8 +81,8 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
 def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   """Returns texts with spaces for characters that do not print, and punctuation as in Moses.
 
-  This is the normalization of LASER, which applies the rules of English to all languages: quotes of
-  all kinds become `"`, dashes `-`, and so on, like those of Moses 4.0.
+  This is the normalization of LASER. It applies the rules of English to all languages: quotes of
+  all kinds become `"`, dashes `-`, and so on, as in Moses 4.0.
 
   Raises:
     InputError: sacremoses is not installed.
@@ -89,7 +90,7 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   with errors.requires("ems", "normalizing punctuation for LASER"):
     import sacremoses
   moses = sacremoses.MosesPunctNormalizer("en", perl_parity=True)
-  # Moses 4.0 makes double quotes of these, sacremoses apostrophes.
+  # Moses 4.0 turns these into double quotes, sacremoses into apostrophes.
   quotes = dict.fromkeys("‘‚", '"')
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
   printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
@@ -101,7 +102,7 @@ def _moses(language: "Language") -> Callable[[str], list[str]]:
   with errors.requires("ems", f"splitting {language.name} into words"):
     import sacremoses
   tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)
-  # Fifty times as fast as sacremoses' own methods, which build sets of the letters of all scripts
+  # Fifty times as fast as the methods of sacremoses. They build sets of the letters of all scripts
   # for each abbreviation.
   letters, small = _letters(tokenizer.IsAlpha), _letters(tokenizer.IsLower)
   tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
@@ -148,7 +149,7 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   lines = [stretch for of_text in stretches for stretch in of_text]
   if not lines:
     return [""] * len(texts)
-  done = subprocess.run(
+  process = subprocess.run(
     [program],
     input="".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"),
     capture_output=True,
@@ -158,19 +159,19 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   # Alternative readings of a word follow on lines that start with `@`; a word `@` has a part of
   # speech like any other. `EOS` ends an analysis; `# ERROR` replaces a failed one.
   analyses: list[list[str]] = [[]]
-  for line in done.stdout.decode("utf-8", errors="replace").split("\n"):
+  for line in process.stdout.decode("utf-8", errors="replace").split("\n"):
     fields = line.split(" ")
     if line == "EOS":
       analyses.append([])
     elif len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
       analyses[-1].append(fields[0])
-  analyses.pop()  # after the last end
-  if done.returncode or len(analyses) < len(lines):
-    reason = done.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
+  analyses.pop()  # the empty list after the last EOS
+  if process.returncode or len(analyses) < len(lines):
+    reason = process.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(
       f"{program} (Juman++) analyzed {len(analyses)} of {len(lines)} lines and exited with code "
-      f"{done.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
+      f"{process.returncode}: {reason}; try it in a shell: echo '日本語' | jumanpp"
     )
   analyzed = iter(analyses)
   words = [[next(analyzed) or [stretch] for stretch in of_text] for of_text in stretches]
-  return [" ".join(word for part in of_text for word in part) for of_text in words]
+  return [" ".join(word for analysis in of_text for word in analysis) for of_text in words]

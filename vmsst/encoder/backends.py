@@ -1,6 +1,6 @@
-"""What computes the vectors of an encoder: JAX, or ONNX Runtime, which is faster on CPUs.
+"""Backends that compute an encoder's vectors: JAX, and ONNX Runtime for more speed on CPUs.
 
-Batches are sorted by length.
+Both sort the sentences by length before they form batches.
 """
 
 import concurrent.futures
@@ -24,25 +24,26 @@ from vmsst.networks import sentence_encoder
 
 AUTO, JAX, ONNX = "auto", "jax", "onnx"
 BACKENDS = (JAX, ONNX)
-"""Names of the backends, as in sentence-transformers; all but the first compute in float32."""
+"""Names of the backends, as in sentence-transformers. ONNX Runtime always computes in float32."""
 _PACKAGES = ("onnx", "onnxruntime")
 
-# Tokens of a batch on a CPU: enough for fast matmuls, few enough for a core's cache.
+# Tokens per batch on a CPU: enough for fast matmuls, few enough for a core's cache.
 _BATCH_TOKENS = 1024
 # Longest sentences for which a batch has full size.
 _FULL_WIDTH = 64
-# Minimum padding saved to justify a separate batch: each has a shape to compile.
+# Minimum number of padding tokens saved to justify a separate batch. Each new shape is compiled.
 _WORTHWHILE = 2048
 
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Indices of sentences [B], and their tokens, int32 [R, T], R >= B; rows after B are padding."""
+"""Sentence indices [B] and token ids, int32 [R, T], where R >= B; rows after B are padding."""
 
 
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
-  """Returns the fastest backend that computes a network on this machine with the same precision.
+  """Returns the name of the fastest backend for a network on this machine, at equal precision.
 
-  That is JAX on accelerators and for bfloat16; on CPUs, one of those that are installed.
+  This is JAX on accelerators and for bfloat16. On CPUs it is ONNX Runtime if it is installed and
+  supports the network, otherwise JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -62,13 +63,13 @@ def new(
   params: Any,
   devices: Sequence[jax.Device] | None,
 ) -> "JaxBackend | CpuBackend":
-  """Returns a backend.
+  """Creates a backend.
 
   Args:
     name: One of `BACKENDS`.
     network: Maps token ids to vectors.
-    params: Its parameters.
-    devices: Devices of JAX that share each batch; None: see `vmsst.Encoder`.
+    params: The network's parameters.
+    devices: JAX devices that share each batch. If None, see `vmsst.Encoder`.
 
   Raises:
     InputError: the backend's package is not installed.
@@ -82,13 +83,13 @@ def new(
 
 
 class JaxBackend:
-  """Computes vectors by JAX, each batch on all devices.
+  """Computes vectors with JAX, and splits each batch over all devices.
 
   Attributes:
-    params: The parameters of the network, a tree.
-    in_flight: Batches to start before the first result is needed.
+    params: The network's parameters, as a tree.
+    in_flight: Number of batches to start before waiting for the first result.
     batches: Divides token ids into batches.
-    process: Id of the process that computes.
+    process: Id of the process that created the backend.
   """
 
   in_flight = 2
@@ -97,14 +98,14 @@ class JaxBackend:
     self, network: sentence_encoder.SentenceEncoder, params: Any, devices: Sequence[jax.Device]
   ):
     self._network, self.process = network, os.getpid()
-    # Few shapes, as each is compiled.
+    # JAX compiles each shape, so the batches have few shapes.
     self.batches = functools.partial(padded_batches, multiple=len(devices))
-    self._sharding = whole = None
+    self._sharding = replicated = None
     if len(devices) > 1:
       mesh = Mesh(np.array(devices), "batch")
       self._sharding = NamedSharding(mesh, PartitionSpec("batch"))
-      whole = NamedSharding(mesh, PartitionSpec())
-    self.params = jax.device_put(params, whole, may_alias=True)
+      replicated = NamedSharding(mesh, PartitionSpec())
+    self.params = jax.device_put(params, replicated, may_alias=True)
     self._embed = jax.jit(functools.partial(sentence_encoder.embed, network))
 
   def __reduce__(self) -> Any:
@@ -118,35 +119,35 @@ class JaxBackend:
 
 
 class CpuBackend:
-  """Computes vectors in float32 by ONNX Runtime, from the graph of `vmsst.formats.onnx`.
+  """Computes vectors in float32 with ONNX Runtime, from the graph of `vmsst.formats.onnx`.
 
-  Nothing is written to disk: the graph is built in memory, and the runtime gets the arrays of the
-  parameters. Each core computes a batch of its own. Small batches stay in its cache, and cores do
-  not wait for each other, as they do if they share a batch; they share one that is alone.
+  Nothing is written to disk: the graph is built in memory, and the runtime uses the arrays of the
+  parameters without a copy. Each core computes a separate batch. Small batches stay in the core's
+  cache, and the cores do not wait for each other. All cores share a batch that runs alone.
 
   Attributes:
-    params: The parameters of the network, a tree.
-    in_flight: Batches to start before the first result is needed.
-    process: Id of the process that computes.
+    params: The network's parameters, as a tree.
+    in_flight: Number of batches to start before waiting for the first result.
+    process: Id of the process that created the backend.
   """
 
   def __init__(self, network: sentence_encoder.SentenceEncoder, params: Any):
-    """Takes a network, whose graph is built for the first batch.
+    """Creates the thread pool. The first batch builds the graph.
 
     Args:
-      network: The network.
-      params: Its parameters, on the host.
+      network: Maps token ids to vectors.
+      params: The network's parameters, on the host.
 
     Raises:
       InputError: a package is not installed.
     """
     with errors.requires("onnx", "the backend 'onnx'"):
-      os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # has an effect before the import alone
+      os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # only works before the import
       import onnx
       import onnxruntime
     del onnx, onnxruntime
     self._network, self.params, self.process = network, params, os.getpid()
-    # This process's own cores, or fewer for one of many workers.
+    # Uses the cores of this process. Launchers of several workers limit OMP_NUM_THREADS.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = os.environ.get("OMP_NUM_THREADS", "")
     self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
@@ -155,13 +156,14 @@ class CpuBackend:
 
   @functools.cached_property
   def _compile(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
-    """Compiles the network, for batches alone or one per thread."""
+    """Builds the graph once; returns a function that compiles it for all threads or for one."""
     import onnxruntime
 
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
     graph = onnx.build(tensors.separate(arrays), self._network)
     model, weights = graph.without_weights(onnx.OUTPUT)
-    # ONNX Runtime copies weights for every session, but not inputs.
+    # ONNX Runtime copies weights into every session, but not inputs. The token table is the
+    # largest weight, so it becomes an input.
     inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
     helper = graph.library.helper
     for name, array in inputs.items():
@@ -177,7 +179,7 @@ class CpuBackend:
       options = onnxruntime.SessionOptions()
       options.intra_op_num_threads = self._threads if alone else 1
       options.inter_op_num_threads = 1
-      # The runtime uses the arrays of the weights, so that these must live as long.
+      # The runtime does not copy these arrays, so they must live as long as the session.
       options.add_external_initializers(list(weights), values)
       session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
       return lambda feeds: session.run([onnx.OUTPUT], {**feeds, **inputs})[0]
@@ -187,7 +189,7 @@ class CpuBackend:
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
   ) -> Iterator[Batch]:
-    """Yields batches of few tokens, as wide as their longest sentences; see `padded_batches`."""
+    """Yields batches that fit a core's cache, padded to their longest sentence."""
     del max_length
 
     def shape(length_N: np.ndarray) -> tuple[int, int, int]:
@@ -205,7 +207,7 @@ class CpuBackend:
 
     Args:
       tokens_BT: Token ids.
-      alone: Whether no other batch is computed at the same time.
+      alone: Whether no other batch runs at the same time.
     """
     mask_BT = (tokens_BT != arrays.PAD_ID).astype(np.int64)
     feeds = {onnx.TOKENS: tokens_BT.astype(np.int64), onnx.MASK: mask_BT}
@@ -215,26 +217,26 @@ class CpuBackend:
 def padded_batches(
   ids: Sequence[Sequence[int]], batch_size: int, max_length: int, multiple: int = 1
 ) -> Iterator[Batch]:
-  """Yields batches of similar lengths, with few shapes.
+  """Yields batches of sentences with similar lengths, in few shapes.
 
   T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two. A batch ends before
   sentences of at most half its width if that saves much padding.
 
   Args:
     ids: Token ids of every sentence.
-    batch_size: Most sentences of a batch. Batches of long sentences are smaller, to save memory.
-    max_length: Most tokens of a sentence.
-    multiple: Number that divides R.
+    batch_size: Maximum sentences per batch. Batches of long sentences are smaller to save memory.
+    max_length: Maximum tokens per sentence.
+    multiple: R is a multiple of this number.
   """
 
   def shape(length_N: np.ndarray) -> tuple[int, int, int]:
     width = min(_round_up(int(length_N[0])), max_length)
-    most = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
-    count = min(most, len(length_N))
+    limit = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
+    count = min(limit, len(length_N))
     longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # than half the width
     if longer and (count - longer) * width // 2 >= _WORTHWHILE:
       count = longer
-    rows = min(_round_up(count), most)
+    rows = min(_round_up(count), limit)
     return count, rows + -rows % multiple, width
 
   return length_batches(ids, shape)
@@ -243,9 +245,9 @@ def padded_batches(
 def length_batches(
   ids: Sequence[Sequence[int]], shape: Callable[[np.ndarray], tuple[int, int, int]]
 ) -> Iterator[Batch]:
-  """Yields batches from the longest to the shortest sentences.
+  """Yields batches, from the longest to the shortest sentences.
 
-  A batch too large for memory fails at once.
+  The largest batches come first, so a lack of memory shows at once.
 
   Args:
     ids: Token ids of every sentence.

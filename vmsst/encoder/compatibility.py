@@ -1,6 +1,6 @@
-"""Members by which an encoder takes the place of a `SentenceTransformer`, and scores of pairs.
+"""Encoder methods that stand in for a `SentenceTransformer`, and methods that score pairs.
 
-docs/how-to/sentence_transformers.md has a table of all.
+docs/how-to/sentence_transformers.md lists all of them in a table.
 """
 
 import functools
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 Language = str | Sequence[str] | None
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _LEVELS = 255
-# Similarities that are negative distances, by the norm of the difference.
+# Similarities that are negative distances, and the order of their norms.
 _NORMS = {"euclidean": 2, "manhattan": 1}
 
 
 class Members:
-  """Compares the vectors that `encode` of the same class returns; other names of its members."""
+  """Mixin of `Encoder` that compares vectors, and aliases from sentence-transformers."""
 
   max_length: int
   dimension: int
@@ -50,21 +50,22 @@ class Members:
   ) -> Any:
     """Returns the similarity of every source with every target: float32 [N, M].
 
-    Returns a NumPy array, or a tensor if vectors are tensors of torch. `similarity_fn_name` selects
-    the similarity: the cosine, unless the files of a released encoder or you set another. Distances
-    are negative, as in sentence-transformers, so that larger values are more similar.
+    The result is a NumPy array, or a torch tensor if vectors are torch tensors.
+    `similarity_fn_name` selects the similarity (default: cosine, or what the files of a released
+    encoder name). Distances are negative, as in sentence-transformers, so that larger values mean
+    more similar.
 
     Args:
       sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
-      targets: Texts or vectors likewise; None: the sources.
+      targets: Texts or vectors likewise (default: the sources).
       languages: Languages of sources and targets, for encoders that require them.
       **options: Options of `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, or vectors have another shape.
+      ValueError, TypeError, InputError: as in `encode`, or vectors have another shape.
     """
     scores_NM = self._scores(sources, targets, languages, options)
-    kinds = {type(_first(side)).__module__ for side in (sources, targets)}
+    kinds = {type(_first(texts)).__module__ for texts in (sources, targets)}
     return tensor(scores_NM) if "torch" in kinds else scores_NM
 
   def score_pairs(
@@ -78,7 +79,8 @@ class Members:
     """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, or the sides differ in number or shape.
+      ValueError, TypeError, InputError: as in `encode`, or the sources and targets differ in number
+        or shape.
     """
     return self._scores(sources, targets, languages, options, pairs=True)
 
@@ -94,22 +96,22 @@ class Members:
   ) -> np.ndarray:
     """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
 
-    It compares the cosine of a pair with the cosines of both texts' nearest neighbors among the
-    given texts of the other side; see `vmsst.search.margins.margin_pairs`.
+    The margin compares the cosine of a pair with the cosines between each text and its nearest
+    neighbors in the other language; see `vmsst.search.margins.margin_pairs`.
 
     Args:
       sources: Texts as in `encode`, or vectors [N, D].
-      targets: As many texts or vectors.
+      targets: Texts or vectors, one for each source.
       neighbors: Number of nearest neighbors.
       margin: "ratio", "distance" or "absolute".
       languages: Languages of sources and targets, for encoders that require them.
       **options: Options of `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as `encode`, there are no pairs, the sides differ in
-        number, vectors have another shape or are not finite, `neighbors` is not an integer of 1 or
-        more, or the margin is unknown.
-      RuntimeError: as `encode`.
+      ValueError, TypeError, InputError: as in `encode`, no pairs are given, the sources and targets
+        differ in number, vectors have another shape or are not finite, `neighbors` is not a
+        positive integer, or the margin is unknown.
+      RuntimeError: as in `encode`.
     """
     from vmsst.search import device_search, margins
 
@@ -120,31 +122,31 @@ class Members:
       search=device_search.search,
     )
 
-  def _side(self, given: Any) -> np.ndarray | list[str]:
-    """Returns the vectors or texts of one side."""
-    first = _first(given)
+  def _side(self, items: Any) -> np.ndarray | list[str]:
+    """Returns sources or targets as an array of vectors or a list of texts."""
+    first = _first(items)
     if isinstance(first, str) or not hasattr(first, "dtype"):
-      return input_texts.as_list([given] if isinstance(given, str) else given)
-    vectors = np.asarray(given if first is given else [np.asarray(vector) for vector in given])
+      return input_texts.as_list([items] if isinstance(items, str) else items)
+    vectors = np.asarray(items if first is items else [np.asarray(vector) for vector in items])
     if not jnp.issubdtype(vectors.dtype, np.number):
-      return input_texts.as_list(given)
+      return input_texts.as_list(items)
     return np.atleast_2d(vectors)
 
   def _scores(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> np.ndarray:
-    """Returns the similarities of both sides, of pairs or of all with all."""
+    """Returns the similarity of each pair, or of every source with every target."""
     from vmsst.search import exact_search
 
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
     if self.similarity_fn_name == "cosine":
       vectors = exact_search.unit_rows(vectors[0]), exact_search.unit_rows(vectors[1])
-    source_ND, target_MD = (np.asarray(side, np.float32) for side in vectors)
+    source_ND, target_MD = (np.asarray(matrix, np.float32) for matrix in vectors)
     norm = _NORMS.get(self.similarity_fn_name)
     if norm and pairs:
       return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
     if norm:
-      from scipy.spatial import distance  # Here: it takes half a second.
+      from scipy.spatial import distance  # imported here because it takes half a second
 
       return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
     return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
@@ -152,30 +154,30 @@ class Members:
   def _sides(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of both sides, which must be equally many if they are pairs."""
-    sides = [self._side(sources)]
+    """Returns the vectors of sources and targets. With `pairs`, both must be equally many."""
+    pools = [self._side(sources)]
     if pairs or targets is not None:
-      sides.append(self._side(targets))
-    if pairs and len(sides[0]) != len(sides[1]):
-      raise ValueError(f"{len(sides[0]):,} sources and {len(sides[1]):,} targets are not pairs")
+      pools.append(self._side(targets))
+    if pairs and len(pools[0]) != len(pools[1]):
+      raise ValueError(f"{len(pools[0]):,} sources and {len(pools[1]):,} targets are not pairs")
     vectors = []
-    for side, language in zip(sides, input_texts.languages_by_side(languages), strict=False):
-      if isinstance(side, list):
-        side = np.asarray(self.encode(side, language=language, **{**options, "precision": None}))
-      vectors.append(side)
+    for pool, language in zip(pools, input_texts.languages_by_side(languages), strict=False):
+      if isinstance(pool, list):
+        pool = np.asarray(self.encode(pool, language=language, **{**options, "precision": None}))
+      vectors.append(pool)
     return vectors[0], vectors[-1]
 
   @property
   def max_seq_length(self) -> int:
-    """The attribute `max_length`."""
+    """Alias of `max_length`."""
     return self.max_length
 
   def save_pretrained(self, folder: Any) -> None:
-    """Calls `save`."""
+    """Alias of `save`."""
     self.save(folder)
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-    """Returns `score_pairs` as a tensor of torch."""
+    """Returns `score_pairs` as a torch tensor."""
     return tensor(self.score_pairs(embeddings1, embeddings2))
 
   @property
@@ -185,12 +187,12 @@ class Members:
 
   @property
   def model_card_data(self) -> Any:
-    """Name of the model for caches of vectors; ignores metrics for a model card."""
+    """Stand-in for a model card: names the model for vector caches and ignores metrics."""
     return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
 
   @functools.cached_property
   def tokenizer(self) -> Any:
-    """Tokenizer of the folder that `save` writes; its ids can differ from `vocabulary`'s ids."""
+    """The tokenizer that `save` writes. Its ids can differ from the ids of `vocabulary`."""
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
     exported = tokenizers.export(self.vocabulary)
@@ -199,26 +201,26 @@ class Members:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
   def tokenize(self, texts: Sequence[str]) -> Any:
-    """Returns the `tokenizer`'s ids of texts and their mask, tensors of torch."""
+    """Returns token ids from `tokenizer` and their attention mask, as torch tensors."""
     return self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
 
   def get_embedding_dimension(self) -> int:
-    """Returns `dimension`."""
+    """Alias of `dimension`."""
     return self.dimension
 
   get_sentence_embedding_dimension = get_embedding_dimension
 
   def eval(self) -> Any:
-    """Returns this encoder, which is always in evaluation mode."""
+    """Returns this encoder; it is always in evaluation mode."""
     return self
 
   def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
-    """Returns the metrics of an evaluator of sentence-transformers."""
+    """Runs an evaluator of sentence-transformers and returns its metrics."""
     return evaluator(self, output_path)
 
 
 def tensor(array: np.ndarray) -> Any:
-  """Returns an array as a tensor of torch."""
+  """Converts an array to a torch tensor."""
   with errors.requires("sentence-transformers", "a tensor of torch"):
     import torch
   return torch.from_numpy(array)
@@ -229,22 +231,22 @@ def quantize(
   precision: Precision,
   ranges_2D: Float[np.ndarray, "2 D"] | None = None,
 ) -> np.ndarray:
-  """Returns vectors in less space, as `quantize_embeddings` of sentence-transformers does.
+  """Quantizes vectors to save space, like `quantize_embeddings` of sentence-transformers.
 
-  Bytes are rounded; sentence-transformers truncates them.
+  This function rounds to the nearest level; sentence-transformers truncates.
 
   Args:
     vectors_ND: Vectors [N, D].
-    precision: "float32"; "int8" or "uint8", a byte per dimension, for 256 levels between the lowest
-      and the highest value of the dimension; "binary" or "ubinary", 8 signs in each int8 or uint8,
-      positive ones being 1.
-    ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8, which become
-      those of values outside; None: those of the vectors, of which one is not enough. Vectors that
-      are compared must have the same.
+    precision: "float32"; "int8" or "uint8" for one byte per dimension, with 256 levels between the
+      lowest and the highest value of the dimension; "binary" or "ubinary" for one bit per
+      dimension, 1 if the value is positive, with 8 bits in each int8 or uint8.
+    ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8. Values
+      outside the range are clipped. If omitted, the ranges are computed from the vectors; a single
+      vector is not enough. Use the same ranges for all vectors that you compare.
 
   Raises:
-    ValueError: the precision is unknown, a single vector has no ranges, or the ranges have another
-      shape.
+    ValueError: the precision is unknown, ranges are missing for a single vector, or the ranges have
+      another shape.
   """
   vectors_ND = np.asarray(vectors_ND)
   errors.check_choice("precision", precision, get_args(Precision))
@@ -272,6 +274,6 @@ def quantize(
   return (level_NX.astype(np.int16) - 128).astype(np.int8)
 
 
-def _first(given: Any) -> Any:
-  """Returns the first item of a list or tuple, or other objects themselves."""
-  return given[0] if isinstance(given, (list, tuple)) and given else given
+def _first(items: Any) -> Any:
+  """Returns the first item of a list or tuple, and any other object unchanged."""
+  return items[0] if isinstance(items, (list, tuple)) and items else items

@@ -1,4 +1,4 @@
-"""The encoder as users call it: sentences to vectors, similarities and margin scores."""
+"""The class `Encoder`: sentences to vectors, similarities and margin scores."""
 
 import collections
 import concurrent.futures
@@ -29,29 +29,29 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Sentences tokenized and sorted at once: enough to sort well. Meanwhile, the vectors of former ones
-# are computed.
+# Sentences that are tokenized and sorted together: enough to form batches of similar lengths. The
+# next window is tokenized while the vectors of this one are computed.
 _WINDOW = 1 << 13
 
 
 class Encoder(compatibility.Members):
   """Maps sentences to vectors.
 
-  Tools for `SentenceTransformer` accept an encoder in its place. You can set `max_length` (or its
-  alias `max_seq_length`), `default_prompt_name` and `similarity_fn_name`, and no other attribute.
+  Tools for `SentenceTransformer` accept this class instead. You can set `max_length` (or its alias
+  `max_seq_length`), `default_prompt_name` and `similarity_fn_name`. Other attributes are read-only.
 
-  Use an encoder in the process that has loaded it: JAX hangs in forked children. For others, pass
-  its path.
+  Use an encoder only in the process that loaded it, because JAX hangs in forked children. Pass the
+  path to other processes, and load the encoder there.
 
   Attributes:
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence, EOS included. Longer texts are cut.
-    dimension: Dimensions of a sentence vector.
+    max_length: Maximum tokens per sentence, EOS included. Longer texts are cut.
+    dimension: Width of a sentence vector.
     languages: Codes of the training languages, or None if unknown.
-    prompts: Prefixes by name, such as E5's of queries and passages.
-    prompt: What `with_prompt` has set, or None.
+    prompts: Prefixes by name, such as E5's prefixes for queries and passages.
+    prompt: The prompt set by `with_prompt`, or None.
     path: Path of the parameters, or None.
-    backend: What computes the vectors: "jax" or "onnx".
+    backend: Backend that computes the vectors, "jax" or "onnx".
     similarity_fn_name: How `similarity` compares vectors: "cosine", "dot", "euclidean" or
       "manhattan".
   """
@@ -70,28 +70,28 @@ class Encoder(compatibility.Members):
     devices: Sequence[jax.Device] | None = None,
     backend: str = backends.JAX,
   ):
-    """Takes parameters in memory; `vmsst.load` reads them from a folder.
+    """Creates an encoder from parameters in memory. Use `vmsst.load` to read one from a folder.
 
     Args:
       network: Maps token ids to vectors.
-      params: Its parameters.
+      params: The network's parameters.
       vocabulary: Maps sentences to token ids.
-      max_length: Tokens of a sentence, EOS included.
+      max_length: Maximum tokens per sentence, EOS included.
       languages: Codes of the training languages.
       path: Path of the parameters.
-      devices: Devices that share each batch. None: all devices of this process, or JAX's default
-        device if one is set.
-      backend: "jax"; "onnx" computes in float32 on the CPU, with the parameters as
-        NumPy arrays or on it.
+      devices: Devices that share each batch (default: JAX's default device if one is set,
+        otherwise all devices of this process).
+      backend: "jax" or "onnx". ONNX Runtime computes in float32 on the CPU, and the parameters must
+        be NumPy arrays or on the CPU.
     """
-    self.vocabulary = self._own_vocabulary = vocabulary
+    self.vocabulary = self._base_vocabulary = vocabulary
     self.dimension = network.latent_dim
     self.languages = languages
     self.prompts: Mapping[str, str] = getattr(vocabulary, "prompts", {})
     self.prompt: str | None = None
     prefix = getattr(vocabulary, "prefix", "")
-    named = (name for name, prompt in self.prompts.items() if prompt == prefix != "")
-    self._default_prompt_name = next(named, None)
+    names = (name for name, prompt in self.prompts.items() if prompt == prefix != "")
+    self._default_prompt_name = next(names, None)
     self.path = path
     self._network = network
     self.max_length = max_length
@@ -122,7 +122,7 @@ class Encoder(compatibility.Members):
 
   @property
   def default_prompt_name(self) -> str | None:
-    """Name of the prompt that `encode` puts before every text, or None."""
+    """Name of the prompt that `encode` prepends to every text, or None."""
     return self._default_prompt_name
 
   @default_prompt_name.setter
@@ -130,28 +130,28 @@ class Encoder(compatibility.Members):
     if name != self.default_prompt_name:
       vocabulary = self.with_prompt(self._prompt(None, None, name) or "").vocabulary
       vars(self).pop("digest", None)
-      vars(self).update(vocabulary=vocabulary, _own_vocabulary=vocabulary, prompt=None)
+      vars(self).update(vocabulary=vocabulary, _base_vocabulary=vocabulary, prompt=None)
       vars(self).update(_default_prompt_name=name)
 
   @functools.cached_property
   def digest(self) -> str:
-    """A SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
+    """SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
 
-    Two encoders with one digest and one `prompt` compute the same vectors, up to rounding error.
+    Two encoders with the same digest and `prompt` compute the same vectors up to rounding error.
     """
     params = hashlib.sha256()
     for name, value in sorted(traverse_util.flatten_dict(self._backend.params, sep="/").items()):
       array = np.ascontiguousarray(value)
       params.update(f"{name} {array.dtype} {array.shape}".encode())
       params.update(array.view(np.uint8).data)
-    settings = encoder_json.digest(self._network, self._own_vocabulary, self.max_length)
+    settings = encoder_json.digest(self._network, self._base_vocabulary, self.max_length)
     return hashlib.sha256(f"{settings} {params.hexdigest()}".encode()).hexdigest()
 
   def with_prompt(self, prompt: str) -> "Encoder":
-    """Returns this encoder with a prompt before every text of `encode`; both share the parameters.
+    """Returns a copy that prepends a prompt to every text; both encoders share the parameters.
 
     Raises:
-      InputError: the vocabulary takes no prefix; those of Hugging Face models do.
+      InputError: the vocabulary does not support a prefix. Hugging Face tokenizers do.
     """
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
@@ -161,16 +161,16 @@ class Encoder(compatibility.Members):
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
-    """Returns this encoder with a smaller token table; vectors of the texts stay the same.
+    """Returns a copy with a smaller token table: only the tokens that the texts need.
 
-    Most parameters of a multilingual encoder are vectors of tokens. Other texts, too, are encoded,
-    with more and shorter tokens.
+    Most parameters of a multilingual encoder are token vectors. The vectors of the given texts stay
+    the same. The copy can still encode other texts, but splits them into more and shorter tokens.
 
     Args:
       texts: As in `encode`.
 
     Raises:
-      InputError: the tokenizer cannot be trimmed; those of BERT and XLM-R can.
+      InputError: the tokenizer cannot be trimmed. The tokenizers of BERT and XLM-R can.
     """
     if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
@@ -182,12 +182,13 @@ class Encoder(compatibility.Members):
     return self._changed(network, params, vocabulary)
 
   def truncate(self, layers: int) -> "Encoder":
-    """Returns this encoder cut to its first layers, to save time and memory.
+    """Returns a copy with the first layers only, to save time and memory.
 
-    First train it with `matryoshka_layers` of `vmsst.finetune`; other encoders lose more accuracy.
+    First train the encoder with `matryoshka_layers` of `vmsst.finetune`; otherwise truncation costs
+    more accuracy.
 
     Args:
-      layers: Number of layers, less than the encoder has.
+      layers: Number of layers to keep, fewer than the encoder has.
 
     Raises:
       InputError: the encoder has too few layers or is not a transformer.
@@ -202,10 +203,10 @@ class Encoder(compatibility.Members):
     return encoder
 
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes a new local folder that `vmsst.load` and sentence-transformers open.
+    """Writes a new local folder that `vmsst.load` and sentence-transformers can open.
 
     Raises:
-      InputError: the folder exists, or its format cannot express the encoder; see
+      InputError: the folder exists, or the format cannot represent the encoder; see
         `vmsst.formats.sentence_transformers`.
     """
     storage.check_local(folder, "a saved encoder; use `vmsst export sentence-transformers`")
@@ -245,57 +246,56 @@ class Encoder(compatibility.Members):
   ) -> Any:
     """Returns one vector for each sentence: float32 [N, D], in the order of the input.
 
-    One string gives one vector, [D], as in sentence-transformers.
+    A single string returns a single vector, [D], as in sentence-transformers.
 
     Sentences are sorted by length and padded to few shapes, to save compute and compilation.
-    Of a sentence with more than `max_length` tokens, the first are read. Vectors do not depend on
-    other inputs beyond rounding error. An empty sentence has the vector of its EOS token alone, or
-    zeros if the vocabulary has no EOS. Half of a surrogate pair, which is not valid UTF-8, counts
-    as U+FFFD.
+    A sentence with more than `max_length` tokens is cut. A vector does not depend on other inputs
+    beyond rounding error. An empty sentence has the vector of its EOS token, or zeros if the
+    vocabulary has no EOS. Half of a surrogate pair is not valid UTF-8 and counts as U+FFFD.
 
     Args:
-      sentences: Strings, an iterator of strings (read completely first), or an open file, for its
-        lines; or one string. Or a pathlib.Path (not a string) to a UTF-8 file, plain or gzipped,
-        with one sentence per line.
-      language: Code of their language (see `vmsst.languages`), or one for each sentence. Required
-        if the vocabulary splits text into words by the rules of its language, as EMS's does;
-        otherwise ignored.
-      prefix: Text before every sentence, such as E5's "passage: ", instead of the vocabulary's own;
-        None: the vocabulary's own, which most lack.
+      sentences: One string, a sequence or iterator of strings (read completely first), or an open
+        file with one sentence per line. Or a pathlib.Path (not a string) to such a file, UTF-8,
+        plain or gzipped.
+      language: Language code (see `vmsst.languages`), or one for each sentence. Required if the
+        vocabulary splits text into words by the rules of a language, as EMS does; otherwise
+        ignored.
+      prefix: Text before every sentence, such as E5's "passage: " (default: the vocabulary's
+        prefix, usually empty).
       prompt_name: Name of the prefix in `prompts`, instead of `prefix`. Every encoder has the
         names "query" and "document", for the prefixes of `encode_query` and `encode_document`.
       batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
         64 tokens are smaller, to save memory.
-      truncate_dim: Return the first dimensions only, which encoders with Matryoshka losses are
-        trained for; None: all.
+      truncate_dim: Number of leading dimensions to return, for encoders trained with Matryoshka
+        losses (default: all).
       normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
-        Vectors of some imported encoders (E5, LaBSE) have length 1 in any case.
-      precision: What a vector consists of, as in sentence-transformers: "float32"; "int8" or
-        "uint8", a byte per dimension, for 256 levels between the lowest and the highest value of
-        the dimension in these vectors (`vmsst.quantize` takes other ranges); "binary" or "ubinary",
-        8 signs in each int8 or uint8. None: "float32".
-      progress: Show a progress bar; None: on a terminal only.
-      on_cut: Called once if texts were cut, with their number, the number of all texts and
-        `max_length`. The default logs one warning; None: no warning.
+        Vectors of some imported encoders (E5, LaBSE) always have length 1.
+      precision: Data type of the vectors, as in sentence-transformers (default: "float32"). "int8"
+        and "uint8" store a byte per dimension, with 256 levels between the lowest and the highest
+        value of the dimension in these vectors (`vmsst.quantize` accepts other ranges). "binary"
+        and "ubinary" store a sign bit per dimension, with 8 bits in each int8 or uint8.
+      progress: Whether to show a progress bar (default: on a terminal only).
+      on_cut: Called once if texts were cut, with the number of cut texts, the number of all texts
+        and `max_length` (default: logs one warning). Pass None for no warning.
       prompt: Alias of `prefix`, for sentence-transformers and its evaluators.
       normalize_embeddings: Alias of `normalize`.
       show_progress_bar: Alias of `progress`.
       convert_to_numpy: If False, return a list of torch tensors.
-      convert_to_tensor: Return a tensor of torch on the CPU.
+      convert_to_tensor: Return a torch tensor on the CPU.
       device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
       TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
         item is not a string (None, bytes, a number).
-      ValueError: `batch_size` or `truncate_dim` is not an integer in its range, there are more or
-        fewer languages than sentences, `prompt_name` is unknown or given with another prefix, or
+      ValueError: `batch_size` or `truncate_dim` is not an integer in its range, the languages and
+        the sentences differ in number, `prompt_name` is unknown or used with another prefix, or
         `precision` is unknown.
-      InputError: the vocabulary requires the language and none is given, its word splitter or torch
+      InputError: the vocabulary requires a language and none is given, its word splitter or torch
         is not installed, or a file cannot be read.
-      RuntimeError: this process is a forked child of the one that has loaded the encoder.
+      RuntimeError: this process is a forked child of the process that loaded the encoder.
     """
-    # JAX's threads do not exist in a forked child: computations would never end.
+    # JAX's threads do not exist in a forked child, so computations would never end.
     if os.getpid() != self._backend.process:
       raise RuntimeError(
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
@@ -305,8 +305,8 @@ class Encoder(compatibility.Members):
       device is None, "device", device, "None, or set JAX_PLATFORMS before Python starts"
     )
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
-    one = isinstance(sentences, str)
-    if one:
+    is_single = isinstance(sentences, str)
+    if is_single:
       sentences, progress = [str(sentences)], False
     batch_size = errors.as_integer("batch_size", batch_size)
     precision = precision or "float32"
@@ -329,18 +329,18 @@ class Encoder(compatibility.Members):
       codes = language if language is None or isinstance(language, str) else language[rows]
       return self._tokenize(texts[rows], codes, prefix)
 
-    were_cut, starts = 0, range(0, len(texts), window)
+    num_cut, starts = 0, range(0, len(texts), window)
     with bar, concurrent.futures.ThreadPoolExecutor(1) as thread:
-      ahead = [thread.submit(tokenize, start) for start in starts[:1]]
+      pending = [thread.submit(tokenize, start) for start in starts[:1]]
       for number, start in enumerate(starts):
-        ids, long = ahead.pop().result()
-        ahead = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
-        were_cut += len(long)
+        ids, long = pending.pop().result()
+        pending = [thread.submit(tokenize, x) for x in starts[number + 1 : number + 2]]
+        num_cut += len(long)
         vectors_ND[start : start + window] = self.encode_ids(
           ids, batch_size=batch_size, on_batch=bar.update
         )
-    if were_cut and on_cut is not None:
-      on_cut(were_cut, len(texts), self.max_length)
+    if num_cut and on_cut is not None:
+      on_cut(num_cut, len(texts), self.max_length)
     vectors_ND = vectors_ND[:, :truncate_dim]
     if normalize or normalize_embeddings:
       norm_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
@@ -350,7 +350,7 @@ class Encoder(compatibility.Members):
       result = compatibility.quantize(vectors_ND, precision)
     if convert_to_tensor or not convert_to_numpy:
       result = compatibility.tensor(result)
-    if one:
+    if is_single:
       return result[0]
     return result if convert_to_tensor or convert_to_numpy else list(result)
 
@@ -361,15 +361,15 @@ class Encoder(compatibility.Members):
     batch_size: int = 128,
     on_batch: Callable[[int], object] = lambda rows: None,
   ) -> np.ndarray:
-    """Returns the vectors of texts that are tokenized already, float32 [N, D].
+    """Returns the vectors of tokenized texts, float32 [N, D].
 
     Args:
-      ids: Token ids of N texts, special tokens included, at most `max_length` of each.
+      ids: Token ids of N texts, special tokens included, at most `max_length` per text.
       batch_size: Texts per batch.
-      on_batch: Called with the number of texts of each batch when it is finished.
+      on_batch: Called after each batch with its number of texts.
     """
     vectors_ND = np.empty((len(ids), self.dimension), np.float32)
-    # Some batches are started before the first result is needed.
+    # The backend computes several batches at once, so start some before waiting for a result.
     batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
     started: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
     started, alone = collections.deque(), len(batches) == 1
@@ -388,10 +388,10 @@ class Encoder(compatibility.Members):
     return self._encode_as("query", sentences, **options)
 
   def encode_document(self, sentences: Texts, **options: Any) -> Any:
-    """Returns the vectors of texts to be found.
+    """Returns the vectors of documents to search.
 
-    As `encode` with the prompt "document", "passage" or "corpus", the first that the encoder has
-    and that is not empty.
+    Calls `encode` with the prompt "document", "passage" or "corpus": the first one that the encoder
+    has and that is not empty.
     """
     return self._encode_as("document", sentences, **options)
 
@@ -401,29 +401,30 @@ class Encoder(compatibility.Members):
     return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
-    """Returns the prefix that the arguments of `encode` ask for."""
-    given = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
-    given = {argument: value for argument, value in given.items() if value is not None}
-    if len(given) > 1:
-      raise ValueError(f"{' and '.join(given)} are both given; pass one of them")
+    """Returns the prefix selected by the arguments of `encode`; they exclude each other."""
+    prefixes = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
+    prefixes = {argument: value for argument, value in prefixes.items() if value is not None}
+    if len(prefixes) > 1:
+      raise ValueError(f"{' and '.join(prefixes)} are both given; pass one of them")
     if prompt_name is None:
-      return next(iter(given.values()), None)
+      return next(iter(prefixes.values()), None)
     default = getattr(self.vocabulary, "prefix", "")
     prompts = tokenizers.method_prompts(default, self.prompts) | dict(self.prompts)
     if prompt_name not in prompts:
-      known = ", ".join(map(repr, prompts))
-      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {known}")
+      choices = ", ".join(map(repr, prompts))
+      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {choices}")
     return prompts[prompt_name]
 
   def _tokenize(
     self, texts: list[str], language: Language, prefix: str | None
   ) -> tuple[list[list[int]], list[int]]:
-    """Returns the ids of texts, EOS token included, and the indices of texts that were cut."""
+    """Returns token ids, EOS included, and the indices of texts that were cut."""
     vocabulary = self.vocabulary
     if prefix is not None and isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]
+    # One token more than the limit shows that a text is too long.
     ids = vocabulary.encode(texts, self.max_length + 1, language)
     long = [index for index, row in enumerate(ids) if len(row) > self.max_length]
     for index in long:

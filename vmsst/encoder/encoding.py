@@ -1,6 +1,6 @@
 """Calls any encoder: one of this library, or another object with `encode(texts)`.
 
-An `EncoderSource` says what identifies an encoder, and how a process gets it.
+An `EncoderSource` identifies an encoder and opens it in any process.
 """
 
 import inspect
@@ -16,49 +16,50 @@ import numpy as np
 from vmsst import errors
 from vmsst.io import array_files, input_files, progress_bar
 
-# Texts of a bitext with vectors in memory at once; even, so that windows contain whole pairs.
+# Texts of a bitext per window. The number is even, so that a window contains whole pairs.
 _WINDOW = 1 << 14
 
 
 def encode(
   encoder: Any, texts: Sequence[str], *, method: str = "encode", **options: Any
 ) -> np.ndarray:
-  """Returns an encoder's vectors of texts, float32 [N, D].
+  """Computes the vectors of texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
     texts: N texts.
-    method: "encode", or "encode_query" or "encode_document" if the encoder has it.
-    **options: Such as `language`, `batch_size`, `progress` (default: False); those that `encode`
-      does not support are dropped.
+    method: Method to call: "encode", "encode_query" or "encode_document". If the encoder lacks the
+      method, "encode" is called.
+    **options: Options of `encode`, such as `language`, `batch_size` and `progress` (default:
+      False). Options that `encode` does not support are dropped.
 
   Raises:
     ValueError: the encoder returns an array of another shape.
   """
-  known = inspect.signature(encoder.encode).parameters
+  parameters = inspect.signature(encoder.encode).parameters
   options.setdefault("progress", False)
-  given = {name: value for name, value in options.items() if name in known}
+  supported = {name: value for name, value in options.items() if name in parameters}
   if getattr(encoder, "prompt", None) is not None:  # This prompt applies to every text.
     method = "encode"
   compute = getattr(encoder, method, encoder.encode)
-  vectors_ND = np.asarray(compute(list(texts), **given), np.float32)
+  vectors_ND = np.asarray(compute(list(texts), **supported), np.float32)
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
     raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND
 
 
 def identity(encoder: Any, name: str) -> dict[str, str]:
-  """Returns what identifies an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
+  """Returns the identity of an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
 
-  Stored results with other digests are of another encoder; see `vmsst.io.manifest`.
+  Stored results with another digest belong to another encoder; see `vmsst.io.manifest`.
 
   Args:
-    encoder: An object with `encode(texts)`; the encoders of this library have a `digest` of their
-      content. Others are identified by name.
-    name: Name or path for people.
+    encoder: An object with `encode(texts)`. The encoders of this library have a `digest` of their
+      content. Without a digest, the name identifies the encoder.
+    name: Name or path to show in messages.
   """
-  known = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
-  return {"name": name} | {key: value for key, value in known.items() if isinstance(value, str)}
+  fields = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
+  return {"name": name} | {key: value for key, value in fields.items() if isinstance(value, str)}
 
 
 def encode_windows(
@@ -69,13 +70,13 @@ def encode_windows(
   total: int,
   title: str | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the vectors of texts, window by window, so that few are in memory at once.
+  """Yields the vectors of texts window by window, so that few are in memory at once.
 
   Args:
     embed: Maps the texts of a window to vectors, such as a partial `encode`.
-    texts: The texts; read as they are embedded.
+    texts: The texts. They are read one window at a time.
     size: Texts per window.
-    total: Number of all texts, for the progress bar.
+    total: Total number of texts, for the progress bar.
     title: Title of the progress bar.
   """
   done = 0
@@ -103,19 +104,19 @@ def write_pair_vectors(
   title: str,
   batch_size: int = 128,
 ) -> dict[str, int]:
-  """Writes the vectors of pairs as .npy, float32 [N, 2, dimension], to distill an encoder.
+  """Writes the vectors of sentence pairs as .npy, float32 [N, 2, dimension], for distillation.
 
   Args:
     encoder: An encoder, as from `vmsst.load`.
-    pairs: The pairs.
+    pairs: The sentence pairs.
     path: The file to write.
     count: Number of pairs.
-    languages: Codes of the two sides.
+    languages: Language codes of the sources and the targets.
     title: Title of the progress bar.
     batch_size: Sentences per batch.
 
   Returns:
-    The numbers of lines and dimensions.
+    The number of pairs ("lines") and the width of the vectors ("dimension").
 
   Raises:
     InputError: a pair cannot be read, or a vector is not finite.
@@ -149,32 +150,34 @@ def log_cut(count: int, total: int, max_length: int) -> None:
 
 
 def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
-  """Logs one warning for several calls of `encode`, if any has cut texts.
+  """Logs one warning for several calls of `encode` if any of them cut texts.
 
   Args:
-    counts: What `on_cut` received in each call that cut texts: their number, the number of all
-      texts of the call, and the maximum tokens.
-    total: Number of texts of all calls.
+    counts: The arguments of `on_cut` in each call that cut texts: number of cut texts, number of
+      all texts of the call, and maximum tokens.
+    total: Number of texts in all calls.
   """
   if counts:
     log_cut(sum(count[0] for count in counts), total, counts[0][2])
 
 
 class EncoderSource:
-  """Opens an encoder in any process: other processes load it, and keep it until they load another.
+  """Opens an encoder in any process.
+
+  A process without the encoder loads it, and keeps it until it loads another one.
 
   Attributes:
     identity: See the function `identity`.
-    load: Returns name and encoder in other processes, or None.
+    load: Returns name and encoder in another process; None if only this process can use it.
   """
 
   def __init__(self, encoder: Any, name: str, load: Callable[[], tuple[str, Any]] | None = None):
-    """Takes an encoder.
+    """Initializes the source.
 
     Args:
       encoder: An object with `encode(texts)`.
       name: Name or path of the encoder.
-      load: Returns name and encoder in other processes, as `loading.open_encoder` does; must be
+      load: Returns name and encoder in another process, as `loading.open_encoder` does. It must be
         picklable.
     """
     self.identity = identity(encoder, name)
@@ -184,17 +187,17 @@ class EncoderSource:
     return {**vars(self), "_encoder": None}
 
   def open(self) -> Any:
-    """Returns the encoder.
+    """Returns the encoder, and loads it first if necessary.
 
     Raises:
-      InputError: it cannot be loaded in this process, or has changed.
+      InputError: the encoder cannot be loaded in this process, or it has changed.
     """
     if self._encoder is not None:
       return self._encoder
     name = self.identity["name"]
     with _lock:
       if _loaded.get("identity") != self.identity:
-        _loaded.clear()  # before the next encoder takes memory
+        _loaded.clear()  # frees memory for the next encoder
         if self.load is None:
           raise errors.InputError(
             f"{name} cannot be loaded in other processes; use one local process"
@@ -206,21 +209,21 @@ class EncoderSource:
       return _loaded["encoder"]
 
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Returns the vectors of texts, as the function `encode` does, and how many texts were cut."""
+    """Computes vectors with the function `encode`; also returns the arguments of `on_cut`."""
     cut: list[tuple[int, int, int]] = []
     vectors_ND = encode(self.open(), texts, on_cut=lambda *counts: cut.append(counts), **options)
     return vectors_ND, cut
 
 
 _lock = threading.Lock()
-_loaded: dict[str, Any] = {}  # the encoder that was loaded last, and its identity
+_loaded: dict[str, Any] = {}  # the most recently loaded encoder and its identity
 
 
 def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
   """Raises InputError if a vector or its norm is not finite in float32."""
-  # Up to here the norm is finite in float32.
-  most = np.finfo(np.float32).max / max(1, vectors_ND.shape[1]) ** 0.5
-  finite_N = (np.abs(vectors_ND) <= most).all(axis=1)
+  # If no value exceeds this limit, the norm is finite in float32.
+  limit = np.finfo(np.float32).max / max(1, vectors_ND.shape[1]) ** 0.5
+  finite_N = (np.abs(vectors_ND) <= limit).all(axis=1)
   if not finite_N.all():
     text = input_files.shown(texts[int(np.argmin(finite_N))])
     raise errors.InputError(

@@ -2,18 +2,19 @@
 
 An encoder is one of
 
-* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (in exports
-  for sentence-transformers, the layers after the pooling have folders of their own);
-* a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary in it or
-  next to it;
-* a training run: the folder of its checkpoints, for the one in `best.json` or else the latest;
-* a folder of transformers or sentence-transformers on this machine, with one of the encoders in
-  `vmsst.formats.transformers`, or of LASER2 or LASER3.
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (exports
+  for sentence-transformers have a subfolder for each layer after the pooling);
+* a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary inside
+  or next to it;
+* a training run: the folder of its checkpoints. `best.json` selects the checkpoint; without it, the
+  latest is used;
+* a local folder of transformers or sentence-transformers, if `vmsst.formats.transformers` supports
+  the model, or a folder of LASER2 or LASER3.
 
 The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
-"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub if there is no such folder.
+"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has it.
 
-Neither TensorFlow nor seqio nor gin is needed.
+This module does not need TensorFlow, seqio or gin.
 
 Example:
   encoder = vmsst.load("/runs/small")
@@ -57,12 +58,12 @@ if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
 
 CHECKPOINT = "checkpoint_0"
-"""The checkpoint that `write` makes."""
+"""Name of the checkpoint that `write` creates."""
 _EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
 _ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, tokenizers.TOKENIZER_FILE}
-# Files of released encoders; exports for sentence-transformers have them, too.
+# Files of released encoders. Exports for sentence-transformers contain them, too.
 _RELEASED = {transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE}
-# Name of a given prompt in an encoder of sentence-transformers.
+# Name under which `with_prompt` stores a prompt in an encoder of sentence-transformers.
 _PROMPT = "given"
 
 
@@ -71,9 +72,9 @@ _PROMPT = "given"
 
 
 def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is an encoder without a T5X checkpoint.
+  """Returns whether a path leads to an encoder without a T5X checkpoint.
 
-  Such an encoder is a name on the Hugging Face Hub, an export, or a folder of transformers.
+  Examples are a name on the Hugging Face Hub, an export, and a folder of transformers.
   """
   names = storage.names(path)
   is_released = not storage.is_url(path) and bool(
@@ -83,12 +84,12 @@ def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncoder:
-  """Reads the parts of an encoder.
+  """Reads an encoder's network, parameters and assets.
 
   Args:
     path: As in `load`.
-    generator: Whether to read the whole network of a run that trained a decoder too, instead of the
-      encoder alone.
+    generator: Whether to read the encoder together with the decoder that the run trained, instead
+      of the encoder alone.
 
   Raises:
     InputError: as in `load`.
@@ -106,14 +107,15 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
         "CONTRASTIVE"
       )
     params = restore_params(parameters, network)
-    own = os.fspath(parameters if parameters.is_dir() else folder)
-  return SavedEncoder(name or own, assets, network, params)
+    location = os.fspath(parameters if parameters.is_dir() else folder)
+  return SavedEncoder(name or location, assets, network, params)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-  """Returns the parameters of an encoder by name, float32; a vocabulary is not needed.
+  """Returns the parameters of an encoder by name, float32. The encoder may lack a vocabulary.
 
-  mT5 has all parameters that training can start from. Arguments and errors are as in `read`.
+  For mT5, the result includes the decoder, so that training can start from it. Arguments and errors
+  are as in `read`.
   """
   with _open_source(path, whole=True) as (_, _, released):
     if released is not None:
@@ -122,7 +124,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def read_assets(path: str | os.PathLike[str]) -> EncoderAssets:
-  """Returns what describes an encoder, without its parameters.
+  """Reads an encoder's network, vocabulary and settings, without its parameters.
 
   Arguments and errors are as in `read`.
   """
@@ -137,23 +139,23 @@ def convert(
   vocabulary: pathlib.Path | None = None,
   whole: bool = True,
 ) -> Converted:
-  """Returns a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
+  """Converts a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
 
   Args:
     folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
       (`mt5.convert`, `laser.convert`).
     prefix: As in `sentence_transformers.read`.
-    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
-    whole: Whether to return the decoder of mT5, too.
+    vocabulary: SentencePiece model for a folder of mT5 or VMSST that lacks it.
+    whole: Whether to include the decoder of mT5.
 
   Raises:
     InputError: the folder cannot be used; the message names the file.
   """
   has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
-  is_laser, record = not has_modules and bool(laser.files(folder)), {}
+  is_laser, config = not has_modules and bool(laser.files(folder)), {}
   if not has_modules and not is_laser:
-    record = transformers.read_object(folder / transformers.CONFIG_FILE)
-  is_mt5 = record.get("model_type") in mt5.TYPES and record.get("feed_forward_proj") == "gated-gelu"
+    config = transformers.read_object(folder / transformers.CONFIG_FILE)
+  is_mt5 = config.get("model_type") in mt5.TYPES and config.get("feed_forward_proj") == "gated-gelu"
   if is_laser or is_mt5:
     errors.check(not prefix, f"the prefix of {folder}", prefix, "None: such a model has no prefix")
   errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None: {folder} has one")
@@ -168,10 +170,10 @@ def convert(
 def _open_source(
   path: str | os.PathLike[str], *, whole: bool = False
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
-  """Yields an encoder's name, its folder on this machine, and what it is if it is a released one.
+  """Yields an encoder's name, its local folder, and the converted encoder if it is a released one.
 
-  The name is None for the path of its parameters. Only with `whole`, a released encoder can be
-  without a vocabulary. After the context, parameters copied from a store
+  The name is None if the path of the parameters serves as the name. A released encoder without a
+  vocabulary is an error unless `whole` is true. On exit, parameters that were copied from a store
   are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
@@ -182,7 +184,7 @@ def _open_source(
     )
   if not folder.is_dir() and storage.is_url(path):
     url = os.fspath(path).rstrip("/")
-    # The vocabulary's file is read as long as the process lives.
+    # The vocabulary's file must exist until the process ends, so the folder is not removed here.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
     name, around = _copy(url, target)
     try:
@@ -209,7 +211,7 @@ def _open_source(
 
 
 def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
-  """Copies an encoder from a store into a folder; returns the paths of its parameters and there."""
+  """Copies an encoder from a store; returns the URLs of its parameters and of the folder around."""
 
   def copy(folder: str, names: set[str], to: pathlib.Path) -> None:
     to.mkdir(exist_ok=True)
@@ -234,7 +236,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
 
 
 def _run_assets(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
-  """Returns what describes an export or a run, and its `model.safetensors` or its checkpoint."""
+  """Returns the assets of an export or a run, and its `model.safetensors` or its checkpoint."""
   if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
@@ -251,10 +253,9 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   Layers may be scanned in the network and separate in the file, or the other way around.
 
   Args:
-    parameters: A `checkpoint_<step>` folder; or the `model.safetensors` of an export, with a tensor
-      for each parameter, or with the tensors of transformers in an export for
-      sentence-transformers.
-    network: The network.
+    parameters: A `checkpoint_<step>` folder or the `model.safetensors` of an export. The tensors of
+      an export for sentence-transformers have the names of transformers.
+    network: The network to restore.
 
   Returns:
     The parameters as a tree.
@@ -263,37 +264,37 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
     InputError: a parameter is missing, has another shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
-  stored: Any
+  saved: Any
   if not is_export:
     from vmsst.formats import t5x  # imports Orbax
 
-    stored = t5x.open_params(parameters)
+    saved = t5x.open_params(parameters)
   elif (parameters.parent / sentence_transformers.MODULES_FILE).is_file():
-    stored = sentence_transformers.read_params(pathlib.Path(parameters.parent), network)
+    saved = sentence_transformers.read_params(pathlib.Path(parameters.parent), network)
   else:
     opened = tensors.open_file(pathlib.Path(parameters))
-    stored = {name: tensor.read() for name, tensor in opened.items()}
+    saved = {name: tensor.read() for name, tensor in opened.items()}
   tokens_BT = jnp.zeros((1, 1), jnp.int32)
   shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   sources = {}
   for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
-    source = tensors.find(name, leaf.shape, stored)
-    if source is None or source.shape(stored) != leaf.shape:
-      shape = "is missing" if source is None else f"has shape {source.shape(stored)}"
+    source = tensors.find(name, leaf.shape, saved)
+    if source is None or source.shape(saved) != leaf.shape:
+      shape = "is missing" if source is None else f"has shape {source.shape(saved)}"
       raise errors.InputError(
         f"{parameters}: the parameter {name} {shape}, but encoder.json requires {leaf.shape}; it "
         "was trained with another network or another config (number of layers)"
       )
     sources[name] = source
-  parts = {part: stored[part] for source in sources.values() for part in source.names}
+  inputs = {key: saved[key] for source in sources.values() for key in source.names}
   if is_export:
-    # One by one: at most one is in memory twice. A CPU uses mapped arrays where they are.
+    # Copy tensors one by one, so that at most one is in memory twice. A CPU uses the mapped file.
     arrays = {
-      name: jax.block_until_ready(jax.device_put(part, may_alias=True))
-      for name, part in parts.items()
+      name: jax.block_until_ready(jax.device_put(value, may_alias=True))
+      for name, value in inputs.items()
     }
   else:
-    arrays = t5x.read_params(parameters, parts)
+    arrays = t5x.read_params(parameters, inputs)
   return traverse_util.unflatten_dict(
     {name: source.make(arrays) for name, source in sources.items()}, sep="/"
   )
@@ -302,16 +303,16 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
 def write(
   params: Mapping[str, np.ndarray], assets: EncoderAssets | None, folder: pathlib.Path
 ) -> str | None:
-  """Writes a released encoder into a folder that training starts from and that `load` opens.
+  """Writes a released encoder to a folder. Training can start from it, and `load` can open it.
 
   Args:
-    params: Its parameters by name.
-    assets: What else describes it, if it has a vocabulary.
-    folder: A folder on this machine. It gets `checkpoint_0` and, with `assets`, `encoder.json` and
-      the vocabulary's file.
+    params: The encoder's parameters by name.
+    assets: The encoder's network, vocabulary and settings; None if it has no vocabulary.
+    folder: A local folder. This function creates `checkpoint_0` in it and, with `assets`,
+      `encoder.json` and the vocabulary's file.
 
   Returns:
-    The name of the vocabulary's file, if there is one.
+    The name of the vocabulary's file, or None without `assets`.
   """
   from vmsst.formats import t5x  # imports Orbax
 
@@ -346,27 +347,28 @@ def load(
   max_length: int | None = None,
   backend: str = backends.AUTO,
 ) -> Encoder:
-  """Returns the encoder in a folder, on all devices of this process.
+  """Loads an encoder onto all devices of this process.
 
   Args:
-    path: A name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      or a folder of sentence-transformers, transformers or LASER (see docs/models.md), which is
-      read as it is; or a training run, for the checkpoint that its `best.json` names or else the
-      latest; or one of its `checkpoint_<step>` folders, an imported encoder or an export. All but
-      the second may be in an object store (`gs://` needs gcsfs, `s3://` s3fs). Parameters may have
-      been saved from any number of devices.
-    dtype: Compute dtype: "float32", or "bfloat16", which is faster on accelerators and keeps two or
-      three digits; None: as in training. Vectors are float32 in any case.
-    max_length: Tokens of a sentence, EOS included; longer texts are cut. None: as saved, which is
-      the length in training for runs.
-    backend: "jax"; or "onnx" (ONNX Runtime, `vmsst[onnx]`), which is faster on CPUs. It computes in
-      float32; its vectors are those of JAX, up to rounding error. "auto" is JAX on accelerators and
-      for bfloat16, and ONNX Runtime on CPUs if it is installed.
+    path: One of the following:
+      a name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
+      a local folder of sentence-transformers, transformers or LASER (see docs/models.md);
+      a training run (`best.json` selects the checkpoint; without it, the latest is used);
+      a `checkpoint_<step>` folder, an imported encoder or an export.
+      Runs, checkpoints, imports and exports may be in an object store (`gs://` needs gcsfs, `s3://`
+      needs s3fs). The number of devices that saved the parameters does not matter.
+    dtype: Compute dtype (default: as in training). "bfloat16" is faster than "float32" on
+      accelerators and keeps two or three digits. Vectors are always float32.
+    max_length: Maximum tokens per sentence, EOS included; longer texts are cut (default: as saved;
+      runs save the length in training).
+    backend: "jax", "onnx" or "auto". ONNX Runtime (`vmsst[onnx]`) is faster on CPUs, computes in
+      float32 and returns the same vectors as JAX up to rounding error. "auto" selects JAX on
+      accelerators and for bfloat16, and ONNX Runtime on CPUs if it is installed.
 
   Raises:
-    InputError: there is no encoder, it does not fit its `encoder.json`, `dtype` or `backend` is
-      unknown, they exclude each other, `max_length` exceeds its position table, or the package that
-      reads the store or computes is not installed.
+    InputError: no encoder exists at this path, it does not match its `encoder.json`, `dtype` or
+      `backend` is unknown, they exclude each other, `max_length` exceeds the position table, or a
+      package for the store or the backend is not installed.
   """
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -390,15 +392,15 @@ def load(
 
 
 def load_translator(path: str | os.PathLike[str]) -> "Translator":
-  """Returns encoder and decoder of a training run, on this process's default device.
+  """Loads the encoder and the decoder of a training run onto this process's default device.
 
   Args:
-    path: A run's MODEL_DIR or one of its `checkpoint_<step>` folders, of VMSST, BITRANSLATION or
-      VMSST CONTRASTIVE; local or remote, as in `load`.
+    path: MODEL_DIR or a `checkpoint_<step>` folder of a run of VMSST, BITRANSLATION or VMSST
+      CONTRASTIVE; local or remote, as in `load`.
 
   Raises:
-    InputError: there is no checkpoint, it does not fit the run's `encoder.json`, or the run has no
-      decoder.
+    InputError: no checkpoint exists at this path, it does not match the run's `encoder.json`, or
+      the run has no decoder.
   """
   from vmsst.encoder.translation import Translator
 
@@ -417,21 +419,21 @@ def open_encoder(
   """Opens an encoder of this library or of sentence-transformers.
 
   Args:
-    path: A path that `load` opens, or another folder of sentence-transformers, which that package
-      opens. Code in the folder is not run.
-    dtype: Compute dtype; see `load`. sentence-transformers does not support it.
-    max_length: Tokens of a sentence; see `load`. An encoder of sentence-transformers can have its
-      own maximum at most.
-    backend: Backend; see `load`. sentence-transformers has its own in a folder that was exported
-      for one.
-    prompt: Text before every sentence; None: as the encoder has it.
+    path: A path that `load` opens, or another folder of sentence-transformers. The package
+      sentence-transformers opens the latter. Code in the folder is not run.
+    dtype: Compute dtype; see `load`. Not supported for sentence-transformers.
+    max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, it cannot exceed
+      the encoder's saved maximum.
+    backend: Backend; see `load`. sentence-transformers chooses its own backend and ignores "auto"
+      and "jax".
+    prompt: Text before every sentence (default: the encoder's prompt).
 
   Returns:
-    The absolute path of its parameters, and an object with `encode(texts)` and the attribute
-    `digest`, which identifies it by content.
+    The absolute path of the parameters, and an object with `encode(texts)` and the attribute
+    `digest`, a hash of the encoder's content.
 
   Raises:
-    InputError: there is no encoder, or the package that opens it is not installed.
+    InputError: no encoder exists at this path, or the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
   try:
@@ -453,31 +455,31 @@ def open_encoder(
       "install -U 'vmsst[sentence-transformers]'"
     )
   try:
-    theirs = package.SentenceTransformer(str(folder), local_files_only=True)
-  except Exception as error:  # torch and other packages raise it
-    # The message may advise to trust code in the folder.
+    model = package.SentenceTransformer(str(folder), local_files_only=True)
+  except Exception as error:  # torch and other packages raise many types
+    # The original message may advise users to trust code in the folder, so it is not shown.
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again"
     ) from error
-  theirs.dimension = theirs.get_embedding_dimension()
+  model.dimension = model.get_embedding_dimension()
   if max_length is not None:
-    limit = theirs.max_seq_length
-    theirs.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
+    limit = model.max_seq_length
+    model.max_seq_length = errors.as_integer("max_length", max_length, maximum=limit)
   files = sorted(below for below in folder.rglob("*") if below.is_file())
   lines = [f"{input_files.sha256(x)}  {x.relative_to(folder)}\n" for x in files]
   lines += [] if max_length is None else [f"max_length {max_length}\n"]
-  theirs.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-  return str(folder.resolve()), with_prompt(theirs, prompt)
+  model.digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+  return str(folder.resolve()), with_prompt(model, prompt)
 
 
 def with_prompt(encoder: Any, prompt: str | None) -> Any:
-  """Returns what `open_encoder` has opened with another text before every sentence.
+  """Returns an encoder from `open_encoder` that prepends a prompt to every sentence.
 
-  Its attribute `prompt` is that text, and not part of its `digest`. None, or the text that it has
-  already: no change.
+  The attribute `prompt` stores the text; `digest` does not depend on it. If the prompt is None or
+  already set, the encoder is returned unchanged.
 
   Raises:
-    InputError: the vocabulary takes no prompts.
+    InputError: the vocabulary does not support prompts.
   """
   if prompt is None or isinstance(encoder, Encoder):
     return encoder if prompt is None else encoder.with_prompt(prompt)

@@ -1,4 +1,4 @@
-"""What a run inherits from the encoder that it starts from, to be called from gin.
+"""Settings that a run inherits from its starting encoder, to be called from gin.
 
     sentence_encoder.SentenceEncoder:
       pooling = @starting_encoders.pooling()
@@ -6,8 +6,8 @@
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without them, a run that starts from LaBSE would pool by the mean instead of the first token, and
-one that starts from E5 would lose its prompts.
+Without these settings, a run that starts from LaBSE would pool by the mean instead of the first
+token, and a run that starts from E5 would lose its prompts.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from vmsst.encoder import loading
 from vmsst.formats import encoder_json
 from vmsst.networks import sentence_encoder, static
 
-_OF_LAYERS = ("dropout_rate", "remat", "scan_layers")
+_LAYER_OPTIONS = ("dropout_rate", "remat", "scan_layers")
 
 
 def network(
@@ -33,46 +33,46 @@ def network(
 
   Args:
     checkpoint: A path that `vmsst.load` opens: a folder of sentence-transformers or transformers, a
-      name on the Hugging Face Hub, a run, an export. None, in a dry run without it, is an error.
-    **options: Changes of its config, such as `dropout_rate`, `dtype`, `remat` and `scan_layers`. A
-      network without layers ignores the options of layers.
+      name on the Hugging Face Hub, a run, an export. None is an error, also in a dry run.
+    **options: Config values to override, such as `dropout_rate`, `dtype`, `remat` and
+      `scan_layers`. A network without layers ignores the options of layers.
 
   Raises:
-    InputError: there is no such encoder.
-    TypeError: its config has no option of this name.
+    InputError: no encoder exists at this path.
+    TypeError: the config has no option of this name.
   """
   saved = _assets(checkpoint).network
   if isinstance(saved.config, static.StaticConfig):
-    options = {name: x for name, x in options.items() if name not in _OF_LAYERS}
+    options = {name: x for name, x in options.items() if name not in _LAYER_OPTIONS}
   config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
   return dataclasses.replace(saved, config=config, parent=None)
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
-  """Returns how the encoder of a checkpoint pools token states, as `SentenceEncoder.pooling`.
+  """Returns the pooling of the encoder in a checkpoint, as in `SentenceEncoder.pooling`.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder of a run or of an import, or a name on the Hugging Face
-      Hub. None: the mean, for a dry run without a checkpoint.
+      Hub. If None, as in a dry run without a checkpoint, the result is "mean".
 
   Raises:
-    InputError: there is no such checkpoint, or no `encoder.json` next to it.
+    InputError: no checkpoint exists at this path, or it has no `encoder.json`.
   """
   return "mean" if checkpoint is None else _assets(checkpoint).network.pooling
 
 
 def pooler_dim(checkpoint: str | os.PathLike[str] | None) -> int | None:
-  """Returns the width of the pooler of the encoder of a checkpoint; None: it has none.
+  """Returns the width of the pooler in a checkpoint, or None if the encoder has no pooler.
 
-  Arguments and errors are those of `pooling`.
+  Arguments and errors are as in `pooling`.
   """
   return None if checkpoint is None else _assets(checkpoint).network.pooler_dim
 
 
 def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
-  """Returns whether the encoder of a checkpoint scales its vectors to length 1.
+  """Returns whether the encoder in a checkpoint scales its vectors to length 1.
 
-  Arguments and errors are those of `pooling`.
+  Arguments and errors are as in `pooling`.
   """
   return False if checkpoint is None else _assets(checkpoint).network.normalize
 
@@ -83,30 +83,30 @@ def vocabulary(
   prefix: str | None = None,
   prompts: Mapping[str, str] | None = None,
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of an encoder, by default with its own file and prompts.
+  """Returns the vocabulary of an encoder, and overrides the settings that are given.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
-    path: Another file of the vocabulary.
-    prefix: Another text before every text, in training and in `encode`.
-    prompts: Other texts before queries, documents and others, by name.
+    path: The vocabulary's file (default: the encoder's file).
+    prefix: Text before every sentence, in training and in `encode` (default: the encoder's prefix).
+    prompts: Prefixes by name, such as "query" and "document" (default: the encoder's prompts).
 
   Raises:
-    InputError: there is no such encoder, or its vocabulary cannot be changed in this way.
+    InputError: no encoder exists at this path, or its vocabulary lacks the setting.
   """
-  found = _assets(checkpoint).vocabulary
-  given = {"path": path or None, "prefix": prefix, "prompts": prompts}
-  changes: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
-  for name in [name for name in changes if not hasattr(found, name)]:
+  default = _assets(checkpoint).vocabulary
+  overrides = {"path": path or None, "prefix": prefix, "prompts": prompts}
+  changes: dict[str, Any] = {name: x for name, x in overrides.items() if x is not None}
+  for name in [name for name in changes if not hasattr(default, name)]:
     macro, value = f"VOCABULARY_{name.upper()}", changes.pop(name)
     errors.check(not value, macro, value, f"None: {checkpoint} has a vocabulary without {name}")
-  return dataclasses.replace(found, **changes)  # type: ignore[type-var]
+  return dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 
 def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> int:
-  """Returns the most tokens of a text that the encoder of a checkpoint reads, at most a limit.
+  """Returns the maximum number of tokens per text, of the encoder in a checkpoint or the limit.
 
-  The other argument and errors are those of `pooling`.
+  The result is the smaller number. The other argument and errors are as in `pooling`.
   """
   return limit if checkpoint is None else min(limit, _assets(checkpoint).max_length)
 
@@ -118,7 +118,7 @@ def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
     checkpoint: A path that `vmsst.load` opens.
 
   Raises:
-    InputError: there is no such encoder, or it has another vocabulary.
+    InputError: no encoder exists at this path, or its vocabulary is not a SentencePiece model.
   """
   vocabulary = _assets(checkpoint).vocabulary
   if not isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
@@ -138,8 +138,8 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
   return _read(os.fspath(checkpoint), version)
 
 
-# Several values of a gin file ask for it.
+# Several values of a gin file read the same encoder.
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
-  del version  # Another encoder may be at the same path by the next run.
+  del version  # part of the cache key: the files at a path can change between two runs
   return loading.read_assets(checkpoint)

@@ -1,4 +1,4 @@
-"""Generates and scores text given sentence vectors, with the decoder of a training run.
+"""Generates and scores text from sentence vectors, with the decoder of a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
@@ -7,7 +7,7 @@ Example:
   vectors = translator.encoder.encode(["How are you?"])
   translator.generate(vectors, "de")
 
-Axes: `Z` is the decoder's sentence input, in VMSST `[z_lang; z_sem]`.
+Axes: `Z` is the decoder's sentence input; in VMSST it is `[z_lang; z_sem]`.
 """
 
 import functools
@@ -31,7 +31,7 @@ from vmsst.networks import decoder, vmsst
 
 
 class Translator:
-  """Generates and scores sentences given vectors, in any language of the decoder's training.
+  """Generates and scores sentences from vectors, in any training language of the decoder.
 
   Attributes:
     encoder: Maps sentences to the vectors that `generate` takes.
@@ -43,12 +43,12 @@ class Translator:
     params: Any,
     encoder: Encoder,
   ):
-    """Takes parameters in memory; `vmsst.load_translator` reads them from a checkpoint.
+    """Creates a translator from parameters in memory; `vmsst.load_translator` reads a checkpoint.
 
     Args:
       network: The network with the decoder.
-      params: Its parameters.
-      encoder: Its semantic encoder.
+      params: The network's parameters.
+      encoder: The semantic encoder of the same run.
     """
     self.encoder = encoder
     self._network = network
@@ -56,9 +56,9 @@ class Translator:
 
   @property
   def digest(self) -> str:
-    """A SHA-256 of parameters, networks, vocabulary and maximum length, in hexadecimal.
+    """SHA-256 of parameters, networks, vocabulary and maximum length, in hexadecimal.
 
-    Two translators with one digest compute the same, up to rounding error.
+    Two translators with the same digest return the same results up to rounding error.
     """
     settings = encoder_json.digest(self._network, self.encoder.vocabulary, self.encoder.max_length)
     return hashlib.sha256(f"{settings} {self.encoder.digest}".encode()).hexdigest()
@@ -73,12 +73,12 @@ class Translator:
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from its vector.
 
-    The vector is the mean of the semantic latent, the decoder's only input in the translation terms
-    of training. The other arguments are those of `generate`.
+    The vector is the mean of the semantic latent. In the translation terms of training, it is the
+    decoder's only input. The other arguments are as in `generate`.
 
     Raises:
       TypeError: an item is not a string; the message names it.
-      InputError: as `generate`.
+      InputError: as in `generate`.
     """
     sentences = input_texts.as_list(sentences)
     vectors_NS = self.encoder.encode(sentences, batch_size=batch_size, progress=False)
@@ -92,18 +92,16 @@ class Translator:
     max_length: int | None = None,
     batch_size: int = 64,
   ) -> list[str]:
-    """Returns a sentence for each vector: the most likely token after each other, up to EOS.
+    """Generates a sentence for each vector by greedy decoding, up to EOS.
 
-    The language latent, if the network has one, is zero: the prior's mean, as in the translation
-    terms of training.
-
-    A row's sentence does not depend on the other rows beyond rounding error.
+    If the network has a language latent, it is zero: the prior's mean, as in the translation terms
+    of training. A sentence does not depend on other rows beyond rounding error.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
       language: Code of the language to generate (see `vmsst.languages`), or one for each row.
-      max_length: Tokens of a sentence, EOS included; None: as in training. If the vocabulary has no
-        EOS, all sentences have this length.
+      max_length: Maximum tokens per sentence, EOS included (default: as in training). If the
+        vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
 
     Raises:
@@ -116,7 +114,8 @@ class Translator:
     sentence_NZ = self._sentence_vectors(vectors_NS)
     count = len(sentence_NZ)
     language_N = self._language_rows(language, count)
-    rows = min(batch_size, 1 << (count - 1).bit_length())  # for few shapes
+    # Round the batch size up to a power of two, so that JAX compiles few shapes.
+    rows = min(batch_size, 1 << (count - 1).bit_length())
     texts: list[str] = []
     with progress_bar.Bar(total=count, unit=" sentences") as bar:
       for start in range(0, count, batch_size):
@@ -148,19 +147,19 @@ class Translator:
   ) -> Float[np.ndarray, "N"]:
     """Returns log p(sentence | vector) of each sentence in nats, float32: 0 or below.
 
-    The sum over the tokens of a sentence, EOS included. Sentences are cut as by `encoder.encode`.
+    The result is a sum over the tokens of a sentence, EOS included. Sentences are cut as in
+    `encoder.encode`.
 
     Args:
       sentences: Strings.
-      language: Code of their language, or one for each sentence.
-      vectors_NS: Semantic latents to generate them from, as for `generate`.
-      per_token: Divide by the number of tokens, so that long sentences can be compared with short
-        ones.
+      language: Language code of the sentences, or one for each sentence.
+      vectors_NS: Semantic latent of each sentence, as in `generate`.
+      per_token: Divide by the number of tokens, so that long and short sentences are comparable.
       batch_size: Sentences per batch.
 
     Raises:
       ValueError: the sentences and the vectors differ in number.
-      InputError: as `generate`.
+      InputError: as in `generate`.
     """
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
@@ -170,16 +169,16 @@ class Translator:
       raise ValueError(f"{len(sentence_NZ):,} vectors for {len(sentences):,} sentences")
     length = self.encoder.max_length
     ids = self.encoder.vocabulary.encode(sentences, length, language)
-    found_N = np.empty(len(sentences), np.float32)
+    score_N = np.empty(len(sentences), np.float32)
     for index_B, tokens_RT in backends.padded_batches(ids, batch_size, length):
-      index_R = np.resize(index_B, len(tokens_RT))  # repeated in padding rows
-      found_R = token_log_likelihoods(
+      index_R = np.resize(index_B, len(tokens_RT))  # padding rows repeat sentences
+      score_R = token_log_likelihoods(
         self._network, self._params, tokens_RT, language_N[index_R], sentence_NZ[index_R]
       )
-      found_N[index_B] = np.asarray(found_R)[: len(index_B)]
+      score_N[index_B] = np.asarray(score_R)[: len(index_B)]
     if per_token:
-      found_N /= np.fromiter((max(1, len(row)) for row in ids), np.float32, len(ids))
-    return found_N
+      score_N /= np.fromiter((max(1, len(row)) for row in ids), np.float32, len(ids))
+    return score_N
 
   def pair_log_likelihoods(
     self,
@@ -194,46 +193,46 @@ class Translator:
     """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
 
     These are the translation terms of training: the vector is the mean of the semantic latent, and
-    the language latent is zero. A translation is more likely than another sentence.
+    the language latent is zero. Translations score higher than unrelated sentences.
 
     Args:
       sources: Strings.
-      targets: As many strings.
-      languages: Codes of the languages of sources and targets; of each side one, or one for each
+      targets: Strings, one for each source.
+      languages: Language codes of the sources and the targets; each is one code, or one for each
         sentence.
-      per_token: As for `log_likelihoods`.
+      per_token: As in `log_likelihoods`.
       batch_size: Sentences per batch.
-      on_cut: As for `encoder.encode`.
+      on_cut: As in `encoder.encode`.
 
     Raises:
-      ValueError: the sides differ in number, or `languages` is not two values.
-      TypeError, InputError: as `translate`.
+      ValueError: the sources and targets differ in number, or `languages` is not two values.
+      TypeError, InputError: as in `translate`.
     """
-    sides = [input_texts.as_list(side) for side in (sources, targets)]
+    pair_texts = [input_texts.as_list(texts) for texts in (sources, targets)]
     codes = input_texts.languages_by_side(languages)
     source_NS, target_NS = (
       self.encoder.encode(
-        side, language=language, batch_size=batch_size, progress=False, on_cut=on_cut
+        texts, language=language, batch_size=batch_size, progress=False, on_cut=on_cut
       )
-      for side, language in zip(sides, codes, strict=True)
+      for texts, language in zip(pair_texts, codes, strict=True)
     )
     score = functools.partial(self.log_likelihoods, per_token=per_token, batch_size=batch_size)
-    forward_N = score(sides[1], codes[1], source_NS)
-    backward_N = score(sides[0], codes[0], target_NS)
+    forward_N = score(pair_texts[1], codes[1], source_NS)
+    backward_N = score(pair_texts[0], codes[0], target_NS)
     return np.stack([forward_N, backward_N], axis=1)
 
   def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
-    """Returns the decoder's sentence input of each row; language latents are zero, their mean."""
+    """Returns the decoder's sentence input of each row; language latents are zero, the mean."""
     semantic = self._network.latent_dim
     vectors_NS = np.asarray(vectors_NS, np.float32)
     return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
-    """Returns the row of the language table for each of `count` sentences."""
+    """Returns the row of the language table for each sentence."""
     codes = input_texts.languages(language, count)
-    # A single code is checked even without sentences, to report mistakes.
-    known = {language} if isinstance(language, str) else set(codes)
-    rows = {code: languages.language(code).index for code in known}
+    # Check a single code even if no sentences are given.
+    checked = {language} if isinstance(language, str) else set(codes)
+    rows = {code: languages.language(code).index for code in checked}
     trained = self.encoder.languages
     trained_rows = None if trained is None else {languages.language(x).index for x in trained}
     groups = self._network.decoder_groups
@@ -246,7 +245,7 @@ class Translator:
 
 
 class _State(NamedTuple):
-  """Sentences in generation: their tokens so far, the last ones, and whether they have ended."""
+  """Loop state of generation: tokens so far, last token, and whether each sentence has ended."""
 
   position: Int[Array, ""]
   tokens_BT: Int[Array, "B T"]
@@ -267,15 +266,15 @@ def generate_tokens(
   eos_id: int | None,
   pieces: int,
 ) -> Int[Array, "B T"]:
-  """Returns the most likely tokens, one after the other, up to and including EOS, then padding.
+  """Generates tokens by greedy decoding, up to and including EOS, then padding.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
-    params: Its parameters.
+    params: The network's parameters.
     sentence_BZ: The decoder's sentence input of each row.
     languages_B: Language of each row, as an index of `vmsst.languages`.
-    wanted_B: Rows to generate; the others stay empty.
-    length: Most tokens of a row (T).
+    wanted_B: Whether to generate each row; other rows stay empty.
+    length: Maximum tokens per row (T).
     eos_id: Id of the EOS token, or None.
     pieces: Size of the vocabulary; the network's table may have more rows.
   """
@@ -284,11 +283,11 @@ def generate_tokens(
     return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
 
   def product(vectors_BM: jax.Array, kernel_MV: jax.Array) -> jax.Array:
-    # As in the loss: factors in the compute dtype, sums in float32.
+    # As in the loss, factors have the compute dtype and sums are float32.
     factors = (x.astype(network.config.dtype) for x in (vectors_BM, kernel_MV))
     return jnp.matmul(*factors, preferred_element_type=jnp.float32)
 
-  # The sentence's part of the logits is the same for all its tokens.
+  # The sentence vector adds the same term to the logits of all its tokens, so compute it once.
   blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
   once, _ = apply(blank_B1D, sentence_BZ, method="project")
   sentence_part_BV = jnp.zeros(())
@@ -306,7 +305,7 @@ def generate_tokens(
     id_V = jnp.arange(logits_BV.shape[1])
     possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
-    # `jnp.argmax`, for which XLA's CPU backend takes as long as for the whole projection.
+    # This replaces `jnp.argmax`. On CPUs, XLA's argmax takes as long as the projection itself.
     best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
     token_B = jnp.min(jnp.where(logits_BV < best_B1, logits_BV.shape[1], id_V), axis=1)
     token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B.astype(jnp.int32))
@@ -336,13 +335,13 @@ def token_log_likelihoods(
 ) -> Float[Array, "B"]:
   """Returns log p(tokens | sentence vector, language) of each row, in nats, float32.
 
-  It is the sum over real tokens that training maximizes, without weights. The softmax is over all
-  rows of the network's table.
+  Training maximizes the same sum over real tokens, with weights. The softmax is over all rows of
+  the network's table.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
-    params: Its parameters.
-    tokens_BT: Tokens of the sentences, EOS included; padding never counts.
+    params: The network's parameters.
+    tokens_BT: Token ids of the sentences, EOS included; padding does not count.
     languages_B: Language of each row, as an index of `vmsst.languages`.
     sentence_BZ: The decoder's sentence input of each row.
   """
@@ -351,7 +350,7 @@ def token_log_likelihoods(
     hidden_BTD = net.decode(net.embed(tokens_BT), languages_B, sentence_BZ)
     return net.project(hidden_BTD, sentence_BZ)
 
-  parts = cast(vmsst.Projection, network.apply({"params": params}, method=projection))
+  factors = cast(vmsst.Projection, network.apply({"params": params}, method=projection))
   ones_BT = jnp.ones(tokens_BT.shape)
-  _, aux = vocabulary.weighted_nll(*parts, tokens_BT, ones_BT, dtype=network.config.dtype)
+  _, aux = vocabulary.weighted_nll(*factors, tokens_BT, ones_BT, dtype=network.config.dtype)
   return -jnp.sum(aux.nll_BT, axis=1)

@@ -1,7 +1,7 @@
-"""Reads and unpacks untrusted archives, with bounded memory.
+"""Reads and unpacks untrusted archives with bounded memory.
 
-Zip archives, gzipped files and lines are read as far as possible, even if they are damaged, without
-extracting anything to disk. `unpack` writes members below a folder, all of them or none.
+Damaged zip archives, gzipped files and lines are read as far as possible. Reading extracts nothing
+to disk. `unpack` writes members below a folder: all of them or none.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from vmsst import errors, storage
 from vmsst.io import input_files
 
 LINE_BYTES = 1 << 20
-"""`lines` yields a `BadLine` for each longer line."""
+"""Maximum length of a line; `lines` yields a `BadLine` for each longer line."""
 
-_PIECE_BYTES = 1 << 15  # What is lost at most if compressed data is damaged.
+_PIECE_BYTES = 1 << 15  # Bytes per read: the maximum loss if compressed data is damaged.
 
 
 class DamagedError(Exception):
-  """The rest of a file cannot be read; the message is the reason, without the file name."""
+  """The rest of a file cannot be read. The message is the reason, without the file name."""
 
 
 class BadLine(str):
-  """The reason why a line was left out, in place of the line."""
+  """Takes the place of a line that was left out; the text is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Member:
 
   Attributes:
     archive: Path of the archive.
-    name: Name in the archive.
+    name: Name of the file in the archive.
   """
 
   archive: str
@@ -57,7 +57,7 @@ def members(path: str) -> list[Member]:
   """Returns the members of a zip archive.
 
   Raises:
-    DamagedError: the file is not a zip archive, has lost its end or cannot be read.
+    DamagedError: the file is not a zip archive, is truncated or cannot be read.
   """
   with _damage(), storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
     return [Member(path, info.filename) for info in archive.infolist() if not info.is_dir()]
@@ -67,7 +67,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   """Yields the content of a member in pieces.
 
   Raises:
-    DamagedError: the rest cannot be read; everything before it was yielded.
+    DamagedError: the rest cannot be read; the content before it was yielded.
   """
   with (
     _damage(),
@@ -79,7 +79,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 
 def file_chunks(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped (`.gz`) file in pieces; errors as `member_chunks`."""
+  """Yields the content of a plain or gzipped (`.gz`) file; errors are as in `member_chunks`."""
   with _damage(), storage.open_binary(path) as stream:
     if not path.endswith(".gz"):
       yield from _pieces(stream)
@@ -92,10 +92,10 @@ def file_chunks(path: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-  """Turns the errors of the standard library's readers into DamagedError."""
+  """Converts errors of the standard library's readers to DamagedError."""
   try:
     yield
-  except errors.InputError:  # of a store
+  except errors.InputError:  # from an object store
     raise
   except EOFError:
     raise DamagedError("truncated") from None
@@ -108,35 +108,35 @@ def _damage() -> Iterator[None]:
 
 
 def _pieces(stream: Any) -> Iterator[bytes]:
-  # read1 returns what was read before the data breaks; read would lose it.
+  # read1 returns the bytes before damaged data; read would lose them.
   return iter(functools.partial(stream.read1, _PIECE_BYTES), b"")
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the lines of UTF-8 text without their ends, and a `BadLine` for each one left out.
+  """Yields the lines of UTF-8 text without line ends, and a `BadLine` for each one left out.
 
-  Lines end at LF or CR LF. A byte order mark at the beginning is dropped. Lines that are not UTF-8,
-  hold NUL or exceed LINE_BYTES are bad.
+  Lines end at LF or CR LF. A byte order mark at the start is dropped. Lines that are not UTF-8,
+  contain NUL or exceed LINE_BYTES are left out.
 
   Raises:
-    DamagedError: as `chunks`; the incomplete last line is not yielded.
+    DamagedError: raised by `chunks`; the incomplete last line is not yielded.
   """
-  rest, first = b"", True
+  remainder, first = b"", True
   for chunk in chunks:
     if first:
       chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
     end = chunk.rfind(b"\n") + 1
     if end:
-      yield from _decode_lines(rest + chunk[:end])
-      rest = b""
-    if len(rest) <= LINE_BYTES:  # The rest of a line that is too long is dropped.
-      rest += chunk[end:]
-  if rest:
-    yield from _decode_lines(rest + b"\n")
+      yield from _decode_lines(remainder + chunk[:end])
+      remainder = b""
+    if len(remainder) <= LINE_BYTES:  # Do not buffer a line that is too long already.
+      remainder += chunk[end:]
+  if remainder:
+    yield from _decode_lines(remainder + b"\n")
 
 
 def _decode_lines(block: bytes) -> Iterator[str]:
-  """Yields the lines of a block that ends with LF."""
+  """Decodes the lines of a block that ends with LF."""
   if len(block) <= LINE_BYTES and b"\0" not in block:
     with contextlib.suppress(UnicodeDecodeError):
       yield from block.decode("utf-8").replace("\r\n", "\n")[:-1].split("\n")
@@ -157,13 +157,13 @@ def _decode_lines(block: bytes) -> Iterator[str]:
 def unpack(
   archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], most: int
 ) -> list[pathlib.Path]:
-  """Unpacks members of an archive into a folder, all of them or none.
+  """Unpacks members of an archive into a folder: all of them or none.
 
-  They are first written to a temporary folder inside it and then moved. Links and other special
+  The members are first written to a temporary subfolder and then moved. Links and other special
   members of a tar are skipped.
 
   Args:
-    archive: A .zip, or a tar of any compression.
+    archive: A .zip, or a tar with any compression.
     folder: The target folder.
     choose: Maps a member's name to its path below the folder, or to None to skip the member.
     most: Maximum total size of the unpacked members, in bytes.
@@ -172,9 +172,9 @@ def unpack(
     The files, in the order of the archive.
 
   Raises:
-    InputError: the archive is broken, has none of the members or more than `most` bytes, names a
-      member outside of itself or two members alike, a file of its name exists with another content,
-      or the disk is full.
+    InputError: the archive is damaged, has none of the members or more than `most` bytes, contains
+      a path outside of the folder or the same path twice, a file exists with different content, or
+      the disk is full.
   """
   input_files.check(archive)
   folder.mkdir(parents=True, exist_ok=True)
@@ -203,19 +203,19 @@ def unpack(
         os.replace(pathlib.Path(stage, name), folder / name)
   except errors.InputError:
     raise
-  except Exception as error:  # A broken archive can make the standard library raise any.
+  except Exception as error:  # A damaged archive can raise almost anything in the library.
     raise errors.InputError(
       f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this, or "
       "remove a broken archive to download it again"
     ) from None
   finally:
-    with contextlib.suppress(OSError):  # It has files.
+    with contextlib.suppress(OSError):  # if the folder is not empty
       folder.rmdir()
   return [folder / name for name in names]
 
 
 def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-  """Yields name, size and opener of each file; neither library reads more than the size."""
+  """Yields name, size and opener of each file. zipfile and tarfile read no more than the size."""
   if archive.suffix == ".zip":
     with zipfile.ZipFile(archive) as zipped:
       for info in zipped.infolist():
@@ -229,7 +229,7 @@ def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[
 
 
 def check_replaceable(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Raises InputError if something exists at a path, unless it has the content of the new file."""
+  """Raises InputError if the path exists with content that differs from the new file."""
   if path.exists() and not filecmp.cmp(path, new, shallow=False):
     raise errors.InputError(
       f"{path} differs from the published file; remove it to download it again"

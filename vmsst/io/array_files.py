@@ -1,7 +1,7 @@
-"""Arrays in files: .npy and .npz files, and temporary files of arrays larger than memory.
+"""Arrays in files: .npy and .npz files, and temporary files for arrays larger than memory.
 
-The system caches temporary files in memory. They have no name and vanish with the arrays. Small
-arrays are in memory.
+Temporary files have no name and disappear with their arrays. The operating system caches them in
+memory. Small arrays stay in memory.
 """
 
 import functools
@@ -23,11 +23,11 @@ _AGAIN = "delete the folder and embed again"
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
-  """Returns the header of a .npy file; NumPy pads it to one size for any number of rows.
+  """Returns the header of a .npy file. NumPy pads it, so its size is the same for any row count.
 
   Args:
     shape: Shape of the array, rows first.
-    dtype: float32 or float16; stored as little-endian.
+    dtype: float32 or float16, stored as little-endian.
   """
   stream = io.BytesIO()
   descr = np.dtype(dtype).newbyteorder("<").str
@@ -37,13 +37,13 @@ def header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
-  """Returns vectors as files store them: rows of little-endian numbers.
+  """Checks vectors and converts them to the storage format: rows of little-endian numbers.
 
   Args:
     vectors_ND: The vectors.
-    dimension: The required width.
+    dimension: Required width.
     dtype: float32 or float16.
-    first: Number of the first vector, for error messages.
+    first: Row number of the first vector, for error messages.
 
   Raises:
     InputError: the shape is not [N, dimension], or a value is not finite in this dtype.
@@ -65,12 +65,12 @@ def write(
   windows: Iterable[Any],
   dtype: str = "float32",
 ) -> None:
-  """Writes a new .npy file of an array from consecutive rows of its last axis.
+  """Writes a new .npy file window by window.
 
   Args:
     path: The file.
     shape: Shape of the array.
-    windows: Arrays [B, D] of its rows, D being the last axis.
+    windows: Arrays [B, D] with consecutive rows, where D is the last axis of the array.
     dtype: float32 or float16.
 
   Raises:
@@ -85,7 +85,7 @@ def write(
 
 
 def map_file(path: str | os.PathLike[str]) -> np.memmap:
-  """Opens a .npy file as a read-only memory map; raises InputError if it is not one."""
+  """Opens a .npy file as a read-only memory map; raises InputError for other files."""
   input_files.check(path)
   try:
     return np.lib.format.open_memmap(path, mode="r")
@@ -98,15 +98,16 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
 
   Args:
     path: The file.
-    shape: Required shape; an axis can have any size if a name is given, as in ("lines", 2, "D").
+    shape: Required shape. An axis with a name instead of a number can have any size, as in
+      ("lines", 2, "D").
 
   Raises:
     InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
   """
   array = map_file(path)
   fits = array.ndim == len(shape) and all(
-    isinstance(wanted, str) or wanted == size
-    for wanted, size in zip(shape, array.shape, strict=True)
+    isinstance(required, str) or required == size
+    for required, size in zip(shape, array.shape, strict=True)
   )
   if not fits or array.dtype != np.dtype("<f4") or not array.flags.c_contiguous:
     raise errors.InputError(
@@ -117,7 +118,7 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
 
 
 def read_shard(path: str, sha256: str) -> np.ndarray:
-  """Returns the vectors of a file: a read-only memory map, or in memory if it is in a store.
+  """Returns the vectors of a file: a read-only memory map, or an array if it is in a store.
 
   Args:
     path: The file.
@@ -132,12 +133,12 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
 
 
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
-  """Returns some vectors of a file in an object store, without the others."""
-  stored = np.dtype(dtype).newbyteorder("<")
-  size = shape[1] * stored.itemsize
+  """Reads only these rows of a file in an object store."""
+  little_endian = np.dtype(dtype).newbyteorder("<")
+  size = shape[1] * little_endian.itemsize
   starts = len(header(shape, dtype)) + row_P * size
   content = b"".join(storage.read_ranges(url, starts.tolist(), size))
-  return np.frombuffer(content, stored).reshape(-1, shape[1])
+  return np.frombuffer(content, little_endian).reshape(-1, shape[1])
 
 
 @functools.lru_cache(maxsize=2)
@@ -150,14 +151,14 @@ def _download(url: str, sha256: str) -> bytes:
 
 def read(path: str | os.PathLike[str]) -> Any:
   """Returns the array of a .npy file, or the arrays of a .npz file by name."""
-  with storage.open_binary(path) as stream:  # of a store, which np.load cannot map
+  with storage.open_binary(path) as stream:  # np.load cannot open files in a store itself
     return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
 
 # --------------------------------------------------------------------------------------------
 # Arrays larger than memory
 
-_IN_MEMORY = 1 << 20  # Bytes of the largest array that is in memory.
+_IN_MEMORY = 1 << 20  # Arrays of up to this many bytes stay in memory.
 _WRITTEN = bytes(1 << 20)
 
 
@@ -168,7 +169,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
   if size <= _IN_MEMORY:
     return np.full(shape, value, dtype)
   with tempfile.TemporaryFile() as file:
-    # Space is taken now: a write to a map would end the process if the disk were full.
+    # Allocate disk space now. On a full disk, writing to a memory map would kill the process.
     for start in range(0, size, len(_WRITTEN)):
       file.write(_WRITTEN[: size - start])
     array = _map(file, empty.dtype).reshape(shape)
@@ -178,7 +179,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
 
 
 def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
-  """Returns the concatenation of arrays of one dimension, of which one is in memory at a time."""
+  """Concatenates 1-D arrays. Only one of them is in memory at a time."""
   with tempfile.TemporaryFile() as file:
     for block in blocks:
       file.write(np.ascontiguousarray(block, dtype).tobytes())
@@ -186,7 +187,7 @@ def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarra
 
 
 def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
-  """Returns the content of a file as an array."""
+  """Returns the content of a file as an array: a copy if it is small, otherwise a memory map."""
   file.flush()
   size = os.fstat(file.fileno()).st_size
   if size <= _IN_MEMORY:
@@ -196,12 +197,12 @@ def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
 
 
 def descending_keys(score_N: np.ndarray) -> np.ndarray:
-  """Returns numbers, uint64, that are in the opposite order of scores, float64; see `scores`."""
+  """Maps float64 scores to uint64 keys in the opposite order; `scores` is the inverse."""
   bits_N = (np.asarray(score_N, np.float64) + 0.0).view(np.uint64)  # Adding 0 turns -0 into 0.
   return np.where(bits_N >> np.uint64(63), bits_N, ~(bits_N | np.uint64(1 << 63)))
 
 
 def scores(number_N: np.ndarray) -> np.ndarray:
-  """Returns the scores from which `descending_keys` computed numbers."""
+  """Inverts `descending_keys`."""
   sign = np.uint64(1 << 63)
   return np.where(number_N >> np.uint64(63), number_N, ~(number_N | sign)).view(np.float64)

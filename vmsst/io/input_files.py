@@ -1,4 +1,4 @@
-"""Reads untrusted files; refuses pipes and devices, which can hang, and invalid JSON."""
+"""Reads untrusted files. Pipes and devices are refused because they can hang."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def check(path: str | os.PathLike[str]) -> None:
-  """Raises InputError if a local path is missing or not a file but a folder, pipe or device."""
+  """Raises InputError if a local path is missing, or is a folder, pipe or device."""
   if storage.is_url(path):
     return
   try:
     mode = os.stat(path).st_mode
-  except (OSError, ValueError) as error:  # a NUL or half a surrogate pair
+  except (OSError, ValueError) as error:  # ValueError: the path contains NUL or a lone surrogate
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
     raise errors.InputError(f"{path}: not a file; give the path of a file")
@@ -31,10 +31,10 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
 
   Args:
     path: The file.
-    most: How many bytes to read at most; negative: all.
+    most: Maximum number of bytes to read (default: all).
 
   Raises:
-    InputError: it is missing, not a file, or cannot be read.
+    InputError: the file is missing, not a regular file, or cannot be read.
   """
   check(path)
   try:
@@ -45,14 +45,13 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-  """Returns the SHA-256 of a file, which may be larger than memory, in hexadecimal.
+  """Returns the SHA-256 of a file in hexadecimal. The file may be larger than memory.
 
   Args:
     path: A file, local or in an object store.
 
   Raises:
-    InputError: a local path is missing, or not a file but a folder, pipe or device; or a store
-      cannot be read.
+    InputError: the file is missing, is a folder, pipe or device, or cannot be read.
   """
   check(path)
   with storage.open_binary(path) as file:
@@ -60,26 +59,26 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 def check_sha256(path: str | os.PathLike[str], digest: str, fix: str) -> None:
-  """Raises InputError unless a file can be read and, with the fix, unless it has this SHA-256."""
+  """Raises InputError, with the fix in the message, unless a file has this SHA-256."""
   if sha256(path) != digest:
     raise errors.InputError(f"{path}: damaged: it has changed since it was written: {fix}")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-  """Returns the content of a JSON file; raises InputError if it cannot be read or is not JSON."""
+  """Parses a JSON file; raises InputError if it cannot be read or is not JSON."""
   return parse_json(read_bytes(path), str(path))
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-  """Returns parsed JSON; raises InputError, with `where`, if it is invalid."""
+  """Parses JSON; raises InputError if it is invalid. The message starts with `where`."""
   try:
     return json.loads(content)
-  except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
+  except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
     raise errors.InputError(f"{where}: not JSON: {error}") from None
 
 
 def is_text(value: Any) -> bool:
-  """Returns whether a value is a string that UTF-8 can encode: without half surrogate pairs."""
+  """Returns whether a value is a string that UTF-8 can encode, without lone surrogates."""
   if not isinstance(value, str):
     return False
   try:
@@ -90,7 +89,7 @@ def is_text(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-  """Returns a value from a file for a message: its Python literal, shortened if long."""
+  """Formats a value from a file for a message: its Python literal, shortened if long."""
   try:
     return _SHORT.repr(value)
   except ValueError:  # an integer with too many digits
@@ -98,10 +97,10 @@ def shown(value: Any) -> str:
 
 
 def join_names(names: Iterable[str]) -> str:
-  """Returns names of files for a message, in order: the first ones, and how many more there are."""
+  """Formats file names for a message: the first ones in order, and the number of others."""
   ordered = sorted(names)
-  shown = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
-  return shown + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
+  listing = ", ".join(name if len(name) <= 60 else f"{name[:60]}[...]" for name in ordered[:8])
+  return listing + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "") or "nothing"
 
 
 def reason(error: Exception) -> str:

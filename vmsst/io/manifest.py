@@ -1,8 +1,8 @@
-"""The record of a job, `job.json`: what an output was computed from, and its finished parts.
+"""The record of a job, `job.json`: inputs and options of an output, and its finished parts.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
-`digest` of its content and a `name` for people: it is the same input after it has moved, and
-another one when its content has changed. Without a digest, the name identifies it.
+`digest` of its content and a readable `name`. The digest identifies the input: a file may move, but
+if its content changes, it is a different input. Without a digest, the name identifies the input.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ NAME = "job.json"
 
 
 class Part(msgspec.Struct, frozen=True):
-  """A finished part.
+  """A finished part of the output.
 
   Attributes:
-    bytes: Size of its file.
-    sha256: SHA-256 of its file.
-    key: What identifies its inputs; see `vmsst.jobs.job.Part`.
-    facts: What the function that wrote it returned, as JSON.
+    bytes: Size of the part's file.
+    sha256: SHA-256 of the part's file.
+    key: Identifies the inputs of the part; see `vmsst.jobs.job.Part`.
+    facts: Facts returned by the function that wrote the part, as JSON.
   """
 
   bytes: int
@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True):
   Attributes:
     inputs: Inputs by name.
     options: Options by name.
-    parts: Finished parts, by the names of their files.
+    parts: Finished parts, by file name.
     facts: Facts about the whole output.
     finished: Whether the output is complete.
   """
@@ -63,10 +63,10 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
 
   Args:
     folder: The folder, local or in an object store.
-    fix: What to do about a missing or damaged record, for the message.
+    fix: Advice for a missing or damaged record, for the message.
 
   Raises:
-    InputError: there is no record, it is damaged, or the job is not finished.
+    InputError: the record is missing or damaged, or the job is not finished.
   """
   if not storage.is_file(path := os.path.join(folder, NAME)):
     if storage.is_file(os.path.join(folder, storage.UNFINISHED, NAME)):
@@ -76,7 +76,7 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
 
 
 def parse(path: str, fix: str) -> Record:
-  """Returns the record in a file; raises InputError, with the fix, if it is damaged."""
+  """Parses the record in a file; raises InputError, with the fix, if it is damaged."""
   try:
     return msgspec.json.decode(input_files.read_bytes(path), type=Record)
   except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,7 +90,7 @@ def digest(*values: object) -> str:
 
 
 def identity(value: Any) -> Any:
-  """Returns JSON without the names of inputs that have a digest: equal for the same content."""
+  """Returns JSON that is equal for equal content: inputs with a digest lose their names."""
   if isinstance(value, Mapping):
     ignored = {"name"} if value.get("digest") else set()
     return {name: identity(item) for name, item in value.items() if name not in ignored}
@@ -98,7 +98,7 @@ def identity(value: Any) -> Any:
 
 
 def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Returns what differs between two settings, for a message; "" if nothing does."""
+  """Describes the differences of two settings for a message; "" if they are equal."""
   return "; ".join(
     f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*stored, *current))
@@ -110,7 +110,7 @@ def _shown(value: Any) -> str:
   if value is None:
     return "unset"
   if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-    others = {key: item for key, item in value.items() if key not in ("name", "digest")}
+    extras = {key: item for key, item in value.items() if key not in ("name", "digest")}
     digest = f" ({str(value['digest'])[:12]})" if value.get("digest") else ""
-    return value["name"] + digest + (json.dumps(others, ensure_ascii=False) if others else "")
+    return value["name"] + digest + (json.dumps(extras, ensure_ascii=False) if extras else "")
   return json.dumps(value, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""The progress bar of all long work, and the watchdog, which ends a command without progress.
+"""Progress bars, and a watchdog that ends a command without progress.
 
-A job on many machines that waits, for example for a file system that hangs, would otherwise cost
-until somebody looks. `watchdog` sets the limit; every step, batch or block of work calls `alive`,
-as progress bars do at each update.
+Without a watchdog, a job that hangs on a file system would occupy its machines until somebody
+notices. `watchdog` sets the time limit. Every step or batch calls `alive` to reset it, and progress
+bars do so at each update.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Any, Literal
 import tqdm
 
 LINE_SECONDS = 15.0
-"""Time between two lines where there is no terminal."""
+"""Time between two lines of progress outside of a terminal."""
 
 _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 
 
 @contextlib.contextmanager
 def shown(where: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
-  """Sets where bars are shown while the context lasts, unless they say it themselves.
+  """Sets where bars are shown inside the context, unless a bar sets `disable` itself.
 
-  On a terminal, a bar is a line that changes; elsewhere, one line every 15 seconds. By default,
-  bars are shown on terminals alone.
+  On a terminal, a bar is a line that changes. Elsewhere, it prints a line every 15 seconds. By
+  default, bars are shown only on terminals.
   """
   global _where
   before, _where = _where, where
@@ -38,35 +38,35 @@ def shown(where: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
 
 
 def note(line: str) -> None:
-  """Prints a line of progress to standard error, unless nothing is shown."""
+  """Prints a line of progress to standard error, unless bars are shown "nowhere"."""
   if _where != "nowhere":
     print(line, file=sys.stderr, flush=True)
 
 
 _outer: list["Bar"] = []
-"""The bar that other bars advance, if any."""
+"""The outer bar, if any. Updates of other bars advance it, too."""
 
 
 class Bar(tqdm.tqdm):
-  """A progress bar whose updates tell the watchdog that work goes on, even if it is not shown."""
+  """A progress bar. Its updates reset the watchdog, even if the bar is not shown."""
 
   def __init__(self, *args: Any, disable: bool | None = None, lines: bool = False, **options: Any):
-    """Makes a bar.
+    """Creates a bar.
 
     Args:
-      *args: As of tqdm.
-      disable: Whether to show nothing; None: see `shown`.
+      *args: Arguments of tqdm.
+      disable: Whether to hide the bar (default: see `shown`).
       lines: Whether to print lines even if `disable` is False, except on a terminal.
-      **options: As of tqdm; and `outer`: whether other bars, such as an encoder's, advance it until
-        it is closed.
+      **options: Options of tqdm; and `outer`: whether other bars, such as an encoder's, advance
+        this bar until it is closed.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     self._lines = not is_terminal and (lines or disable is None)
     if disable is None or _where == "nowhere":
       disable = _where == "nowhere" or not (is_terminal or _where == "anywhere")
     if self._lines:
-      plain = {"mininterval": LINE_SECONDS, "miniters": 1, "delay": LINE_SECONDS, "position": 0}
-      options = plain | options
+      defaults = {"mininterval": LINE_SECONDS, "miniters": 1, "delay": LINE_SECONDS, "position": 0}
+      options = defaults | options
     _outer[:] = [self] if options.pop("outer", False) else _outer
     super().__init__(*args, disable=disable, **options)
     if self._lines:
@@ -76,14 +76,14 @@ class Bar(tqdm.tqdm):
     print(line.lstrip("\r"), file=self.fp, flush=True)
 
   def update(self, n: Any = 1) -> bool | None:
-    """Adds `n` to what is done."""
+    """Advances the bar by `n` and resets the watchdog."""
     alive()
     if _outer and _outer[0] is not self:
       _outer[0].update(n)
     return super().update(n)
 
   def close(self) -> None:
-    """Ends the bar; where it prints lines, without a last one."""
+    """Ends the bar. A bar that prints lines does not print a last one."""
     if getattr(self, "_lines", False):
       self.delay = math.inf
     _outer[:] = [bar for bar in _outer if bar is not self]
@@ -91,15 +91,15 @@ class Bar(tqdm.tqdm):
 
 
 VARIABLE = "VMSST_WATCHDOG_MINUTES"
-"""Environment variable that replaces the limits of all commands; 0: no limit."""
+"""Environment variable that overrides the time limit of all commands; 0 disables it."""
 _limit_s = 0.0
 _armed_at = 0.0
 
 
 def alive() -> None:
-  """Restarts the time limit."""
+  """Resets the watchdog timer."""
   global _armed_at
-  # Rarely, because each call starts a thread.
+  # Rearm rarely, because faulthandler starts a thread each time.
   if _limit_s and time.monotonic() - _armed_at > _limit_s / 20:
     faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)  # 2: standard error
     _armed_at = time.monotonic()
@@ -107,10 +107,10 @@ def alive() -> None:
 
 @contextlib.contextmanager
 def watchdog(minutes: float) -> Iterator[None]:
-  """Ends the process with status 1 if nothing calls `alive` for so long; prints all stack traces.
+  """Ends the process with status 1 if `alive` is not called in time; prints all stack traces.
 
   Args:
-    minutes: The limit, unless the environment variable is set; 0: no limit.
+    minutes: Time limit, unless the environment variable is set; 0 disables it.
   """
   global _limit_s, _armed_at
   _limit_s, _armed_at = 60 * float(os.environ.get(VARIABLE) or minutes), 0.0

@@ -1,8 +1,7 @@
 """Reads plain or gzipped (`.gz`) text files; errors name the file and the line.
 
 `read_lines` yields lines. `read_texts` yields one text per line: the line, a TSV column or a JSON
-Lines value. `cut` cuts files into spans of lines, once, so that many processes can each read their
-own.
+Lines value. `cut` divides files into spans of lines, so that each process can read its own span.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
 
   Args:
     path: The file.
-    digest: The `new_digest` that its content must have; None: any.
+    digest: Required `new_digest` of the content (default: any).
 
   Raises:
     InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
@@ -49,7 +48,7 @@ def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
 
 
 def check_not_empty(path: str) -> None:
-  """Raises InputError unless a text can be read and has a line; `-` and pipes are not read."""
+  """Raises InputError unless a text can be read and has a line. Does not read `-` and pipes."""
   is_pipe = path == "-" or pathlib.Path(path).is_fifo()
   if not is_pipe and next(read_lines(path), None) is None:
     raise errors.InputError(f"{path}: empty; give a text with at least one line")
@@ -58,12 +57,12 @@ def check_not_empty(path: str) -> None:
 def read_chunks(
   path: str, *, lines: bool = False, offset: int = 0, digest: str | None = None
 ) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped file in chunks; raises as `read_lines` does.
+  """Yields the content of a plain or gzipped file in chunks; errors are as in `read_lines`.
 
   Args:
     path: The file.
-    lines: Whether each chunk is a line, with its end.
-    offset: Place of the first byte to read.
+    lines: Whether each chunk is a line, including its end.
+    offset: Position of the first byte to read.
     digest: As in `read_lines`.
   """
   number, current = 0, new_digest()
@@ -73,7 +72,7 @@ def read_chunks(
     except OSError as error:
       raise errors.InputError(f"{path}: cannot be opened: {input_files.reason(error)}") from None
     if path.endswith(".gz"):
-      # BufferedReader.readline is C code; GzipFile.readline is Python.
+      # BufferedReader.readline is written in C and much faster than GzipFile.readline.
       unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=stream))
       stream = stack.enter_context(io.BufferedReader(unpacked))
     if offset:  # Pipes cannot seek.
@@ -81,7 +80,7 @@ def read_chunks(
     while True:
       try:
         chunk = stream.readline(LINE_BYTES + 1) if lines else stream.read(_CHUNK_BYTES)
-      except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last of a store
+      except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last from a store
         raise errors.InputError(
           f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
         ) from None
@@ -100,7 +99,7 @@ def read_chunks(
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
-  """Returns a line without its end; raises InputError if it is not UTF-8."""
+  """Decodes a line and removes its end; raises InputError if it is not UTF-8."""
   try:
     text = raw.decode("utf-8")
   except UnicodeDecodeError as error:
@@ -116,20 +115,21 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 # --------------------------------------------------------------------------------------------
 # One text per line
 
-# Control and format characters and spaces; and fillers, which count as letters and marks.
+# Unicode categories of control characters, format characters and spaces.
 _BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
 SEPARATORS = str.maketrans("\t\n\r", "   ")
-"""Turns what cannot be in a field of a TSV file into spaces."""
+"""Translates characters that a TSV field cannot contain to spaces."""
 # Decimal commas, separators of thousands, fractions, percentages and exponents, in any digits.
 _NUMBER = re.compile(
   r"(?i)[-+\u2212]?([.,\u066b]?\d[\d\s.,'\u2019/_\u066b]*(e[-+\u2212]?\d+)?%?|nan|inf(inity)?)"
 )
 _SAMPLE = 1_000
+# Invisible characters that Unicode classifies as letters or marks.
 _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
 
 
 def is_blank(text: str) -> bool:
-  """Returns whether a text has no visible character: such lines are never mined or found."""
+  """Returns whether a text has no visible character. Blank lines are never mined or found."""
   return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
@@ -141,10 +141,11 @@ def is_number(text: str) -> bool:
 def begin_with_scores(lines: Iterable[str]) -> bool:
   """Returns whether the first column of a TSV file has scores, as in the output of `vmsst mine`.
 
-  True if at least 80% of the first 1,000 lines with a TAB begin with a number.
+  The result is true if at least 80% of the lines with a TAB begin with a number, among the first
+  1,000 lines.
   """
   cells = []
-  with contextlib.suppress(archives.DamagedError):  # The reader of all lines reports it.
+  with contextlib.suppress(archives.DamagedError):  # reported when the whole file is read
     for line in itertools.islice(lines, _SAMPLE):
       cell, tab, _ = line.partition("\t")
       cells += [cell] if tab else []
@@ -152,12 +153,14 @@ def begin_with_scores(lines: Iterable[str]) -> bool:
 
 
 def default_field(path: str, number: int = 0) -> str | None:
-  """Returns the column or key of the texts in a file, by its extension, or None for whole lines.
+  """Returns the column or key of the texts in a file, by its extension; None for whole lines.
+
+  For `.jsonl`, the key is "text", or "source" and "target" for pairs. For `.tsv` and all other
+  files of pairs, texts start at column 1, or at column 2 after a column of scores.
 
   Args:
-    path: `.tsv`, and any other file of pairs: the first column, or the second, after a column of
-      scores; `.jsonl`: "text", or "source" and "target".
-    number: 0 for the only texts; 1 or 2 for one side of pairs.
+    path: The file.
+    number: 0 if each line has one text; 1 for the source or 2 for the target of a pair.
 
   Raises:
     InputError: a file with columns cannot be read.
@@ -175,20 +178,19 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
 
   Args:
     path: The file.
-    field: A number is a TSV column, counted from 1; anything else, and any field of a `.jsonl`
-      file, is a key of the JSON object in each line; None: whole lines.
+    field: Column number of a TSV file, counted from 1; or a key of the JSON object in each line.
+      For a `.jsonl` file, a number is a key, too (default: whole lines).
     digest: As in `read_lines`.
 
   Raises:
     InputError: the file cannot be read or has another digest, it is .csv, or .json without a
-      field, or a line lacks
-      the column or is not a JSON object with a string at this key.
+      field, or a line lacks the column or is not a JSON object with a string at this key.
   """
   return texts(read_lines(path, digest), path, field)
 
 
 def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) -> Iterator[str]:
-  """Yields the texts of lines.
+  """Extracts a text from each line.
 
   Args:
     lines: The lines.
@@ -232,7 +234,7 @@ def read_records(path: str | os.PathLike[str], kind: type[_Record]) -> Iterator[
 def records(
   lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
 ) -> Iterator[_Record]:
-  """Yields the object in each line of JSON.
+  """Decodes the JSON object in each line.
 
   Args:
     lines: The lines.
@@ -243,7 +245,7 @@ def records(
   Raises:
     InputError: a line is not JSON, or has another type.
   """
-  import msgspec  # The command line imports this module for `--help`.
+  import msgspec  # imported here, because the command line imports this module for `--help`
 
   decoder = msgspec.json.Decoder(kind)
   for number, line in enumerate(lines, first):
@@ -264,8 +266,8 @@ class Span(NamedTuple):
     name: The text file, for messages.
     first: Number of the first line, from 1.
     lines: Number of lines.
-    path: Uncompressed file of the lines; before `unpack`, perhaps a gzipped one.
-    offset: Place of the first byte.
+    path: File to read the lines from. `unpack` replaces a gzipped file by an uncompressed copy.
+    offset: Position of the first byte.
     digest: Hash of the bytes.
   """
 
@@ -296,9 +298,9 @@ class Cut(NamedTuple):
   """Texts and their spans, in order.
 
   Attributes:
-    spans: The spans; none covers two files.
-    identity: What identifies the texts, for JSON: their `name`, number of `lines` and `digest`,
-      which is the hash of their concatenation. A text and its gzipped copy are the same.
+    spans: The spans. Each span lies within one file.
+    identity: Identity of the texts, for JSON: their `name`, number of `lines`, and `digest`, the
+      hash of their concatenation. A text and its gzipped copy have the same digest.
   """
 
   spans: list[Span]
@@ -306,27 +308,27 @@ class Cut(NamedTuple):
 
 
 def cut(paths: Sequence[str], lines: int) -> Cut:
-  """Cuts texts into spans of `lines` lines; reads every file once.
+  """Divides texts into spans of `lines` lines; reads every file once.
 
   Args:
-    paths: UTF-8 texts, plain or gzipped; spans of gzipped ones need `unpack`.
-    lines: Most lines of a span.
+    paths: UTF-8 texts, plain or gzipped. Spans of gzipped files need `unpack` before `Span.read`.
+    lines: Maximum lines per span.
 
   Raises:
-    InputError: a file cannot be read, a line is too long, or there is no line at all.
+    InputError: a file cannot be read, a line is too long, or all files are empty.
   """
   spans: list[Span] = []
-  whole, raw = new_digest(), b"\n"
+  total, raw = new_digest(), b"\n"
   for path in paths:
-    input_files.check(path)  # A pipe can be read only once.
+    input_files.check(path)  # rejects pipes, because spans are read again later
     if not raw.endswith(b"\n"):
-      whole.update(b"\n")
+      total.update(b"\n")
     raw_lines = read_chunks(path, lines=True)
     first, offset = 1, 0
     while True:
       digest, start, count = new_digest(), offset, 0
       for raw in itertools.islice(raw_lines, lines):
-        whole.update(raw)
+        total.update(raw)
         digest.update(raw)
         offset += len(raw)
         count += 1
@@ -339,15 +341,15 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
   names = list(dict.fromkeys(span.name for span in spans))
   name = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
   lines = sum(span.lines for span in spans)
-  return Cut(spans, {"name": name, "lines": lines, "digest": whole.hexdigest()})
+  return Cut(spans, {"name": name, "lines": lines, "digest": total.hexdigest()})
 
 
 def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
-  """Returns the same spans; those of gzipped files are now in uncompressed copies in a folder.
+  """Unpacks gzipped files into a folder; returns the spans with the paths of the copies.
 
   Args:
     spans: The spans.
-    folder: Folder for the copies, local or in an object store, which the caller removes.
+    folder: Folder for the copies, local or in an object store. The caller removes it.
   """
   copies: dict[str, str] = {}
   for path in dict.fromkeys(span.name for span in spans if span.name.endswith(".gz")):

@@ -1,6 +1,6 @@
 """Contrastive loss with the other pairs of the batch as negatives.
 
-All functions see the whole batch: under a sharded `jit` the negatives are those of every device.
+All functions see the whole batch: under a sharded `jit`, negatives come from every device.
 
 References: the VMSST paper, section 6.3; Sohn 2016 (N-pair loss).
 """
@@ -15,7 +15,7 @@ from vmsst import arrays
 
 
 def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Array, "... B"]:
-  """Returns whether each row of `x` holds the same tokens as row j of `y_BU`, padding aside."""
+  """Returns whether each row of `x` holds the same tokens as row j of `y_BU`, ignoring padding."""
   length = max(x.shape[-1], y_BU.shape[-1])
 
   def pad(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
@@ -28,9 +28,9 @@ def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Arra
 def pairs_with_a_common_text(
   inputs_BT: Int[Array, "B T"], targets_BU: Int[Array, "B U"]
 ) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True at (i, j) if pairs i and j share a text, on whichever sides."""
-  sides = (inputs_BT, targets_BU)
-  return functools.reduce(jnp.logical_or, [identical_rows(x, y) for x in sides for y in sides])
+  """Returns a matrix that is True at (i, j) if pairs i and j share a text on any side."""
+  texts = (inputs_BT, targets_BU)
+  return functools.reduce(jnp.logical_or, [identical_rows(x, y) for x in texts for y in texts])
 
 
 def similarity(
@@ -43,8 +43,8 @@ def similarity(
   """Returns the score of every source (rows) with every target (columns), float32.
 
   Args:
-    source_BS: Vectors of one side.
-    target_BS: Vectors of the other side; row i is the translation of row i.
+    source_BS: Vectors of the sources.
+    target_BS: Vectors of the targets; row i is the translation of source i.
     cosine: Whether to normalize the vectors first; the VMSST paper uses plain dot products.
     scale: Factor on every score, the inverse of a temperature.
   """
@@ -72,8 +72,8 @@ def contrastive_loss(
   Args:
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
     same_BB: Symmetric mask of pairs that are not negatives of each other (see
-      `pairs_with_a_common_text`); its diagonal is ignored. None: all other pairs are negatives.
-    negative_BN: Similarities of each source with hard negatives; -inf where there is none.
+      `pairs_with_a_common_text`); its diagonal is ignored (default: all other pairs are negatives).
+    negative_BN: Similarities of each source with hard negatives; -inf for missing ones.
     symmetric: Whether to average the loss with the backward direction, from targets to sources.
     margin: Subtracted from score_ii first (additive margin softmax).
 
@@ -102,17 +102,18 @@ def usable_negatives(
   """Returns whether the source of pair i is compared with hard negative k of pair j.
 
   Args:
-    negatives_BKU: Tokens of the hard negatives of each pair; rows of only padding do not exist.
+    negatives_BKU: Tokens of the hard negatives of each pair; rows of only padding are missing.
     inputs_BT: Tokens of the sources.
     targets_BT: Tokens of the targets.
-    same_BB: See `pairs_with_a_common_text`. A source is then not compared with texts of its own
-      pair, and of pairs that share a text with it.
+    same_BB: See `pairs_with_a_common_text`. With this mask, a source is not compared with texts of
+      its own pair or of pairs that share a text with it.
   """
   size = len(negatives_BKU)
   exists_BK = jnp.any(negatives_BKU != arrays.PAD_ID, axis=-1)
   if same_BB is None:
     return jnp.broadcast_to(exists_BK, (size, *exists_BK.shape))
   is_text_BKB = identical_rows(negatives_BKU, inputs_BT) | identical_rows(negatives_BKU, targets_BT)
+  # How many pairs share a text with pair i and also contain negative k of pair j.
   counts_BBK = jnp.einsum("ip,jkp->ijk", same_BB.astype(float), is_text_BKB.astype(float))
   return exists_BK & (counts_BBK == 0)
 
@@ -144,9 +145,9 @@ def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
 
 
 def positives(score_BB: Float[Array, "B B *K"]) -> Float[Array, "B *K"]:
-  """Returns the diagonal as a masked sum, which needs no communication if rows are sharded."""
-  is_own = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
-  return jnp.sum(jnp.where(is_own, score_BB, 0.0), axis=1)
+  """Returns the diagonal as a masked sum: it needs no communication if rows are sharded."""
+  is_diagonal = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
+  return jnp.sum(jnp.where(is_diagonal, score_BB, 0.0), axis=1)
 
 
 def without_duplicates(

@@ -1,4 +1,4 @@
-"""Diagonal Gaussian latents: sampling, KL divergence, information on the text, likelihood bounds.
+"""Diagonal Gaussian latents: sampling, KL divergence, mutual information, likelihood bounds.
 
 References: Kingma and Welling 2013 (ELBO); Hoffman and Johnson 2016 (mutual information); Burda et
 al. 2016 (importance-weighted bound).
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 def sample(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array | None
 ) -> Float[Array, "B S"]:
-  """Returns the sample mean + exp(log_variance / 2) * noise; the mean without key."""
+  """Returns mean + exp(log_variance / 2) * noise; without a key, the mean."""
   if rng is None:
     return mean_BS
   noise_BS = jax.random.normal(rng, mean_BS.shape, mean_BS.dtype)
@@ -41,7 +41,7 @@ def kl_of_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B S"]:
   """Returns the KL divergence of each dimension, the terms of `kl_from_standard`."""
-  # expm1, because near the prior the difference is far smaller than its terms.
+  # expm1 keeps precision near the prior, where the difference is far smaller than its terms.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
   return 0.5 * (jnp.square(mean_BS) + excess_BS)
 
@@ -49,7 +49,7 @@ def kl_of_dimensions(
 def active_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], *, threshold: float = 0.01
 ) -> Float[Array, ""]:
-  """Returns the number of dimensions whose mean KL over the batch exceeds `threshold` nats."""
+  """Returns the number of dimensions with a mean KL over the batch above `threshold` nats."""
   kl_S = jnp.mean(kl_of_dimensions(mean_BS, log_variance_BS), axis=0)
   return jnp.sum(kl_S > threshold, dtype=jnp.float32)
 
@@ -73,14 +73,14 @@ def mutual_information(
 
   Args:
     mean_BS: Posterior means.
-    log_variance_BS: Logarithms of the posterior variances; those below -80 count as -80.
+    log_variance_BS: Logarithms of the posterior variances; values below -80 count as -80.
     rng: Key of the samples.
   """
   log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite
   z_BS = sample(mean_BS, log_variance_BS, rng)
-  own_B = log_density(z_BS, mean_BS, log_variance_BS)
-  # Squares of differences as matmuls, which need no [B, B, S]. Centering limits cancellation, which
-  # is largest on the diagonal; that is known.
+  diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
+  # Matmuls compute the squared differences without an array [B, B, S]. Centering limits
+  # cancellation. It is largest on the diagonal, so exact values replace the diagonal below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)
@@ -92,9 +92,9 @@ def mutual_information(
   square_BB -= 2 * products(z_BS, mean_BS * precision_BS)
   normalizer_BS = jnp.square(mean_BS) * precision_BS + log_variance_BS + math.log(2 * math.pi)
   log_q_BB = -0.5 * (square_BB + jnp.sum(normalizer_BS, axis=-1))
-  log_q_BB = jnp.where(jnp.eye(len(own_B), dtype=bool), own_B[:, None], log_q_BB)
-  aggregate_B = jax.nn.logsumexp(log_q_BB, axis=1) - math.log(len(own_B))
-  return jnp.mean(own_B - aggregate_B)
+  log_q_BB = jnp.where(jnp.eye(len(diagonal_B), dtype=bool), diagonal_B[:, None], log_q_BB)
+  aggregate_B = jax.nn.logsumexp(log_q_BB, axis=1) - math.log(len(diagonal_B))
+  return jnp.mean(diagonal_B - aggregate_B)
 
 
 Latent = tuple[Float[Array, "B S"], Float[Array, "B S"]]  # mean and log-variance
@@ -105,8 +105,8 @@ class Bounds(NamedTuple):
 
   Attributes:
     elbo_B: Mean log-likelihood of K samples, minus the KLs.
-    importance_weighted_B: log 1/K sum_k p(x, z_k) / q(z_k | x), whose expectation is at least that
-      of the ELBO and rises to log p(x) with K.
+    importance_weighted_B: log 1/K sum_k p(x, z_k) / q(z_k | x). Its expectation is at least the
+      expected ELBO and rises to log p(x) with K.
   """
 
   elbo_B: Float[Array, "B"]
@@ -120,7 +120,7 @@ def likelihood_bounds(
   samples: int,
   rng: jax.Array,
 ) -> Bounds:
-  """Returns both bounds, from the same samples.
+  """Returns both bounds, estimated from the same samples.
 
   Args:
     log_likelihood: Maps one sample of each latent to log p(x | z) of each row, in nats.

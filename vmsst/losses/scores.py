@@ -1,4 +1,4 @@
-"""Losses that compare scores with given ones: graded pairs, and a teacher's scores.
+"""Losses that compare scores with labels: the grades of pairs, or a teacher's scores.
 
 Axes: `C` candidates of a query, its positive first.
 
@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-_NOTHING = -1e9  # the score of a candidate that does not exist; finite, so that gradients are
+_MISSING = -1e9  # the score of a missing candidate; finite, so that gradients are finite
 
 
 def cosent(
   cosine_B: Float[Array, "B"], grade_B: Float[Array, "B"], *, scale: float = 20.0
 ) -> Float[Array, ""]:
-  """Returns the loss of a batch of graded pairs, which ranks them by their grades.
+  """Returns a loss that ranks the pairs of a batch by their grades.
 
   loss = log(1 + sum over pairs i, j with grade_i > grade_j of exp(scale * (cos_j - cos_i)))
 
@@ -48,8 +48,8 @@ def kl_divergence(
 
   Args:
     score_BC: Scores of the candidates, divided by the student's temperature.
-    teacher_BC: Scores by the teacher.
-    exists_BC: Candidates that exist; the others do not count.
+    teacher_BC: The teacher's scores.
+    exists_BC: False at missing candidates; they do not count.
     temperature: Divisor of the teacher's scores.
 
   Examples:
@@ -59,7 +59,7 @@ def kl_divergence(
     0.69315
   """
   log_q_BC, log_p_BC = (
-    jax.nn.log_softmax(jnp.where(exists_BC, x_BC, _NOTHING))
+    jax.nn.log_softmax(jnp.where(exists_BC, x_BC, _MISSING))
     for x_BC in (score_BC, teacher_BC / temperature)
   )
   return jnp.sum(jnp.exp(log_p_BC) * (log_p_BC - log_q_BC), axis=1)

@@ -1,14 +1,14 @@
 """Likelihood of tokens under a projection of [sentence; hidden state] to the vocabulary.
 
 A decoder with the logits `[z; h] W` repeats z at every position (VMSST paper, section 5: z is
-[z_lang; z_sem], W is [3D, V]). Here W is two kernels, and the part of z is computed once per
-sentence:
+[z_lang; z_sem], W is [3D, V]). Here W is two kernels, and the product with z is computed once
+per sentence:
 
   [z; h] W = h W_h + z W_s
 
-A softmax over a large vocabulary is best differentiated while its logits exist. The loss is a
-weighted sum with weights known in advance, so the forward pass computes the gradients chunk by
-chunk, and the backward pass only multiplies them by a number. Logits exist for a few sentences at a
+The logits of a large vocabulary take too much memory to keep for the backward pass. The loss is a
+weighted sum with weights known in advance, so the forward pass computes the gradients, too, chunk
+by chunk. The backward pass only multiplies them by a number. Logits exist for a few sentences at a
 time. The results are exact.
 
 Axes: `C` sentences of one chunk, `N` chunks, `X` rows `N C` or both axes (`_Plan.rows`), `R` shards
@@ -28,11 +28,11 @@ from vmsst.arrays import devices, layouts
 
 Inputs = TypeVar("Inputs")
 
-# Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer cost time for the kernel and
-# its gradient, and more only take memory (benchmarks/vocab_projection.py).
+# Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer rows spend more time on the
+# kernel and its gradient, and more rows only take memory (benchmarks/vocab_projection.py).
 _CHUNK = 512
-# Time of a chunk's kernels and gradients, as a share of the time of its matmuls, and logits, as a
-# share of the memory. The latter has precedence.
+# On accelerators, access to kernels and gradients may take at most this share of the matmuls' time,
+# and logits at most this share of the memory. The memory limit has precedence.
 _KERNEL_SHARE = 0.1
 _MEMORY_SHARE = 1 / 12
 _LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
@@ -64,24 +64,25 @@ def weighted_nll(
   """Returns sum_bt weights_bt * -log softmax(h_bt W_h + z_b W_s)[target_bt], and token values.
 
   The sum has reverse-mode gradients for hidden states, sentence vectors, both kernels and weights.
-  They are computed together with the sum, so put masks, averages and the weights of loss terms into
+  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
   `weights_BT`.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch" and columns
-  of the kernels on those of "vocab". Devices exchange vectors and numbers of tokens and, once, the
+  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel
+  columns on the devices of "vocab". Devices exchange vectors and numbers of tokens and, once, the
   gradients of the kernels, but never columns of a kernel or logits.
 
   Args:
     hidden_BTD: One vector per token.
-    sentence_BS: One vector per sentence (all latents concatenated), or None if the logits have no
-      such part. The factorized form adds `z F_s` to `h F_h` and passes the sum as hidden states.
+    sentence_BS: One vector per sentence (all latents concatenated), or None if the logits do
+      not depend on one. The factorized form adds `z F_s` to `h F_h` and passes the sum as hidden
+      states.
     hidden_kernel_DV: Kernel of the hidden states.
     sentence_kernel_SV: Kernel of the sentence vectors; None if `sentence_BS` is None.
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
     weights_BT: Weight of each token in the sum.
-    chunk: Tokens whose logits a device holds at a time, rounded to whole sentences; None: by the
-      device (`default_chunk`), 512 on a CPU.
-      Under a mesh entered by `with mesh:`, which hides its size, tokens of all devices together.
+    chunk: Number of tokens per chunk of logits on a device, rounded to whole sentences (default:
+      `default_chunk` of the device, 512 on a CPU). A mesh entered by `with mesh:` hides its size;
+      there, this is the number of tokens on all devices together.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
@@ -109,7 +110,7 @@ class _Inputs(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """The division of a batch into `chunks` of `sentences`, the last of which may be padding.
+  """Divides a batch into `chunks` of `sentences`; padding completes the last chunks.
 
   Each chunk has the same number of sentences from each of the `shards` of the batch.
   """
@@ -124,8 +125,8 @@ class _Plan(NamedTuple):
   def make(cls, batch: int, length: int, *, chunk: int, dtype: str) -> "_Plan":
     """Returns the plan with the fewest chunks of equal size."""
     shards = batch // layouts.local_size(batch=batch)
-    most = max(1, chunk // length)
-    chunks = math.ceil(batch / (shards * most))
+    limit = max(1, chunk // length)
+    chunks = math.ceil(batch / (shards * limit))
     sentences = shards * math.ceil(batch / (shards * chunks))
     return cls(batch, sentences, chunks, shards, dtype)
 
@@ -134,15 +135,15 @@ class _Plan(NamedTuple):
     return x if self.shards == 1 else layouts.constrain(x, axes)
 
   def pad(self, x: jax.Array) -> jax.Array:
-    """Returns `x` with zeros for the sentences that pad the last chunk."""
+    """Returns `x` with rows of zeros at the end, so that all chunks are full."""
     padding = self.chunks * self.sentences - self.batch
     return jnp.pad(x, ((0, padding), *[(0, 0)] * (x.ndim - 1)))
 
   def cut(self, x: jax.Array) -> jax.Array:
     """Returns [B, ...] reshaped to [N, C, ...].
 
-    Chunk i has the sentences i, i + N, i + 2 N, ...: devices hold consecutive rows, so each has an
-    equal part of every chunk, and no row moves.
+    Chunk i has the sentences i, i + N, i + 2 N, ... Devices hold consecutive rows, so every chunk
+    has equally many rows on each device, and no row moves.
     """
     x = self.pad(x).reshape(self.sentences, self.chunks, *x.shape[1:]).swapaxes(0, 1)
     return self.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -153,16 +154,16 @@ class _Plan(NamedTuple):
     return self.constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
   def rows(self, x: jax.Array) -> jax.Array:
-    """Returns [N, C, ...] as [N * C, ...], which XLA's CPU backend multiplies faster.
+    """Returns [N, C, ...] as [N * C, ...], because XLA's CPU backend multiplies it faster.
 
-    Only without shards: devices would exchange rows.
+    A sharded batch keeps its shape, because devices would exchange rows.
     """
     return x.reshape(-1, *x.shape[2:]) if self.shards == 1 else x
 
   def sentence_of_token(self, length: int) -> jax.Array:
     """Returns the sentence of each token of a chunk on its shard, one-hot, [M, C / R]."""
-    own = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
-    return jnp.tile(own, (self.shards, 1))
+    onehot = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
+    return jnp.tile(onehot, (self.shards, 1))
 
   def matmul(self, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns `a @ b` with operands in the plan's dtype."""
@@ -174,7 +175,7 @@ def scale_gradients(
 ) -> tuple[Inputs, None]:
   """Backward pass of (plan, inputs, targets): scales the gradients computed in the forward pass.
 
-  Auxiliary outputs, the second of the function, have no gradient.
+  The auxiliary outputs, the second result of the function, have no gradient.
   """
   del plan
   return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
@@ -213,9 +214,9 @@ def _forward(
 
     if sentence_NCV is not None:
       # A matmul instead of a sum over T: it reads the gradients in the compute dtype.
-      own_Mc = scale_M1 * plan.sentence_of_token(targets_CT.shape[1])
-      gradient_CV = _by_shard(plan, own_Mc, scored.gradient_MV).reshape(plan.sentences, -1)
-      # Store the gradients in place of the logits of these sentences, which are no longer needed.
+      scaled_Mc = scale_M1 * plan.sentence_of_token(targets_CT.shape[1])
+      gradient_CV = _by_shard(plan, scaled_Mc, scored.gradient_MV).reshape(plan.sentences, -1)
+      # Store the gradients in place of these sentences' logits; they are no longer needed.
       sentence_NCV = jax.lax.dynamic_update_index_in_dim(sentence_NCV, gradient_CV, i, 0)
     hidden_MD = hidden_CTD.reshape(-1, hidden_CTD.shape[-1])
     hidden_gradient_MD = scale_M1 * plan.matmul(scored.gradient_MV, kernel_DV.T)
@@ -223,15 +224,15 @@ def _forward(
     kernel_gradient_RDV += _by_shard(plan, scale_M1 * hidden_MD, scored.gradient_MV)
     return (kernel_gradient_RDV, sentence_NCV), (scored.aux, hidden_gradient_CTD)
 
-  # One sum per shard, so that devices add theirs up once instead of once per chunk.
+  # One sum per shard, so that devices add up their sums once instead of once per chunk.
   sum_dtype = accumulation_dtype(plan.dtype)
   start_RDV = jnp.zeros((plan.shards, *kernel_DV.shape), sum_dtype)
   start_RDV = plan.constrain(start_RDV, ("batch", None, "vocab"))
   chunks = map(plan.cut, (inputs.hidden_BTD, targets_BT, inputs.weights_BT))
-  (kernel_gradient_RDV, sentence_NCV), parts = jax.lax.scan(
+  (kernel_gradient_RDV, sentence_NCV), outputs = jax.lax.scan(
     step, (start_RDV, _sentence_logits(plan, inputs)), (jnp.arange(plan.chunks), *chunks)
   )
-  aux, hidden_gradient_BTD = jax.tree.map(plan.join, parts)
+  aux, hidden_gradient_BTD = jax.tree.map(plan.join, outputs)
   sentence_gradient_BS, sentence_kernel_gradient_SV = _sentence_gradients(
     plan, inputs, sentence_NCV
   )
@@ -250,12 +251,12 @@ _weighted_nll.defvjp(_forward, scale_gradients)
 
 
 def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
-  """Returns the kernel, cast and with gathered rows, once before the loop over chunks."""
+  """Returns the kernel in the compute dtype with all rows gathered, before the loop over chunks."""
   return plan.constrain(kernel_DV.astype(plan.dtype), (None, "vocab"))
 
 
 def _sentence_logits(plan: _Plan, inputs: _Inputs) -> jax.Array | None:
-  """Returns the part of the logits shared by all tokens of a sentence, [N, C, V]."""
+  """Returns what each sentence vector adds to the logits of its tokens, [N, C, V]."""
   if inputs.sentence_BS is None:
     return None
   sentence_XS = plan.rows(plan.cut(inputs.sentence_BS))
@@ -267,18 +268,18 @@ def _sentence_logits(plan: _Plan, inputs: _Inputs) -> jax.Array | None:
 def _sentence_gradients(
   plan: _Plan, inputs: _Inputs, gradient_NCV: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-  """Returns the gradients of the sentence vectors and their kernel from those of their logits."""
+  """Returns gradients of the sentence vectors and their kernel from gradients of their logits."""
   if gradient_NCV is None:
     return None, None
   gradient_XV = plan.rows(gradient_NCV)
   gradient_XS = plan.matmul(gradient_XV, _kernel(plan, inputs.sentence_kernel_SV).T)
   gradient_BS = plan.join(gradient_XS.reshape(plan.chunks, plan.sentences, -1))
   sentence_XS = plan.rows(plan.cut(inputs.sentence_BS))
-  every_row = list(range(sentence_XS.ndim - 1))
+  row_axes = list(range(sentence_XS.ndim - 1))
   kernel_gradient_SV = jnp.tensordot(
     sentence_XS.astype(plan.dtype),
     gradient_XV.astype(plan.dtype),
-    axes=(every_row, every_row),
+    axes=(row_axes, row_axes),
     preferred_element_type=accumulation_dtype(plan.dtype),
   )
   return gradient_BS, kernel_gradient_SV
@@ -336,7 +337,7 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
   total_M1 = jnp.sum(exp_MV, axis=-1, keepdims=True)
   real_M1 = targets_M1 != arrays.PAD_ID
   nll_M1 = jnp.where(real_M1, jnp.log(total_M1) + highest_M1 - target_M1, 0.0)
-  # (softmax - one-hot) * total: callers divide by the total where rows are shorter.
+  # (softmax - one-hot) * total. Callers divide by the total later, on smaller arrays.
   at_target_M1 = jnp.exp(target_M1 - highest_M1) - total_M1
   gradient_MV = jnp.where(is_target_MV, at_target_M1, exp_MV).astype(plan.dtype)
   by_token = (nll_M1, real_M1 & (target_M1 > rival_M1))
@@ -348,8 +349,8 @@ def default_chunk(columns: int, device: devices.Device | None) -> int:
   """Returns the rows of logits that a device should hold at a time, a power of two.
 
   In every chunk of M rows, a kernel of K elements is read twice, and its float32 gradient is read
-  and written: 12 K bytes. The matmuls take 6 M K FLOPs. Enough rows make the former negligible, if
-  the memory has room for their logits.
+  and written: 12 K bytes. The matmuls take 6 M K FLOPs. Enough rows make the memory
+  traffic negligible, if their logits fit in memory.
 
   >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
   4096
@@ -360,9 +361,9 @@ def default_chunk(columns: int, device: devices.Device | None) -> int:
   """
   if device is None:
     return _CHUNK
-  enough = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
-  most = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
-  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(enough)), most))))
+  min_rows = 2 * device.flops / device.bandwidth / _KERNEL_SHARE
+  max_rows = _MEMORY_SHARE * device.memory / (_LOGIT_BYTES * columns)
+  return max(_CHUNK, 2 ** math.floor(math.log2(min(2 ** math.ceil(math.log2(min_rows)), max_rows))))
 
 
 def accumulation_dtype(dtype: str) -> Any:

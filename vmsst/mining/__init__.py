@@ -1,1 +1,1 @@
-"""Jobs over text files: bitext mining, hard-negative mining, text search and pair scoring."""
+"""Finds texts by their vectors: bitext and hard-negative mining, alignment and text search."""

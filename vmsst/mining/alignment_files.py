@@ -16,7 +16,7 @@ _NOT_XML = dict.fromkeys((*range(32), 0xFFFE, 0xFFFF))
 
 
 def frame(form: Format, languages: tuple[str | None, str | None]) -> tuple[str, str]:
-  """Returns what is before and after the lines of a file."""
+  """Returns the header and the footer of a file; both are empty except for TMX."""
   if form != "tmx":
     return "", ""
   header = (
@@ -34,15 +34,15 @@ def lines(
   form: Format,
   languages: tuple[str | None, str | None] = (None, None),
 ) -> Iterator[str]:
-  """Yields the lines of a pair of documents, without line ends.
+  """Yields the output lines of a pair of documents, without line ends.
 
   Args:
     source: Source sentences.
     target: Target sentences.
-    alignments: Their alignments.
-    form: "tsv", score TAB source TAB target, or "tmx", both without deletions; or "vecalign", such
-      as `[3]:[3, 4]:0.810000`, with numbers from 0.
-    languages: Codes of both languages, for "tmx".
+    alignments: Alignments of the sentences.
+    form: "tsv" for score TAB source TAB target; "tmx"; or "vecalign" for lines such as
+      `[3]:[3, 4]:0.810000`, with numbers from 0. "tsv" and "tmx" omit untranslated sentences.
+    languages: Language codes of the source and the target, for "tmx".
   """
   for x in alignments:
     if form == "vecalign":
@@ -62,7 +62,7 @@ def lines(
 
 
 def read_line_numbers(path: str) -> list[Alignment]:
-  """Returns the alignments of a file in the form of Vecalign and Bleualign.
+  """Reads the alignments of a file in the format of Vecalign and Bleualign.
 
   Raises:
     InputError: the file cannot be read, or a line has another form.
@@ -71,7 +71,7 @@ def read_line_numbers(path: str) -> list[Alignment]:
   for number, line in enumerate(text_files.read_lines(path), 1):
     try:
       first, second, *score = line.split(":")
-      source, target = ([*map(int, json.loads(side))] for side in (first, second))
+      source, target = ([*map(int, json.loads(field))] for field in (first, second))
       alignments.append(Alignment(source, target, float(score[0]) if score else 0.0))
     except (ValueError, TypeError, RecursionError):
       raise errors.InputError(

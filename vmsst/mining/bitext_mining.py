@@ -17,7 +17,7 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
 
-# Pairs that are scored at once; an interruption costs at most these.
+# Pairs per window. An interruption loses at most one window.
 _WINDOW = 1 << 13
 
 
@@ -25,11 +25,11 @@ class Mined(NamedTuple):
   """Result of `mine`.
 
   Attributes:
-    pairs: Rows of the lines of each pair, best first, with scores as they are printed.
+    pairs: Row numbers of the source and target lines, and scores rounded as printed; best first.
     source: Number of distinct source sentences.
     target: Number of distinct target sentences.
     candidates: Number of pairs before the threshold.
-    best: The threshold from gold pairs and its F1; None without gold pairs.
+    best: Threshold chosen by gold pairs, with its F1; None without gold pairs.
   """
 
   pairs: margins.Pairs
@@ -52,32 +52,32 @@ def mine(
 ) -> Mined:
   """Returns pairs of lines that are likely translations.
 
-  Blank lines are skipped. Among lines that differ only in white space the first represents all.
+  Blank lines are skipped. Of several lines that differ only in white space, the first is used.
 
   Args:
-    source: One text.
-    target: The other text.
+    source: The source text.
+    target: The target text.
     neighbors: As in `margins.margin_pairs`.
-    margin: The same.
-    retrieval: The same.
+    margin: As in `margins.margin_pairs`.
+    retrieval: As in `margins.margin_pairs`.
     threshold: Minimum score.
-    gold: File of known translations, `source line TAB target line`, with lines counted from 1, to
-      choose the threshold with the best F1. Excludes `threshold`.
-    search: Finds neighbors, such as `vmsst.search.device_search.search` or, approximately,
-      `vmsst.search.faiss_index.index_search` indexes of both texts' vectors.
+    gold: File of known translations, `source line TAB target line`, with lines counted from 1. The
+      threshold with the best F1 on these pairs is used. Excludes `threshold`.
+    search: Nearest-neighbor search, such as `vmsst.search.device_search.search`; or an approximate
+      search with `vmsst.search.faiss_index.index_search` and an index of each text.
 
   Raises:
     InputError: the texts' vectors have different widths or encoders, a text has no sentence, the
-      gold file is broken, or no gold pair was found.
+      gold file is malformed, or no gold pair was found.
     ValueError: k is below 1, or the margin or retrieval is unknown.
   """
   if threshold is not None:
     errors.check_number("threshold", threshold)
     errors.check(gold is None, "threshold", threshold, "None: gold pairs choose it")
   texts = source, target
-  are_known = source.encoder and target.encoder
+  have_encoders = source.encoder and target.encoder
   settings = [
-    {"width": text.vectors.shape[1], "encoder": text.encoder if are_known else None}
+    {"width": text.vectors.shape[1], "encoder": text.encoder if have_encoders else None}
     for text in texts
   ]
   if differences := manifest.differences(*settings):
@@ -98,8 +98,8 @@ def mine(
   ]
   gold_G2 = None
   if gold is not None:
-    known = zip(read_gold(gold), first, texts, strict=True)
-    gold_G2 = np.unique(np.array([_gold_rows(gold, *side) for side in known], np.int64).T, axis=0)
+    columns = zip(read_gold(gold), first, texts, strict=True)
+    gold_G2 = np.unique(np.array([_gold_rows(gold, *x) for x in columns], np.int64).T, axis=0)
   pairs = margins.margin_pairs(
     exact_search.Selection(source.vectors, rows[0]),
     exact_search.Selection(target.vectors, rows[1]),
@@ -108,10 +108,10 @@ def mine(
     retrieval=retrieval,
     search=search,
   )
-  for block in exact_search.blocks(len(pairs)):  # Row numbers become line numbers.
+  for block in exact_search.blocks(len(pairs)):  # From rows of the selections to rows of the texts.
     pairs.source_P[block] = rows[0][pairs.source_P[block]]
     pairs.target_P[block] = rows[1][pairs.target_P[block]]
-    # Thresholds compare what is printed, with 6 decimals.
+    # Round as in the output, so that a printed score works as a threshold.
     pairs.score_P[block] = np.round(pairs.score_P[block], 6)
   candidates, best = len(pairs), None
   if gold_G2 is not None:
@@ -128,7 +128,7 @@ def mine(
 
 
 def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> Iterator[str]:
-  """Yields a line per pair: score TAB source TAB target. TABs in a text become spaces."""
+  """Yields an output line per pair: score TAB source TAB target. TABs in a text become spaces."""
   readers = source.reader(), target.reader()
   for block in exact_search.blocks(len(pairs)):
     columns = (x[block].tolist() for x in (pairs.score_P, pairs.source_P, pairs.target_P))
@@ -139,7 +139,7 @@ def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> I
 
 
 def read_gold(path: str) -> tuple[list[int], list[int]]:
-  """Returns the numbers of the source and target lines of known translations."""
+  """Reads known translations; returns the line numbers of the sources and of the targets."""
   sources, targets = [], []
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
@@ -155,7 +155,7 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
 def _gold_rows(
   gold: str, line_numbers: Sequence[int], first_N: np.ndarray, text: EmbeddedText
 ) -> list[int]:
-  """Returns the rows that represent lines of a text, whose numbers are from a gold file."""
+  """Maps line numbers from a gold file to rows: the first row with the same sentence."""
   for number, line in enumerate(line_numbers, 1):
     if not 1 <= line <= len(first_N) or first_N[line - 1] < 0:
       raise errors.InputError(
@@ -166,14 +166,15 @@ def _gold_rows(
 
 
 def first_lines(text: EmbeddedText) -> np.ndarray:
-  """Returns the first row that differs only in white space from each row, int64 [N].
+  """Returns, for each row, the first row with the same text up to white space, int64 [N].
 
-  Blank lines have -1. The text is read once; hashes are in a temporary file if they are many.
+  Blank lines get -1. The text is read once. For long texts, the hashes are in a temporary file.
 
   Raises:
     InputError: all lines are blank.
   """
-  key_N2 = array_files.full((len(text.vectors), 2), 0, ">u8")  # hash and row; sorted by bytes
+  # Hash and row of each line. Big-endian numbers, so that sorting the bytes sorts the numbers.
+  key_N2 = array_files.full((len(text.vectors), 2), 0, ">u8")
   count = 0
   for row, line in enumerate(text.texts()):
     if not text_files.is_blank(line):
@@ -183,7 +184,8 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
     raise errors.InputError(f"{text.path} contains no sentence")
   key_N2[:count].view("S16")[:, 0].sort()
   first_N = array_files.full(len(key_N2), -1, np.int64)
-  before_12 = key_N2[:0]  # the key before a block, and its first row
+  # A run of equal hashes can cross a block: carry the last hash and its first row over.
+  before_12 = key_N2[:0]
   for block in exact_search.blocks(count):
     key_B, row_B = np.concatenate([before_12, key_N2[block]]).T.astype(np.int64)
     first_B = row_B[np.searchsorted(key_B, key_B)]
@@ -197,8 +199,8 @@ class TextColumn(NamedTuple):
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
-    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
-    language: Code of the texts' language, for scorers that need it.
+    field: Column or key of the text in a line, as in `text_files.read_texts` (default: the line).
+    language: Language code of the texts, for scorers that need it.
   """
 
   path: str
@@ -211,12 +213,12 @@ OnCut = Callable[[int, int, int], None]
 
 
 class Scorer(NamedTuple):
-  """A way to score pairs of texts.
+  """Scores pairs of texts.
 
   Attributes:
-    settings: What the scores depend on except texts and languages, as JSON.
-    score: Maps sources, targets, the languages of both, and what is called if texts were cut, to
-      the columns of each pair's line, [N, C], the score to filter by first.
+    settings: Settings that determine the scores, apart from texts and languages, as JSON.
+    score: A function of sources, targets, their languages, and a callback for cut texts. It returns
+      the score columns of each pair, [N, C]. The first column is the score to filter by.
   """
 
   settings: dict[str, Any]
@@ -224,11 +226,11 @@ class Scorer(NamedTuple):
 
 
 def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
-  """Returns what scores a pair by the cosine of its vectors, [N, 1].
+  """Returns a scorer that computes the cosine of a pair's vectors, [N, 1].
 
   Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
-    name: Name or path of the encoder. Its digest identifies it, or this name if it has none.
+    name: Name or path of the encoder. It identifies the encoder if the encoder has no digest.
     batch_size: Texts per batch.
   """
 
@@ -247,13 +249,14 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
 
 
 def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) -> Scorer:
-  """Returns what scores a pair by the likelihood of each text given the other's vector, [N, 3].
+  """Returns a scorer by the likelihood of each text given the other text's vector, [N, 3].
 
-  The columns are the mean of log p(target | source's vector) and log p(source | target's vector),
-  and both of them. Scoring raises InputError if a language is missing, or not one of training.
+  The columns are the mean of both directions, log p(target | source's vector), and
+  log p(source | target's vector). Scoring raises InputError if a language is missing or was not
+  trained.
 
   Args:
-    translator: A run's encoder and decoder.
+    translator: The encoder and decoder of a run.
     per_token: Whether to divide log-likelihoods by the number of tokens.
     batch_size: Texts per batch.
   """
@@ -289,29 +292,29 @@ def pair_scores(
   texts: Sequence[Mapping[str, Any]] | None = None,
   run_windows: Callable[..., Iterable[np.ndarray]] = map,
 ) -> Iterator[np.ndarray]:
-  """Yields the scores of line i of one side with line i of the other, [B, C], in windows.
+  """Yields the scores of source line i with target line i, [B, C], in windows.
 
   Args:
     scorer: Scores the pairs of a window.
     source: The sources.
-    target: The targets; both sides can be in one file.
-    texts: `vector_store.fingerprint` of both texts, if it is known.
+    target: The targets; sources and targets can be columns of one file.
+    texts: `vector_store.fingerprint` of both texts (default: computed from the files).
     run_windows: Applies a function to the sources and targets of windows, as `map` does.
 
   Raises:
     InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
-      or the scorer refuses its settings or languages.
+      or the scorer rejects its settings or languages.
   """
-  texts = texts or [vector_store.fingerprint(side.path) for side in (source, target)]
-  count, other = (text["lines"] for text in texts)
-  if count != other:
+  texts = texts or [vector_store.fingerprint(column.path) for column in (source, target)]
+  count, targets = (text["lines"] for text in texts)
+  if count != targets:
     raise errors.InputError(
-      f"{source.path} has {count:,} lines and {target.path} {other:,}: give files of equal length, "
-      "aligned line by line"
+      f"{source.path} has {count:,} lines and {target.path} {targets:,}: give files of equal "
+      "length, aligned line by line"
     )
-  sides = (
-    encoding.windows(text_files.read_texts(side.path, side.field, text["digest"]), _WINDOW)
-    for side, text in zip((source, target), texts, strict=True)
+  windows = (
+    encoding.windows(text_files.read_texts(column.path, column.field, text["digest"]), _WINDOW)
+    for column, text in zip((source, target), texts, strict=True)
   )
   cut: list[tuple[int, int, int]] = []
 
@@ -321,7 +324,7 @@ def pair_scores(
 
   start = 0
   with progress_bar.Bar(total=2 * count, unit=" texts", outer=True) as bar:
-    for score_BC in run_windows(score, *sides):
+    for score_BC in run_windows(score, *windows):
       finite_B = np.isfinite(score_BC).all(axis=1)
       if not finite_B.all():
         raise errors.InputError(

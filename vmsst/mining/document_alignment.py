@@ -1,11 +1,11 @@
-"""Aligns the sentences of two documents that translate each other, by vectors and lengths.
+"""Aligns the sentences of a document with its translation, by vectors and lengths.
 
-Sentences have the same order on both sides; some are split, joined or missing. The search is linear
-in the length of the documents, as in Vecalign (Thompson and Koehn, 2019).
+Both documents have the same order, but translators split, join or omit sentences. Time is linear in
+the length of the documents, as in Vecalign (Thompson and Koehn, 2019).
 
-Letters of axes: `G` sizes of groups of consecutive sentences, from 1; `I` and `J` sentences of both
-sides; `A` antidiagonals of the table of positions between sentences, with `B` of them in a block;
-`W` positions in the search window of an antidiagonal; `S` steps from a position to another one.
+Axes: `G` sizes of groups of consecutive sentences, from 1; `I` and `J` source and target sentences;
+`A` antidiagonals of the table of positions between sentences, with `B` of them in a block; `W`
+positions in the search window of an antidiagonal; `S` steps from one position to another.
 """
 
 import itertools
@@ -20,15 +20,16 @@ from vmsst.encoder import encoding
 from vmsst.io import array_files, text_files
 from vmsst.search import exact_search
 
-# A table of this many positions is searched completely.
+# Tables with at most this many positions are searched completely, without a window.
 _FULL = 300 * 300
 # Positions of a window on either side of the coarse alignment.
 _RADIUS = 16
-# Antidiagonals whose costs are computed at once.
+# Number of antidiagonals in a block; their costs are computed together.
 _BLOCK = 64
-# Cost of a deletion before the cost of a translation is known; a random pair costs 1.
+# Cost of a deletion in the first pass, before the cost of a translation is known. A random pair
+# costs 1.
 _FIRST_DELETION = 0.65
-# Texts that are encoded at once.
+# Texts per window of the encoder.
 _WINDOW = 1 << 14
 # Variance of a difference in length, per character (Gale and Church, 1993), and the cost of d².
 _VARIANCE, _LENGTH_COST = 6.8, 0.06
@@ -40,8 +41,8 @@ class Alignment(NamedTuple):
   Attributes:
     source: Numbers of the source sentences, from 0; empty if the target has no translation.
     target: Numbers of the target sentences; empty if the source has no translation.
-    score: Cosine of the vectors of both groups, after subtraction of the mean of each document: 0
-      is the mean of random groups. 0 if a group is empty.
+    score: Cosine of the two groups' vectors, after subtraction of each document's mean. The mean
+      score of random groups is 0. If a group is empty, the score is 0.
   """
 
   source: list[int]
@@ -74,21 +75,20 @@ def align(
   languages: tuple[str | None, str | None] = (None, None),
   batch_size: int = 128,
 ) -> list[Alignment]:
-  """Returns groups of sentences of two documents that translate each other, in order.
+  """Aligns the sentences of two documents; returns groups that translate each other, in order.
 
-  Every sentence is in one alignment, except that blank ones are in none.
+  Every sentence is in exactly one alignment. Blank sentences are in none.
 
   Args:
-    source_sentences: Sentences of one document.
-    target_sentences: Sentences of the other document.
+    source_sentences: Sentences of the source document.
+    target_sentences: Sentences of the target document.
     encoder: An encoder, as from `vmsst.load`; see `encoding.encode`.
     max_size: Maximum number of sentences in both groups together.
-    deletion: Cost of a sentence without a translation, from 0, the cost of a typical pair of
-      translations, to 1, the mean cost of a random pair. Lower values leave more sentences out.
-    summed: Whether the vector of a group is the sum of the vectors of its sentences, instead of the
-      encoder's vector of the joined sentences. This is less accurate and encodes 1/`max_size` of
-      the text, or less.
-    languages: Codes of both languages, for encoders that require them.
+    deletion: Cost of a sentence without a translation, from 0 (the cost of a typical pair of
+      translations) to 1 (the mean cost of a random pair). Lower values leave more sentences out.
+    summed: Whether to sum the vectors of a group's sentences, instead of encoding the joined
+      sentences. This is less accurate, but at most 1/`max_size` of the text is encoded.
+    languages: Language codes of source and target, for encoders that require them.
     batch_size: Texts per batch.
 
   Raises:
@@ -97,8 +97,8 @@ def align(
   errors.as_integer("max_size", max_size, minimum=2)
   errors.check(0 <= deletion <= 1, "deletion", deletion, "from 0 to 1")
   documents = source_sentences, target_sentences
-  numbers = [[n for n, x in enumerate(each) if not text_files.is_blank(x)] for each in documents]
-  sides = [
+  numbers = [[n for n, x in enumerate(texts) if not text_files.is_blank(x)] for texts in documents]
+  groups = [
     group_vectors(
       [document[n] for n in visible],
       encoder,
@@ -110,13 +110,13 @@ def align(
     for document, visible, language in zip(documents, numbers, languages, strict=True)
     if all(numbers)
   ]
-  if not sides:
+  if not groups:
     deletions = [Alignment([n], [], 0.0) for n in numbers[0]]
     return deletions + [Alignment([], [n], 0.0) for n in numbers[1]]
-  center(*sides)
+  center(*groups)
   return [
     Alignment([numbers[0][n] for n in source], [numbers[1][n] for n in target], score)
-    for source, target, score in align_groups(*sides, max_size=max_size, deletion=deletion)
+    for source, target, score in align_groups(*groups, max_size=max_size, deletion=deletion)
   ]
 
 
@@ -129,7 +129,7 @@ def group_vectors(
   language: str | None = None,
   batch_size: int = 128,
 ) -> Groups:
-  """Returns the vectors of all groups of up to `size` sentences; for options see `align`."""
+  """Computes the vectors of all groups of up to `size` sentences; for options, see `align`."""
 
   def embed(window: list[str]) -> np.ndarray:
     vectors_ND = encoding.encode(
@@ -157,16 +157,16 @@ def group_vectors(
   return Groups(vector_FD, row_GN, np.array([*map(len, sentences)], np.float64))
 
 
-def center(*sides: Groups) -> None:
+def center(*documents: Groups) -> None:
   """Subtracts the mean of the sentences of two documents from their unit vectors, in place."""
-  for x in sides:
+  for x in documents:
     _normalize(x.vector_FD)
-  sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in sides]
-  counts = [len(x.length_N) + 1 for x in sides]
-  # As if each document had a sentence more, which is typical of the other document: the mean of a
-  # few sentences is too close to them.
+  sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in documents]
+  counts = [len(x.length_N) + 1 for x in documents]
+  # The mean of a few sentences is too close to each of them. Add one pseudo-sentence to each
+  # document: the mean of the other document.
   for x, count, sum_D, other_sum_D, other_count in zip(
-    sides, counts, sums, sums[::-1], counts[::-1], strict=True
+    documents, counts, sums, sums[::-1], counts[::-1], strict=True
   ):
     x.vector_FD[:] -= (sum_D + other_sum_D / other_count) / count
     _normalize(x.vector_FD)
@@ -176,7 +176,7 @@ def _normalize(vector_FD: np.ndarray) -> None:
   vector_FD /= np.maximum(np.sqrt(np.vecdot(vector_FD, vector_FD)), 1e-30)[:, None]
 
 
-# Threads slow the small products of matrices down, above all on a busy machine.
+# BLAS threads slow down small matrix products, above all on a busy machine.
 @threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def align_groups(
   source: Groups, target: Groups, *, max_size: int = 8, deletion: float = 0.4
@@ -188,23 +188,24 @@ def align_groups(
       weight * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
 
   where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance of x and y to all groups
-  of the other document, so that the first term is 1 for random sentences, and d is the difference
-  in length in standard deviations. For Vecalign, the cost is the first term. Here,
+  of the other document, and d is the difference in length in standard deviations. Because of the
+  norm, the first term is 1 for random sentences. In Vecalign, the cost is the first term alone.
+  This function differs from Vecalign:
 
-  * the mean of a document is subtracted from its vectors. This removes what all its sentences
-    share, such as the language.
-  * lengths count, as for Gale and Church (1993). They reveal a missing or additional part, which
+  * The mean of a document is subtracted from its vectors. This removes properties that all its
+    sentences share, such as the language.
+  * Lengths count, as in Gale and Church (1993). They reveal a missing or additional clause that
     hardly changes a vector.
-  * the cost of a deletion depends on the median cost in a first alignment of single sentences.
-    Vecalign uses a percentile of the costs of sampled pairs, but these include translations if the
-    documents are short.
-  * the weight is less than a * b if a and b are above 1: translators move content from a sentence
-    to the next one.
+  * The cost of a deletion depends on the median cost in a first alignment of single sentences.
+    Vecalign uses a percentile of the costs of sampled pairs. In short documents, such a sample
+    contains translations.
+  * The weight is less than a * b if a and b are above 1, because translators move content from one
+    sentence to the next.
 
   Args:
-    source: Groups of up to `max_size` - 1 sentences of one document, which is not empty, after
-      `center`.
-    target: The same for the other document.
+    source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
+      document is not empty.
+    target: Groups of the target document, likewise.
     max_size: As in `align`.
     deletion: As in `align`.
   """
@@ -215,7 +216,7 @@ def align_groups(
   )
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   i_P, j_P = path_P2[1:][is_pair_P].T - 1
-  # The ratio of the lengths of pairs; the ratio of totals depends on what is missing.
+  # Use the ratio of lengths within pairs. Untranslated text distorts the ratio of total lengths.
   ratio_P = target.length_N[j_P] / source.length_N[i_P]
   typical, ratio = (np.median(x) if len(x) else 1.0 for x in (cost_P[is_pair_P], ratio_P))
   deletion = typical + deletion * (1 - typical)
@@ -237,11 +238,11 @@ def align_groups(
 
 
 def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
-  """Returns the first target position of the window of each antidiagonal, [A], and its width.
+  """Returns the first target position of the window on each antidiagonal, [A], and its width.
 
-  The antidiagonal a has the positions (a - j, j), before source sentence a - j and target sentence
-  j. The window is around the alignment of the documents with half as many vectors, each the sum of
-  two.
+  Antidiagonal a consists of the positions (a - j, j), before source sentence a - j and target
+  sentence j. The window surrounds a coarse alignment: vectors of neighboring sentences are added in
+  twos, and the shorter documents are aligned recursively.
   """
   n, m = source.row_GN.shape[1], target.row_GN.shape[1]
   antidiagonal_A = np.arange(n + m + 1)
@@ -253,7 +254,7 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
     row_1N = np.arange(len(sum_ND))[None]
     halves.append(Groups(exact_search.unit_rows(sum_ND), row_1N, np.zeros(len(sum_ND))))
   path_P2, _ = _search(*halves, window=_window(*halves), steps=[(1, 1)], deletion=_FIRST_DELETION)
-  # Deletions have no order: the window crosses a block of them in a straight line.
+  # The order of consecutive deletions is arbitrary, so the window crosses them in a straight line.
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   ends_P = np.append(is_pair_P, True) | np.insert(is_pair_P, 0, True)
   path_P2 = np.minimum(2 * path_P2[ends_P], [n, m])
@@ -269,24 +270,25 @@ def _search(
   steps: Sequence[tuple[int, int]],
   deletion: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the positions of the cheapest path from (0, 0) to the end, [P, 2], and its costs.
+  """Returns the positions of the cheapest path from (0, 0) to the end, [P, 2], and its step costs.
 
   Args:
-    source: Groups of one document.
-    target: Groups of the other document.
-    window: As from `_window`; its positions grow by 0 or 1.
+    source: Groups of the source document.
+    target: Groups of the target document.
+    window: As from `_window`; the first position grows by 0 or 1 per antidiagonal.
     steps: Sizes of aligned groups.
     deletion: Cost of a sentence without a translation.
   """
   low_A, width = window
   n, m = source.row_GN.shape[1], target.row_GN.shape[1]
-  # As if each document had another group with the vector 0: no norm is 0.
+  # Count one more group with the vector 0, so that no norm is 0.
   means = [x.vector_FD.sum(axis=0) / (len(x.vector_FD) + 1) for x in (target, source)]
   norms = [1 - x.vector_FD @ mean_D for x, mean_D in zip((source, target), means, strict=True)]
   before = [np.append(0.0, np.cumsum(x.length_N)) for x in (source, target)]
   step_S2 = np.array([*steps, (1, 0), (0, 1)])
   size_S, pad = step_S2.sum(axis=1), int(step_S2.sum(axis=1).max())
-  # Costs of paths to each position; infinite in the margin, which is before, left and right.
+  # Cost of the cheapest path to each position. A margin of infinite costs (before, left and right)
+  # makes steps from outside the window impossible.
   total_AW = np.full((pad + n + m + 1, width + 2 * pad), np.inf)
   total_AW[pad, pad - low_A[0]] = 0
   step_AW = np.zeros((n + m + 1, width), np.int16)
@@ -297,16 +299,16 @@ def _search(
     exists_BW = (i_BW >= 0) & (i_BW <= n) & (j_BW >= 0) & (j_BW <= m)
     cost_BSW = np.full((len(antidiagonal_B), len(step_S2), width), np.inf)
     cost_BSW[:, len(steps) :] = np.where(exists_BW, deletion, np.inf)[:, None]
-    # The sentences that end at these positions.
+    # Only the sentences that end at positions of this block are compared.
     rows = []
     for x, position_BW in ((source, i_BW), (target, j_BW)):
       start, end = max(int(position_BW.min()), 1) - 1, int(position_BW.max())
       row_GI = x.row_GN[:, start:end]
       rows.append((row_GI, np.clip(position_BW - 1 - start, 0, row_GI.shape[1] - 1)))
-    (row_GI, place_i), (row_GJ, place_j) = rows
+    (row_GI, index_i), (row_GJ, index_j) = rows
     vector_GID, vector_GJD = source.vector_FD[row_GI], target.vector_FD[row_GJ]
     for number, (a, b) in enumerate(steps):
-      # Small groups are cheaper than large ones, even if both sides are copies.
+      # The minimum distance makes small groups cheaper than large ones, even for exact copies.
       distance_IJ = np.maximum(1 - vector_GID[a - 1] @ vector_GJD[b - 1].T, 0.02)
       distance_IJ /= (norms[0][row_GI[a - 1], None] + norms[1][row_GJ[b - 1]]) / 2
       is_valid_BW = exists_BW & (i_BW >= a) & (j_BW >= b)
@@ -314,16 +316,16 @@ def _search(
       length_i, length_j = before[0][i] - before[0][i - a], before[1][j] - before[1][j - b]
       variance = _VARIANCE * np.maximum(length_i + length_j, 1) / 2
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
-        place_i[is_valid_BW], place_j[is_valid_BW]
+        index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # The place in `total_AW` of what each step comes from, for the first position of a window.
+    # Flat index in `total_AW` of each step's origin, for the first position of the window.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]
     )
-    place_BS = (pad + previous_BS) * total_AW.shape[1] + column_BS
-    for antidiagonal, cost_SW, place_S in zip(antidiagonal_B, cost_BSW, place_BS, strict=True):
-      cost_SW += total_AW.take(place_S[:, None] + np.arange(width))
+    offset_BS = (pad + previous_BS) * total_AW.shape[1] + column_BS
+    for antidiagonal, cost_SW, offset_S in zip(antidiagonal_B, cost_BSW, offset_BS, strict=True):
+      cost_SW += total_AW.take(offset_S[:, None] + np.arange(width))
       best_W = cost_SW.argmin(axis=0)
       step_AW[antidiagonal] = best_W
       total_AW[pad + antidiagonal, pad : pad + width] = cost_SW[best_W, np.arange(width)]

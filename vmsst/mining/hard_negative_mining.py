@@ -1,9 +1,9 @@
 """Mines hard negatives: documents near a query that do not answer it, or wrong translations.
 
-Candidates are the documents that an already trained encoder finds nearest to a query (Guo et al.,
-2018; mUSE, Yang et al., 2019). A candidate that scores nearly as high as the positive often answers
-the query, too; a margin excludes it (NV-Retriever, Moreira et al., 2024). Mine again with the new
-model for harder negatives.
+Candidates are the documents nearest to a query according to a trained encoder (Guo et al., 2018;
+mUSE, Yang et al., 2019). A candidate that scores nearly as high as the positive often answers the
+query, too; a margin excludes it (NV-Retriever, Moreira et al., 2024). Mine again with the new model
+for harder negatives.
 """
 
 import functools
@@ -21,7 +21,7 @@ from vmsst.io import array_files, text_files
 from vmsst.search import device_search, exact_search
 from vmsst.search.exact_search import unit_rows
 
-# Texts whose vectors, and pairs whose candidates, are in memory at once.
+# Texts per window of the encoder, and pairs per window of the search.
 _WINDOW = 1 << 14
 
 
@@ -42,10 +42,10 @@ def hard_negatives(
 ) -> Iterator[dict[str, Any]]:
   """Yields a training example for each pair: the query, its positive, and its hard negatives.
 
-  Neither a positive of the query, in whatever pair it occurs, nor the query itself is a negative.
-  Texts that differ only in case, width or spaces are one text, represented by the first. Pairs with
-  a blank text are left out. All texts are in memory; vectors are stored on disk and compared block
-  by block.
+  Negatives never include the query itself or a positive of the same query from any pair. Texts that
+  differ only in case, width or spaces count as one text, and the first is used. Pairs with a blank
+  text are left out. All texts are in memory; vectors are stored on disk and compared block by
+  block.
 
   Args:
     encoder: An encoder, as from `vmsst.load`; see `encoding.encode`.
@@ -55,13 +55,14 @@ def hard_negatives(
     range_min: Number of nearest documents to skip, apart from the positives.
     range_max: Number of nearest documents to consider, apart from the positives (default:
       `range_min` + `count`, or with a margin `range_min` + 10 * `count`).
-    relative_margin: A negative scores at most p - relative_margin * |p|, where p is the score of
-      the positive (default: no limit). Scores are the teacher's, or else the encoder's cosines.
-    teacher: Another encoder, which scores texts by cosine; or a function from a list of (query,
+    relative_margin: Maximum score of a negative: p - relative_margin * |p|, where p is the score of
+      the positive (default: no limit). The teacher computes the scores. Without a teacher, they are
+      the encoder's cosines.
+    teacher: Another encoder, to score texts by cosine; or a function from a list of (query,
       document) to their scores, such as `CrossEncoder.predict` of sentence-transformers.
-    roles: What the two texts of a pair are, to choose their prompts; None is the prompt of
+    roles: Roles of the two texts of a pair, to choose their prompts. None selects the prompt of
       `encode`.
-    languages: Codes of the languages of the two texts.
+    languages: Language codes of the two texts.
     batch_size: Texts per batch.
     encode: Computes vectors; see `encoding.encode`.
 
@@ -73,10 +74,10 @@ def hard_negatives(
   Raises:
     InputError: a value is not valid, or the corpus has no text.
   """
-  least = errors.as_integer("range_min", range_min, minimum=0) + errors.as_integer("count", count)
+  limit = errors.as_integer("range_min", range_min, minimum=0) + errors.as_integer("count", count)
   if range_max is None:
-    range_max = least if relative_margin is None else range_min + 10 * count
-  errors.check(range_max >= least, "range_max", range_max, f"at least {least}, RANGE_MIN + COUNT")
+    range_max = limit if relative_margin is None else range_min + 10 * count
+  errors.check(range_max >= limit, "range_max", range_max, f"at least {limit}, RANGE_MIN + COUNT")
   pairs = [pair for pair in pairs if not any(map(text_files.is_blank, pair))]
   corpus_texts = [*itertools.filterfalse(text_files.is_blank, corpus or ())]
   if not pairs or (corpus is not None and not corpus_texts):
@@ -86,20 +87,20 @@ def hard_negatives(
   row_C, positive_N, itself_Q = np.split(row_T, np.cumsum([len(corpus_texts), len(pairs)]))
   documents = texts[: max(row_C.max(initial=0), positive_N.max()) + 1]
   candidates = len(documents) if corpus is None else row_C.max() + 1
-  # No query has itself or one of its positives as a negative.
+  # Pairs that are not negatives: each query with its positives and with itself.
   excluded_P = np.unique(
     len(texts) * np.append(query_N, np.arange(len(queries))) + np.append(positive_N, itself_Q)
   )
 
   def vectors(model: Any) -> Iterator[np.ndarray]:
-    for side, name, role, language in zip(
+    for pool, name, role, language in zip(
       (queries, documents), ("queries", "documents"), roles, languages, strict=True
     ):
-      how = {"language": language, "batch_size": batch_size, "on_cut": None}
-      embed = functools.partial(encode, model, method=f"encode_{role}" if role else "encode", **how)
-      windows = encoding.encode_windows(embed, side, _WINDOW, total=len(side), title=name)
+      kw = {"language": language, "batch_size": batch_size, "on_cut": None}
+      embed = functools.partial(encode, model, method=f"encode_{role}" if role else "encode", **kw)
+      windows = encoding.encode_windows(embed, pool, _WINDOW, total=len(pool), title=name)
       flat = array_files.concatenate(map(np.ravel, windows), np.float32)
-      yield flat.reshape(len(side), -1)
+      yield flat.reshape(len(pool), -1)
 
   query_ND, document_MD = vectors(encoder)
   is_encoder = hasattr(teacher, "encode")
@@ -109,12 +110,12 @@ def hard_negatives(
     names[:3] = ["anchor", "positive", "negative"]
   for block in exact_search.blocks(len(pairs), _WINDOW):
     query_B = query_N[block]
-    row_Q, place_B = np.unique(query_B, return_inverse=True)
+    row_Q, position_B = np.unique(query_B, return_inverse=True)
     query = exact_search.Selection(query_ND, row_Q)
     document = exact_search.Selection(document_MD, range(candidates))
     near_QK = _nearest(query, document, excluded_P, len(texts), range_max)
-    # The positive of each pair, then its candidates; -1 if there are too few.
-    row_BK = np.column_stack([positive_N[block], near_QK[place_B, range_min:]])
+    # The positive of each pair, then its candidates, then -1 if candidates are too few.
+    row_BK = np.column_stack([positive_N[block], near_QK[position_B, range_min:]])
     score_BK, pair_B = np.zeros(row_BK.shape), list(zip(query_B, row_BK, strict=True))
     if teacher is None or is_encoder:
       for score_K, (row, row_K) in zip(score_BK, pair_B, strict=True):
@@ -127,10 +128,10 @@ def hard_negatives(
       positive_B1 = score_BK[:, :1]
       is_negative &= score_BK <= positive_B1 - relative_margin * abs(positive_B1)
     for pair, row_K, score_K, is_K in zip(pairs[block], row_BK, score_BK, is_negative, strict=True):
-      places = 1 + np.flatnonzero(is_K[1:])[:count]
-      values: list[Any] = [pair[0], [pair[1]], [documents[row] for row in row_K[places]]]
+      ranks = 1 + np.flatnonzero(is_K[1:])[:count]
+      values: list[Any] = [pair[0], [pair[1]], [documents[row] for row in row_K[ranks]]]
       if teacher is not None:
-        values += [[round(float(score), 6) for score in score_K[x]] for x in ([0], places)]
+        values += [[round(float(score), 6) for score in score_K[x]] for x in ([0], ranks)]
       yield dict(zip(names, values, strict=False))
 
 
@@ -143,35 +144,35 @@ def _nearest(
 ) -> np.ndarray:
   """Returns the rows of the k documents nearest to each query, without excluded ones, [N, K].
 
-  Among equally near ones the lower row is first. If there are too few, -1 follows.
+  Ties go to the lower row. Rows with fewer than k documents end with -1.
 
   Args:
     query: N queries.
     document: The documents.
     excluded_P: The pairs to exclude, at least one per query, sorted: height * query + document.
-    height: Limit of the numbers of documents.
+    height: Upper bound of the document numbers, to encode a pair as one integer.
     k: K.
   """
   row_N = np.asarray(query.row_N)
   first_N, end_N = np.searchsorted(excluded_P, [row_N * height, (row_N + 1) * height])
-  # A query with p excluded documents has its k among the k + p nearest. Queries with few and with
-  # many are searched separately, because a search has one number of neighbors.
+  # For a query with p excluded documents, search for k + p neighbors. All queries of a search have
+  # the same number of neighbors, so queries are grouped by p, rounded up to a power of two.
   size_N = 1 << np.ceil(np.log2(end_N - first_N)).astype(int)
   near_NK = np.full((len(row_N), k), -1, np.int64)
   for size in np.unique(size_N).tolist():
-    place_S = np.flatnonzero(size_N == size)
-    row_S = row_N[place_S]
-    part = query._replace(row_N=row_S)
-    near = exact_search.top_k(part, document, k + size, search=device_search.search).index_NK
-    is_excluded = np.isin(row_S[:, None] * height + near, excluded_P)
+    position_S = np.flatnonzero(size_N == size)
+    row_S = row_N[position_S]
+    queries = query._replace(row_N=row_S)
+    index_SK = exact_search.top_k(queries, document, k + size, search=device_search.search).index_NK
+    is_excluded = np.isin(row_S[:, None] * height + index_SK, excluded_P)
     order = np.argsort(is_excluded, axis=1, kind="stable")[:, :k]
-    near = np.take_along_axis(np.where(is_excluded, -1, near), order, axis=1)
-    near_NK[place_S, : near.shape[1]] = near
+    index_SK = np.take_along_axis(np.where(is_excluded, -1, index_SK), order, axis=1)
+    near_NK[position_S, : index_SK.shape[1]] = index_SK
   return near_NK
 
 
 def _distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-  """Returns the distinct texts, apart from case, width and spaces, and the row of each text."""
+  """Removes duplicates up to case, width and spaces; also returns the row of each text."""
   rows: dict[str, int] = {}
   keys = (" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts)
   row_N = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)

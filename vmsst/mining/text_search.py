@@ -18,11 +18,11 @@ from vmsst.search.vector_store import EmbeddedText
 
 @dataclasses.dataclass(frozen=True)
 class Hit:
-  """A line found.
+  """A line that matches a query.
 
   Attributes:
-    line: Its number, from 1.
-    score: Its cosine with the query.
+    line: Line number, from 1.
+    score: Cosine of the line and the query.
     text: The line.
   """
 
@@ -32,11 +32,10 @@ class Hit:
 
 
 class Searcher:
-  """Searches the lines of a text for queries: opened once, it answers any number of calls.
+  """Searches the lines of a text. Open it once, then call `search` any number of times.
 
-  The text and, in an exact search, the vectors are scanned once. Each call then reads the lines
-  that it finds and the vectors that it compares, which are memory-mapped: all of them in an exact
-  search, the candidates in an approximate one. Blank lines are never found.
+  Opening reads the whole text. Vectors are memory-mapped. Each call of an exact search reads all
+  vectors; an approximate search reads the candidates only. Blank lines are never returned.
   """
 
   def __init__(
@@ -50,18 +49,18 @@ class Searcher:
     batch_size: int = 128,
     search: exact_search.Search = exact_search.search,
   ):
-    """Opens a corpus; logs a warning if another encoder has computed its vectors.
+    """Opens a corpus; logs a warning if another encoder computed its vectors.
 
     Args:
-      encoder: The encoder of the vectors, an object with `encode_query(texts)` or, if it has one
-        prompt for all texts or no such method, `encode(texts)`.
+      encoder: The encoder that computed the vectors: an object with `encode_query(texts)` or
+        `encode(texts)`. The latter is called if the encoder has one prompt for all texts.
       corpus: The text to search.
-      index: An index of its vectors, for an approximate search; None, or if it is exact: an exact
-        search of the vectors, with the same result.
+      index: An index of the corpus, for an approximate search (default: an exact search, also if
+        the index is exact).
       name: Name or path of the encoder; see `encoding.identity`.
-      language: Code of the queries' language, for encoders that need it.
+      language: Language code of the queries, for encoders that need it.
       batch_size: Queries per batch.
-      search: Finds neighbors in an exact search; `vmsst.search.device_search.search` uses
+      search: Nearest-neighbor search for an exact search; `vmsst.search.device_search.search` uses
         accelerators.
 
     Raises:
@@ -85,7 +84,7 @@ class Searcher:
 
     Args:
       queries: Texts to search for; their vectors are held in memory.
-      count: Lines per query, a small number; all lines, if there are fewer.
+      count: Maximum lines per query, a small number.
 
     Raises:
       InputError: the encoder's vectors have another width or one is not finite, `count` is below 1,
@@ -101,24 +100,24 @@ class Searcher:
     query_ND = query_ND[:, : self._corpus.dimensions]
     check_width(self._corpus, query_ND.shape[1])
     encoding.check_finite(query_ND, queries)
-    near = nearest_lines(query_ND, self._corpus, self._row_M, count, self._search)
-    return hits(near, self._read_text)
+    neighbors = nearest_lines(query_ND, self._corpus, self._row_M, count, self._search)
+    return hits(neighbors, self._read_text)
 
 
 def other_encoder(corpus: EmbeddedText, identity: Mapping[str, str]) -> str:
-  """Returns how the encoder of queries differs from that of a corpus, for people; "" if equal.
+  """Describes how the encoders of queries and of a corpus differ, for a message; "" if equal.
 
-  Lines and queries may have prompts of their own.
+  Prompts are ignored, because queries and documents often have different ones.
   """
-  of_lines, of_queries = (
-    {"encoder": {key: value for key, value in known.items() if key != "prompt"}}
-    for known in (corpus.encoder, identity)
+  corpus_settings, query_settings = (
+    {"encoder": {key: value for key, value in identities.items() if key != "prompt"}}
+    for identities in (corpus.encoder, identity)
   )
-  return manifest.differences(of_lines, of_queries) if corpus.encoder else ""
+  return manifest.differences(corpus_settings, query_settings) if corpus.encoder else ""
 
 
 def as_line(query: str, hits: Sequence[Hit]) -> str:
-  """Returns the result of a query as a line of JSON."""
+  """Formats the hits of a query as a line of JSON."""
   results = [{**dataclasses.asdict(hit), "score": round(hit.score, 6)} for hit in hits]
   return json.dumps({"query": query, "results": results}, ensure_ascii=False)
 
@@ -137,14 +136,14 @@ def nearest_lines(
     corpus: The text to search.
     row_M: Rows of the lines to search.
     k: Lines per query.
-    search: Finds neighbors.
+    search: Nearest-neighbor search.
   """
-  near = exact_search.top_k(
+  neighbors = exact_search.top_k(
     query_ND, exact_search.Selection(corpus.vectors, row_M), k, search=search
   )
-  for block in exact_search.blocks(len(near.index_NK)):
-    near.index_NK[block] = row_M[near.index_NK[block]]
-  return near
+  for block in exact_search.blocks(len(neighbors.index_NK)):
+    neighbors.index_NK[block] = row_M[neighbors.index_NK[block]]
+  return neighbors
 
 
 def check_width(corpus: EmbeddedText, width: int) -> None:
@@ -157,7 +156,7 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
 
 
 def hits(near: exact_search.Neighbors, read_text: Callable[[int], str]) -> list[list[Hit]]:
-  """Returns the lines of rows found, given a function that returns the text of a row."""
+  """Converts neighbors to hits. `read_text` returns the text of a row."""
   score_NK = np.clip(near.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
   texts = {row: read_text(row) for row in np.unique(near.index_NK).tolist()}
   return [

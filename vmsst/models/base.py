@@ -1,4 +1,4 @@
-"""The interface of models for trainers, evaluators and inference: that of T5X, without T5X."""
+"""The interface of models for trainers, evaluators and inference: T5X's, without importing T5X."""
 
 import abc
 import dataclasses
@@ -30,7 +30,7 @@ class BitextModel(abc.ABC):
     network: Flax module to train.
     vocabulary: Vocabulary of both sides.
     optimizer_def: T5X optimizer definition; None for evaluation.
-    max_length: Tokens of a sentence in training, EOS included; longer sentences are truncated.
+    max_length: Maximum tokens of a sentence in training, with EOS; longer sentences are truncated.
     allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch of a loss
       that compares pairs; a pair then has only the negatives of its microbatch.
   """
@@ -42,7 +42,6 @@ class BitextModel(abc.ABC):
   allow_fewer_negatives: bool = False
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     errors.as_integer("max_length", self.max_length)
 
   @property
@@ -80,7 +79,7 @@ class BitextModel(abc.ABC):
     return False
 
   def check_microbatches(self, count: int) -> None:
-    """Raises InputError if microbatches would take negatives from the loss without permission.
+    """Raises InputError if microbatches would remove negatives from the loss without permission.
 
     Args:
       count: Number of microbatches per batch (a trainer setting).
@@ -103,7 +102,7 @@ class BitextModel(abc.ABC):
 
     Args:
       rng: Random key.
-      input_shapes: Shape of each feature; only that of `inputs` is used.
+      input_shapes: Shape of each feature; only the shape of `inputs` is used.
       input_types: Ignored; tokens are int32.
     """
     del input_types
@@ -113,7 +112,7 @@ class BitextModel(abc.ABC):
   def loss_fn(
     self, params: Any, batch: Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over the batch's pairs and metrics; without a key, no randomness."""
+    """Returns the mean loss over the batch's pairs, and metrics; deterministic without a key."""
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns loss and metrics like `loss_fn`, without dropout."""
@@ -126,7 +125,7 @@ class BitextModel(abc.ABC):
   def predict_batch_with_aux(
     self, params: Any, batch: Batch
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
-    """Returns the input tokens, which decode to the text, and {"embedding": vectors}.
+    """Returns the input tokens, to decode the text from, and {"embedding": vectors}.
 
     T5X's infer uses this method to write vectors without converting them to Python floats.
     """
@@ -171,7 +170,7 @@ def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
 
 
 def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
-  """Returns `count` keys split from one, or `count` times None without a key."""
+  """Returns `count` keys split from one; without a key, a list of `count` times None."""
   return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
@@ -184,8 +183,8 @@ def interleave_sides(
   and one encoder call can process them all.
   """
   width = max(inputs_BT.shape[1], targets_BT.shape[1])
-  sides = [
+  tokens = [
     jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=arrays.PAD_ID)
     for x in (inputs_BT, targets_BT)
   ]
-  return jnp.stack(sides, axis=1)
+  return jnp.stack(tokens, axis=1)

@@ -1,4 +1,4 @@
-"""BITRANSLATION, and what it shares with VMSST: pairs as rows, and their decoder scores.
+"""The BITRANSLATION model, and functions that VMSST uses, too: pairs as rows, decoder scores.
 
 Axes: `R` rows per pair in one decoder call, `N` the `B R` rows of a batch, `Z` conditioning vector
 of the decoder.
@@ -39,7 +39,7 @@ def embed(
 
 
 def rows(x: Float[Array, "B R ..."]) -> Float[Array, "N ..."]:
-  """Returns all rows along one axis; those of a pair stay together and on the same device."""
+  """Returns all rows along one axis; the rows of a pair stay together, on the same device."""
   return x.reshape(-1, *x.shape[2:])
 
 
@@ -77,10 +77,10 @@ def score(
 
   Args:
     network: Network with decoder and vocabulary projection.
-    params: Its parameters.
+    params: Parameters of the network.
     tokens_BRT: Tokens to predict; padding never counts.
-    embedded_BRTD: Their vectors.
-    languages_BR: Their languages.
+    embedded_BRTD: Vectors of the tokens.
+    languages_BR: Language of each row.
     sentence_BRZ: Conditioning vector of each row.
     weights_BR: Weight of the tokens of each row.
     dropout_rng: Key of the decoder's dropout, or None.
@@ -110,13 +110,13 @@ def score(
 def token_metrics(
   name: str, scores: Scores, part: slice, mask_B2T: Bool[Array, "B 2 T"]
 ) -> base.Metrics:
-  """Returns metrics per real token of two rows of each pair: nll/<name> and token_accuracy/<name>.
+  """Returns nll/<name> and token_accuracy/<name>: means over the real tokens of two rows per pair.
 
   Args:
-    name: Name of these rows.
+    name: Name of the two rows.
     scores: Scores of all rows.
-    part: Range of these rows.
-    mask_B2T: True at their real tokens.
+    part: Range of the two rows.
+    mask_B2T: True at the real tokens of the two rows.
   """
   count = jnp.sum(mask_B2T, dtype=jnp.float32)
   nll, correct = (

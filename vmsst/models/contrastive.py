@@ -32,28 +32,28 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class InBatchNegativesModel(base.BitextModel):
-  """A model whose loss compares the vectors of a pair with those of other pairs of the batch.
+  """A model with a loss that compares the vectors of each pair with the other pairs of the batch.
 
-  The negatives are those of the global batch on any number of devices. Microbatches (a trainer
-  setting) would divide it and are refused; `embedding_slices` saves as much memory.
+  Negatives come from the global batch on any number of devices. Microbatches (a trainer setting)
+  would divide it and raise an error; `embedding_slices` saves as much memory.
 
   Attributes:
     similarity: "dot" (as in the paper) or "cosine".
     scale: Factor on every score, the inverse of a temperature.
-    mask_duplicates: Whether to exclude pairs that share a text with a pair from its negatives, on
-      whichever sides: a text that occurs twice in a batch has two correct answers.
-    embedding_slices: Number of slices for gradient caching: the same gradient with the memory of
-      one slice, which the backward pass computes again.
-    matryoshka_dims: Numbers of first dimensions whose loss is averaged with that of the whole
-      vectors, so that vectors can be cut to them; see `vmsst.models.matryoshka`.
-    symmetric: Whether to average the losses of both directions; False: sources to targets only.
-    share_negatives: Whether to compare a source with the hard negatives of all pairs, as E5 and
-      sentence-transformers do, or with its own only, as mUSE does.
+    mask_duplicates: Whether pairs that share a text on any side are not negatives of each other:
+      a text that occurs twice in a batch has two correct answers.
+    embedding_slices: Number of slices for gradient caching. The gradient is the same; activations
+      take the memory of one slice, and the backward pass encodes every slice again.
+    matryoshka_dims: Sizes to which vectors can be cut after training. The loss is averaged over
+      the whole vectors and these numbers of first dimensions; see `vmsst.models.matryoshka`.
+    symmetric: Whether to average the losses of both directions, not only sources to targets.
+    share_negatives: Whether to compare a source with the hard negatives of all pairs, like E5 and
+      sentence-transformers, or only with the hard negatives of its own pair, like mUSE.
     pair_loss: Computes the loss of each pair, [B], from the scores of all pairs and the mask of
-      those that are no negatives, as `vmsst.losses.contrastive.contrastive_loss` does. It gets
-      `symmetric` and the scores of hard negatives too, if the options and the batch have them.
+      pairs that are not negatives, like `vmsst.losses.contrastive.contrastive_loss`. It also gets
+      `symmetric` and the scores of hard negatives if the options and the batch have them.
 
-  The other options are those of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   similarity: str = "dot"
@@ -66,7 +66,6 @@ class InBatchNegativesModel(base.BitextModel):
   pair_loss: PairLoss = contrastive.contrastive_loss
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_choice("similarity", self.similarity, SIMILARITIES)
     errors.check_number("scale", self.scale, "(0, inf)")
@@ -99,13 +98,13 @@ class InBatchNegativesModel(base.BitextModel):
   ) -> tuple[Float[Array, "B"], base.Metrics]:
     """Returns the loss of each pair, and metrics.
 
-    Metrics: `accuracy_metrics`; with hard negatives, accuracy/negatives (0 to 1, hard negatives of
-    a pair that score below its target) and negatives_per_example.
+    Metrics: `accuracy_metrics`; with hard negatives, accuracy/negatives (0 to 1, share of
+    hard negatives that score below the target) and negatives_per_example.
 
     Args:
       vector_B2S: Vectors of both sides of the batch's pairs.
       batch: The batch; its `inputs` and `targets` show duplicates.
-      negative_BKS: Vectors of the hard negatives, whose tokens are `negatives` of the batch.
+      negative_BKS: Vectors of the hard negatives, the feature `negatives` of the batch.
     """
     same_BB = self._duplicates(batch)
     vectors: tuple[jax.Array, ...] = (vector_B2S,)
@@ -138,20 +137,21 @@ class InBatchNegativesModel(base.BitextModel):
 
     Args:
       score_BB: Score of every source (rows) with every target (columns).
-      negative_BBK: Score of every source with the hard negatives of every pair; -inf where a source
-        is not compared with one.
+      negative_BBK: Score of every source with the hard negatives of every pair; -inf where they
+        are not compared.
       same_BB: Pairs that are not negatives of each other.
       batch: The batch.
     """
     metrics = accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
     options: dict[str, Any] = {} if self.symmetric else {"symmetric": False}
     if negative_BBK is not None:
-      own_BK = contrastive.positives(negative_BBK)
+      # The diagonal: each source with the hard negatives of its own pair.
+      negative_BK = contrastive.positives(negative_BBK)
       shared_BN = negative_BBK.reshape(len(score_BB), -1)
-      options["negative_BN"] = shared_BN if self.share_negatives else own_BK
-      below_BK = own_BK < contrastive.positives(score_BB)[:, None]
-      count_B = jnp.sum(own_BK > -jnp.inf, axis=1)
-      below = jnp.sum(below_BK & (own_BK > -jnp.inf))
+      options["negative_BN"] = shared_BN if self.share_negatives else negative_BK
+      below_BK = negative_BK < contrastive.positives(score_BB)[:, None]
+      count_B = jnp.sum(negative_BK > -jnp.inf, axis=1)
+      below = jnp.sum(below_BK & (negative_BK > -jnp.inf))
       metrics["accuracy/negatives"] = base.ratio(below, jnp.sum(count_B))
       metrics["negatives_per_example"] = base.average(count_B)
     return self.pair_loss(score_BB, same_BB=same_BB, **options), metrics
@@ -163,13 +163,13 @@ class ContrastiveModel(InBatchNegativesModel):
 
   Batches may contain hard negatives: wrong targets of each source, the feature `negatives`, int32
   [B, K, U]. Rows with only padding do not count. With `mask_duplicates`, neither do hard negatives
-  that equal a text of a source's pair, or of a pair that shares a text with it. A pair has K more
-  sentences to encode.
+  that equal a text of a source's pair, or of a pair that shares a text with it. Each pair then has
+  K more sentences to encode.
 
   Attributes:
     network: Encoder of both sides.
 
-  The other options are those of `InBatchNegativesModel`.
+  For the other options, see `InBatchNegativesModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -185,8 +185,8 @@ class ContrastiveModel(InBatchNegativesModel):
     """Returns the mean over pairs of the contrastive loss, and metrics.
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
-    batch), embedding_norm, tokens_per_example (real tokens of both sides), and those of
-    `in_batch_loss` and `matryoshka.mean_loss`.
+    batch), embedding_norm, tokens_per_example (real tokens of both sides), and the metrics
+    of `in_batch_loss` and `matryoshka.mean_loss`.
     """
     vector_B2S, negative_BKS = self._embed(params, batch, dropout_rng)
     loss_B, metrics = self.in_batch_loss(vector_B2S, batch, negative_BKS)

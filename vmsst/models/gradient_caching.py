@@ -28,21 +28,21 @@ Encode = Callable[[Any, jax.Array | None], Any]
 def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None) -> Any:
   """Returns `encode(batch, rng)`, computed slice by slice with gradient caching.
 
-  A loss over all outputs has its exact gradient.
+  The gradient of a loss over all outputs is exact.
 
   Args:
     encode: Maps a slice of the batch and a random key (or None) to arrays, row by row: outputs have
       the rows of their slice first and depend on no other row. It may close over parameters.
     batch: Arrays with the batch axis first.
-    slices: Number of slices, which must divide the batch. With 1, nothing is recomputed.
+    slices: Number of slices, a divisor of the batch size. With 1, nothing is recomputed.
     rng: Split into one key per slice.
 
   Raises:
     InputError: `slices` does not divide the batch.
   """
 
-  def without_totals(part: Any, rng: jax.Array | None) -> tuple[Any, None]:
-    return encode(part, rng), None
+  def without_totals(batch_slice: Any, rng: jax.Array | None) -> tuple[Any, None]:
+    return encode(batch_slice, rng), None
 
   rows, _ = map_and_sum_slices(without_totals, batch, slices=slices, rng=rng)
   return rows
@@ -69,8 +69,8 @@ def map_and_sum_slices(
   if slices < 1 or size % slices:
     raise errors.InputError(f"a batch of {size} has no {slices} equal slices; choose a divisor")
 
-  # Slice s has the rows s, s + slices, s + 2 slices, ...: devices hold consecutive rows, so each
-  # has an equal part of every slice, and no row moves between devices.
+  # Slice s has the rows s, s + slices, s + 2 slices, ... Devices hold consecutive rows, so every
+  # slice has equally many rows on each device, and no row moves between devices.
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
     return layouts.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -97,10 +97,10 @@ def embed_sides(
 
   Args:
     network: Maps token ids to vectors (see `sentence_encoder.embed`), in one call per slice.
-    params: Its parameters.
-    tokens_BRT: Token ids, such as those of both sides of each pair.
-    slices: As for `map_slices`, which raises the same errors.
-    rng: Key of dropout, split into one per slice; None disables dropout.
+    params: Parameters of the network.
+    tokens_BRT: Token ids, such as both sides of each pair.
+    slices: As for `map_slices`, with the same errors.
+    rng: Key of dropout, split into one per slice; without a key, no dropout.
   """
 
   def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:

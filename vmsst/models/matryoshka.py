@@ -1,11 +1,11 @@
-"""Matryoshka losses, for vectors whose first dimensions are useful by themselves.
+"""Matryoshka losses: the first dimensions of a vector become useful by themselves.
 
 A model computes its in-batch loss from the whole vectors and from their first dimensions. Vectors
-of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`),
-which saves memory and time of a search; `vmsst eval --dimensions 64` evaluates them.
+of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`)
+to save memory and search time. `vmsst eval --dimensions 64` evaluates the cut vectors.
 
-`LayersModel` does the same for the first layers of the encoder. The trained encoder can be cut to
-them (`Encoder.truncate(4)`) and is then faster.
+`LayersModel` does the same for the first layers of the encoder. To make the trained encoder
+faster, cut it to these layers (`Encoder.truncate(4)`).
 
 References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
 2024, 2D Matryoshka Sentence Embeddings.
@@ -41,18 +41,18 @@ def mean_loss(
   vectors: Vectors,
   dims: Sequence[int],
 ) -> tuple[Float[Array, "..."], base.Metrics]:
-  """Returns the mean of a loss of whole vectors and of their first `dims` dimensions.
+  """Returns the mean loss of the whole vectors and of their first `dims` dimensions.
 
-  Further dimensions are replaced by zeros, which changes no dot product or cosine of the others.
+  The other dimensions are set to zero, so that they change no dot product and no cosine.
 
   Args:
     loss: Maps vectors to a loss and metrics.
     vectors: An array or several, with the dimensions of the vectors last.
-    dims: Numbers of first dimensions; (): only the whole vectors.
+    dims: Numbers of first dimensions; if empty, only the whole vectors count.
 
   Returns:
-    The mean, and metrics: those of the whole vectors, and, for each number of dimensions, its loss
-    and metrics with the prefix `first_64/`.
+    The mean, and metrics: the metrics of the whole vectors, and the loss and metrics of each number
+    of dimensions, with a prefix such as `first_64/`.
 
   Raises:
     InputError: the vectors have no more dimensions than a number in `dims`.
@@ -60,10 +60,10 @@ def mean_loss(
   total, metrics = loss(vectors)
   metrics = dict(metrics)
   for dim in dims:
-    part, part_metrics = loss(jax.tree.map(lambda x, dim=dim: _first(x, dim), vectors))
-    total += part
-    named = {"loss": base.average(part), **part_metrics}
-    metrics |= {f"first_{dim}/{name}": value for name, value in named.items()}
+    cut_loss, cut_metrics = loss(jax.tree.map(lambda x, dim=dim: _first(x, dim), vectors))
+    total += cut_loss
+    named_metrics = {"loss": base.average(cut_loss), **cut_metrics}
+    metrics |= {f"first_{dim}/{name}": value for name, value in named_metrics.items()}
   return total / (1 + len(dims)), metrics
 
 
@@ -86,14 +86,13 @@ class LayersModel(base.BitextModel):
     model: Computes the loss of an encoder.
     layers: Numbers of first layers.
 
-  The other options are the options of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   model: base.BitextModel
   layers: Sequence[int]
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     check_dims(self.layers, "matryoshka_layers")
 
@@ -123,9 +122,9 @@ class LayersModel(base.BitextModel):
     for layers in self.layers:
       network, first = sentence_encoder.first_layers(self.model.network, params, layers)
       model = dataclasses.replace(self.model, network=network)
-      loss, of_layers = model.loss_fn(first, batch, dropout_rng)
+      loss, layer_metrics = model.loss_fn(first, batch, dropout_rng)
       total += loss
-      losses.append(of_layers["loss"])
-      metrics |= {f"layers_{layers}/{name}": value for name, value in of_layers.items()}
+      losses.append(layer_metrics["loss"])
+      metrics |= {f"layers_{layers}/{name}": value for name, value in layer_metrics.items()}
     metrics["loss"] = jax.tree.map(lambda *x: sum(x) / len(x), *losses)
     return total / len(losses), metrics

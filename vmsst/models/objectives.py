@@ -21,7 +21,7 @@ class ObjectivesModel(base.BitextModel):
   Attributes:
     models: Models by the names of their objectives, with the same encoder and vocabulary.
 
-  The other options are the options of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   models: Mapping[str, base.BitextModel]
@@ -42,7 +42,7 @@ class ObjectivesModel(base.BitextModel):
     input_shapes: Mapping[str, tuple[int, ...]],
     input_types: Mapping[str, Any] | None = None,
   ) -> Mapping[str, Any]:
-    """Returns the initial variables of all models: the encoder, and what some objectives add."""
+    """Returns the initial variables of all models: the encoder, and layers of single objectives."""
     merged: dict[str, dict[str, Any]] = {}
     for model in self.models.values():
       for kind, tree in model.get_initial_variables(rng, input_shapes, input_types).items():
@@ -53,7 +53,7 @@ class ObjectivesModel(base.BitextModel):
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss and the metrics of the batch's objective, and `NAME/loss`, its loss."""
-    (mark,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
-    name = mark.removeprefix(tables.OBJECTIVE)
+    (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
+    name = feature_name.removeprefix(tables.OBJECTIVE)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)
     return loss, {**metrics, f"{name}/loss": metrics["loss"]}

@@ -1,4 +1,4 @@
-"""Models that learn scores: graded pairs, and a teacher's scores of a query's candidates.
+"""Models that learn scores: the grades of pairs, or a teacher's scores of a query's candidates.
 
 Axes: `K` hard negatives of a pair, `C` = 1 + K candidates of a query, its target first.
 """
@@ -32,7 +32,7 @@ class SimilarityModel(base.BitextModel):
     embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: Likewise.
 
-  The other options are those of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -42,7 +42,6 @@ class SimilarityModel(base.BitextModel):
   matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_choice("loss", self.loss, ("cosent", "mse"))
     errors.check_number("scale", self.scale, "(0, inf)")
@@ -65,7 +64,7 @@ class SimilarityModel(base.BitextModel):
     """Returns the loss of the batch, and metrics.
 
     Metrics: loss, error (mean absolute difference of cosine and grade), embedding_norm,
-    tokens_per_example (real tokens of both sides), and those of `matryoshka.mean_loss`.
+    tokens_per_example (real tokens of both sides), and the metrics of `matryoshka.mean_loss`.
     """
     vector_B2S = gradient_caching.embed_pairs(
       self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
@@ -97,12 +96,12 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
 
   Attributes:
     distillation: "kl_divergence" compares distributions over the candidates, "margin_mse" the
-      differences of the target's score and the others.
+      margins between the target and each hard negative.
     temperature: Divisor of the teacher's scores, for "kl_divergence"; the student's temperature is
       1 / `scale`.
-    contrastive_weight: Weight of the contrastive loss, which is added; E5 uses 0.2.
+    contrastive_weight: Weight of the contrastive loss in the sum; E5 uses 0.2.
 
-  The other options are those of `ContrastiveModel`.
+  For the other options, see `ContrastiveModel`.
   """
 
   distillation: str = "kl_divergence"
@@ -110,7 +109,6 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   contrastive_weight: float = 0.0
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_choice("distillation", self.distillation, ("kl_divergence", "margin_mse"))
     errors.check_number("temperature", self.temperature, "(0, inf)")
@@ -130,7 +128,7 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   ) -> tuple[Float[Array, "B"], base.Metrics]:
     """Returns the loss of each pair and its two terms, loss/distillation and loss/contrastive.
 
-    The other metrics and the arguments are those of `ContrastiveModel`.
+    For the arguments and the other metrics, see `ContrastiveModel`.
     """
     contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
     if negative_BBK is None or "scores" not in batch:
@@ -138,8 +136,8 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
         "the batch has no hard negatives with a teacher's scores; add the features negatives and "
         "scores to the data"
       )
-    own_BK = contrastive.positives(negative_BBK)
-    score_BC = jnp.concatenate([contrastive.positives(score_BB)[:, None], own_BK], axis=1)
+    negative_BK = contrastive.positives(negative_BBK)
+    score_BC = jnp.concatenate([contrastive.positives(score_BB)[:, None], negative_BK], axis=1)
     arrays = (score_BC, batch["scores"], score_BC > -jnp.inf)
     if self.distillation == "margin_mse":
       loss_B = scores.margin_mse(*arrays)

@@ -1,7 +1,7 @@
 """VMSST, and VMSST with an additional contrastive loss (VMSST paper, sections 4 and 6.3).
 
-A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, the rest
-of each. Sides are 0 (`inputs`) and 1 (`targets`).
+A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, all
+that is specific to one sentence. Sides are 0 (`inputs`) and 1 (`targets`).
 """
 
 import dataclasses
@@ -45,23 +45,24 @@ class VmsstModel(base.BitextModel):
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
   Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
-  sampled from the posterior of one side, which alternates by row and is swapped at every step. In
-  translation, the language latent is its prior mean: the target's own latent would leak its text
-  (`language_mean` uses it nevertheless), and the source's is of another language. The weight of the
-  KLs rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
+  sampled from the posterior of one side; sides alternate by row and swap at every step. In
+  translation, the language latent is the prior mean: the target's latent would leak the text to
+  predict (`language_mean` uses it nevertheless), and the source's latent describes another
+  language. The weight of the KLs rises linearly from 0 to `kl_weight` over the first
+  `kl_anneal_steps` steps.
 
   Attributes:
     network: Both encoders and the decoder.
     elbo_weight: Lambda in the paper.
-    kl_anneal_steps: Steps until the KL terms reach their full weight; 0: full from the start.
+    kl_anneal_steps: Steps until the KL terms reach their full weight; 0 starts with it.
     kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
-    elbo_sample: Whether the ELBO's decoder gets samples of the latents, not posterior means as in
-      the released code of Wieting et al. (2020).
+    elbo_sample: Whether the ELBO's decoder gets samples of the latents; if not, it gets posterior
+      means, as in the released code of Wieting et al. (2020).
     language_mean: Whether translation gets the posterior mean of the target's own language latent
       instead of the prior mean. It then sees the text that it predicts.
-    evaluation_samples: Samples of the likelihood bounds that evaluation computes; 0: none.
+    evaluation_samples: Number of samples for the likelihood bounds in evaluation; 0 omits them.
 
-  The other options are those of `base.BitextModel`.
+  For the other options, see `base.BitextModel`.
   """
 
   network: vmsst.VmsstNetwork
@@ -73,7 +74,6 @@ class VmsstModel(base.BitextModel):
   evaluation_samples: int = 4
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.as_integer("evaluation_samples", self.evaluation_samples, minimum=0)
     for name in ("elbo_weight", "kl_weight", "kl_anneal_steps"):
@@ -96,12 +96,12 @@ class VmsstModel(base.BitextModel):
     Args:
       params: Parameters of the network.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
-      dropout_rng: Key of latents and dropout; None: means instead of samples, no dropout.
-      step: Completed steps, which training must give if the KL terms are annealed; None: full KL
-        weight.
+      dropout_rng: Key of latents and dropout; without it, latents are means and nothing is dropped.
+      step: Number of completed steps; required in training if the KL terms are annealed (default:
+        full KL weight).
 
     Raises:
-      InputError: Training would not anneal the KL terms, for want of a step.
+      InputError: KL annealing is on and no step is given.
 
     Metrics: loss; for translation and reconstruction, nll/ (nats per token) and token_accuracy/;
     for the latents semantic, input_language and target_language, kl/ (nats per sentence),
@@ -122,8 +122,8 @@ class VmsstModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the training objective at `step` without dropout, and metrics.
 
-    Latents are sampled as in training, by a fixed key. Metrics: those of `loss_fn`; elbo and
-    importance_weighted_bound, lower bounds on log p(x_i, x_j) in nats per pair, from
+    Latents are sampled as in training, by a fixed key. The metrics are the same as for `loss_fn`,
+    plus elbo and importance_weighted_bound: lower bounds on log p(x_i, x_j) in nats per pair, from
     `evaluation_samples` samples and at full KL weight.
     """
     objective_rng, bounds_rng = jax.random.split(jax.random.key(0))
@@ -143,7 +143,7 @@ class VmsstModel(base.BitextModel):
     *,
     dropout: bool = True,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns loss and metrics; z_sem is sampled from the given sides."""
+    """Returns loss and metrics; z_sem is sampled from the sides `side_B`."""
     terms = self._terms(params, batch, side_B, rng, step, dropout=dropout)
     return terms.total / side_B.size, terms.metrics | latent_metrics(terms.latents, rng)
 
@@ -168,9 +168,10 @@ class VmsstModel(base.BitextModel):
     latents = _latents_of_pairs(by_side, side_B)
     keyed = zip(latents.values(), latent_rngs, strict=True)
     samples = (gaussian.sample(*latent, key if self.elbo_sample else None) for latent, key in keyed)
-    own_B2G = by_side.language_mean_BG
-    translated_B2G = own_B2G if self.language_mean else jnp.zeros_like(own_B2G)
+    language_B2G = by_side.language_mean_BG
+    translated_B2G = language_B2G if self.language_mean else jnp.zeros_like(language_B2G)
     translated_B2Z = _conditions(translated_B2G, bitranslation.other_side(mean_B2S))
+    # Each pair has four rows: reconstructions of both sides, then translations into both.
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0])
     scores = bitranslation.score(
       self.network,
@@ -201,7 +202,7 @@ class VmsstModel(base.BitextModel):
   def _bounds(
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
-    """Returns lower bounds on the log-likelihood of both sides, given z_sem of the given ones."""
+    """Returns lower bounds on the log-likelihood of both sides; z_sem is from side `side_B`."""
     pairs = bitranslation.pairs_in_batch(batch)
     embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
@@ -236,22 +237,22 @@ class VmsstModel(base.BitextModel):
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
     """Returns the posteriors of both sides of each pair ([B, 2, ...]) from one call per encoder."""
-    of_rows = vmsst.run(
+    posteriors = vmsst.run(
       self.network,
       params,
       "posteriors",
       *(bitranslation.rows(x) for x in (embedded_B2TD, pairs.mask_B2T, pairs.languages_B2)),
       dropout_rng=dropout_rng,
     )
-    return vmsst.Posteriors(*(x.reshape(*pairs.languages_B2.shape, -1) for x in of_rows))
+    return vmsst.Posteriors(*(x.reshape(*pairs.languages_B2.shape, -1) for x in posteriors))
 
 
 def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None) -> base.Metrics:
-  """Returns what the posteriors of a batch tell about its latents; see `VmsstModel.loss_fn`.
+  """Returns metrics of the latents of a batch; `VmsstModel.loss_fn` describes them.
 
   Args:
     latents: Posteriors by latent.
-    rng: Key of the samples for the mutual information; None: a fixed key.
+    rng: Key of the samples for the mutual information (default: a fixed key).
   """
   metrics = {}
   keys = base.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
@@ -271,16 +272,16 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
 ) -> dict[str, gaussian.Latent]:
-  """Returns mean and log-variance of each latent of a pair, [B, K]; z_sem from the given sides."""
+  """Returns mean and log-variance of each latent, [B, K]; z_sem comes from the sides `side_B`."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
-  sides: list[Any] = [
+  values: list[Any] = [
     (take_side(x, side_B) for x in semantic),
     (x[:, 0] for x in language),
     (x[:, 1] for x in language),
   ]
-  named = zip(LATENTS, sides, strict=True)
-  return {name: (mean_BK, log_variance_BK) for name, (mean_BK, log_variance_BK) in named}
+  latents = zip(LATENTS, values, strict=True)
+  return {name: (mean_BK, log_variance_BK) for name, (mean_BK, log_variance_BK) in latents}
 
 
 def _conditions(
@@ -313,15 +314,14 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   time is encoded and decoded.
 
   Attributes:
-    vmsst_weight: Weight of the VMSST loss, whose ELBO has the weight `elbo_weight` in addition.
+    vmsst_weight: Weight of the VMSST loss, in addition to the weight `elbo_weight` of its ELBO.
 
-  The other options are those of `VmsstModel` and `contrastive.InBatchNegativesModel`.
+  For the other options, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
   """
 
   vmsst_weight: float = 0.0005
 
   def __post_init__(self) -> None:
-    """Checks the options."""
     super().__post_init__()
     errors.check_number("vmsst_weight", self.vmsst_weight, "[0, inf)")
 
@@ -338,11 +338,11 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
     """Returns loss and metrics as `VmsstModel` does.
 
     Further metrics: loss/contrastive, loss/vmsst, accuracy/forward and accuracy/backward,
-    and those of `matryoshka.mean_loss`.
+    and the metrics of `matryoshka.mean_loss`.
     """
 
-    def vmsst_of_slice(part: Any, rng: jax.Array | None) -> Any:
-      pairs, side_B = part
+    def vmsst_of_slice(batch_slice: Any, rng: jax.Array | None) -> Any:
+      pairs, side_B = batch_slice
       terms = self._terms(params, pairs, side_B, rng, step, dropout=dropout)
       return (terms.semantic_mean_B2S, terms.latents), (terms.total, terms.metrics)
 

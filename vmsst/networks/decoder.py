@@ -2,8 +2,8 @@
 
 Instead of cross-attention, a layer adds `W [LN(x); z]` to its hidden states (VMSST paper, section
 5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels, and the
-part of `z` is computed once per sentence. The rest is the T5 decoder: causal self-attention with
-unidirectional relative positions, gated feed-forward layer, a norm before each.
+product with `z` is computed once per sentence. All else is the T5 decoder: causal self-attention
+with unidirectional relative positions, gated feed-forward layer, a norm before each.
 
 Axes: `Z` is the conditioning vector, in VMSST `[z_lang; z_sem]`.
 """
@@ -19,7 +19,7 @@ from vmsst.networks import dropout, t5
 
 
 def part_of_fan_in(part: int, whole: int) -> Any:
-  """Returns the initializer of `part` rows of a kernel that has `whole` rows in all."""
+  """Returns the initializer for a kernel of `part` rows, a slice of a kernel of `whole` rows."""
   return nn.initializers.variance_scaling(part / whole, "fan_in", "truncated_normal")
 
 
@@ -37,11 +37,11 @@ class SentenceInjection(nn.Module):
     self, x_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Float[Array, "B T D"]:
     """Returns `W [x; z]`, with `W` stored as the kernels `hidden` [D, D] and `sentence` [Z, D]."""
-    features, whole = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
+    features, fan_in = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
 
     def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
       # Axes of a feed-forward layer's second kernel: T5X's rules shard the input side.
-      kernel_init = part_of_fan_in(x.shape[-1], whole)
+      kernel_init = part_of_fan_in(x.shape[-1], fan_in)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 
     return linear("hidden", x_BTD) + linear("sentence", sentence_BZ)[:, None, :]
@@ -85,7 +85,7 @@ class Step(NamedTuple):
 
   Attributes:
     position: Position of the token to predict, from 0.
-    length: Most tokens of a sentence, in all steps.
+    length: Maximum number of tokens of a sentence, the number of steps.
   """
 
   position: Int[Array, ""]
@@ -115,7 +115,7 @@ class LatentDecoder(nn.Module):
     step: Step | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype: that at t predicts token t from earlier ones.
+    """Returns states in the compute dtype; the state at t predicts token t from earlier ones.
 
     Padding must be at the end; hidden states there are undefined.
 
@@ -124,8 +124,8 @@ class LatentDecoder(nn.Module):
         the vector of the language (VMSST paper, appendix A.2).
       languages_B: Language to decode into; an index of `vmsst.languages`.
       sentence_BZ: Sentence vectors.
-      step: In generation, the step. Then `embedded_BTD` has one vector per row, of the token before
-        (at the first step, any), and `t5.SelfAttention` describes the cache.
+      step: The step of generation. `embedded_BTD` then has one vector per row: the previous token,
+        or any vector at the first step. `t5.SelfAttention` describes the cache.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config

@@ -1,8 +1,8 @@
-"""Dropout whose random numbers cost little on CPUs.
+"""Dropout with random numbers that are cheap on CPUs.
 
-A value is kept or not by 16 random bits, so that a word decides about two values. JAX's lowering of
-threefry for CPUs compiles fast: a loop, which writes and reads all words five times. Here it is one
-expression, whose words are written once.
+Sixteen random bits decide whether a value is kept, so one word decides about two values. On CPUs,
+JAX lowers threefry to a loop that compiles fast, but writes and reads all words five times. Here,
+threefry is one expression that writes each word once.
 """
 
 import math
@@ -21,11 +21,11 @@ _PARITY = 0x1BD11BDA
 class Dropout(nn.Module):
   """Zeroes random values and divides the others by the share that is kept, as in flax.
 
-  Needs an rng named "dropout", unless it has nothing to do.
+  Needs an rng named "dropout", unless the rate is 0 or dropout is deterministic.
 
   Attributes:
     rate: Probability of a zero, rounded to a multiple of 2^-16.
-    broadcast_dims: Axes along which all values share their fate.
+    broadcast_dims: Axes along which all values are kept or zeroed together.
     deterministic: If True, values are returned as they are.
   """
 
@@ -37,7 +37,7 @@ class Dropout(nn.Module):
   def __call__(
     self, x: Float[Array, "..."], deterministic: bool | None = None
   ) -> Float[Array, "..."]:
-    """Returns `x` after dropout; `deterministic` is for modules made without it."""
+    """Returns `x` after dropout; pass `deterministic` if the constructor did not get it."""
     deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
     dropped = min(round(self.rate * _LEVELS), _LEVELS - 1)
     if deterministic or not dropped:
@@ -53,7 +53,7 @@ def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, uint32 of a shape."""
   axis = max(len(shape) - 2, 0)
   size = shape[axis]
-  # The two words are the key of a generator, whatever the kind of the given key.
+  # Two random words are the key of the generator below, so `key` may be of any implementation.
   words = random_words(
     jax.random.bits(key, (2,), jnp.uint32), (*shape[:axis], (size + 1) // 2, *shape[axis + 1 :])
   )

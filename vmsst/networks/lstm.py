@@ -2,7 +2,7 @@
 
 Each layer computes the inputs of all steps, gates and directions in one matmul. The loop over time
 contains only the recurrent matmul, for both directions at once. The backward pass does the same: it
-collects the gradients of the gates and computes that of the recurrent kernel in one matmul.
+collects the gradients of the gates and computes the kernel's gradient in one matmul.
 
 Axes in addition to the library's key: `E` width of token embeddings, `R` reading directions, `C`
 width of an LSTM state, `Q` its four gates (4 C: input, forget, cell, output). Inside, time is the
@@ -63,7 +63,7 @@ class LstmConfig:
 
   @property
   def width(self) -> int:
-    """Width of the encoder's hidden states, those of both directions."""
+    """Width of the encoder's hidden states: both directions together."""
     return 2 * self.hidden_dim
 
   def token_embedder(self) -> t5.TokenEmbedder:
@@ -207,7 +207,7 @@ def _parameter(
 
 
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
-  """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul, which is faster on XLA's CPU backend.
+  """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul (faster on XLA's CPU backend).
 
   A sharded batch stays 3-D: to merge T and B, devices would exchange all rows.
   """
@@ -243,8 +243,8 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The second direction starts from the last position. Padding is there; skipping it keeps the
-    # initial state for the last real token.
+    # The second direction starts from the last position, often padding. Skipped steps keep the
+    # initial state, so that the last real token gets it.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,
@@ -260,7 +260,7 @@ class LstmEncoder(nn.Module):
   """A stack of bidirectional LSTM layers over embedded tokens.
 
   Attributes:
-    config: Sizes and numerics; those of the decoder are ignored.
+    config: Sizes and numerics; the decoder's sizes are ignored.
   """
 
   config: LstmConfig
@@ -338,6 +338,7 @@ class LstmDecoder(nn.Module):
     start_1BE = jnp.broadcast_to(start_E, (1, batch, cfg.emb_dim))
     tokens_TBE = jnp.concatenate([start_1BE, embedded_BTE[:, :-1].astype(cfg.dtype).swapaxes(0, 1)])
 
+    # Sentence and language add the same numbers to the gates of every step.
     once_BQ = sentence_BZ @ kernel("sentence", sentence_BZ.shape[-1], 4 * width)
     once_BQ += language_BG @ kernel("language", cfg.language_dim, 4 * width)
     once_BQ += bias("gates", 4 * width)

@@ -1,7 +1,7 @@
 """The sentence encoder: token table, encoder, pooling and the layers after it.
 
-The config makes the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers are the
-modules of sentence-transformers.
+The config constructs the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers after
+pooling are the modules of sentence-transformers.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "ReLU": nn.relu, "LeakyReLU": nn.leaky_relu, "ELU": nn.elu, "SELU": nn.selu,
   "GELU": functools.partial(nn.gelu, approximate=False), "SiLU": nn.silu, "Mish": jax.nn.mish,
 }  # fmt: skip
-"""Activations of a dense layer, by the names of torch.nn, with the options that it has there."""
+"""Activations of a dense layer, by their names in torch.nn, with torch's default options."""
 CONFIGS: dict[str, type] = {
   "StaticConfig": static.StaticConfig,
   "T5Config": t5.T5Config,
   "TransformerConfig": transformer.TransformerConfig,
 }
-"""Configs of encoders by name, for files that describe encoders; others may be added."""
+"""Configs of encoders by name, for files that describe encoders; callers may add more."""
 LAYER_NORM_EPSILON = 1e-5
 
 
 class EncoderConfig(Protocol):
-  """Sizes and numerics of an encoder: a frozen dataclass of plain values that makes its parts."""
+  """Sizes and numerics of an encoder: a frozen dataclass of plain values that constructs it."""
 
   __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -90,7 +90,7 @@ class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
   """Dropout, in training only.
 
   Attributes:
-    rate: Its probability.
+    rate: Probability of a zero.
   """
 
   rate: float = 0.2
@@ -122,11 +122,11 @@ class SentenceEncoder(nn.Module):
       layers, in order. Their last width must be `latent_dim`.
     pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
       (LASER); "cls" or "last", the hidden state of the first or last token; "mean_sqrt_len_tokens",
-      their sum over the square root of their number; "weightedmean", by position, counted from 1.
-      A plus sign joins several, such as "cls+mean", whose vectors are concatenated.
+      their sum over the square root of their number; "weightedmean", weighted by position from 1.
+      A plus sign concatenates the vectors of several poolings, such as "cls+mean".
     normalize: Scales vectors to length 1, after all layers.
     pooler_dim: Width of the pooler, a layer `tanh(W h + b)` after the pooling, as in LaBSE and
-      distiluse; None: no pooler.
+      distiluse (default: no pooler).
   """
 
   config: EncoderConfig
@@ -217,9 +217,9 @@ def embed(
 
   Args:
     network: The network.
-    params: Its parameters.
+    params: Parameters of the network.
     tokens_BT: Token ids.
-    dropout_rng: Key of dropout; None disables it.
+    dropout_rng: Key of dropout; without a key, no dropout.
   """
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   vector_BS = network.apply(
@@ -235,11 +235,11 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
 
   Args:
     network: A `SentenceEncoder`, or another network with its `config` and parameters.
-    params: Its parameters, with separate or scanned layers.
-    layers: Number of layers, less than the encoder has.
+    params: Parameters of the network, with separate or scanned layers.
+    layers: Number of layers to keep, less than the encoder has.
 
   Raises:
-    InputError: the encoder has no such number of layers.
+    InputError: the encoder is not a transformer, or does not have more layers.
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
@@ -251,6 +251,7 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
     changes["local_layers"] = tuple(i for i in config.local_layers if i < layers)
   encoder = {}
   for name, value in params["encoder"].items():
+    # Separate layers are `layers_0`, `layers_1`, ...; scanned layers are stacked in `layers`.
     number = re.fullmatch(r"layers_(\d+)", name)
     if number is None or int(number[1]) < layers:
       encoder[name] = jax.tree.map(lambda x: x[:layers], value) if name == "layers" else value
@@ -282,9 +283,9 @@ def masked_max(
   gradient is NaN.
   """
   hidden_BTD = hidden_BTD.astype(jnp.float32)
-  place_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
-  chosen_BTD = jnp.arange(hidden_BTD.shape[1])[:, None] == place_BD[:, None]
-  return jnp.sum(jnp.where(chosen_BTD & mask_BT[..., None], hidden_BTD, 0.0), axis=1)
+  index_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
+  is_max_BTD = jnp.arange(hidden_BTD.shape[1])[:, None] == index_BD[:, None]
+  return jnp.sum(jnp.where(is_max_BTD & mask_BT[..., None], hidden_BTD, 0.0), axis=1)
 
 
 def pool(

@@ -34,7 +34,7 @@ class StaticConfig:
 
   @property
   def width(self) -> int:
-    """Width of the hidden states, which are the token vectors."""
+    """Width of the hidden states; they are the token vectors."""
     return self.emb_dim
 
   def token_embedder(self) -> t5.TokenEmbedder:

@@ -58,8 +58,8 @@ class T5Config:
     remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
       "full" (each layer from its input).
     scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
-      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; either
-      is restored into either network.
+      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; networks
+      of both kinds restore both.
   """
 
   vocab_size: int
@@ -118,7 +118,7 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "... M"]) -> Float[Array, "... N"]:
-    """Returns `x @ kernel`, plus the bias if there is one."""
+    """Returns `x @ kernel`, plus the bias, if any."""
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
@@ -173,7 +173,7 @@ class TokenEmbedder(nn.Module):
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Returns the vectors of tokens; NaN for an id outside the table, so that errors show.
 
-    The parameters may be some rows of the table and their ids in ascending order; see
+    The parameters may hold only some rows of the table, with their ids in ascending order; see
     `vmsst.train.row_wise`.
     """
     if self.has_variable("params", "rows"):
@@ -209,8 +209,8 @@ def relative_position_buckets(
   """
   position_T = np.arange(length)
   offset_TT = position_T[None, :] - position_T[:, None]
-  side = buckets // 2 if bidirectional else buckets
-  exact = side // 2
+  per_direction = buckets // 2 if bidirectional else buckets
+  exact = per_direction // 2
   if max_distance <= exact:
     raise errors.InputError(
       f"T5Config.relpos_max_distance is {max_distance}; it must exceed {exact}, the number of "
@@ -219,18 +219,18 @@ def relative_position_buckets(
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
   # Powers of two fall exactly on a boundary; the epsilon keeps them above it.
-  far_TT = exact + np.floor(growth * (side - exact) + 1e-6).astype(np.int64)
-  bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, side - 1))
+  far_TT = exact + np.floor(growth * (per_direction - exact) + 1e-6).astype(np.int64)
+  bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, per_direction - 1))
   if bidirectional:
-    bucket_TT += side * (offset_TT > 0)
+    bucket_TT += per_direction * (offset_TT > 0)
   return bucket_TT.astype(np.int32)
 
 
 def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
   """Returns the bucket of each offset from query to key, int32 [2 max_distance + 1].
 
-  The first is that of the offset -max_distance. Keys farther away than `max_distance` have the
-  buckets of the two ends. Arguments and errors are those of `relative_position_buckets`.
+  The array starts at the offset -max_distance. Keys farther away than `max_distance` are in the
+  buckets at its two ends. For arguments and errors, see `relative_position_buckets`.
   """
   length = 2 * max_distance + 1
   return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]
@@ -259,7 +259,7 @@ class RelativePositionBias(nn.Module):
 
     Args:
       length: Number of keys (T).
-      position: Position of the only query; None: as many queries as keys.
+      position: Position of the only query (default: as many queries as keys).
     """
     table_HR = partitioning.param_with_axes(
       "rel_embedding",
@@ -276,7 +276,7 @@ class RelativePositionBias(nn.Module):
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
-    # A matmul with one-hot rows: its gradient is a matmul too; that of a gather is a scatter.
+    # A matmul with one-hot rows, so that the gradient is a matmul, too. A gather has a scatter.
     onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
     bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
     return bias_HQT[None]
@@ -292,7 +292,7 @@ def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Ar
 
   Args:
     length: Number of keys (T).
-    position: Position of the only query; None: as many queries as keys.
+    position: Position of the only query (default: as many queries as keys).
   """
   if position is not None:
     return jnp.where(jnp.arange(length) <= position, 0.0, MASKED)[None]
@@ -342,13 +342,14 @@ class SelfAttention(nn.Module):
     bias_BHTT: Float[Array, "#B #H T T"],
     position: Int[Array, ""] | None = None,
   ) -> Float[Array, "B T D"]:
-    """Returns what each query attends to.
+    """Returns the attention output of each query.
 
     Args:
       x_BTD: Hidden states.
       bias_BHTT: Added to the logits: positions and masks, float32.
       position: In generation, the position of the only hidden state. The mutable collection "cache"
-        has the keys and values of the positions before, and gets those of this one.
+        holds the keys and values of earlier positions; the call adds the keys and values of this
+        one.
     """
     cfg = self.config
 
@@ -360,11 +361,11 @@ class SelfAttention(nn.Module):
       project = Dense(width, ("embed", "joined_kv"), kernel_init, cfg.dtype, name=name)
       return split_heads(project(x_BTD), cfg.num_heads)
 
-    def so_far(name: str) -> Float[Array, "B T H K"]:
+    def all_positions(name: str) -> Float[Array, "B T H K"]:
       new_BTHK = heads(name, _NORMAL_FAN_IN)
       if position is None:
         return new_BTHK
-      # Stored by head, as the products with all positions read them.
+      # The cache is stored by head: attention reads all positions of a head together.
       new_BHTK = new_BTHK.swapaxes(1, 2)
       rows, heads_of_row, _, width = new_BHTK.shape
       shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)
@@ -374,8 +375,8 @@ class SelfAttention(nn.Module):
 
     out_BTM = attend(
       heads("query", query_init),
-      so_far("key"),
-      so_far("value"),
+      all_positions("key"),
+      all_positions("value"),
       bias_BHTT,
       dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=self.deterministic),
     )
@@ -449,7 +450,7 @@ def run_layers(
     count: Number of layers.
     x_BTD: Input of the first layer.
     *shared: Arrays that all layers get, or None.
-    deterministic: Passed to each layer.
+    deterministic: Passed to each layer; False enables dropout.
     initializing: Whether the calling module is being initialized.
     numbered: Whether layers get their number after `shared`.
 
@@ -497,7 +498,7 @@ class T5Encoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype; those of padding are undefined.
+    """Returns hidden states in the compute dtype; states at padding are undefined.
 
     Args:
       embedded_BTD: Token vectors, plus anything the caller adds to them.

@@ -1,10 +1,10 @@
 """The transformer encoder of BERT and its successors; by default, BERT.
 
 One stack serves EMS (its paper, section III, with details from the release) and the released
-encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5, whose options
-`vmsst.formats.transformers` reads from their `config.json`. The encoder adds
-positions and token types itself, so that callers pass it the same as any other encoder: token
-vectors and a mask.
+encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
+`vmsst.formats.transformers` reads the options of released encoders from `config.json`. The encoder
+adds positions and token types itself, so that all encoders have the same inputs: token vectors and
+a mask.
 
 Padding is at the end, with id 0 throughout this library. For models trained with another padding id
 (1 in XLM-R), the importer swaps two rows of the token table and sets `position_offset` to the row
@@ -54,11 +54,11 @@ class TransformerConfig:
     num_heads: Attention heads (H).
     mlp_dim: Width of the feed-forward layer.
     num_layers: Layers of the encoder.
-    max_positions: Rows of the position table; without a table, most tokens of a sentence.
+    max_positions: Rows of the position table; without a table, maximum tokens of a sentence.
     position_offset: Row of the first token's position: 0 in BERT, 2 in XLM-R. Sentences have at
       most `max_positions - position_offset` tokens.
-    num_token_types: Rows of the token type table, of which single sentences use the first; 0, and
-      without learned positions: no table.
+    num_token_types: Rows of the token type table; single sentences use the first row. With 0 rows,
+      or without learned positions, the encoder has no such table.
     activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (its
       approximation with tanh), "relu" or "swish".
     layer_norm_eps: Added to the variance in norms.
@@ -70,27 +70,27 @@ class TransformerConfig:
     remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
       "full" (each layer from its input).
     scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
-      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; either
-      is restored into either network.
-    num_kv_heads: Heads of keys and values (grouped queries), a divisor of `num_heads`; None: as
-      many.
-    head_dim: Width of a head; None: `emb_dim / num_heads`.
-    query_scalar: Queries are divided by its square root; None: `head_dim`.
+      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; networks
+      of both kinds restore both.
+    num_kv_heads: Heads of keys and values (grouped queries), a divisor of `num_heads`
+      (default: `num_heads`).
+    head_dim: Width of a head (default: `emb_dim / num_heads`).
+    query_scalar: Queries are divided by the square root of this number (default: `head_dim`).
     qk_norm: Normalize queries and keys in each head.
     positions: "learned", a table added to the token vectors; "rotary", rotations of queries and
       keys; or "relative", `relpos_buckets` alone.
     rope_theta: Base of the rotations' wavelengths.
     local_rope_theta: The same in local layers.
-    relpos_buckets: Buckets of relative distance whose biases are added to the attention logits,
-      shared by all layers, as in T5; 0: none.
-    causal: Tokens attend to themselves and those before them only.
-    local_layers: Numbers of the layers whose tokens attend to near ones only.
-    window: In those layers, distance from which on tokens do not attend to each other.
+    relpos_buckets: Number of buckets of relative distance. As in T5, each bucket adds a bias to the
+      attention logits, the same in all layers; 0 adds no bias.
+    causal: Tokens only attend to themselves and to earlier tokens.
+    local_layers: Numbers of the layers with local attention.
+    window: In local layers, tokens only attend to tokens at a smaller distance than this.
     norm: "layer" or "rms" (scaled by the root mean square, neither centered nor shifted).
     norm_place: Where the norms of attention and feed-forward layer are: "after" the residual sum
-      (BERT), "before" the layer, or "around" it (before, and after it but before the sum). For the
-      last two, another norm follows the last layer.
-    first_norm: Whether the first layer has a norm before its attention; ModernBERT's has none.
+      (BERT), "before" the layer, or "around" it (before, and after it but before the sum). With
+      "before" and "around", another norm follows the last layer.
+    first_norm: Whether the first layer has a norm before its attention; not in ModernBERT.
     embedding_norm: Normalize the token vectors.
     scale_embeddings: Multiply the token vectors by `sqrt(emb_dim)`.
     use_bias: Whether linear layers have a bias.
@@ -149,7 +149,7 @@ class TransformerConfig:
         f"TransformerConfig.emb_dim is {self.emb_dim}; it must be a multiple of num_heads "
         f"({self.num_heads})"
       )
-    for valid, name, wanted in (
+    for valid, name, requirement in (
       (self.num_heads % self.kv_heads == 0, "num_kv_heads",
        f"a divisor of num_heads ({self.num_heads})"),
       (self.positions != "rotary" or self.head_width % 2 == 0, "head_dim",
@@ -158,7 +158,7 @@ class TransformerConfig:
       (all(0 <= i < self.num_layers for i in self.local_layers), "local_layers",
        f"numbers from 0 to {self.num_layers - 1}"),
     ):  # fmt: skip
-      errors.check(valid, f"TransformerConfig.{name}", getattr(self, name), wanted)
+      errors.check(valid, f"TransformerConfig.{name}", getattr(self, name), requirement)
     if self.position_offset >= self.max_positions:
       raise errors.InputError(
         f"TransformerConfig.position_offset is {self.position_offset}; it must be below "
@@ -167,7 +167,7 @@ class TransformerConfig:
 
   @property
   def max_tokens(self) -> int:
-    """Most tokens of a sentence."""
+    """Maximum number of tokens of a sentence."""
     return self.max_positions - self.position_offset
 
   @property
@@ -242,7 +242,7 @@ class LayerNorm(nn.Module):
 
 
 def norm(config: TransformerConfig, name: str, axis: str = "embed") -> LayerNorm:
-  """Returns a norm of the kind of a config."""
+  """Returns the kind of norm that a config selects."""
   centered = config.norm == "layer"
   use_bias = centered and config.norm_bias
   return LayerNorm(config.layer_norm_eps, config.dtype, centered, use_bias, axis, name=name)
@@ -339,9 +339,9 @@ class EncoderLayer(nn.Module):
 
     Args:
       x_BTD: Hidden states.
-      bias: Added to the logits: positions and masks, float32. If the config has local layers, there
-        are two of them: for other layers, and for local ones.
-      angle: Angles of rotary positions, likewise.
+      bias: Added to the logits: positions and masks, float32. If the config has local layers, a
+        stack of two biases: for global layers, and for local layers.
+      angle: Angles of rotary positions, stacked likewise.
       number: Number of the layer, if the config has local layers or no first norm.
     """
     cfg = self.config
@@ -389,7 +389,7 @@ class TransformerEncoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype; those of padding are undefined.
+    """Returns hidden states in the compute dtype; states at padding are undefined.
 
     Args:
       embedded_BTD: Token vectors, plus anything the caller adds to them.
@@ -408,7 +408,7 @@ class TransformerEncoder(nn.Module):
       )
 
     def table(name: str, rows: int) -> Float[Array, "R D"]:
-      # T5X's Adafactor has no axis for absolute positions; the rules of this one replicate rows.
+      # T5X's Adafactor has no name for an axis of absolute positions. Rules replicate this one.
       return partitioning.param_with_axes(
         name,
         nn.initializers.normal(cfg.initializer_std),
@@ -442,9 +442,9 @@ class TransformerEncoder(nn.Module):
     return x_BTD if cfg.norm_place == "after" else norm(cfg, "encoder_norm")(x_BTD)
 
   def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
-    """Returns the bias of attention logits and the angles of rotary positions, if there are any.
+    """Returns the bias of attention logits, and the angles of rotary positions or None.
 
-    If there are local layers, each is two arrays: for other layers, and for local ones.
+    With local layers, each is a stack of two arrays: for global layers, and for local layers.
     """
     cfg, length = self.config, mask_BT.shape[1]
     bias = t5.padding_bias(mask_BT)

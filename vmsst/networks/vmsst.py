@@ -1,13 +1,13 @@
 """The networks of VMSST and BITRANSLATION: encoders, heads, decoder and vocabulary projection.
 
-Both have the names of `sentence_encoder.SentenceEncoder` (`token_embedder`, `encoder`, `mean`) at
-the top level of their parameters, so that inference can load the semantic encoder alone.
+The top level of their parameters has the names of `sentence_encoder.SentenceEncoder`
+(`token_embedder`, `encoder`, `mean`), so that inference can load the semantic encoder alone.
 
 Groups of languages may have an encoder or a decoder each. Groups are a tuple that maps the index of
 every language (see `vmsst.languages`) to its group, or to -1 for no group; an empty tuple means one
-encoder or decoder for all languages. Every copy processes all rows, and each row keeps the output
-of its own copy. This is exact under any sharding and multiplies the FLOPs of that part by the
-number of copies. Gradients reach only the copies of languages in the batch.
+encoder or decoder for all languages. Every copy processes all rows, and each row gets the output
+of its group's copy. This is exact under any sharding and multiplies the FLOPs of the encoder or
+decoder by the number of copies. Gradients reach only the copies of languages in the batch.
 
 Axes: `S` semantic and `G` language latent, as everywhere, and `Z` for the decoder's conditioning
 vector: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
@@ -39,7 +39,7 @@ class Posteriors(NamedTuple):
 class Projection(NamedTuple):
   """Arguments of `losses.vocabulary.weighted_nll` for the logits `hidden W_h + sentence W_s`.
 
-  The second term is None if the logits depend on the hidden states only.
+  `sentence_BZ` and its kernel are None if the logits depend on the hidden states only.
   """
 
   hidden_BTD: Float[Array, "B T D"]
@@ -76,18 +76,18 @@ class OutputKernel(nn.Module):
 def of_own_group(
   outputs: Sequence[Float[Array, "B ..."]], groups: tuple[int, ...], languages_B: Int[Array, "B"]
 ) -> Float[Array, "B ..."]:
-  """Returns each row from the output of its language's group; the only output if no groups.
+  """Returns each row from the output of its language's group; without groups, the only output.
 
   A language without a group gives NaN, so that the error shows.
   """
   if not groups:
     return outputs[0]
   group_B = jnp.take(jnp.array(groups), languages_B, mode="fill", fill_value=-1)
-  own = jnp.full_like(outputs[0], jnp.nan)
+  selected = jnp.full_like(outputs[0], jnp.nan)
   for group, output in enumerate(outputs):
-    is_own = (group_B == group).reshape(-1, *[1] * (output.ndim - 1))
-    own = jnp.where(is_own, output, own)
-  return own
+    in_group = (group_B == group).reshape(-1, *[1] * (output.ndim - 1))
+    selected = jnp.where(in_group, output, selected)
+  return selected
 
 
 class BitranslationNetwork(nn.Module):
@@ -96,7 +96,7 @@ class BitranslationNetwork(nn.Module):
   Attributes:
     config: Sizes and numerics of encoder and decoder.
     latent_dim: Width of each latent (S and G); in the paper, `config.emb_dim`.
-    num_decoder_layers: Layers of the decoder; None: as many as the encoder has.
+    num_decoder_layers: Layers of the decoder (default: as many as the encoder has).
     num_languages: Rows of a language table.
     factorized: Computes logits as `(W_f [z; h]) W`, W of D rows, instead of `[z; h] W` (VMSST
       paper, appendix A.1).
@@ -122,13 +122,13 @@ class BitranslationNetwork(nn.Module):
     groups = getattr(self, name)
     if not groups:
       return
-    where = f"{type(self).__name__}.{name}"
+    field = f"{type(self).__name__}.{name}"
     if len(groups) != self.num_languages:
       raise errors.InputError(
-        f"{where} has groups of {len(groups)} languages; num_languages is {self.num_languages}"
+        f"{field} has groups of {len(groups)} languages; num_languages is {self.num_languages}"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(f"{where} must number groups from 0 without gaps; -1: no group")
+      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1: no group")
 
   @property
   def sentence_dim(self) -> int:
@@ -149,9 +149,9 @@ class BitranslationNetwork(nn.Module):
       self.logits_factor = decoder.SentenceInjection(cfg)
       self.logits_hidden = OutputKernel(cfg.emb_dim, cfg.emb_dim, cfg.vocab_size)
       return
-    whole = self.sentence_dim + cfg.emb_dim
-    self.logits_hidden = OutputKernel(cfg.emb_dim, whole, cfg.vocab_size)
-    self.logits_latent = OutputKernel(self.sentence_dim, whole, cfg.vocab_size)
+    fan_in = self.sentence_dim + cfg.emb_dim
+    self.logits_hidden = OutputKernel(cfg.emb_dim, fan_in, cfg.vocab_size)
+    self.logits_latent = OutputKernel(self.sentence_dim, fan_in, cfg.vocab_size)
 
   def _head(self) -> nn.Module:
     return t5.Dense(self.latent_dim, ("embed", "kv"))
@@ -205,8 +205,8 @@ class BitranslationNetwork(nn.Module):
     """Returns the decoder's hidden states; for all arguments see `decoder.LatentDecoder`."""
     starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
     outputs = [
-      each(embedded_BTD, starts_B, sentence_BZ, **options)
-      for each in (self.decoders if self.decoder_groups else (self.decoder,))
+      decode(embedded_BTD, starts_B, sentence_BZ, **options)
+      for decode in (self.decoders if self.decoder_groups else (self.decoder,))
     ]
     return of_own_group(outputs, self.decoder_groups, languages_B)
 
@@ -220,11 +220,11 @@ class BitranslationNetwork(nn.Module):
     """Returns the hidden states that predict the token of a step, as `decode` does.
 
     Args:
-      tokens_B: Tokens of the step before; at the first step, any.
+      tokens_B: Tokens of the previous step; any tokens at the first step.
       languages_B: Languages, as in `decode`.
       sentence_BZ: Sentence vectors.
-      step: The step. The collection "cache" must be mutable and hold what the steps before have
-        left; zeros at the first.
+      step: The step. The collection "cache" must be mutable and carry over from step to step; it
+        starts with zeros.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
     return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
@@ -232,7 +232,7 @@ class BitranslationNetwork(nn.Module):
   def project(
     self, hidden_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Projection:
-    """Returns the inputs of the vocabulary projection; `sentence_BZ` is that given to `decode`."""
+    """Returns the inputs of the vocabulary projection; `sentence_BZ` is as for `decode`."""
     if self.factorized:
       mixed_BTD = self.logits_factor(hidden_BTD, sentence_BZ)
       return Projection(mixed_BTD, None, self.logits_hidden(), None)
@@ -250,9 +250,9 @@ class VmsstNetwork(BitranslationNetwork):
 
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
-    single_encoder: Whether the semantic encoder is the language encoder too. It then runs twice,
-      the second time with the language vector; without `encoder_language_embedding`, once for all
-      heads.
+    single_encoder: Whether the semantic encoder is the language encoder too. It then runs
+      twice: without and with the language vector. Without `encoder_language_embedding`, it runs
+      once for all heads.
     language_encoder_groups: Groups of languages that have a language encoder each; see the module
       docstring.
   """
@@ -319,7 +319,7 @@ class VmsstNetwork(BitranslationNetwork):
         encoders = self.language_encoders
       else:
         encoders = [self.encoder if self.single_encoder else self.language_encoder]
-      outputs = [_pool(each, embedded_BTD, mask_BT, deterministic) for each in encoders]
+      outputs = [_pool(encoder, embedded_BTD, mask_BT, deterministic) for encoder in encoders]
       language_BD = of_own_group(outputs, groups, languages_B)
     return Posteriors(
       self._latent(self.mean, pooled_BD),
@@ -334,8 +334,8 @@ class VmsstNetwork(BitranslationNetwork):
     mask_BT: Bool[Array, "B T"],
     languages_B: Int[Array, "B"],
   ) -> Float[Array, "B Z"]:
-    own = self.posteriors(embedded_BTD, mask_BT, languages_B)
-    return jnp.concatenate([own.language_mean_BG, own.semantic_mean_BS], axis=-1)
+    posteriors = self.posteriors(embedded_BTD, mask_BT, languages_B)
+    return jnp.concatenate([posteriors.language_mean_BG, posteriors.semantic_mean_BS], axis=-1)
 
 
 def _count(groups: tuple[int, ...]) -> int:
@@ -359,7 +359,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Returns the output of a network's method; None as key disables dropout."""
+  """Returns the output of a network's method; without a key, no dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs

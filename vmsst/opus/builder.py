@@ -29,9 +29,9 @@ from vmsst.opus import releases as releases_lib
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
 BUCKET_BYTES = 64 << 20
-"""Approximate bytes of text in a bucket before cleaning, and in memory of a worker at a time."""
+"""Approximate bytes of text in a bucket before cleaning; a worker has one bucket in memory."""
 _DATASET = "opus_bitext"
-_INFO = "dataset_info.json"  # written last: TFDS takes a folder with it for a dataset
+_INFO = "dataset_info.json"  # written last: TFDS treats a folder with this file as a dataset
 _COMPRESSION = 4  # Bytes of text per byte of a compressed file.
 
 
@@ -49,17 +49,17 @@ def build(
   Args:
     recipe: Name of a recipe, or its YAML file.
     releases: Folder of OPUS releases.
-    evaluation: Folder of evaluation sets, whose sentences are excluded.
+    evaluation: Folder of evaluation sets; their sentences are excluded.
     output: The `data_dir` of TFDS.
     work: Folder on disk to build the dataset in before it is copied to `output`; required if
-      `output` is in an object store. Default: the dataset is built in `output`.
-    engine: Where to do the work; default: one process per core.
+      `output` is in an object store. By default, the dataset is built in `output`.
+    engine: Runs the stages (default: one process per core).
 
   Folders may be in object stores.
 
   Raises:
-    InputError: no release is in the recipe, no pair is left, a part failed, or the dataset was
-      built from other inputs or is being built.
+    InputError: no release is in the recipe, no pair remains, a part failed, the dataset was built
+      from other inputs, or another process is building it.
   """
   if work is None and storage.is_url(output):
     raise errors.InputError(
@@ -68,15 +68,15 @@ def build(
   loaded = recipes.load(recipe)
   root = storage.absolute(releases)  # Workers may have another working directory.
   available, left_out = releases_lib.scan(root)
-  chosen = [release for release in available if loaded.wants(release)]
-  if not chosen:
+  recipe_releases = [release for release in available if loaded.wants(release)]
+  if not recipe_releases:
     raise errors.InputError(
       f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
       f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
     )
   texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
   held_out = cleaning.EvaluationSentences.from_texts(texts)
-  identities = [(release.name, input_files.sha256(release.path)) for release in chosen]
+  identities = [(release.name, input_files.sha256(release.path)) for release in recipe_releases]
   settings: dict[str, Any] = {
     "inputs": {
       "recipe": {"name": loaded.name, "digest": loaded.digest},
@@ -85,18 +85,18 @@ def build(
     },
     "options": {"format": stages.FORMAT, "bucket_bytes": BUCKET_BYTES},
   }
-  below = f"{_DATASET}/{loaded.name}/{VERSION}"
+  subfolder = f"{_DATASET}/{loaded.name}/{VERSION}"
   engine = engine or engines.Local(os.cpu_count() or 1)
-  with job.Job(f"{storage.absolute(output).rstrip('/')}/{below}", **settings) as dataset:
+  with job.Job(f"{storage.absolute(output).rstrip('/')}/{subfolder}", **settings) as dataset:
     if dataset.finished:
       return dataset.folder
     if work is None:
-      _build(dataset, loaded, root, chosen, left_out, held_out, engine)
+      _build(dataset, loaded, root, recipe_releases, left_out, held_out, engine)
       return dataset.folder
     storage.check_local(work, "the folder to build in (--work)")
-    with job.Job(os.path.join(work, below), **settings) as local:
+    with job.Job(os.path.join(work, subfolder), **settings) as local:
       if not local.finished:
-        _build(local, loaded, root, chosen, left_out, held_out, engine)
+        _build(local, loaded, root, recipe_releases, left_out, held_out, engine)
       names = storage.names(local.folder) - {manifest.NAME, storage.UNFINISHED}
       for name in sorted(names, key=lambda name: (name == _INFO, name)):
         if dataset.done(name) is None:
@@ -116,20 +116,20 @@ def _build(
   held_out: cleaning.EvaluationSentences,
   engine: engines.Engine,
 ) -> None:
-  """Writes the shards in three stages (see `stages`), and describes them for TFDS and people."""
-  work = storage.UNFINISHED
-  held_out_file = f"{work}/held_out.npz"
+  """Writes the shards in three stages (see `stages`), TFDS's description and the data card."""
+  workdir = storage.UNFINISHED
+  held_out_file = f"{workdir}/held_out.npz"
   dataset.run("held out", held_out.save, [job.Part(held_out_file)])
-  # A file of the cleaned rows of each release. The largest release is first, so that all workers
-  # finish at about the same time.
+  # Stage 1: one file of cleaned rows per release. The largest release comes first, so that all
+  # workers finish at about the same time.
   sizes: collections.Counter[str] = collections.Counter()
   for release in releases:
     sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
   largest_first = sorted(releases, key=lambda release: (-_text_bytes(release), release.name))
   buckets = {pair: 1 << max(0, (n - 1) // BUCKET_BYTES).bit_length() for pair, n in sizes.items()}
-  clean_files = {release.name: f"{work}/clean/{release.name}.parquet" for release in releases}
+  clean_files = {release.name: f"{workdir}/clean/{release.name}.parquet" for release in releases}
   held_out_source = dataset.path(held_out_file), held_out.digest
-  parts = [
+  clean_parts = [
     job.Part(
       clean_files[release.name],
       (release, recipe.cleaning, held_out_source, buckets[recipe.pair_name(*release.pair)]),
@@ -137,34 +137,35 @@ def _build(
     )
     for release in largest_first
   ]
-  cleaned = dataset.run("clean", stages.clean, parts, engine)
+  cleaned = dataset.run("clean", stages.clean, clean_parts, engine)
   cleaned_by_release = {
     release.name: facts for release, facts in zip(largest_first, cleaned, strict=True)
   }
 
-  # A file of the rows of each bucket of a language pair, without duplicates, in random order.
+  # Stage 2: one file per bucket of a language pair, without duplicates, in random order.
   files: dict[str, list[stages.CleanFile]] = {pair: [] for pair in sorted(sizes)}
   for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
     clean_file = dataset.path(clean_files[release.name]), release.corpus
     files[recipe.pair_name(*release.pair)].append(clean_file)
   merge_parts = {
     pair: [
-      job.Part(f"{work}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
+      job.Part(f"{workdir}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
       for bucket in range(buckets[pair])
     ]
     for pair, members in files.items()
   }
-  flat = [part for parts in merge_parts.values() for part in parts]
+  flat = [bucket for buckets in merge_parts.values() for bucket in buckets]
   merge_facts = iter(dataset.run("merge", stages.merge, flat, engine))
 
-  # The ranks of all rows decide which rows are in the dataset.
+  # The ranks of all rows decide which rows are in the dataset. They are collected in a file, so
+  # that memory does not grow with the data.
   merged: dict[recipes.Cell, collections.Counter[str]] = {}
   spans: dict[recipes.Cell, list[slice]] = {}
   offset = 0
   with tempfile.TemporaryFile(dir=dataset.folder) as stream:
-    for pair, parts in merge_parts.items():
-      for part in parts:
-        stream.write(stages.load_ranks(dataset.path(part.name)).tobytes())
+    for pair, pair_parts in merge_parts.items():
+      for bucket_part in pair_parts:
+        stream.write(stages.load_ranks(dataset.path(bucket_part.name)).tobytes())
         for corpus, counts in next(merge_facts).items():
           merged.setdefault((pair, corpus), collections.Counter()).update(counts)
           end = offset + counts[stages.KEPT]
@@ -182,14 +183,14 @@ def _build(
   ranks = {cell: [ranks_N[span] for span in members] for cell, members in spans.items()}
   cuts = recipes.plan(recipe, ranks)
 
-  # The shards: for training, the rows of a bucket; for validation, the rows of a language pair.
-  # Each has rows, because readers do not expect empty ones.
-  taken = {cell: cuts[cell].counts(parts) for cell, parts in ranks.items()}
+  # Stage 3: the shards. A training shard has the rows of a bucket, a validation shard the rows of a
+  # language pair. Shards without rows are not written, because readers do not expect them.
+  pair_counts = {cell: cuts[cell].counts(arrays) for cell, arrays in ranks.items()}
   splits: dict[str, list[job.Part]] = {}
   for pair in files:
     corpora = stages.corpora(files[pair])
-    paths = [dataset.path(part.name) for part in merge_parts[pair]]
-    train_B, validation_B = np.sum([taken[pair, corpus] for corpus in corpora], axis=0).T
+    paths = [dataset.path(bucket.name) for bucket in merge_parts[pair]]
+    train_B, validation_B = np.sum([pair_counts[pair, corpus] for corpus in corpora], axis=0).T
     shards = [(f"train_{pair}", [paths[i]]) for i in np.flatnonzero(train_B).tolist()]
     shards += [(f"validation_{pair}", paths)] if validation_B.any() else []
     count = collections.Counter(split for split, _ in shards)
@@ -202,9 +203,9 @@ def _build(
       name = f"{_DATASET}-{split}.tfrecord-{number:05d}-of-{count[split]:05d}"
       arguments = (inputs, corpora, bounds, tuple(pair.split("_")))
       splits[split].append(job.Part(name, arguments))
-  flat = [part for parts in splits.values() for part in parts]
+  flat = [shard for shards in splits.values() for shard in shards]
   shard_facts = iter(dataset.run("write", stages.write, flat, engine))
-  facts_by_split = {split: [next(shard_facts) for _ in parts] for split, parts in splits.items()}
+  facts_by_split = {split: [next(shard_facts) for _ in shards] for split, shards in splits.items()}
   report = card.Report(
     recipe=recipe,
     root=root,
@@ -212,7 +213,7 @@ def _build(
     left_out=left_out,
     cleaned=cleaned_by_release,
     merged=merged,
-    taken={cell: counts_B2.sum(axis=0).tolist() for cell, counts_B2 in taken.items()},
+    taken={cell: counts_B2.sum(axis=0).tolist() for cell, counts_B2 in pair_counts.items()},
     goals=recipes.goals(recipe, ranks, cuts),
     held_out=held_out.counts,
     splits=dict(sorted(facts_by_split.items())),

@@ -1,4 +1,4 @@
-"""The data card in Markdown: content of a dataset, its sources, and what was left out."""
+"""The data card of a dataset in Markdown: its content, its sources, and what was left out."""
 
 import dataclasses
 import json
@@ -24,12 +24,12 @@ class Report:
     root: Folder of the releases.
     releases: The releases that were used.
     left_out: Files below the folder that could not be used.
-    cleaned: By release, what `stages.clean` returned.
-    merged: By language pair and corpus, numbers of rows, duplicates, and kept rows.
-    taken: By language pair and corpus, numbers of pairs for training and for validation.
+    cleaned: Results of `stages.clean`, by release.
+    merged: Numbers of rows, duplicates, and kept rows, by language pair and corpus.
+    taken: Numbers of pairs for training and for validation, by language pair and corpus.
     goals: Targets of the recipe, and their results.
-    held_out: Number of sentences by evaluation set.
-    splits: By name of a split, numbers of rows and bytes of each shard.
+    held_out: Number of sentences, by evaluation set.
+    splits: Numbers of rows and bytes of each shard, by split.
   """
 
   recipe: recipes.Recipe
@@ -73,15 +73,15 @@ def text(report: Report) -> str:
       removed[name] += count
   held_out = [[name, size, removed[name]] for name, size in sorted(report.held_out.items())]
   goals = [
-    [name, wanted, available, obtained, f"{obtained / wanted:.1%}" if wanted else ""]
-    for name, wanted, obtained, available in report.goals
+    [name, target, available, obtained, f"{obtained / target:.1%}" if target else ""]
+    for name, target, obtained, available in report.goals
   ]
-  faults = [f"- {_plain(f'{below(place)}: {what}')}" for place, what in report.left_out]
+  faults = [f"- {_plain(f'{below(path)}: {what}')}" for path, what in report.left_out]
   for release in report.releases:
     facts = report.cleaned[release.name]
     if kinds := ", ".join(f"{count:,} × {what}" for what, count in facts["fault_kinds"].items()):
       faults.append(f"- {release.name}: {_plain(kinds)}")
-      faults += [f"  - {_plain(f'{below(place)}: {what}')}" for place, what in facts["faults"]]
+      faults += [f"  - {_plain(f'{below(path)}: {what}')}" for path, what in facts["faults"]]
   options = json.dumps(msgspec.to_builtins(recipe, enc_hook=str), indent=2, ensure_ascii=False)
   sections = [
     f"# opus_bitext/{recipe.name}",
@@ -144,5 +144,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _plain(content: str) -> str:
-  """Returns text from outside on one line, without anything that Markdown takes for HTML."""
+  """Returns untrusted text on one line, without the start of an HTML tag."""
   return " ".join(content.split()).replace("<", "&lt;")

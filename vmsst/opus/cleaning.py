@@ -34,16 +34,16 @@ SCRIPT = "script"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
-A side is blank; contains U+FFFD, a sign of wrong decoding; is too long; both sides have the same
-`text_key`; one side is too long for the other; a side has too few letters in a script of its
-language.
+A side is blank; a side contains U+FFFD, a sign of wrong decoding; a side is too long; both sides
+have the same `text_key`; one side is too long for the other; a side has too few letters in a script
+of its language.
 """
 
-# Factor by which a text gets longer in an alphabet, by its script.
+# Number of alphabetic characters that one character is worth, by script.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-_SLACK = 20  # Characters that a translation may always be longer: "No." is "Certainly not.".
+_SLACK = 20  # Difference in characters that is always allowed: "No." is "Certainly not.".
 
-# Unicode blocks of letters and of the marks on them.
+# Unicode blocks of letters and combining marks, by script.
 _HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _HAN += "\U00020000-\U000323af"
 _BLOCKS = {
@@ -93,8 +93,8 @@ _MIXED = {
   ("sat", "Olck"): ("Beng", "Deva"),
 }
 
-# After these, joiners and non-joiners change how a word is written and read: Arabic and related
-# scripts (with their presentation forms), the scripts of India and its neighbors, and Mongolian.
+# Characters after which joiners and non-joiners change how a word is written and read: Arabic and
+# related scripts (with presentation forms), scripts of India and its neighbors, and Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
@@ -122,8 +122,8 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cleaner:
   """Normalizes and filters pairs of two languages.
 
-  A call with the two texts returns the pair of normalized texts, or the one of REASONS why the pair
-  is dropped.
+  A call with the two texts returns the pair of normalized texts, or one of REASONS if the pair is
+  dropped.
   """
 
   def __init__(self, cleaning: Cleaning, source: Language, target: Language):
@@ -167,7 +167,7 @@ def normalize(text: str) -> str:
 
   Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
   spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
-  of whitespace, line ends included, becomes one space; there is none at the ends.
+  of whitespace, line ends included, becomes one space, and both ends are stripped.
   """
   if not text.isprintable():
     text = _invisible().sub("", text)
@@ -185,22 +185,22 @@ def text_key(text: str) -> str:
   if text.isascii():
     return text.translate(_ASCII_KEY)
   text = unicodedata.normalize("NFKC", text).casefold()
-  # Once more, because folded letters can be composed: two keys must not differ in form alone.
+  # Compose again: case folding can produce letters and marks that have a composed form.
   return unicodedata.normalize("NFC", text).translate(_KEY)
 
 
 def sentence_key(text: str) -> int:
-  """Returns 64 bits of a text's `text_key`; of the text itself if it is all punctuation."""
+  """Returns a 64-bit hash of a text's `text_key`, or of the text if it is only punctuation."""
   return _bits(_key(text))
 
 
 def keys(source: str, target: str) -> tuple[int, int, int]:
-  """Returns the `sentence_key` of both texts, and 64 bits of their pair."""
+  """Returns the `sentence_key` of both texts, and a 64-bit hash of the pair."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
 
 
-# The keys of a pair are needed three times: to filter it, and for both kinds of keys.
+# Cached, because a pair needs the key of each text three times: for COPY, and for both hashes.
 @functools.lru_cache(maxsize=16)
 def _key(text: str) -> str:
   return text_key(text) or text
@@ -215,9 +215,9 @@ class _KeyTable(dict):
   """A table for str.translate that keeps letters, marks and digits only."""
 
   def __missing__(self, code: int) -> int | None:
-    kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
-    self[code] = kept
-    return kept
+    value = code if unicodedata.category(chr(code))[0] in "LMN" else None
+    self[code] = value
+    return value
 
 
 _KEY = _KeyTable()
@@ -226,8 +226,8 @@ _ASCII_KEY = {code: ord(chr(code).lower()) if chr(code).isalnum() else None for 
 
 @functools.cache
 def _invisible() -> re.Pattern[str]:
-  """Returns a pattern of the control and format characters without effect."""
-  gone = [
+  """Returns a pattern that matches control and format characters without effect."""
+  characters = [
     character
     for character in map(chr, range(sys.maxunicode + 1))
     if unicodedata.category(character) in ("Cc", "Cf", "Cs")
@@ -235,8 +235,8 @@ def _invisible() -> re.Pattern[str]:
     and character not in _VISIBLE
     and character not in "\u200c\u200d"
   ]
-  everywhere = "".join(map(re.escape, gone))
-  # After a symbol (with a skin color or a variant of it), a joiner makes one emoji of two.
+  everywhere = "".join(map(re.escape, characters))
+  # After a symbol (perhaps with a skin color or a variant selector), a joiner joins two emoji.
   return re.compile(
     f"[{everywhere}]|(?<![{_JOINING}])\u200c"
     f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
@@ -246,7 +246,7 @@ def _invisible() -> re.Pattern[str]:
 def _width(text: str, scripts: tuple[str, ...]) -> float:
   """Returns the length of a text, in characters of an alphabet.
 
-  Its script is the first of `scripts`, or else the script of most of its letters.
+  The script is the first of `scripts` or, without any, the script of most letters of the text.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)
@@ -256,7 +256,7 @@ def _width(text: str, scripts: tuple[str, ...]) -> float:
 
 @functools.cache
 def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-  """Returns patterns of runs of letters in scripts, or else in any script, and of other letters."""
+  """Returns patterns of runs of letters in `scripts` (if empty, any script) and of other runs."""
   if not scripts:
     return re.compile(r"[^\W\d_]+"), re.compile("(?!)")
   letters = "".join(_BLOCKS[script] for script in scripts)
@@ -264,32 +264,32 @@ def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]
 
 
 def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
-  """Returns whether a text has letters in scripts, in at least this share of its letters."""
-  wanted, other = _letters(scripts)
-  others = other.findall(text)
-  if not others:
-    return wanted.search(text) is not None
-  count = sum(map(len, wanted.findall(text)))
-  return count > 0 and count >= share * (count + sum(map(len, others)))
+  """Returns whether at least one letter and a minimum share of all letters are in `scripts`."""
+  script_letters, other_letters = _letters(scripts)
+  other_runs = other_letters.findall(text)
+  if not other_runs:
+    return script_letters.search(text) is not None
+  count = sum(map(len, script_letters.findall(text)))
+  return count > 0 and count >= share * (count + sum(map(len, other_runs)))
 
 
 class EvaluationSentences:
   """The keys of sentences, with the evaluation sets that contain them.
 
-  A sentence takes 16 bytes. With 10 million sentences, about one in 2 trillion other texts has the
-  key of one of them by chance.
+  A sentence takes 16 bytes. With 10 million sentences, about one in 2 trillion other texts shares
+  a key with one of them by chance.
 
   Attributes:
     names: Names of the evaluation sets, sorted; some may have no sentences.
     keys_K: `sentence_key` of each sentence, ascending, uint64.
-    sets_K: Bit i tells whether `names[i]` contains the sentence, uint64.
+    sets_K: Bit i is set if `names[i]` contains the sentence, uint64.
   """
 
   def __init__(self, names: Sequence[str], keys_K: np.ndarray, sets_K: np.ndarray):
     self.names = tuple(names)
     self.keys_K = np.ascontiguousarray(keys_K, np.uint64)
     self.sets_K = np.ascontiguousarray(sets_K, np.uint64)
-    # Python's own bisection of one key is several times faster than NumPy's.
+    # Python's bisect finds one key several times faster than NumPy.
     self._keys = self.keys_K.data
 
   def __reduce__(self) -> tuple[Any, ...]:
@@ -308,12 +308,12 @@ class EvaluationSentences:
     unique = [np.unique(np.frombuffer(keys[name], np.uint64)) for name in names]
     keys_K = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]))
     sets_K = np.zeros(len(keys_K), np.uint64)
-    for bit, own_N in enumerate(unique):
-      sets_K[np.searchsorted(keys_K, own_N)] |= np.uint64(1 << bit)
+    for bit, set_keys_N in enumerate(unique):
+      sets_K[np.searchsorted(keys_K, set_keys_N)] |= np.uint64(1 << bit)
     return cls(names, keys_K, sets_K)
 
   def sets(self, key: int) -> tuple[str, ...]:
-    """Returns the names of the evaluation sets with the sentence of a `sentence_key`."""
+    """Returns the names of the evaluation sets that contain a sentence, by its `sentence_key`."""
     row = bisect.bisect_left(self._keys, key)
     if row == len(self._keys) or self._keys[row] != key:
       return ()
@@ -322,7 +322,7 @@ class EvaluationSentences:
 
   @property
   def counts(self) -> dict[str, int]:
-    """Number of different sentences of each set; those in several sets count in each."""
+    """Number of different sentences of each set; a sentence of several sets counts in each."""
     return {
       name: int(np.count_nonzero(self.sets_K & np.uint64(1 << bit)))
       for bit, name in enumerate(self.names)
@@ -343,6 +343,6 @@ class EvaluationSentences:
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
-    """Returns what `save` wrote."""
+    """Reads a file that `save` wrote."""
     with np.load(path) as arrays:
       return cls(arrays["names"].tolist(), arrays["keys"], arrays["sets"])

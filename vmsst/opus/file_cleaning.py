@@ -3,7 +3,7 @@
     bitexts = readers.find_bitext("/data/*.de-en.tsv")
     counts = clean(held_out_sentences(["/data/test.en"]), pathlib.Path("clean.tsv"), bitexts)
 
-The steps are those of the builder of OPUS datasets, and language identification by py3langid.
+The steps are the same as in `vmsst.opus.builder`, plus language identification by py3langid.
 """
 
 import collections
@@ -58,7 +58,7 @@ def clean(
   Args:
     held_out: Sentences to remove.
     path: Output file.
-    bitexts: The files.
+    bitexts: Files of one language pair.
     rules: Rules for normalizing and filtering.
 
   Returns:
@@ -72,7 +72,7 @@ def clean(
   pair = bitexts[0].source, bitexts[0].target
   cleaner = cleaning.Cleaner(rules, *pair)
   identify, supported = _identifier()
-  checked = [(side, pair[side].iso639_3) for side in (0, 1) if pair[side].iso639_3 in supported]
+  checked = [(i, pair[i].iso639_3) for i in (0, 1) if pair[i].iso639_3 in supported]
   seen: set[int] = set()
   with path.open("wb") as stream:
     for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
@@ -83,12 +83,12 @@ def clean(
       if isinstance(texts, str):
         counts[texts] += 1
         continue
-      *sides, key = cleaning.keys(*texts)
-      if any(map(held_out.sets, sides)):
+      *text_keys, key = cleaning.keys(*texts)
+      if any(map(held_out.sets, text_keys)):
         counts["held_out"] += 1
       elif key in seen:
         counts["duplicate"] += 1
-      elif any(identify(texts[side]) not in (code, None) for side, code in checked):
+      elif any(identify(texts[i]) not in (code, None) for i, code in checked):
         counts["language"] += 1
       else:
         seen.add(key)
@@ -99,12 +99,12 @@ def clean(
 
 @functools.cache
 def _identifier() -> tuple[Callable[[str], str | None], frozenset[str]]:
-  """Returns what identifies languages by ISO 639-3 codes, if it is sure, and what it supports."""
+  """Returns a function from a text to its language (None if unsure), and all its languages."""
   with errors.requires("clean", "language identification"):
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
   model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=SURE)
-  known = {label: formats.language_or_none(label) for label in model.labels}
-  codes = {label: language.iso639_3 if language else label for label, language in known.items()}
+  languages = {label: formats.language_or_none(label) for label in model.labels}
+  codes = {label: language.iso639_3 if language else label for label, language in languages.items()}
   return lambda text: codes.get(model.classify(text)[0]), frozenset(codes.values())
 
 
@@ -116,7 +116,7 @@ def drop_low_scores(
   min_margin: float | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> dict[str, int]:
-  """Writes the lines of a TSV file whose pairs have high scores to another file.
+  """Copies the lines of a TSV file that have high scores to another file.
 
   The margin is the ratio with 4 neighbors among all sentences of the file; see
   `margins.margin_pairs`. Copies of a sentence count as one neighbor.

@@ -1,6 +1,6 @@
 """Recipes: the OPUS corpora, languages and amounts of a dataset, and the sampling of its pairs.
 
-A recipe is a YAML file; those of the papers are in `recipe_files/`. An example for your own:
+A recipe is a YAML file. `recipe_files/` has the recipes of the papers. An example:
 
     name: mine
     description: German and Turkish with English.
@@ -42,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Cell = tuple[str, str]
 """Name of a language pair, and name of a corpus."""
 Ranks = Mapping[Cell, Sequence[np.ndarray]]
-"""By cell, the ranks of its rows: ascending uint64 arrays, one per bucket."""
+"""The ranks of the rows of each cell: ascending uint64 arrays, one per bucket."""
 
 
 class Code(str):
@@ -66,12 +66,12 @@ class Counts(dict[str, int]):
 
 
 class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """The part of a corpus in a recipe.
+  """A corpus of a recipe, and how much of it to use.
 
   Attributes:
     name: Name in OPUS, in upper or lower case.
-    version: The version to use; None: every available version.
-    cap: Maximum number of pairs of a language pair, including validation; None: no limit.
+    version: The version to use (default: every available version).
+    cap: Maximum number of pairs of a language pair, including validation (default: no limit).
     caps: Other limits, by language pair.
     only_where_nothing_else: Whether to use only language pairs that no other corpus has.
   """
@@ -83,16 +83,16 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   only_where_nothing_else: bool = False
 
   def limit(self, pair: str) -> int | None:
-    """Returns the maximum number of pairs of a language pair; None: no limit."""
+    """Returns the maximum number of pairs of a language pair, or None for no limit."""
     return self.caps.get(pair, self.cap)
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """The part of each corpus and language pair for validation.
+  """How many pairs of each corpus and language pair are for validation.
 
   Attributes:
     share: Share of the pairs within the caps, rounded down.
-    at_most: Maximum number of pairs; None: no limit.
+    at_most: Maximum number of pairs (default: no limit).
   """
 
   share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
@@ -111,14 +111,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name of its TFDS configuration: letters, digits and "_".
     description: A sentence or two for the data card.
     corpora: The corpora in the order of precedence.
-    languages: The languages; empty: all.
-    scripts_as_one: Languages whose scripts are not distinguished: texts in any script count as the
+    languages: The languages; if empty, all languages.
+    scripts_as_one: Languages for which scripts do not matter: texts in any script count as the
       language in its first script.
-    pivots: Languages; every pair has one of them; empty: any pair.
-    pairs: The language pairs; empty: all.
+    pivots: Every pair has one of these languages; if empty, any pair is used.
+    pairs: The language pairs; if empty, all pairs.
     targets: Maximum number of training pairs of a language, with all pivots together.
     expected: Training pairs that a paper reports; only for comparison.
-    validation: The part for validation.
+    validation: How many pairs are for validation.
     cleaning: Rules for cleaning texts.
     seed: Seed of the pseudo-random sampling.
   """
@@ -145,7 +145,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       raise ValueError(f"corpora has {repeated[0]} twice; remove one")
 
   def corpus(self, name: str) -> Corpus | None:
-    """Returns the part of a corpus in the recipe; None: nothing."""
+    """Returns the settings of a corpus, or None if the recipe does not use it."""
     return next((x for x in self.corpora if x.name.casefold() == name.casefold()), None)
 
   def wants(self, release: releases.Release) -> bool:
@@ -176,11 +176,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   def order(self, corpus: str) -> int:
     """Returns a key that sorts corpora of the recipe by precedence."""
-    return [listed.name.casefold() for listed in self.corpora].index(corpus.casefold())
+    return [entry.name.casefold() for entry in self.corpora].index(corpus.casefold())
 
   @property
   def digest(self) -> str:
-    """Hash; the same for recipes of the same data."""
+    """Hash of all settings that change the data."""
     content = msgspec.to_builtins(self, enc_hook=str)
     return manifest.digest(
       {name: x for name, x in content.items() if name not in ("description", "expected")}
@@ -200,7 +200,7 @@ class Cut(NamedTuple):
 
   def counts(self, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Returns how many ranks of each part are for training and for validation, [parts, 2]."""
-    below = [(_below(part, self.train), _below(part, self.validation)) for part in parts]
+    below = [(_below(rank_N, self.train), _below(rank_N, self.validation)) for rank_N in parts]
     train_B, validation_B = np.array(below, np.int64).reshape(-1, 2).T
     return np.stack([np.maximum(train_B - validation_B, 0), validation_B], axis=1)
 
@@ -247,35 +247,35 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
 
 
 def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
-  """Returns the codes of a recipe's languages, or None if it has all; errors as of `load`."""
+  """Returns the codes of a recipe's languages, or None for all; raises the errors of `load`."""
   used = load(name_or_path).languages
-  known = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
-  return readers.language_codes(known) or None
+  recipe_languages = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
+  return readers.language_codes(recipe_languages) or None
 
 
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
   """Returns the sample of each corpus and language pair, as bounds of its ranks.
 
-  A sample is the rows with the lowest ranks, of which the lowest are for validation. Ranks are
+  A sample is the rows with the lowest ranks; the lowest of all are for validation. Ranks are
   pseudo-random, so this is a random sample, and a smaller cap gives a subset of a larger one. If
   the target of a language is below its caps, its largest cells are cut to one size, and small
   corpora stay whole.
 
   Args:
-    recipe: Caps, targets, and the part for validation.
+    recipe: Caps, targets, and how many pairs are for validation.
     ranks: The ranks of all rows; distinct within a cell.
   """
-  sizes = {cell: sum(map(len, parts)) for cell, parts in ranks.items()}
-  listed = {name: corpus for _, name in sizes if (corpus := recipe.corpus(name))}
+  sizes = {cell: sum(map(len, arrays)) for cell, arrays in ranks.items()}
+  corpora = {name: corpus for _, name in sizes if (corpus := recipe.corpus(name))}
   served = {
     pair
     for (pair, name), size in sizes.items()
-    if size and not listed[name].only_where_nothing_else
+    if size and not corpora[name].only_where_nothing_else
   }
   allowed = {}
   for (pair, name), size in sizes.items():
-    excluded = listed[name].only_where_nothing_else and pair in served
-    limit = 0 if excluded else listed[name].limit(pair)
+    excluded = corpora[name].only_where_nothing_else and pair in served
+    limit = 0 if excluded else corpora[name].limit(pair)
     allowed[pair, name] = size if limit is None else min(size, limit)
   validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
   train = {cell: size - validation[cell] for cell, size in allowed.items()}
@@ -284,17 +284,18 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
   for codes, cells in groups.items():
     if targets := [recipe.targets[code] for code in codes if code in recipe.targets]:
-      # The largest cells are cut to one size (or one more), for a sum up to the target.
-      left = min(targets)
+      # Cut the largest cells to one size (or one more), so that all cells together reach the
+      # target. In ascending order, a small cell leaves its share to the larger cells.
+      remaining = min(targets)
       for index, cell in enumerate(sorted(cells, key=lambda cell: (train[cell], cell))):
-        train[cell] = min(train[cell], left // (len(cells) - index))
-        left -= train[cell]
+        train[cell] = min(train[cell], remaining // (len(cells) - index))
+        remaining -= train[cell]
   return {
     cell: Cut(
-      train=_bound(parts, validation[cell] + train[cell]),
-      validation=_bound(parts, validation[cell]),
+      train=_bound(arrays, validation[cell] + train[cell]),
+      validation=_bound(arrays, validation[cell]),
     )
-    for cell, parts in ranks.items()
+    for cell, arrays in ranks.items()
   }
 
 
@@ -302,20 +303,20 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
   """Returns `targets` and `expected` of a recipe with the results of `cuts`, by name."""
   counts: collections.Counter[str] = collections.Counter()
   available: collections.Counter[str] = collections.Counter()
-  for cell, parts in ranks.items():
-    taken = int(cuts[cell].counts(parts)[:, 0].sum())
+  for cell, arrays in ranks.items():
+    train_count = int(cuts[cell].counts(arrays)[:, 0].sum())
     for name in (cell[0], *_counted_for(recipe, cell[0])):
-      counts[name] += taken
-      available[name] += sum(map(len, parts))
-  wanted = {**recipe.expected, **recipe.targets}
-  return [Goal(name, wanted[name], counts[name], available[name]) for name in sorted(wanted)]
+      counts[name] += train_count
+      available[name] += sum(map(len, arrays))
+  targets = {**recipe.expected, **recipe.targets}
+  return [Goal(name, targets[name], counts[name], available[name]) for name in sorted(targets)]
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """Returns the languages whose targets count a pair: its pivot only if both are pivots."""
+  """Returns the languages that a pair counts for: its non-pivot, or both if both are pivots."""
   codes = pair.split("_")
-  others = [code for code in codes if code not in recipe.pivots]
-  return others or codes
+  non_pivots = [code for code in codes if code not in recipe.pivots]
+  return non_pivots or codes
 
 
 def _below(rank_N: np.ndarray, bound: int) -> int:
@@ -323,14 +324,14 @@ def _below(rank_N: np.ndarray, bound: int) -> int:
   return len(rank_N) if bound >= _TOP else int(np.searchsorted(rank_N, np.uint64(bound)))
 
 
-def _bound(parts: Sequence[np.ndarray], count: int) -> int:
-  """Returns the lowest bound with `count` ranks of all parts together below it."""
-  if count >= sum(map(len, parts)):
+def _bound(arrays: Sequence[np.ndarray], count: int) -> int:
+  """Returns the lowest bound with `count` ranks of all arrays together below it."""
+  if count >= sum(map(len, arrays)):
     return _TOP if count else 0
-  low, high = 0, _TOP  # Bisection, because the parts may be files larger than memory.
+  low, high = 0, _TOP  # Bisection, because the arrays may be files larger than memory.
   while low < high:
     middle = (low + high) // 2
-    if sum(_below(part, middle) for part in parts) < count:
+    if sum(_below(rank_N, middle) for rank_N in arrays) < count:
       low = middle + 1
     else:
       high = middle
@@ -338,7 +339,7 @@ def _bound(parts: Sequence[np.ndarray], count: int) -> int:
 
 
 def _normalize(kind: type, value: Any) -> Any:
-  """Returns a language, a language pair or numbers by these of a recipe, for msgspec."""
+  """Converts codes, pairs and counts from YAML; the `dec_hook` of msgspec."""
   if issubclass(kind, dict):
     counts = {}
     for key, count in msgspec.convert(value, dict[str, Count]).items():

@@ -8,8 +8,8 @@
 | `CORPUS_VERSION_moses_de-en.txt.zip` | flat names of opustools, for all formats |
 
 A corpus may be named `OPUS-CORPUS`, as in the storage of OPUS, and be deeper below the folder. The
-region of a code (pt_BR) is dropped if the table of languages has no such language; its script is
-not.
+region of a code (pt_BR) is dropped if the table of languages has no such language; a script is
+never dropped.
 """
 
 import dataclasses
@@ -74,9 +74,9 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
   TMX or TSV. Files that are not a release are ignored.
 
   Raises:
-    InputError: there is no release below `root`.
+    InputError: no release is below `root`.
   """
-  found: list[Release] = []
+  candidates: list[Release] = []
   faults: list[Fault] = []
   for path in storage.files_through_links(root):
     match = _NAME.fullmatch(os.path.basename(path))
@@ -85,15 +85,15 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       if isinstance(release, Fault):
         faults.append(release)
       else:
-        found.append(release)
-  if not found:
+        candidates.append(release)
+  if not candidates:
     left_out = f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
     raise errors.InputError(
       f"{root}: no OPUS release below this folder; add some, such as "
       f"CORPUS/VERSION/moses/de-en.txt.zip{left_out}"
     )
   releases: dict[tuple[str, ...], Release] = {}
-  for release in sorted(found, key=lambda release: _FORMATS.index(release.format)):
+  for release in sorted(candidates, key=lambda release: _FORMATS.index(release.format)):
     codes = sorted(map(_fold, release.codes))
     releases.setdefault((release.corpus, release.version, *codes), release)
   return sorted(releases.values(), key=lambda release: release.name), faults
@@ -102,7 +102,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
 def read(release: Release) -> Iterator[Row | Fault]:
   """Yields the rows of a release in its order, and a fault for everything that is left out.
 
-  Nothing in the files raises: a damaged file yields what can be read, then a fault. Texts have no
+  Damaged files raise no error: they yield the rows that can be read, then a fault. Texts have no
   line ends and are otherwise unchanged; a side may be empty. Memory is bounded, whatever the length
   of the lines and the expansion of an archive.
   """
@@ -111,9 +111,9 @@ def read(release: Release) -> Iterator[Row | Fault]:
   )
   try:
     if release.format == "zip":
-      sides = _sides(archives.members(release.path), release.codes)
-      items = formats.parse_moses([(str(side), archives.member_chunks(side)) for side in sides])
-    else:  # The sides are in the order of the file, in TMX in that of the pair.
+      texts = _sides(archives.members(release.path), release.codes)
+      items = formats.parse_moses([(str(text), archives.member_chunks(text)) for text in texts])
+    else:  # Texts are in the order of the file; in TMX, in the order of the pair.
       items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
     yield Fault(release.path, str(error))
@@ -153,11 +153,11 @@ def _fold(code: str) -> str:
 
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member]:
-  """Returns the two members with the texts, in the order of `codes`; else raises DamagedError."""
-  sides = []
+  """Returns the members with the texts, in the order of `codes`; DamagedError if one is missing."""
+  texts = []
   for code in codes:
-    named = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]
-    if len(named) != 1:
-      raise archives.DamagedError(f"{len(named)} members end with .{code}; it needs one")
-    sides += named
-  return sides
+    matches = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]
+    if len(matches) != 1:
+      raise archives.DamagedError(f"{len(matches)} members end with .{code}; it needs one")
+    texts += matches
+  return texts

@@ -28,7 +28,7 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, NEAR_DUPLICATE)
 """Why a pair is left out, in the order of the checks."""
 FAULTS_KEPT = 20
-"""Maximum number of faults of a release with their places; all faults are counted."""
+"""Maximum number of faults of a release that are listed; all faults are counted."""
 FORMAT = 2
 """Version of the stages; increase it if a stage writes other output from the same input."""
 MEMORY_BYTES = 32 << 20
@@ -184,8 +184,7 @@ def merge(
 ) -> dict[str, dict[str, int]]:
   """Removes duplicates in one bucket of a language pair, and shuffles the rest.
 
-  Of several pairs with the same key, the first one stays: the one of the earlier file, then of the
-  earlier row.
+  Of several pairs with the same key, the first one stays, in the order of files and rows.
 
   Args:
     path: Output file. The tag of a row is the index of its corpus in `corpora`.
@@ -206,21 +205,22 @@ def merge(
   rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
   keys_N = rows["key"].to_numpy()
   texts = rows.select(["source", "target"])
-  # np.unique returns the index of the first of equal keys.
+  # np.unique returns the index of the first of equal keys; all later rows are repeated. Repeated
+  # rows with the same texts are duplicates; the others differ in case, punctuation or spaces.
   _, first_K, group_N = np.unique(keys_N, return_index=True, return_inverse=True)
   first_N = first_K[group_N]
   repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
   same_R = np.logical_and.reduce(
     [
-      pc.equal(side.take(repeated_R), side.take(first_N[repeated_R])).to_numpy()
-      for side in texts.columns
+      pc.equal(column.take(repeated_R), column.take(first_N[repeated_R])).to_numpy()
+      for column in texts.columns
     ]
   )
   ranks_K = ranks(keys_N[first_K], tags_N[first_K], names, seed)
   order_K = np.lexsort((keys_N[first_K], ranks_K))
-  ranks_K, kept_K = ranks_K[order_K], first_K[order_K]
-  tags_K = tags_N[kept_K]
-  merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(kept_K).columns]
+  ranks_K, row_K = ranks_K[order_K], first_K[order_K]
+  tags_K = tags_N[row_K]
+  merged = [ranks_K, tags_K.astype(np.uint16), *texts.take(row_K).columns]
   schema = MERGED.with_metadata({_COUNT: "1"})
   with parquet.ParquetWriter(path, schema, **_OPTIONS) as file:
     file.write_table(pa.table(merged, schema), row_group_size=_GROUP_ROWS)
@@ -242,8 +242,9 @@ def corpora(files: Sequence[CleanFile]) -> list[str]:
 
 
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
-  """Returns random numbers, uint64 [N], that depend only on seed, pair key and corpus."""
+  """Returns pseudo-random uint64 numbers [N] that only depend on seed, pair key and corpus."""
   secret = f"rank {seed}".encode()
+  # A keyed hash: the seed is the key, and one state per corpus has its name hashed already.
   states = [hashlib.blake2b(name.encode(), digest_size=8, key=secret) for name in corpora]
   keys = keys_N.astype("<u8").tobytes()
   digests = bytearray()
@@ -281,7 +282,7 @@ def write(
   Returns:
     The number of rows, and the bytes of the records.
   """
-  # The last rank instead of the rank after it, because 2**64 is not a uint64; 1 to 0 is empty.
+  # Bounds include the last rank, because 2**64 is not a uint64. The range 1 to 0 is empty.
   bounds_C = [bounds[name] for name in names]
   ranges = [(low, high - 1) if low < high else (1, 0) for low, high in bounds_C]
   low_C, last_C = np.array(ranges, np.uint64).T
@@ -289,19 +290,21 @@ def write(
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
+      # Ranks ascend, so no later row is in the shard.
       if not len(table) or rank_N[0] > last_C.max():
         return
       inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
-      taken = table.take(inside_N)
+      selection = table.take(inside_N)
       yield from zip(
-        taken["rank"].to_pylist(),
+        selection["rank"].to_pylist(),
         (names[tag].encode() for tag in tag_N[inside_N].tolist()),
-        taken["source"].to_pylist(),
-        taken["target"].to_pylist(),
+        selection["source"].to_pylist(),
+        selection["target"].to_pylist(),
         strict=True,
       )
 
   examples = dataset_shards.Examples(*languages)
+  # Rows of each file ascend by rank, and so do the merged rows.
   records = (examples.example(*texts) for _, *texts in heapq.merge(*map(rows, merged)))
   count, size = dataset_shards.write(path, records)
   return {"rows": count, "bytes": size}

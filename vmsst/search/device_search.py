@@ -23,7 +23,7 @@ def search(
   k_target: int | None,
   /,
 ) -> exact_search.Both:
-  """The `Search` for the machine it runs on: accelerators, or NumPy if there are none."""
+  """The `Search` for this machine: on accelerators if JAX has any, otherwise in NumPy."""
   on_cpu = jax.default_backend() == "cpu"
   return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 
@@ -45,11 +45,11 @@ def search_on_devices(
     target: See `Search`.
     k_source: See `Search`.
     k_target: See `Search`.
-    sources: Sources to compare at once, replicated on the devices.
-    targets: Targets to compare at once, sharded over them. Scores of the defaults take 1 GB.
+    sources: Sources per block, replicated on all devices.
+    targets: Targets per block, sharded over the devices. With the defaults, scores take 1 GB.
   """
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
-  whole, shared = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
+  replicated, sharded = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
   width, height = _block_size(len(target.row_N), targets), _block_size(len(source.row_N), sources)
   width += -width % mesh.size
   forward = exact_search.no_neighbors(len(source.row_N), k_source)
@@ -58,16 +58,16 @@ def search_on_devices(
   for rows, source_BD in source.unit_blocks(height):
     shape = height, k_source
     best = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int32)
-    query_BD, best = jax.device_put((_pad_rows(source_BD, height), best), whole)
-    waiting = None
+    query_BD, best = jax.device_put((_pad_rows(source_BD, height), best), replicated)
+    pending = None
     for columns, target_CD in target.unit_blocks(width):
-      base_CD = jax.device_put(_pad_rows(target_CD, width), shared)
+      base_CD = jax.device_put(_pad_rows(target_CD, width), sharded)
       size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
-      best, near = step(query_BD, base_CD, best, size_2, np.int32(columns.start))
-      # Merges the block before while the devices compute this one.
-      _merge_backward(backward, waiting, rows.start)
-      waiting = columns, near
-    _merge_backward(backward, waiting, rows.start)
+      best, block_best = step(query_BD, base_CD, best, size_2, np.int32(columns.start))
+      # Merge the previous block while the devices compute this one.
+      _merge_backward(backward, pending, rows.start)
+      pending = columns, block_best
+    _merge_backward(backward, pending, rows.start)
     forward.score_NK[rows], forward.index_NK[rows] = (np.asarray(x)[: len(source_BD)] for x in best)
   return forward, backward
 
@@ -76,8 +76,8 @@ def _merge_backward(
   backward: exact_search.Neighbors | None, block: tuple[slice, Best] | None, start: int
 ) -> None:
   if backward is not None and block is not None:
-    columns, near = block
-    score_CK, index_CK = (np.asarray(x)[: columns.stop - columns.start] for x in near)
+    columns, neighbors = block
+    score_CK, index_CK = (np.asarray(x)[: columns.stop - columns.start] for x in neighbors)
     exact_search.merge(backward, columns, exact_search.Neighbors(index_CK, score_CK), start)
 
 
@@ -87,7 +87,7 @@ def _step(mesh: Mesh, backward: int | None):
 
   Args:
     mesh: Devices over which targets are sharded.
-    backward: Number of sources to find for each target; None: no search in that direction.
+    backward: Number of sources to find for each target. None skips this direction.
   """
 
   def compare_block(
@@ -97,14 +97,14 @@ def _step(mesh: Mesh, backward: int | None):
     size_2: Int[Array, "2"],
     column: Int[Array, ""],
   ) -> tuple[Best, Best | None]:
-    """Returns the best targets of the sources so far, and each target's best in the block.
+    """Returns the best targets of each source so far, and the best sources in the block.
 
     Args:
       query_BD: Unit vectors of sources, padded at the end.
-      base_CD: This device's unit vectors of targets; the last ones are padded at the end.
-      best: Best targets of each source so far.
+      base_CD: This device's unit vectors of targets. The last device has the padding at the end.
+      best: Best targets of each source in earlier blocks.
       size_2: Number of sources and targets without padding.
-      column: Number of the block's first target.
+      column: Row number of the block's first target.
     """
     score_BC = jnp.matmul(query_BD, base_CD.T, precision=jax.lax.Precision.HIGHEST)
     height, width = score_BC.shape
@@ -113,12 +113,13 @@ def _step(mesh: Mesh, backward: int | None):
     real_B1 = jnp.arange(height)[:, None] < size_2[0]
     score_BC = jnp.where(real_C & real_B1, score_BC, -jnp.inf)
     score_BK, index_BK = jax.lax.top_k(score_BC, min(best[0].shape[1], width))
-    # Devices are in the order of their targets, and top_k prefers earlier entries.
-    rest = (
+    # Ties go to the lower row: devices are in the order of their targets, and top_k prefers
+    # earlier entries.
+    block_best = (
       jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)
       for x in (score_BK, index_BK + first + column)
     )
-    score_BL, index_BL = (jnp.concatenate(x, axis=1) for x in zip(best, rest, strict=True))
+    score_BL, index_BL = (jnp.concatenate(x, axis=1) for x in zip(best, block_best, strict=True))
     score_BK, order_BK = jax.lax.top_k(score_BL, best[0].shape[1])
     best = score_BK, jnp.take_along_axis(index_BL, order_BK, axis=1)
     if backward is None:
@@ -126,21 +127,21 @@ def _step(mesh: Mesh, backward: int | None):
     score_CK, index_CK = jax.lax.top_k(score_BC.T, backward)
     return best, (score_CK, index_CK)
 
-  whole, shared = PartitionSpec(), PartitionSpec(_AXIS)
+  replicated, sharded = PartitionSpec(), PartitionSpec(_AXIS)
   return jax.jit(
     jax.shard_map(
       compare_block,
       mesh=mesh,
-      in_specs=(whole, shared, whole, whole, whole),
-      out_specs=(whole, None if backward is None else shared),
+      in_specs=(replicated, sharded, replicated, replicated, replicated),
+      out_specs=(replicated, None if backward is None else sharded),
       check_vma=False,
     )
   )
 
 
-def _block_size(count: int, most: int) -> int:
-  """Returns a block size for `count` vectors; powers of two, so that few shapes are compiled."""
-  return min(most, 1 << max(count - 1, 0).bit_length())
+def _block_size(count: int, limit: int) -> int:
+  """Returns a block size for `count` vectors: a power of two, so that JAX compiles few shapes."""
+  return min(limit, 1 << max(count - 1, 0).bit_length())
 
 
 def _pad_rows(rows_NX: np.ndarray, height: int) -> np.ndarray:

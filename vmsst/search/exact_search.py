@@ -1,9 +1,9 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
-Vectors may be on disk: they are read in blocks and never held or normalized as a whole. Results
-are in temporary files if they are large. Among equally near vectors the one of the lowest row comes
-first. Large matrix products round by place, so that copies of a vector can differ in the last bit
-of their cosines: remove duplicates before a search.
+Vectors may be on disk: they are read and normalized in blocks and never held as a whole. Large
+results are in temporary files. Ties go to the lowest row. The rounding of a large matrix product
+depends on the position of a row, so copies of a vector can differ in the last bit of their cosines.
+Remove duplicates before a search.
 """
 
 import collections
@@ -20,21 +20,21 @@ from vmsst import errors
 from vmsst.io import array_files
 
 BLOCK_ROWS = 1 << 14
-"""Rows of vectors, or of what is stored per vector, in memory at once."""
+"""Default number of rows that are in memory at once."""
 
 _HELD_ROWS = 1 << 13  # Sources in memory while all targets are read.
-_READ_ROWS = 1 << 11  # Targets read at once.
-_TASK_ROWS = 1 << 11  # Sources per task of a thread: fixed, so that rounding is too.
+_READ_ROWS = 1 << 11  # Targets per read.
+_TASK_ROWS = 1 << 11  # Sources per task of a thread; constant, so that rounding never changes.
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
-_SEARCHING = threading.Lock()  # Held by the thread that has set BLAS to one thread.
-# Sources and targets of a block of `search_blocks`: multiples of the rows that a search reads at
-# once. Sources are in at least 8 blocks if these have 8,192 or more.
+_SEARCHING = threading.Lock()  # Held by the thread that limits BLAS to one thread.
+# Sources and targets per block of `search_blocks`: multiples of the rows that a search reads at
+# once. Sources are divided into 8 blocks, or fewer if a block would have less than 8,192 rows.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 
 
 class Rows(Protocol):
-  """Vectors [N, D] that can be read in blocks: an array, in memory or mapped, or its shards."""
+  """Vectors [N, D] that can be read in blocks: an array, a memory map, or several shards."""
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Rows(Protocol):
 
 
 class Selection(NamedTuple):
-  """Some rows of vectors, which are read when they are used.
+  """A subset of rows. The vectors are read when they are needed.
 
   Attributes:
     rows: The vectors.
@@ -56,18 +56,18 @@ class Selection(NamedTuple):
   row_N: np.ndarray | range
 
   def unit_blocks(self, height: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields places of selected rows and their vectors at length 1, float32 [B, D], B <= height."""
-    for places in blocks(len(self.row_N), height):
-      row_B = self.row_N[places]
+    """Yields positions in `row_N` and unit vectors of these rows, float32 [B, D], B <= height."""
+    for positions in blocks(len(self.row_N), height):
+      row_B = self.row_N[positions]
       first = int(row_B[0])
       block_BD = np.asarray(self.rows[first : int(row_B[-1]) + 1])
       if len(block_BD) != len(row_B):
         block_BD = block_BD[np.asarray(row_B) - first]
-      yield places, unit_rows(block_BD, places.start)
+      yield positions, unit_rows(block_BD, positions.start)
 
 
 class Neighbors(NamedTuple):
-  """The K nearest vectors of each of N, nearest first.
+  """The K nearest neighbors of N vectors, nearest first.
 
   Attributes:
     index_NK: Row numbers, int64.
@@ -82,7 +82,7 @@ Both = tuple[Neighbors, Neighbors | None]
 
 
 class Search(Protocol):
-  """Finds the nearest rows between two sides: on CPUs, on devices, in blocks, or in an index."""
+  """A nearest-neighbor search: on CPUs, on devices, in blocks, or in an index."""
 
   def __call__(
     self, source: Selection, target: Selection, k_source: int, k_target: int | None, /
@@ -93,20 +93,20 @@ class Search(Protocol):
       source: N vectors.
       target: M vectors.
       k_source: Number of targets to find for each source, at most M.
-      k_target: Number of sources to find for each target, at most N; None: do not search them.
+      k_target: Number of sources to find for each target, at most N. None skips this direction.
     """
 
 
 Block = tuple[Selection, Selection, int, int | None]
-"""The arguments of a `Search` of some sources and targets."""
+"""The arguments of a `Search` in a block of sources and targets."""
 
 
 def search(source: Selection, target: Selection, k_source: int, k_target: int | None, /) -> Both:
-  """The `Search` for CPUs: computes each score once, for both directions.
+  """The `Search` for CPUs. It computes each score once, for both directions.
 
-  Threads compute blocks of scores and find those that may be among the best, which this thread
-  merges in order, so that none waits while others work. Searches in several threads of a process
-  take turns.
+  Worker threads compute blocks of scores and select the scores that may be among the best. The
+  calling thread merges them in order, so that the workers never wait for each other. Searches in
+  several threads of a process take turns.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -134,11 +134,11 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
       while computing:
         row, column, task = computing.popleft()
         computing.extend(itertools.islice(tasks, 1))
-        (row_R, near), *near_back = task.result()
-        merge(forward, row + row_R, near, column)
+        (row_R, neighbors), *near_back = task.result()
+        merge(forward, row + row_R, neighbors, column)
         if backward is not None:
-          ((column_R, near),) = near_back
-          merge(backward, column + column_R, near, row)
+          ((column_R, neighbors),) = near_back
+          merge(backward, column + column_R, neighbors, row)
   return forward, backward
 
 
@@ -152,9 +152,9 @@ def search_blocks(
   search: Search = search,
   run_blocks: Callable[[Search, Sequence[Block]], Iterable[Both]] = itertools.starmap,
 ) -> Both:
-  """A `Search` that divides a large one into blocks, with the result of a search in one.
+  """A `Search` that divides a large search into blocks. The result is the same.
 
-  Blocks begin at rows where `search` would begin to read anyway, so that not even rounding changes.
+  Blocks start at rows where `search` starts a read in any case, so that not even rounding changes.
 
   Args:
     source: See `Search`.
@@ -162,7 +162,8 @@ def search_blocks(
     k_source: See `Search`.
     k_target: See `Search`.
     search: Searches a block.
-    run_blocks: Applies `search` to blocks, in order, perhaps in other processes.
+    run_blocks: Applies `search` to blocks and yields the results in order, perhaps from other
+      processes.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -173,7 +174,7 @@ def search_blocks(
     for rows in blocks(len(source.row_N), height)
     for columns in blocks(len(target.row_N), _BLOCK_TARGETS)
   ]
-  parts = [
+  tasks = [
     (
       source._replace(row_N=source.row_N[rows]),
       target._replace(row_N=target.row_N[columns]),
@@ -182,22 +183,22 @@ def search_blocks(
     )
     for rows, columns in spans
   ]
-  for (rows, columns), (near, near_back) in zip(spans, run_blocks(search, parts), strict=True):
-    merge(forward, rows, near, columns.start)
+  for (rows, columns), (neighbors, near_back) in zip(spans, run_blocks(search, tasks), strict=True):
+    merge(forward, rows, neighbors, columns.start)
     if backward is not None and near_back is not None:
       merge(backward, columns, near_back, rows.start)
   return forward, backward
 
 
 def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -> Neighbors:
-  """Returns the k nearest vectors of a base for every query, by cosine, or all.
+  """Returns the k nearest vectors of a base for every query, by cosine; all if M < k.
 
   Args:
-    query_ND: Vectors of the queries, of any length, `Rows` or a `Selection`; or one
-      vector [D], which is [1, D].
-    base_MD: The vectors to search, the same; read in blocks.
+    query_ND: Query vectors of any length: an array, `Rows` or a `Selection`. One vector [D] counts
+      as [1, D].
+    base_MD: The vectors to search, likewise; they are read in blocks.
     k: Neighbors per query, a small number.
-    search: Finds them; `vmsst.search.device_search.search` uses accelerators.
+    search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
 
   Raises:
     ValueError: shapes are not [N, D] and [M, D], the base is empty, a value is not finite, or k is
@@ -216,8 +217,8 @@ def mutual_top_k(
 ) -> tuple[Neighbors, Neighbors]:
   """Returns the k nearest targets of every source and the k nearest sources of every target.
 
-  This is `top_k` in both directions, which computes each cosine once. It raises ValueError also if
-  there are no sources.
+  This function is like `top_k` in both directions, but computes each cosine once. It also raises
+  ValueError if no sources are given.
   """
   source, target, k = _as_selections(source_ND, target_MD, k)
   counts = len(source.row_N), len(target.row_N)
@@ -229,32 +230,32 @@ def mutual_top_k(
 
 
 def _as_selections(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, Selection, int]:
-  sides = [
-    side if hasattr(side, "shape") or isinstance(side, Selection) else np.asarray(side)
-    for side in (source_ND, target_MD)
+  inputs = [
+    rows if hasattr(rows, "shape") or isinstance(rows, Selection) else np.asarray(rows)
+    for rows in (source_ND, target_MD)
   ]
-  shapes = [(side.rows if isinstance(side, Selection) else side).shape for side in sides]
+  shapes = [(rows.rows if isinstance(rows, Selection) else rows).shape for rows in inputs]
   for shape in shapes:
     if len(shape) != 2:
       raise ValueError(f"the shape must be [N, D], not {shape}")
   if shapes[0][1] != shapes[1][1]:
     raise ValueError(f"both sides must have one width, not {shapes[0][1]} and {shapes[1][1]}")
   source, target = (
-    side if isinstance(side, Selection) else Selection(side, range(shape[0]))
-    for side, shape in zip(sides, shapes, strict=True)
+    rows if isinstance(rows, Selection) else Selection(rows, range(shape[0]))
+    for rows, shape in zip(inputs, shapes, strict=True)
   )
   return source, target, errors.as_integer("k", k)
 
 
 def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
-  """Returns the rows at length 1, float32; rows of zeros stay zeros.
+  """Scales rows to length 1, float32; rows of zeros stay zeros.
 
   Args:
     vectors_ND: The rows.
-    first: Number of the first row, for messages.
+    first: Number of the first row, for error messages.
 
   Raises:
-    ValueError: the shape is not [N, D], or a value or a length is not finite as float32.
+    ValueError: the shape is not [N, D], or a value or a length is not finite in float32.
   """
   if getattr(vectors_ND, "dtype", None) in (np.int8, np.uint8):
     raise ValueError(
@@ -274,37 +275,37 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
 
 
 def no_neighbors(count: int, k: int) -> Neighbors:
-  """Returns neighbors before a search: row 0 with a cosine of -inf."""
+  """Returns the initial result of a search: row 0 with a cosine of -inf."""
   return Neighbors(
     array_files.full((count, k), 0, np.int64), array_files.full((count, k), -np.inf, np.float32)
   )
 
 
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
-  """Merges new neighbors of some rows into the best.
+  """Merges new neighbors of some rows into the best neighbors so far, in place.
 
-  The numbers of the new neighbors count from `start`; they come after all others.
+  Row numbers of the new neighbors count from `start` and exceed all earlier ones.
   """
   score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
   index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)
-  # Stable: among equal scores the earlier row comes first.
+  # A stable sort, so that ties go to the earlier row.
   order_RK = np.argsort(-score_RL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
   best.score_NK[rows] = np.take_along_axis(score_RL, order_RK, axis=1)
   best.index_NK[rows] = np.take_along_axis(index_RL, order_RK, axis=1)
 
 
 def blocks(count: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
-  """Yields the blocks of `count` rows."""
+  """Divides `count` rows into consecutive slices of at most `size` rows."""
   return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _better(
   source_PD: np.ndarray, target_CD: np.ndarray, best_PK: np.ndarray, best_CK: np.ndarray | None
 ) -> list[tuple[np.ndarray, Neighbors]]:
-  """Returns what can change the best scores of rows and, if these are given, of columns.
+  """Returns the rows (and columns, unless `best_CK` is None) with better neighbors in this block.
 
-  Only scores above the worst of the best so far can: blocks are merged in order, so that among
-  equal scores, the best so far have the lower numbers.
+  A score must exceed the worst of the best scores so far. An equal score does not count: blocks are
+  merged in order, so that the neighbors so far have lower row numbers.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)
@@ -316,24 +317,24 @@ def _better(
     k = best_CK.shape[1]
     group_CG = score_BC.reshape(-1, _GROUP, len(target_CD)).max(axis=1).T
     column_R = np.flatnonzero(group_CG.max(axis=1) > best_CK[:, -1])
-    # The k best rows are in the k groups with the highest maxima; among equal ones in the first.
+    # The k best rows are in the k groups with the highest maxima; ties go to the first group.
     group_RK = np.sort(_top_k(np.ascontiguousarray(group_CG[column_R]), k).index_NK, axis=1)
     row_RL = (group_RK[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(
       len(column_R), group_RK.shape[1] * _GROUP
     )
-    near = _top_k(score_BC[row_RL, column_R[:, None]], k)
-    index_RK = np.take_along_axis(row_RL, near.index_NK, axis=1)
-    better.append((column_R, Neighbors(index_RK, near.score_NK)))
+    neighbors = _top_k(score_BC[row_RL, column_R[:, None]], k)
+    index_RK = np.take_along_axis(row_RL, neighbors.index_NK, axis=1)
+    better.append((column_R, Neighbors(index_RK, neighbors.score_NK)))
   return better
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
-  """Returns the k best columns of each row, or all, ties by first column; overwrites the scores."""
-  near = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
+  """Returns up to k best columns of each row; ties go to the first. Overwrites the scores."""
+  neighbors = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
-  for rank in range(near.index_NK.shape[1]):
+  for rank in range(neighbors.index_NK.shape[1]):
     index_N = score_NM.argmax(axis=1)
-    near.index_NK[:, rank] = index_N
-    near.score_NK[:, rank] = score_NM[row_N, index_N]
+    neighbors.index_NK[:, rank] = index_N
+    neighbors.score_NK[:, rank] = score_NM[row_N, index_N]
     score_NM[row_N, index_N] = -np.inf
-  return near
+  return neighbors

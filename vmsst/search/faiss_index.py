@@ -1,10 +1,11 @@
-"""Indexes of FAISS: approximate nearest neighbors, with exact cosines from the stored vectors.
+"""FAISS indexes: approximate nearest neighbors with exact cosines.
 
-An index finds candidates by their codes; the vectors of these are read and compared exactly, as in
-`exact_search`. Thus scores are exact, but a vector that is not a candidate is never found.
+An index finds candidates by their compressed codes. Then the candidates' vectors are read and
+compared exactly, as in `exact_search`. Scores are therefore exact, but a vector that is not a
+candidate is never found.
 
-A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, a number of lists of nearby
-vectors, and the code of a vector. Vectors have length 1, and FAISS's scores are inner products.
+A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, the number of inverted lists, and
+the code of a vector. Vectors have length 1, and FAISS's scores are inner products.
 """
 
 import contextlib
@@ -22,9 +23,9 @@ from vmsst.io import array_files, input_files, manifest, progress_bar
 from vmsst.search import exact_search, vector_store
 
 FILE = "index.faiss"
-"""File of an index in a folder that `vmsst index` wrote."""
+"""Name of the index file in a folder written by `vmsst index`."""
 SHARD_ROWS = 1 << 20
-"""Vectors that are added to an index together."""
+"""Number of vectors that a job adds to an index at once."""
 
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
@@ -32,30 +33,30 @@ _PATTERN = re.compile(
   r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ is filled in lists only
 )
 _EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
-# Fewer vectors than this are searched exactly in a few milliseconds.
+# Below this number of vectors, an exact search takes a few milliseconds.
 _FLAT_BELOW = 20_000
-# A bit per dimension is the default code of fewer vectors than this, of at least this width.
+# The default code has a bit per dimension below this number of vectors and from this width on.
 _BITS_BELOW, _BITS_FROM = 10_000_000, 256
-_MOST_PARTS = 64  # Bytes of the other default code.
+_MOST_PARTS = 64  # Otherwise, the maximum number of bytes of the default code (PQ).
 _LEAST_PROBES = 32
 # Training vectors: FAISS asks for at least 39 per centroid and uses at most 256.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
 # Training of codes: rounds of the rotation and of k-means, and vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
-_QUERIES = 1 << 11  # Searched together.
-_PIECE = 64  # Queries per thread when candidates are compared.
+_QUERIES = 1 << 11  # Queries per call of FAISS.
+_PIECE = 64  # Queries per task of a thread that compares candidates.
 _CANDIDATES, _PER_NEIGHBOR = 64, 8
-_SEED = 0  # Of the training sample.
-_TINY = 1e-12  # Squared lengths that float32 computes without loss are above.
+_SEED = 0  # Seed of the training sample.
+_TINY = 1e-12  # Below this squared length (or above 1 / _TINY), float32 loses precision.
 
 
 def training_rows(factory: str) -> int:
-  """Returns how many vectors to train a factory string on, if there are as many; 0: no training.
+  """Returns the training sample size of a factory string; 0 if it needs no training.
 
   Codes are `Flat` (float32), `SQfp16`, `SQ8` (a byte per dimension), `RaBitQ` (a bit per dimension)
-  and `PQ64` (64 bytes). `IVF` with a number of lists may precede it, and `OPQ`, `PCA`, `PCAR` or
-  `RR` that. Indexes of other strings cannot be filled in shards, or not be searched among some of
-  the vectors.
+  and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code. `OPQ`, `PCA`, `PCAR` or
+  `RR` may come first. Other strings are not supported, because FAISS cannot fill these indexes in
+  shards or search a subset of their vectors.
 
   Raises:
     InputError: the string is not supported.
@@ -68,27 +69,30 @@ def training_rows(factory: str) -> int:
 
 
 def default_factory(count: int, dimension: int) -> str:
-  """Returns the default for a number of vectors.
+  """Returns the default factory string for a number of vectors and their width.
 
-  `Flat`, which is exact, below 20,000 vectors. Above, inverted lists: the lowest power of two of at
-  least 4 sqrt(count), which is 4,096 at a million and 65,536 at 100 million. Their codes are
-  `RaBitQ` after a random rotation below 10 million vectors, the faster and more accurate one there,
-  and 64 bytes of `OPQ` and `PQ` from 10 million on, as in CCMatrix, and for vectors of fewer than
-  256 dimensions. For widths that are not a multiple of 64, PQ has the largest divisor below 64.
+  Below 20,000 vectors, the default is `Flat`: an exact search. Larger indexes have inverted lists.
+  Their number is the lowest power of two of at least 4 sqrt(count): 4,096 for a million vectors and
+  65,536 for 100 million.
+
+  Below 10 million vectors, the codes are `RaBitQ` after a random rotation, because they are faster
+  and more accurate there. From 10 million vectors on, and for vectors of fewer than 256 dimensions,
+  they are 64 bytes of `OPQ` and `PQ`, as in CCMatrix. If 64 does not divide the width, PQ uses the
+  largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
   lists = 1 << math.ceil(math.log2(4 * math.sqrt(count)))
   if count < _BITS_BELOW and dimension >= _BITS_FROM:
     return f"RR{dimension},IVF{lists},RaBitQ"
-  parts = max(m for m in range(1, _MOST_PARTS + 1) if dimension % m == 0)
-  return f"OPQ{parts},IVF{lists},PQ{parts}"
+  size = max(m for m in range(1, _MOST_PARTS + 1) if dimension % m == 0)
+  return f"OPQ{size},IVF{lists},PQ{size}"
 
 
 def library() -> Any:
   """Returns the module faiss; raises InputError if it is not installed."""
-  # Its threads wait for each other thousands of times. On a busy machine, those that wait actively
-  # take the time of those that work.
+  # FAISS's threads synchronize thousands of times. With active waiting, idle threads take CPU time
+  # from busy threads.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
   with errors.requires("faiss", "an index"):
     import faiss
@@ -119,10 +123,10 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
 
 
 def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
-  """Adds some vectors, at length 1, numbered by their rows."""
+  """Adds the vectors of some rows to an index, scaled to length 1. Ids are row numbers."""
   ivf = _inverted_file(index)
-  for part in exact_search.blocks(span.stop - span.start):
-    first, stop = span.start + part.start, span.start + part.stop
+  for block in exact_search.blocks(span.stop - span.start):
+    first, stop = span.start + block.start, span.start + block.stop
     unit_BD = exact_search.unit_rows(rows[first:stop], first)
     if ivf is None:
       index.add(unit_BD)
@@ -131,27 +135,27 @@ def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
 
 
 def sample(rows: vector_store.Vectors, factory: str) -> np.ndarray:
-  """Returns unit vectors to train an index on, float32 [S, D]: a seeded random sample."""
+  """Returns a seeded random sample of unit vectors, float32 [S, D], to train an index on."""
   count = min(len(rows), training_rows(factory))
   row_S = np.random.default_rng(_SEED).choice(len(rows), count, replace=False, shuffle=False)
   row_S.sort()
   sample_SD = np.empty((count, rows.shape[1]), np.float32)
-  for part in exact_search.blocks(count):
-    sample_SD[part] = exact_search.unit_rows(rows.take(row_S[part]))
+  for block in exact_search.blocks(count):
+    sample_SD[block] = exact_search.unit_rows(rows.take(row_S[block]))
   return sample_SD
 
 
 def build_index(vectors: Any, factory: str | None = None) -> "Index":
-  """Returns an index of vectors, in memory.
+  """Builds an index of vectors in memory.
 
   Args:
     vectors: As in `vector_store.open_vectors`.
-    factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64", see `training_rows`; default:
-      by the number of vectors, see `default_factory`.
+    factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64"; see `training_rows` (default:
+      depends on the number of vectors, see `default_factory`).
 
   Raises:
-    InputError: FAISS is not installed, there are no vectors, or the string is not supported or does
-      not suit them.
+    InputError: FAISS is not installed, no vectors are given, or the factory string is not supported
+      or does not suit the vectors.
   """
   rows = vector_store.open_vectors(vectors)
   factory = check(rows, factory)
@@ -161,7 +165,7 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
 
 
 def check(rows: vector_store.Vectors, factory: str | None) -> str:
-  """Returns the factory string of an index, or the default; errors are as in `build_index`."""
+  """Checks a factory string and returns it, or the default. Errors are as in `build_index`."""
   factory = factory or default_factory(*rows.shape)
   training_rows(factory)
   new(factory, rows.shape[1])
@@ -175,17 +179,17 @@ def write(index: Any, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
-  """Reads a file of `write` whose checksum has been verified: FAISS can crash on others.
+  """Reads an index that `write` wrote. Verify its checksum first: FAISS can crash on damaged files.
 
   Args:
     path: The file, local or in an object store.
-    mapped: Leave inverted lists on disk, as a memory map that cannot be changed.
+    mapped: Whether to leave inverted lists on disk, as a read-only memory map.
 
   Raises:
-    InputError: this FAISS cannot read it.
+    InputError: this version of FAISS cannot read the file.
   """
   faiss = library()
-  # A map of a copy stays valid when its name is removed.
+  # The memory map stays valid after the local copy is removed.
   with (
     _faiss_errors(f"{os.fspath(path)}: this version of FAISS cannot read it"),
     storage.local_copy(path) as local,
@@ -194,17 +198,17 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
 
 
 def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
-  """Opens an index as a memory map, after verifying its checksum and that of its vectors.
+  """Opens an index as a memory map, after verifying the checksums of the index and the vectors.
 
-  The file of an index in an object store is copied to this machine until the process ends.
+  An index in an object store is copied to this machine. The copy is removed when the process ends.
 
   Args:
-    folder: A folder that `vmsst index` wrote.
-    vectors: The vectors from which it was built, as in `vector_store.open_vectors`.
+    folder: A folder written by `vmsst index`.
+    vectors: The vectors from which the index was built, as in `vector_store.open_vectors`.
 
   Raises:
-    InputError: there is no complete index, it is damaged or of other vectors, or FAISS is not
-      installed.
+    InputError: the index is missing, incomplete or damaged, it belongs to other vectors, or FAISS
+      is not installed.
   """
   rows = vector_store.open_vectors(vectors)
   record = manifest.read(folder, "give a folder that `vmsst index` wrote, or build it again")
@@ -223,14 +227,14 @@ class Index:
   """An index to search, and the vectors from which it was built.
 
   Attributes:
-    factory: Its factory string.
+    factory: Factory string.
     rows: The vectors.
-    lists: Number of inverted lists; 0: none.
-    shape: Number and width of the vectors in it.
+    lists: Number of inverted lists; 0 if it has none.
+    shape: Number and width of the vectors.
   """
 
   def __init__(self, index: Any, factory: str, rows: vector_store.Vectors):
-    """Prepares a filled index."""
+    """Wraps a filled FAISS index."""
     self.factory, self.rows = factory, rows
     self._index, self._ivf = index, _inverted_file(index)
     self.lists: int = 0 if self._ivf is None else self._ivf.nlist
@@ -238,7 +242,7 @@ class Index:
 
   @property
   def exact(self) -> bool:
-    """Whether it holds the vectors as they are, so that it finds what an exact search finds."""
+    """Whether the index stores uncompressed vectors, so that its results are exact."""
     return self.factory == "Flat"
 
   def nearest(
@@ -250,15 +254,15 @@ class Index:
     probes: int | None = None,
     candidates: int | None = None,
   ) -> exact_search.Neighbors:
-    """Returns about the k nearest rows of each query, or all; ties by lowest row.
+    """Returns approximately the k nearest rows of each query; ties go to the lowest row.
 
     Args:
       query_ND: Queries at length 1, float32.
       k: Neighbors per query.
-      wanted_N: Whether to search each row; None: all.
-      probes: Lists to search per query; None: half the square root of their number, but at least
-        32.
-      candidates: Vectors per query to compare exactly; None: 8 per neighbor, but at least 64.
+      wanted_N: Whether to search each row (default: all rows).
+      probes: Lists to search per query (default: half the square root of their number, but at least
+        32).
+      candidates: Vectors per query to compare exactly (default: 8 per neighbor, but at least 64).
     """
     total = self.shape[0] if wanted_N is None else int(np.count_nonzero(wanted_N))
     k = min(k, total)
@@ -268,13 +272,13 @@ class Index:
       for block in exact_search.blocks(len(query_ND), _QUERIES):
         query_BD = query_ND[block]
         row_BC = self.candidates(query_BD, count, wanted_N, probes)
-        # The lists of a few queries have fewer vectors than requested.
+        # If the probed lists have too few vectors for a query, search all lists.
         lacking_P = np.flatnonzero((row_BC[:, :k] < 0).any(axis=1))
         if len(lacking_P):
           row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
-        parts = list(exact_search.blocks(len(query_BD), _PIECE))
+        pieces = list(exact_search.blocks(len(query_BD), _PIECE))
         best = (x[block] for x in neighbors)
-        args = ([x[part] for part in parts] for x in (query_BD, row_BC, *best))
+        args = ([x[piece] for piece in pieces] for x in (query_BD, row_BC, *best))
         list(pool.map(self._rescore, *args))
     return neighbors
 
@@ -285,7 +289,7 @@ class Index:
     wanted_N: np.ndarray | None = None,
     probes: int | None = None,
   ) -> np.ndarray:
-    """Returns the rows of about the nearest vectors by their codes, int64 [N, C]; -1 for none."""
+    """Returns the rows with the nearest codes, approximately, int64 [N, C]; -1 if too few."""
     faiss = library()
     selected = {}
     if wanted_N is not None and not wanted_N.all():
@@ -302,9 +306,9 @@ class Index:
   def _rescore(
     self, query_BD: np.ndarray, row_BC: np.ndarray, index_BK: np.ndarray, score_BK: np.ndarray
   ) -> None:
-    """Sets the nearest candidates by their vectors, and their scores."""
-    stored_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
-    score_BC = _cosines(query_BD, stored_PD.reshape(*row_BC.shape, -1))
+    """Compares the candidates' vectors; writes the nearest rows and their scores in place."""
+    vector_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
+    score_BC = _cosines(query_BD, vector_PD.reshape(*row_BC.shape, -1))
     score_BC[row_BC < 0] = -np.inf
     order_BK = np.lexsort((row_BC, -score_BC))[:, : index_BK.shape[1]]
     index_BK[:] = np.take_along_axis(row_BC, order_BK, axis=1)
@@ -312,7 +316,7 @@ class Index:
 
 
 def index_search(source_index: Index, target_index: Index) -> exact_search.Search:
-  """Returns a `Search` among rows of the vectors of two indexes."""
+  """Returns a `Search` between the vectors of two indexes."""
 
   def search(
     source: exact_search.Selection,
@@ -321,21 +325,21 @@ def index_search(source_index: Index, target_index: Index) -> exact_search.Searc
     k_target: int | None,
     /,
   ) -> exact_search.Both:
-    ways = [(source, target_index, target, k_source)]
+    directions = [(source, target_index, target, k_source)]
     if k_target is not None:
-      ways.append((target, source_index, source, k_target))
+      directions.append((target, source_index, source, k_target))
     results = []
-    with progress_bar.Bar(total=sum(len(way[0].row_N) for way in ways), unit=" searches") as bar:
-      for queries, index, base, k in ways:
+    with progress_bar.Bar(total=sum(len(x[0].row_N) for x in directions), unit=" searches") as bar:
+      for queries, index, base, k in directions:
         wanted_N = array_files.full(index.shape[0], False, bool)
         wanted_N[base.row_N] = True
-        near = exact_search.no_neighbors(len(queries.row_N), k)
+        neighbors = exact_search.no_neighbors(len(queries.row_N), k)
         for rows, query_BD in queries.unit_blocks(_QUERIES):
-          found = index.nearest(query_BD, k, wanted_N)
-          near.index_NK[rows] = np.searchsorted(base.row_N, found.index_NK)
-          near.score_NK[rows] = found.score_NK
+          nearest = index.nearest(query_BD, k, wanted_N)
+          neighbors.index_NK[rows] = np.searchsorted(base.row_N, nearest.index_NK)
+          neighbors.score_NK[rows] = nearest.score_NK
           bar.update(len(query_BD))
-        results.append(near)
+        results.append(neighbors)
     return results[0], results[1] if k_target is not None else None
 
   return search
@@ -348,9 +352,9 @@ def _inverted_file(index: Any) -> Any:
 
 
 def _train_briefly(index: Any, ivf: Any) -> None:
-  """Limits the training of codes, of which FAISS's defaults take an hour on two cores.
+  """Shortens the training of codes. With FAISS's defaults, it takes an hour on two cores.
 
-  Candidates are compared exactly, so that slightly better codes change little.
+  Candidates are compared exactly, so slightly better codes would change little.
   """
   faiss = library()
   if isinstance(index, faiss.IndexPreTransform):
@@ -363,7 +367,7 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       codes.cp.min_points_per_centroid = 1
       codes.this.disown()  # FAISS keeps the address.
       transform.pq = codes
-  if ivf is not None:  # FAISS warns about few vectors, once for each part of them.
+  if ivf is not None:  # Otherwise, FAISS warns about few training vectors many times.
     ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
     ivf.do_polysemous_training = False  # Orders codes for a kind of search that is not used.
@@ -374,7 +378,7 @@ def _train_briefly(index: Any, ivf: Any) -> None:
 
 @contextlib.contextmanager
 def _faiss_errors(problem: str) -> Iterator[None]:
-  """Turns errors of FAISS into InputError, without the place in its source."""
+  """Turns errors of FAISS into InputError, without the source location in the message."""
   try:
     yield
   except RuntimeError as error:
@@ -387,7 +391,7 @@ def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:
   vector_BCD = vector_BCD.astype(np.float32, copy=False)
   with np.errstate(over="ignore"):
     square_BC = np.einsum("bcd,bcd->bc", vector_BCD, vector_BCD)
-  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # Zeros, or of extreme lengths.
+  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # zeros or extreme lengths
     flat_PD = vector_BCD.reshape(-1, vector_BCD.shape[-1])
     vector_BCD = exact_search.unit_rows(flat_PD).reshape(vector_BCD.shape)
     square_BC = np.float32(1)

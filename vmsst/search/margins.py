@@ -1,8 +1,8 @@
 """Finds and scores translations among the sentences of two languages by their vectors, in NumPy.
 
-`margin_pairs` finds candidates, `margin_scores` scores given pairs, `best_f1` finds a threshold
-from known translations. Vectors are read in blocks, as in `exact_search`. What is stored per
-sentence is in temporary files if it is large. Row numbers break ties.
+`margin_pairs` finds candidates, `margin_scores` scores existing pairs, and `best_f1` chooses a
+threshold from known translations. Vectors are read in blocks, as in `exact_search`. Large results
+are in temporary files. Ties go to the lowest row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Margin = Literal["ratio", "distance", "absolute"]
 Retrieval = Literal["max", "forward", "backward", "intersection"]
 
 Best = tuple[np.ndarray, np.ndarray]
-"""The best neighbor of each sentence of a side, int64 [N], and its score, float64 [N]."""
+"""The best neighbor of each source (or target), int64 [N], and its score, float64 [N]."""
 
 PAIR = np.dtype([("source_P", np.int64), ("target_P", np.int64), ("score_P", np.float64)])
 """A candidate translation: row of the source, row of the target, score."""
@@ -27,7 +27,7 @@ Pairs = np.recarray
 
 
 class F1(NamedTuple):
-  """Agreement of pairs with a score of at least `threshold` with the gold pairs, 0 to 1."""
+  """Agreement of the pairs at or above `threshold` with the gold pairs, 0 to 1."""
 
   f1: float
   precision: float
@@ -54,36 +54,37 @@ def margin_pairs(
   * distance: cos(x, y) - mean(x, y);
   * absolute: cos(x, y).
 
-  Each sentence's candidate is the one of its k nearest with the best score. By `retrieval`,
+  The candidate of a sentence is its neighbor with the best score, among its k nearest neighbors.
+  By `retrieval`, this function keeps
 
-  * forward: keeps the candidates of all sources; several sources may share a target;
-  * backward: keeps the candidates of all targets;
-  * intersection: keeps those in both;
-  * max: keeps the best pair of both, removes its two sentences, and repeats.
+  * forward: the candidates of all sources; several sources may share a target;
+  * backward: the candidates of all targets;
+  * intersection: pairs that are candidates in both directions;
+  * max: the best pair of both directions; then it removes both sentences and repeats.
 
   Args:
-    source_ND: Vectors of the source side, of any length, without duplicates; an
-      `exact_search.Selection` leaves out rows.
-    target_MD: Vectors of the target side, the same.
-    neighbors: k; if a side has fewer sentences, all of them.
-    margin: The score.
-    retrieval: Which candidates to keep.
-    search: Finds neighbors; `vmsst.search.device_search.search` uses accelerators.
+    source_ND: Source vectors of any length, without duplicates. Use an `exact_search.Selection` to
+      leave out rows.
+    target_MD: Target vectors, likewise.
+    neighbors: k; with fewer sentences, all of them.
+    margin: Kind of score.
+    retrieval: Rule that selects candidates.
+    search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
 
   Raises:
-    ValueError: shapes do not match, a side is empty, a value is not finite, k is not an integer of
-      1 or more, or the margin or retrieval is unknown.
+    ValueError: shapes do not match, no sources or targets are given, a value is not finite, k is
+      not a positive integer, or the margin or retrieval is unknown.
 
   Examples:
     >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
-    >>> found = margin_pairs(german_ND, english_MD, neighbors=2)
-    >>> sorted(zip(found.source_P.tolist(), found.target_P.tolist()))
+    >>> pairs = margin_pairs(german_ND, english_MD, neighbors=2)
+    >>> sorted(zip(pairs.source_P.tolist(), pairs.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
-  errors.check_choice("margin", margin, _MARGINS)  # Before the search, which can take long.
+  errors.check_choice("margin", margin, _MARGINS)  # before the long search
   errors.check_choice("retrieval", retrieval, _SIDES)
-  near = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
-  best = best_neighbors(*near, margin)
+  nearest = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
+  best = best_neighbors(*nearest, margin)
   pairs = _sorted_pairs(best, _SIDES[retrieval])
   if retrieval == "max":
     pairs = _one_to_one(pairs, [len(index_N) for index_N, _ in best])
@@ -101,22 +102,22 @@ def best_neighbors(
   Args:
     forward: Neighbors of N sources, as `exact_search.mutual_top_k` returns them.
     backward: Neighbors of M targets.
-    margin: The score; see `margin_pairs`.
+    margin: Kind of score; see `margin_pairs`.
 
   Returns:
-    For sources and for targets: the neighbor's row, [N] or [M], the lowest among equal scores, and
-    its score.
+    For sources and for targets: the row of the best neighbor, [N] or [M], and its score. Ties go to
+    the lowest row.
   """
-  means = [_means(near) for near in (forward, backward)]
+  means = [_means(nearest) for nearest in (forward, backward)]
   best = []
-  for near, mean_N, mean_M in zip((forward, backward), means, means[::-1], strict=True):
+  for nearest, mean_N, mean_M in zip((forward, backward), means, means[::-1], strict=True):
     index_N = array_files.full(len(mean_N), 0, np.int64)
     score_N = array_files.full(len(mean_N), 0, np.float64)
     for rows in exact_search.blocks(len(mean_N)):
-      cosine_BK, index_BK = near.score_NK[rows], near.index_NK[rows]
+      cosine_BK, index_BK = nearest.score_NK[rows], nearest.index_NK[rows]
       score_BK = _MARGINS[margin](cosine_BK, (mean_N[rows, None] + mean_M[index_BK]) / 2)
       score_N[rows] = score_BK.max(axis=1)
-      # Neighbors are sorted by cosine; among equal scores the lowest row is the best.
+      # Neighbors are sorted by cosine, not by row, so look for the lowest row among equal scores.
       best_BK = score_BK == score_N[rows, None]
       index_N[rows] = np.where(best_BK, index_BK, len(mean_M)).min(axis=1)
     best.append((index_N, score_N))
@@ -132,67 +133,67 @@ def margin_scores(
   sentences: Sequence[np.ndarray] | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> np.ndarray:
-  """Returns the margin of row i of one side with row i of the other, float64 [N].
+  """Returns the margin score of source i with target i, float64 [N].
 
   Args:
     source_ND: Vectors of the sources.
     target_ND: Vectors of the targets.
     neighbors: As in `margin_pairs`.
-    margin: The same.
-    sentences: For sources and for targets, a number that identifies the sentence of each row, so
-      that copies of a sentence count as one neighbor (default: every row counts).
+    margin: As in `margin_pairs`.
+    sentences: For sources and for targets, a sentence number for each row, so that copies of a
+      sentence count as one neighbor (default: every row is a different sentence).
     search: As in `margin_pairs`.
 
   Raises:
-    ValueError: the shapes are not equal and [N, D], a side is empty, a value is not finite, k is
-      not an integer of 1 or more, or the margin is unknown.
+    ValueError: the shapes are not equal and [N, D], no pairs are given, a value is not finite, k is
+      not a positive integer, or the margin is unknown.
   """
   errors.check_choice("margin", margin, _MARGINS)
-  sides: list[Any] = [source_ND, target_ND]
-  places: list[Any] = [slice(None), slice(None)]
-  for side, sentence_N in enumerate(sentences or ()):
+  vectors: list[Any] = [source_ND, target_ND]
+  inverse: list[Any] = [slice(None), slice(None)]
+  for i, sentence_N in enumerate(sentences or ()):
     _, first_K, number_N = np.unique(sentence_N, return_index=True, return_inverse=True)
-    row_K, places[side] = np.unique(first_K[number_N], return_inverse=True)
-    sides[side] = exact_search.Selection(sides[side], row_K)
-  near = exact_search.mutual_top_k(sides[0], sides[1], neighbors, search=search)
-  source_N, target_N = (_means(x)[place] for x, place in zip(near, places, strict=True))
+    row_K, inverse[i] = np.unique(first_K[number_N], return_inverse=True)
+    vectors[i] = exact_search.Selection(vectors[i], row_K)
+  nearest = exact_search.mutual_top_k(vectors[0], vectors[1], neighbors, search=search)
+  source_N, target_N = (_means(x)[index] for x, index in zip(nearest, inverse, strict=True))
   if len(source_N) != len(target_N):
     raise ValueError(f"{len(source_N)} sources and {len(target_N)} targets: give as many of each")
   return _MARGINS[margin](cosines(source_ND, target_ND), (source_N + target_N) / 2)
 
 
 def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.ndarray:
-  """Returns the cosine of row i of one side with row i of the other, float64 [N]."""
+  """Returns the cosine of source i with target i, float64 [N]."""
   cosine_N = np.empty(len(source_ND))  # type: ignore[arg-type]
   for rows in exact_search.blocks(len(cosine_N)):
-    sides = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
-    cosine_N[rows] = np.einsum("nd,nd->n", *sides, dtype=np.float64)
+    units = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
+    cosine_N[rows] = np.einsum("nd,nd->n", *units, dtype=np.float64)
   return cosine_N
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
-  """Returns the threshold with the highest F1 and its scores; the highest among equal ones.
+  """Returns the threshold with the highest F1. If several are equal, the highest threshold wins.
 
   Args:
     pairs: Distinct candidates, best first.
     gold_G2: Distinct pairs (source row, target row) of translations.
 
   Raises:
-    ValueError: there is no candidate or no gold pair.
+    ValueError: no candidates or no gold pairs are given.
   """
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
     raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
   candidates = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
   hits_P = np.cumsum(np.fromiter((pair in gold for pair in candidates), bool, len(pairs)))
-  kept_P = np.arange(1, len(pairs) + 1)
-  f1_P = 2 * hits_P / (kept_P + len(gold))
-  # A threshold keeps either all pairs of one score or none.
+  count_P = np.arange(1, len(pairs) + 1)
+  f1_P = 2 * hits_P / (count_P + len(gold))
+  # A threshold cannot separate pairs of equal score, so only the last of them counts.
   f1_P[:-1][pairs.score_P[:-1] == pairs.score_P[1:]] = -1
   best = int(np.argmax(f1_P))
   return F1(
     f1=float(f1_P[best]),
-    precision=float(hits_P[best] / kept_P[best]),
+    precision=float(hits_P[best] / count_P[best]),
     recall=float(hits_P[best] / len(gold)),
     threshold=float(pairs.score_P[best]),
   )
@@ -205,28 +206,29 @@ _MARGINS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def _means(near: exact_search.Neighbors) -> np.ndarray:
-  mean_N = array_files.full(len(near.score_NK), 0, np.float64)
+def _means(nearest: exact_search.Neighbors) -> np.ndarray:
+  mean_N = array_files.full(len(nearest.score_NK), 0, np.float64)
   for rows in exact_search.blocks(len(mean_N)):
-    near.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
+    nearest.score_NK[rows].mean(axis=1, dtype=np.float64, out=mean_N[rows])
   return mean_N
 
 
-def _sorted_pairs(best: Sequence[Best], sides: Sequence[int]) -> Iterator[Pairs]:
+def _sorted_pairs(best: Sequence[Best], axes: Sequence[int]) -> Iterator[Pairs]:
   """Yields the candidates of the sources (0) and targets (1), best first, in blocks.
 
-  They are sorted in a temporary file if they are many.
+  Large numbers of candidates are sorted in a temporary file.
   """
-  # Big-endian bytes are in the order of the numbers: descending score, source, target.
-  key_P3 = array_files.full((sum(len(best[side][0]) for side in sides), 3), 0, ">u8")
+  # Keys are descending score, source and target. They are big-endian, so that sorting the bytes
+  # sorts the numbers.
+  key_P3 = array_files.full((sum(len(best[axis][0]) for axis in axes), 3), 0, ">u8")
   first = 0
-  for side in sides:
-    index_N, score_N = best[side]
+  for axis in axes:
+    index_N, score_N = best[axis]
     for rows in exact_search.blocks(len(index_N)):
       key_B3 = key_P3[first + rows.start : first + rows.stop]
       key_B3[:, 0] = array_files.descending_keys(score_N[rows])
-      key_B3[:, 1 + side] = np.arange(rows.start, rows.stop)
-      key_B3[:, 2 - side] = index_N[rows]
+      key_B3[:, 1 + axis] = np.arange(rows.start, rows.stop)
+      key_B3[:, 2 - axis] = index_N[rows]
     first += len(index_N)
   key_P3.view("S24")[:, 0].sort()
   for rows in exact_search.blocks(len(key_P3)):
@@ -235,7 +237,7 @@ def _sorted_pairs(best: Sequence[Best], sides: Sequence[int]) -> Iterator[Pairs]
 
 
 def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pairs]:
-  """Yields pairs whose sentences are in no better pair that is kept.
+  """Keeps a pair unless one of its sentences is in a better pair that was kept.
 
   Args:
     blocks: Pairs, best first.
@@ -243,13 +245,13 @@ def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pair
   """
   used_N, used_M = (array_files.full(count, 0, np.uint8).data for count in counts)
   for pairs in blocks:
-    kept = []
+    rows = []
     both = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
     for row, (source, target) in enumerate(both):
       if not used_N[source] and not used_M[target]:
         used_N[source] = used_M[target] = 1
-        kept.append(row)
-    yield pairs[kept].view(np.recarray)
+        rows.append(row)
+    yield pairs[rows].view(np.recarray)
 
 
 _SIDES: Mapping[str, tuple[int, ...]] = {
@@ -258,4 +260,4 @@ _SIDES: Mapping[str, tuple[int, ...]] = {
   "backward": (1,),
   "intersection": (0,),
 }
-"""By retrieval, whether candidates of sources (0) or targets (1) are sorted."""
+"""Candidates that each retrieval rule considers: of sources (0), of targets (1), or both."""

@@ -1,6 +1,6 @@
 """Sentence vectors on disk, in an object store or in memory, and the texts of their rows.
 
-A folder that `vmsst embed` wrote has shards `vectors-00000.npy`, ... and the record of its job,
+A folder written by `vmsst embed` has shards `vectors-00000.npy`, ... and the record of the job,
 `job.json`; see `vmsst.io.manifest`.
 """
 
@@ -21,20 +21,22 @@ from vmsst import errors, storage
 from vmsst.io import array_files, input_files, manifest, text_files
 
 DTYPES = ("float32", "float16")
-_CHECKED = 1 << 14  # Rows of an array that are checked together.
-_LINES = 1 << 14  # Of a span of a text; its size does not matter here.
+_CHECKED = 1 << 14  # Rows per block of the check of an array.
+_LINES = 1 << 14  # Lines per span of a text; the result does not depend on it.
 _AGAIN = "delete the folder and embed again"
-_kept_shard = functools.lru_cache(128)(array_files.read_shard)  # Each has a descriptor.
+# Limited, because every open shard holds a file descriptor.
+_cached_shard = functools.lru_cache(128)(array_files.read_shard)
 
 
 class Vectors:
-  """Vectors of a finished folder; slices of rows are memory-mapped arrays.
+  """Vectors of a finished folder. Slices of rows are memory-mapped arrays.
 
   Attributes:
     folder: The folder.
     shape: Number and width of the vectors.
-    dtype: Of the vectors: float16 if they are stored so, else float32.
-    settings: What the vectors were computed from; see `manifest.Record.settings`.
+    dtype: Stored data type, float16 or float32.
+    settings: Inputs and options of the job that computed the vectors; see
+      `manifest.Record.settings`.
     digest: Hash of the content of all files.
   """
 
@@ -44,16 +46,16 @@ class Vectors:
     record = manifest.read(folder, "give a folder that `vmsst embed` wrote, or embed again")
     self.settings = record.settings
     names = sorted(record.parts, key=lambda name: (len(name), name))
-    parts = [record.parts[name] for name in names]
+    records = [record.parts[name] for name in names]
     try:
       width, self.dtype = int(record.facts["dimension"]), np.dtype(record.facts["dtype"])
-      rows = [int(part.facts["rows"]) for part in parts]
+      rows = [int(shard.facts["rows"]) for shard in records]
     except (KeyError, TypeError, ValueError) as error:
       raise errors.InputError(f"{folder} has no vectors ({error!r}); {_AGAIN}") from None
-    self._sha256 = [part.sha256 for part in parts]
+    self._sha256 = [shard.sha256 for shard in records]
     self._paths = [storage.absolute(os.path.join(folder, name)) for name in names]
     self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
-    # Shard i has the rows from bound i to bound i + 1.
+    # Shard i contains the rows from bound i up to bound i + 1.
     self._bounds: list[int] = [0, *itertools.accumulate(rows)]
     self.shape: tuple[int, int] = (self._bounds[-1], width)
     if not storage.is_url(folder):
@@ -87,28 +89,28 @@ class Vectors:
     return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
-    """Returns some rows, [N, D], in any order and repeatedly."""
+    """Returns the rows with these numbers, [N, D]; any order and repetitions are allowed."""
     shard_N = np.searchsorted(self._bounds, row_N, side="right") - 1
-    taken_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
+    vector_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
-      place_P = np.flatnonzero(shard_N == index)
-      row_P, path = row_N[place_P] - self._bounds[index], self._paths[index]
+      position_P = np.flatnonzero(shard_N == index)
+      row_P, path = row_N[position_P] - self._bounds[index], self._paths[index]
       if storage.is_url(path):
         shape = self._bounds[index + 1] - self._bounds[index], self.shape[1]
-        taken_ND[place_P] = array_files.read_rows(path, shape, self.dtype.name, row_P)
+        vector_ND[position_P] = array_files.read_rows(path, shape, self.dtype.name, row_P)
       else:
-        taken_ND[place_P] = self._read(index)[row_P]
-    return taken_ND
+        vector_ND[position_P] = self._read(index)[row_P]
+    return vector_ND
 
   def _read(self, index: int) -> np.ndarray:
-    """Returns the rows of a shard."""
+    """Returns all rows of a shard."""
     path, sha256 = self._paths[index], self._sha256[index]
-    read = array_files.read_shard if storage.is_url(path) else _kept_shard
+    read = array_files.read_shard if storage.is_url(path) else _cached_shard
     return read(path, sha256)
 
 
 class ArrayVectors(Vectors):
-  """Vectors of another source: an array in memory, or a .npy file, which is memory-mapped."""
+  """Vectors of another source: an array in memory or a memory-mapped .npy file."""
 
   def __init__(self, source: Any, name: str):
     """Checks the vectors and computes their digest; see `open_vectors`."""
@@ -133,7 +135,7 @@ class ArrayVectors(Vectors):
     self.digest = digest.hexdigest()
 
   def __getstate__(self) -> dict[str, Any]:
-    # Another process maps a file itself.
+    # Do not pickle the array: another process maps the file again.
     return {name: value for name, value in vars(self).items() if name != "_array"}
 
   @functools.cached_property
@@ -151,18 +153,18 @@ def shard_name(number: int) -> str:
 
 
 def open_vectors(vectors: Any) -> Vectors:
-  """Opens vectors: of a finished folder, of a .npy file, or in an array.
+  """Opens the vectors of a finished folder, a .npy file or an array.
 
-  Checksums of local files are verified now, those of files in object stores when they are read. A
-  .npy file in a store is copied to this machine.
+  The checksums of local files are verified now. Files in object stores are verified when they are
+  read. A .npy file in a store is copied to this machine.
 
   Args:
-    vectors: A folder that `vmsst embed` wrote; a .npy file or an array of NumPy, JAX or torch, [N,
-      D], float32 or float16; or what this function has returned.
+    vectors: A folder written by `vmsst embed`; a .npy file or an array of NumPy, JAX or torch, [N,
+      D], float32 or float16; or vectors that this function returned earlier.
 
   Raises:
-    InputError: there are no vectors, they are incomplete, or a file is missing, broken or
-      truncated; or an array has another shape or dtype, or a value that is not finite.
+    InputError: the vectors are missing or incomplete, or a file is missing, damaged or truncated;
+      or an array has another shape or dtype, or a value that is not finite.
   """
   if isinstance(vectors, Vectors):
     return vectors
@@ -195,7 +197,7 @@ class EmbeddedText(NamedTuple):
 
   @property
   def dimensions(self) -> int | None:
-    """How many of the encoder's dimensions the vectors have; None: all."""
+    """Number of leading dimensions of the encoder that the vectors have; None if all."""
     count = self.vectors.settings.get("dimensions")
     return count if isinstance(count, int) else None
 
@@ -207,7 +209,7 @@ class EmbeddedText(NamedTuple):
     """Returns the rows of texts with a visible character, int64 [M]; reads the file.
 
     Raises:
-      InputError: no text has one.
+      InputError: no text has a visible character.
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
     row_M = array_files.concatenate(map(np.array, rows), np.int64)
@@ -216,9 +218,9 @@ class EmbeddedText(NamedTuple):
     return row_M
 
   def reader(self) -> Callable[[int], str]:
-    """Returns a function of a row that returns its text.
+    """Returns a function that maps a row number to its text.
 
-    Reads the file once, and copies the texts to a temporary file.
+    Reads the file once, and copies the texts to a temporary file for random access.
     """
     end_N = array_files.full(len(self.vectors) + 1, 0, np.int64)
     with tempfile.TemporaryFile() as file:
@@ -233,19 +235,19 @@ class EmbeddedText(NamedTuple):
 def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
   """Opens a text and its vectors, as `vmsst embed` writes them.
 
-  Vectors from another source are accepted if their number matches the lines.
+  Vectors from another source are accepted if the text has as many lines.
 
   Args:
     path: The text.
     vectors: As in `open_vectors`.
 
   Raises:
-    InputError: the text or vectors are missing, incomplete or broken, or do not match.
+    InputError: the text or the vectors are missing, incomplete or damaged, or do not match.
   """
   path, vectors = os.fspath(path), open_vectors(vectors)
   text = fingerprint(path)
-  stored = vectors.settings.get("text")
-  is_other = isinstance(stored, dict) and stored.get("digest") != text["digest"]
+  recorded = vectors.settings.get("text")
+  is_other = isinstance(recorded, dict) and recorded.get("digest") != text["digest"]
   if is_other or text["lines"] != len(vectors):
     raise errors.InputError(
       f"{vectors.folder} has {len(vectors):,} vectors of another text than {path} with "
@@ -255,9 +257,9 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:
-  """Returns what identifies a text, for JSON: a `digest` of its lines, their number and its path.
+  """Returns the identity of a text, for JSON: a `digest` of its lines, their number and the path.
 
-  A text and its gzipped copy are identical.
+  A text and its gzipped copy have the same digest.
 
   Raises:
     InputError: the file cannot be read.

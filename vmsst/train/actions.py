@@ -1,4 +1,4 @@
-"""Actions that see the metrics of a run: they stop it, or record its best checkpoint."""
+"""Actions that receive the metrics of a run and stop it or record the best checkpoints."""
 
 import abc
 import dataclasses
@@ -18,15 +18,15 @@ Scalars = Mapping[str, float]
 
 
 class BaseAction(abc.ABC):
-  """Sees new metrics and may stop the training."""
+  """Receives new metrics and may stop the training."""
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop; raises an exception if the run failed, to end it without saving."""
+    """Returns whether to stop. An exception ends the run without saving."""
 
 
 def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
-  """Returns a metric; warns and returns None if there is none."""
+  """Returns a metric; logs a warning and returns None if it is missing."""
   value = metrics_by_task.get(task, {}).get(metric)
   if value is None:
     logging.warning("%s has no metric %s.", task, metric)
@@ -39,10 +39,10 @@ class EarlyStoppingAction(BaseAction):
 
   Attributes:
     metric: (task, metric) to watch.
-    mode: "min" or "max": which values are better.
-    patience: Number of evaluations without improvement after which to stop.
-    atol: Absolute improvements up to this do not count.
-    rtol: Improvements relative to the best value up to this do not count.
+    mode: "min" if lower values are better, "max" if higher values are better.
+    patience: Number of evaluations without improvement before stopping.
+    atol: Minimum absolute improvement.
+    rtol: Minimum improvement relative to the best value.
   """
 
   metric: tuple[str, str]
@@ -69,15 +69,16 @@ class EarlyStoppingAction(BaseAction):
 
 
 class KeepBestAction(BaseAction):
-  """Names the best checkpoints in `best.json`; they are kept, and `vmsst.load` opens the first.
+  """Writes the names of the best checkpoints to `best.json`.
 
-  Evaluations must be at steps of checkpoints, which are complete before the next evaluation.
+  These checkpoints are not deleted, and `vmsst.load` opens the first one. Every evaluation must be
+  at a step with a checkpoint. The checkpoint is complete before the next evaluation.
 
   Args:
     model_dir: Folder of the run.
     metric: (task, metric) to watch.
-    mode: "min" or "max": which values are better.
-    count: Number of best checkpoints, such as the number that `train` averages.
+    mode: "min" if lower values are better, "max" if higher values are better.
+    count: Number of checkpoints to keep, such as the number that `train` averages.
   """
 
   def __init__(
@@ -92,7 +93,7 @@ class KeepBestAction(BaseAction):
     self.count = count
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns False."""
+    """Updates `best.json`; returns False."""
     value = _metric_value(metrics_by_task, *self._metric)
     if value is None or not np.isfinite(value):
       return False
@@ -100,10 +101,10 @@ class KeepBestAction(BaseAction):
     metric, best = "/".join(self._metric), t5x.read_best(self._model_dir) or {}
     complete = {path.name for path in t5x.all_checkpoints(self._model_dir)}
     ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
-    # A run that was killed may have named this checkpoint, or one that was never complete.
+    # After a crash, `best.json` may contain this checkpoint already, or an incomplete checkpoint.
     ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
     ranking.append({"checkpoint": name, "value": value})
-    # Of equal values, the first stays.
+    # The sort is stable, so ties go to the earlier checkpoint.
     ranking = sorted(ranking, key=lambda entry: -self._sign * entry["value"])[: self.count]
     if any(entry["checkpoint"] == name for entry in ranking):
       best = {**ranking[0], "metric": metric, "ranking": ranking}
@@ -115,15 +116,15 @@ class TerminateOnNanAction(BaseAction):
   """Ends the run with an error when a metric is NaN or infinite.
 
   Args:
-    task: Name of the task; "train" is the training itself.
-    metric: Name of its metric.
+    task: Name of the task; "train" for the training itself.
+    metric: Name of the metric.
   """
 
   def __init__(self, task: str, metric: str = "loss"):
     self._task, self._metric = task, metric
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns False, or raises InputError."""
+    """Raises InputError if the metric is NaN or infinite; otherwise returns False."""
     value = _metric_value(metrics_by_task, self._task, self._metric)
     if value is not None and not np.isfinite(value):
       raise InputError(

@@ -1,9 +1,9 @@
-"""Adafactor with T5X's rules for which axes of a parameter are factored.
+"""Adafactor with T5X's rules for the factored axes of a parameter.
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
-https://arxiv.org/abs/1804.04235. The second moment of a matrix is kept as the means of its rows and
-columns. For a parameter of more than two axes (attention heads, stacked layers), T5X derives from
-logical axis names which axes are rows, columns or a batch of independent matrices.
+https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means.
+For a parameter of more than two axes (attention heads, stacked layers), the logical axis names
+determine which axes are rows, columns or a batch of independent matrices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 
 
 Role = Literal["row", "column", "batch", "none"]
-"""Role of a parameter's axis in the factored second moment; independent parameters are a batch."""
+"""Role of a parameter's axis in the factored second moment. Stacked parameters are a batch."""
 
 
 def standard_logical_factor_rules() -> dict[str, Role]:
@@ -43,7 +43,7 @@ def standard_logical_factor_rules() -> dict[str, Role]:
 
 
 class AdafactorParamState(struct.PyTreeNode):
-  """The state of one parameter; unused arrays have the shape (1,)."""
+  """Optimizer state of one parameter. Unused arrays have the shape (1,)."""
 
   v_row: Leaf  # mean of the second moment over the column axes
   v_col: Leaf  # mean of the second moment over the row axes
@@ -55,7 +55,7 @@ class _Layout(NamedTuple):
   """The axes of one parameter by role.
 
   Attributes:
-    averaged: All axes but the batch axes.
+    averaged: All axes except batch axes.
     rows: Row axes, empty if the second moment is not factored.
     columns: Column axes, empty if the second moment is not factored.
   """
@@ -68,9 +68,9 @@ class _Layout(NamedTuple):
 def _layout(
   roles: Sequence[Role] | None, shape: Sequence[int], min_size: int, path: str
 ) -> _Layout:
-  """Returns the layout of a parameter by the roles of its axes, if they are known.
+  """Returns the layout of a parameter.
 
-  As in T5X, vectors and matrices without batch axes always follow the heuristic; roles only affect
+  As in T5X, vectors and matrices without batch axes follow a heuristic by size. Roles only affect
   parameters with more axes.
   """
   if len(shape) <= 2 and "batch" not in (roles or ()):
@@ -86,15 +86,15 @@ def _layout(
       "@adafactor.standard_logical_factor_rules()"
     )
 
-  def axes(*wanted: Role) -> tuple[int, ...]:
-    return tuple(axis for axis, role in enumerate(roles) if role in wanted)
+  def axes(*selected: Role) -> tuple[int, ...]:
+    return tuple(axis for axis, role in enumerate(roles) if role in selected)
 
   averaged, rows, columns = axes("row", "column", "none"), axes("row"), axes("column")
   return _Layout(averaged, rows, columns) if rows and columns else _Layout(averaged)
 
 
 def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[Role, ...]:
-  """Returns the roles of the axes of a parameter with these names."""
+  """Maps the logical axis names of a parameter to roles."""
   for name in names:
     if name not in rules:
       raise InputError(
@@ -108,8 +108,8 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
-  # Without the barriers here and below, XLA computes the last sums of means again in each tile of
-  # an update on GPUs: 24 stacked layers of VMSST then take a third of a training step.
+  # Without the barriers here and below, XLA on GPUs repeats the final sums of means in each tile of
+  # an update. With 24 stacked layers of VMSST, this takes a third of a training step.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
@@ -118,14 +118,14 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _mean(values: Array, axes: tuple[int, ...]) -> Array:
-  """Returns the mean over axes; on CPUs as a product, since XLA's sums over rows are slow there."""
+  """Returns the mean over axes. On CPUs it is a product, because XLA's sums over rows are slow."""
 
   def by_product(values: Array) -> Array:
     shape = tuple(values.shape[axis] for axis in axes)
     weights = jnp.full(shape, 1 / math.prod(shape), values.dtype)
-    every = range(values.ndim)
-    kept = [axis for axis in every if axis not in axes]
-    return jnp.einsum(values, [*every], weights, [*axes], kept, precision=jax.lax.Precision.HIGHEST)
+    dims = range(values.ndim)
+    out = [axis for axis in dims if axis not in axes]
+    return jnp.einsum(values, [*dims], weights, [*axes], out, precision=jax.lax.Precision.HIGHEST)
 
   def by_sum(values: Array) -> Array:
     return jnp.mean(values, axis=axes)
@@ -136,13 +136,13 @@ def _mean(values: Array, axes: tuple[int, ...]) -> Array:
 def _divided_by_second_moment(
   grad: Array, state: AdafactorParamState, decay: Array, epsilon: float, layout: _Layout
 ) -> tuple[Array, AdafactorParamState]:
-  """Updates the second moment with `grad`; returns `grad` divided by its root, and the state."""
+  """Updates the second moment; returns `grad` divided by its square root, and the new state."""
   mixing = 1.0 - decay
   squared = grad * grad + epsilon
   if layout.rows:
     v_row = decay * state.v_row + mixing * _mean(squared, layout.columns)
     v_col = decay * state.v_col + mixing * _mean(squared, layout.rows)
-    rows_of_v_row = tuple(row - sum(other < row for other in layout.columns) for row in layout.rows)
+    rows_of_v_row = tuple(row - sum(c < row for c in layout.columns) for row in layout.rows)
     mean = jnp.mean(v_row, axis=rows_of_v_row, keepdims=True)
     factors = jax.lax.optimization_barrier(((v_row / mean) ** -0.5, v_col**-0.5))
     row_factor, column_factor = map(jnp.expand_dims, factors, (layout.columns, layout.rows))
@@ -154,20 +154,20 @@ def _divided_by_second_moment(
 
 @dataclasses.dataclass(eq=False)
 class Adafactor(OptimizerDef):
-  """Adafactor as T5X configures it; the trainer gives the learning rate of each step.
+  """Adafactor as T5X configures it. The trainer passes the learning rate of each step.
 
   Attributes:
-    factored: Whether second moments are factored.
+    factored: Whether to factor second moments.
     multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of the
       parameter.
-    beta1: Decay of the first moment; None omits the first moment, which saves memory.
+    beta1: Decay of the first moment. None omits the first moment to save memory.
     decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
     step_offset: First step of the decay, for fine-tuning.
-    clipping_threshold: Largest root mean square of an update before the learning rate.
+    clipping_threshold: Maximum root mean square of an update, before the learning rate is applied.
     weight_decay_rate: Fraction of a parameter to subtract at each step.
-    min_dim_size_to_factor: Shortest side of a matrix to factor.
-    epsilon1: Added to squared gradients.
-    epsilon2: Smallest scale of a parameter.
+    min_dim_size_to_factor: Minimum size of both axes of a matrix to factor it.
+    epsilon1: Constant added to squared gradients.
+    epsilon2: Minimum scale of a parameter.
     logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
   """
 
@@ -187,7 +187,7 @@ class Adafactor(OptimizerDef):
     self._roles: dict[Path, tuple[Role, ...]] = {}
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
-    """Sets the roles from the logical axes of the parameters, if `logical_factor_rules`.
+    """Sets the roles from the logical axes of the parameters, if `logical_factor_rules` is set.
 
     Raises:
       InputError: An axis has no rule.
@@ -259,7 +259,7 @@ class Adafactor(OptimizerDef):
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
 
-    Whole moments are sharded like their parameter; means of rows and columns are replicated.
+    Moments with the shape of a parameter are sharded like it. Row and column means are replicated.
     """
 
     def axes_of(param: Any, moments: AdafactorParamState, axes: Any) -> AdafactorParamState:

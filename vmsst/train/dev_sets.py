@@ -29,7 +29,7 @@ class _Texts(NamedTuple):
   Attributes:
     texts: The two lists.
     languages: Language ids of each list, int32 [N, 1].
-    score: Returns metrics of the vectors of the two lists, the most important one first.
+    score: Maps the vectors of both lists to metrics, the most important one first.
   """
 
   texts: Sequence[Sequence[str]]
@@ -38,21 +38,25 @@ class _Texts(NamedTuple):
 
 
 class DevSets:
-  """Evaluates held-out sets, as the `evaluator` of `train`.
+  """Evaluates held-out sets during training; use it as the `evaluator` of `train`.
 
-  Pairs are scored by the accuracy of retrieval among them: `to_target`, `from_target` and their
-  mean, `accuracy`. Pairs with scores: by `spearman`, the rank correlation of the scores and the
-  cosines. Retrieval sets: by `ndcg@10` and `recall@100`. All are percentages, named
-  `METRIC/NAME OF THE SET`; `score` selects checkpoints. They are also appended to
-  `inference_eval/dev-metrics.jsonl` of the run.
+  The metrics depend on the set:
+
+  * pairs: the accuracy of retrieval among them, `to_target`, `from_target` and their mean,
+    `accuracy`;
+  * pairs with scores: `spearman`, the rank correlation of scores and cosines;
+  * retrieval sets: `ndcg@10` and `recall@100`.
+
+  All metrics are percentages with the name `METRIC/SET`. The metric `score` selects checkpoints.
+  Metrics are also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
 
   Args:
     sets: Training sets or retrieval sets by name, with their prompts.
     model: The model.
-    vocabulary: Tokenizes the texts; it adds no prompt.
+    vocabulary: Tokenizes the texts; it must not add a prompt.
     partitioner: The mesh.
     folder: Folder of the run.
-    metric: Name of the metric that is the score, such as "ndcg@10/nq" (default: the mean of the
+    metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the mean of the
       first metric of all sets).
   """
 
@@ -69,20 +73,20 @@ class DevSets:
     self._path = pathlib.Path(folder) / "inference_eval" / f"{TASK}-metrics.jsonl"
     self._embed: Any = None
     self._sets = {
-      name: _pairs(each.table) if isinstance(each, training_sets.OpenSet) else _retrieval(each)
-      for name, each in sets.items()
+      name: _pairs(dev.table) if isinstance(dev, training_sets.OpenSet) else _retrieval(dev)
+      for name, dev in sets.items()
     }
-    texts = [text for each in self._sets.values() for part in each.texts for text in part]
-    language_N1 = np.concatenate([x for each in self._sets.values() for x in each.languages])
+    texts = [text for dev in self._sets.values() for column in dev.texts for text in column]
+    language_N1 = np.concatenate([x for dev in self._sets.values() for x in dev.languages])
     tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=True)
     columns = {"inputs": texts, "input_language": language_N1}
     self._tokens = tokenizer(columns, {"inputs": model.max_length})
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the model, by the name of the task.
+    """Returns the metrics of the model, by task name.
 
     Raises:
-      InputError: there is no metric of the name in `metric`.
+      InputError: the metric named by `metric` does not exist.
     """
     if self._embed is None:
       size = math.lcm(_BATCH, self._partitioner.mesh.shape["data"])
@@ -96,16 +100,16 @@ class DevSets:
     return {TASK: metrics}
 
   def evaluate_encoder(self, encoder: encoder_lib.Encoder) -> dict[str, float]:
-    """Returns the metrics of an encoder with the vocabulary of the model."""
+    """Returns the metrics of an encoder that has the model's vocabulary."""
     ids = [row_T[row_T != arrays.PAD_ID].tolist() for row_T in self._tokens["inputs"]]
     return self._metrics(encoder.encode_ids(ids))
 
   def _metrics(self, vectors_ND: np.ndarray) -> dict[str, float]:
     metrics: dict[str, float] = {}
     main: list[float] = []
-    for name, each in self._sets.items():
-      *vectors, vectors_ND = np.split(vectors_ND, np.cumsum([len(x) for x in each.texts]))
-      values = each.score(*vectors)
+    for name, dev in self._sets.items():
+      *vectors, vectors_ND = np.split(vectors_ND, np.cumsum([len(x) for x in dev.texts]))
+      values = dev.score(*vectors)
       main.append(next(iter(values.values())))
       metrics |= {f"{key}/{name}": value for key, value in values.items()}
     if self._metric is not None:
@@ -114,7 +118,7 @@ class DevSets:
 
 
 def _pairs(table: tables.TextTable) -> _Texts:
-  """Returns pairs to score by retrieval among them, or by their `scores`."""
+  """Prepares pairs to score by retrieval or, with a column `scores`, by correlation."""
   columns = table.rows(np.arange(len(table)))
   texts = (columns["inputs"], columns["targets"])
   ids = [columns[name] for name in tables.SIDES.values()]
@@ -132,18 +136,18 @@ def _pairs(table: tables.TextTable) -> _Texts:
 
 
 def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
-  """Returns queries and documents to score by the ranks of the relevant documents."""
+  """Prepares queries and documents to score by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
-  # No metric is defined for a query without a relevant document.
+  # Metrics are undefined for a query without a relevant document.
   judged = {query: grades for query, grades in texts.relevance.items() if any(grades.values())}
   gold = [{number[name]: grade for name, grade in grades.items()} for grades in judged.values()]
   lists = [[texts.queries[query] for query in judged], [*texts.documents.values()]]
   unknown = [np.full([len(x), 1], languages.UNDETERMINED.index, np.int32) for x in lists]
 
   def score(query_QD: np.ndarray, document_ND: np.ndarray) -> dict[str, float]:
-    near = exact_search.top_k(query_QD, document_ND, 100)
-    values = retrieval.rank_metrics(near, gold, 10)
-    recall = retrieval.rank_metrics(near, gold, 100)["R@100"]
+    nearest = exact_search.top_k(query_QD, document_ND, 100)
+    values = retrieval.rank_metrics(nearest, gold, 10)
+    recall = retrieval.rank_metrics(nearest, gold, 100)["R@100"]
     return {"ndcg@10": 100 * values["nDCG@10"], "recall@100": 100 * recall}
 
   return _Texts(lists, unknown, score)

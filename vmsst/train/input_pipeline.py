@@ -1,8 +1,8 @@
 """Loads batches of SeqIO tasks onto the devices.
 
 `TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. Its state
-can be saved, so that a run restarted on as many processes sees the same batches as an uninterrupted
-one.
+can be saved, so that a run that restarts on the same number of processes sees the same batches as
+an uninterrupted run.
 """
 
 import collections
@@ -26,10 +26,10 @@ from vmsst.train import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # the lengths to trim batches to
+_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # lengths to which batches are trimmed
 _LENGTH_MULTIPLE = 4
-_AHEAD = 2  # Batches to prefetch.
-_TOGETHER = 16  # Processes wait for each other once in as many batches, to agree on their lengths.
+_AHEAD = 2  # Number of batches to prefetch.
+_TOGETHER = 16  # Number of batches for which the processes agree on trimmed lengths at once.
 
 
 Length = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,15 +38,15 @@ Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 @dataclasses.dataclass
 class DatasetConfig:
-  """A SeqIO task or mixture, and how to batch it (`t5x.utils.DatasetConfig`).
+  """A SeqIO task or mixture, and batching options (`t5x.utils.DatasetConfig`).
 
   Attributes:
     mixture_or_task_name: Name, or the Task or Mixture itself.
-    task_feature_lengths: Maximum length of each feature, or None (evaluation: measured).
+    task_feature_lengths: Maximum length of each feature. In evaluations, None measures it.
     split: Split of the task.
     batch_size: Examples in the global batch.
     shuffle: Whether to shuffle.
-    seed: Seed of the shuffling; None takes the time, so that every start has another order.
+    seed: Seed of the shuffling. If None, the seed is the time, so that every start has a new order.
     use_cached: Whether to read the task from SeqIO's offline cache.
     pack: Whether to pack several examples into one row; the feature converter must support it.
     use_custom_packing_ops: Passed to the feature converter.
@@ -76,11 +76,11 @@ def get_training_eval_datasets(
   eval_steps: int,
   feature_converter_cls: Callable[..., Any],
 ) -> dict[str, Any]:
-  """Returns `eval_steps` batches of each of the mixture's tasks with the split, and of the mixture.
+  """Returns `eval_steps` batches of the mixture, and of each of its tasks that has the split.
 
-  As upstream does, repeats small tasks to fill the batches. Each dataset has `as_numpy_iterator()`,
-  which yields the rows of this shard. With several shards, batches lack the columns that are
-  padding in all rows of the global batch.
+  As in upstream T5X, small tasks are repeated to fill the batches. `as_numpy_iterator()` of a
+  dataset yields the rows of this shard. With several shards, columns that are padding in the whole
+  global batch are trimmed.
   """
   import seqio
 
@@ -107,10 +107,10 @@ def get_training_eval_datasets(
 
 @dataclasses.dataclass
 class EvalBatches:
-  """The first batches of a dataset; or some rows of each, trimmed to the length of the batch.
+  """The first batches of a dataset; or selected rows of each batch, trimmed with the batch.
 
   Attributes:
-    batches: An iterator that `reset` starts over.
+    batches: An iterator with a method `reset`, which starts over.
     count: Number of batches.
     rows: The rows of each batch (default: all).
   """
@@ -134,11 +134,10 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 
 
 def used_sixteenths(batch: Batch) -> int:
-  """Returns how many sixteenths of their lengths the texts of a batch need.
+  """Returns the fraction of their length that the texts of a batch need, in sixteenths.
 
-  One of 1, 2, 3, 4, 6, 8, 12 and 16.
-
-  Texts are the integer features of rank 2 or more, [B, ..., T].
+  The result is 1, 2, 3, 4, 6, 8, 12 or 16. Texts are the integer features of rank 2 or more,
+  [B, ..., T].
   """
   return next(
     sixteenths
@@ -148,21 +147,21 @@ def used_sixteenths(batch: Batch) -> int:
 
 
 def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
-  """Returns `batch` without positions that are padding in all texts.
+  """Removes positions that are padding in all texts.
 
-  All texts keep the same fraction of their length, rounded up to a multiple of 4, so that few
-  shapes are compiled.
+  All texts keep the same fraction of their length, rounded up to a multiple of 4, so that JAX
+  compiles few shapes.
 
   Args:
     batch: The batch.
-    sixteenths: The fraction, at least `used_sixteenths(batch)`; None: that.
+    sixteenths: The fraction to keep, at least `used_sixteenths(batch)` (default).
   """
   cuts = _cuts(batch, used_sixteenths(batch) if sixteenths is None else sixteenths)
   return {**batch, **{name: value[..., :cut] for name, (value, cut) in cuts.items()}}
 
 
 def _cuts(batch: Batch, sixteenths: int) -> dict[str, tuple[np.ndarray, int]]:
-  """Returns the texts of a batch, and the lengths to cut them to."""
+  """Returns the text features of a batch, and their trimmed lengths."""
   unit = 16 * _LENGTH_MULTIPLE
   return {
     name: (value, min(value.shape[-1], -(-value.shape[-1] * sixteenths // unit) * _LENGTH_MULTIPLE))
@@ -172,41 +171,41 @@ def _cuts(batch: Batch, sixteenths: int) -> dict[str, tuple[np.ndarray, int]]:
 
 
 def can_trim() -> bool:
-  """Returns whether this process may trim batches alone: all processes need the same shapes."""
+  """Returns whether this process may trim batches alone. All processes need the same shapes."""
   return jax.process_count() == 1
 
 
 @dataclasses.dataclass
 class DataState:
-  """Data iterator state before the batch of a step.
+  """State of the data iterator before the batch of a step.
 
   Attributes:
     position: The step.
-    dataset: The state of the dataset; None if it is at its start.
+    dataset: State of the dataset; None at the start.
   """
 
   position: int
   dataset: Any
 
   def copy_to(self, folder: storage.Path, process: int, processes: int) -> None:
-    """Writes the state below `folder`, where upstream T5X looks for it."""
+    """Writes the state below `folder`, with the path that upstream T5X expects."""
     path = _state_path(folder, process, processes)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"batches": self.position, "dataset": self.dataset}))
 
   @classmethod
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
-    """Returns the state in `folder`, or None if there is none for this process.
+    """Returns the state in `folder`, or None if it has no state for this process.
 
-    A state is only for the number of processes that saved it, since another number reads other
-    rows: returns None then, with a warning.
+    With another number of processes, each process reads other rows, so the state cannot be used.
+    The result is None then, with a warning.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
       record = json.loads(path.read_text())
       return cls(record["batches"], record["dataset"])
     names = storage.names(folder)
-    # Files of a state are in `folder`, or in folders there.
+    # State files are directly in `folder`, or in subfolders by process.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
         "The data iterator state in %s is not of %d processes; as many batches are skipped, but in "
@@ -228,14 +227,14 @@ class TrainIterator:
   """Iterates over batches on the devices, prefetched by a thread.
 
   Args:
-    batches: This process's rows of batches, starting with the batch of step 0: an iterator with the
-      methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
+    batches: This process's rows of the batches, from step 0 on: an iterator with the methods of
+      `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
     partitioner: The mesh.
-    save_state: Whether `state` returns the state of the iterator; otherwise it is the one that the
-      run started with, so that a restart rereads the data, without training on it.
+    save_state: Whether `state` returns the current state. Otherwise it returns the initial state of
+      the run, and a restart reads and skips the batches before its first step.
 
   Attributes:
-    element_spec: Shape and dtype of the columns of a batch.
+    element_spec: Shape and dtype of each column of a batch.
   """
 
   def __init__(
@@ -254,8 +253,8 @@ class TrainIterator:
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)
-    self._state: DataState | None = None  # before the next batch; None until the reader is there
-    # Batches that processes trim together, so that all of them have the same shapes.
+    self._state: DataState | None = None  # before the next batch; None until the first one
+    # Number of batches for which the processes agree on shapes at once.
     self._together = 1 if can_trim() else _TOGETHER
     self._trimmed: collections.deque[tuple[DataState, dict[str, jax.Array]]] = collections.deque()
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(_AHEAD, self._together))
@@ -263,12 +262,12 @@ class TrainIterator:
     self._thread: threading.Thread | None = None
 
   def start(self, step: int, saved: DataState | None = None) -> None:
-    """Starts prefetching, from the batch of `step`.
+    """Starts prefetching at the batch of `step`.
 
     Args:
       step: First step of the run.
-      saved: State to resume from; batches between it and `step` are read and dropped. None starts
-        with the batch of step 0.
+      saved: State to resume from (default: the state at step 0). Batches between this state and
+        `step` are read and dropped.
     """
     if saved is not None and saved.position <= step:
       try:
@@ -286,7 +285,7 @@ class TrainIterator:
     self._thread.start()
 
   def _read(self, step: int) -> None:
-    """Puts the state before the batch of a step, then batches, each with the state after it."""
+    """Queues the state before the batch of `step`, then each batch with the state after it."""
     position = self._first.position
     batch: Any = None
     try:
@@ -312,7 +311,7 @@ class TrainIterator:
         continue
 
   def state(self) -> DataState:
-    """Returns the state before the batch that `next` returns next."""
+    """Returns the state before the next batch."""
     if self._state is None:
       self._state, _ = self._take()
     return self._state if self._save_state else self._first
@@ -327,12 +326,12 @@ class TrainIterator:
       return batch
     if not self._trimmed:
       items = [self._take() for _ in range(self._together)]
-      sixteenths_here = np.array([used_sixteenths(batch) for _, batch in items])
+      local_sixteenths = np.array([used_sixteenths(batch) for _, batch in items])
       all_processes = np.reshape(
-        multihost_utils.process_allgather(sixteenths_here), [-1, self._together]
+        multihost_utils.process_allgather(local_sixteenths), [-1, self._together]
       )
-      for (state, batch), part in zip(items, all_processes.max(axis=0).tolist(), strict=True):
-        self._trimmed.append((state, self._partitioner.to_devices(trim_padding(batch, part))))
+      for (state, batch), sixteenths in zip(items, all_processes.max(axis=0).tolist(), strict=True):
+        self._trimmed.append((state, self._partitioner.to_devices(trim_padding(batch, sixteenths))))
     self._state, batch = self._trimmed.popleft()
     return batch
 
@@ -343,7 +342,7 @@ class TrainIterator:
     return item
 
   def close(self) -> None:
-    """Stops reading."""
+    """Stops the prefetching thread."""
     self._closed.set()
     if self._thread is not None:
       self._thread.join(timeout=10)

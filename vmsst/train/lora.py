@@ -1,11 +1,12 @@
-"""LoRA: kernels change by products of two thin matrices; all other parameters are frozen.
+"""LoRA: trains low-rank updates of kernels and freezes all other parameters.
 
-A kernel W of shape [M, N] becomes W + alpha / rank * A B with A [M, rank] and B [rank, N]. Here the
-parameters of a run are the changed kernels, and A and B are state of the optimizer. By the chain
-rule, the gradients of A and B follow from the gradient of the kernel. So networks, checkpoints,
-`vmsst.load` and exports need not support LoRA, and a run resumes exactly. Compared with training
-all parameters, the optimizer needs moments of A and B only, and XLA does not compute the gradients
-of frozen parameters; a kernel still has a gradient of its own size within the step.
+A kernel W of shape [M, N] becomes W + alpha / rank * A B with A [M, rank] and B [rank, N]. In this
+implementation, the parameters of a run are the updated kernels, and the optimizer state contains A
+and B. By the chain rule, the gradients of A and B follow from the gradient of the kernel. Networks,
+checkpoints, `vmsst.load` and exports therefore need no support for LoRA, and a run resumes exactly.
+
+LoRA saves memory: the optimizer needs moments of A and B only, and XLA does not compute the
+gradients of frozen parameters. Within a step, however, a kernel still has a full-size gradient.
 
 Reference: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 """
@@ -25,15 +26,15 @@ PyTree = Any
 
 
 class Lora(optimizers.OptimizerDef):
-  """Trains low-rank changes of kernels with another optimizer.
+  """Trains low-rank updates of kernels with another optimizer.
 
   Args:
     optimizer: Trains the matrices A and B of all kernels, named `.../kernel/a` and `.../kernel/b`.
-    rank: Columns of A and rows of B.
-    alpha: Factor alpha of the change.
-    targets: Regular expressions of the names of the kernels, such as ".*/attention/.*/kernel". One
-      that matches no parameter is an InputError when the state is initialized.
-    seed: Seed of the initial A, uniform within 1 / sqrt(M); B is initially zero.
+    rank: Number of columns of A and rows of B.
+    alpha: Factor alpha of the update.
+    targets: Regular expressions for the names of the kernels, such as ".*/attention/.*/kernel". An
+      expression that matches no parameter raises InputError when the state is initialized.
+    seed: Seed of the initial A, uniform in ±1 / sqrt(M). The initial B is zero.
   """
 
   def __init__(
@@ -87,18 +88,18 @@ class Lora(optimizers.OptimizerDef):
     )
     after = traverse_util.flatten_dict(factors, sep="/")
     for name in names:
-      a, b, new_a, new_b = (x[f"{name}/{side}"] for x in (before, after) for side in "ab")
-      # The difference of the two products would lose digits.
+      a, b, new_a, new_b = (x[f"{name}/{factor}"] for x in (before, after) for factor in "ab")
+      # new_a @ new_b - a @ b, without the cancellation of a difference of two products.
       change = _product(new_a - a, new_b) + _product(a, new_b - b)
       params[name] += self._scale * change
     state = {"factors": factors, "optimizer": optimizer_state}
     return traverse_util.unflatten_dict(params, sep="/"), state
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns None, which is replicated, in place of every array: all are small."""
+    """Returns None (replicated) in place of every array, because all of them are small."""
     return jax.tree.map(lambda _: None, state)
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-  # Rounding to bfloat16 would add up over the steps.
+  # At the default precision, bfloat16 rounding errors would add up over the steps.
   return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)

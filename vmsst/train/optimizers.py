@@ -1,13 +1,14 @@
 """Optimizers and learning-rate schedules.
 
-As in T5X, an optax optimizer has a learning rate of its own, and the trainer writes its own to the
-metrics. Both are the macro SCHEDULE of gin/runs/train.gin:
+As in T5X, an optax optimizer has its own learning rate, and the trainer writes another learning
+rate to the metrics. In gin/runs/train.gin, both are the macro SCHEDULE:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
   optax.adamw.learning_rate = %SCHEDULE
 
-Gin files compute some arguments of a schedule from TRAIN_STEPS, so that it ends with the run:
+Gin files compute some arguments of a schedule from TRAIN_STEPS, so that the schedule ends with the
+run:
 
   from vmsst.train import optimizers as schedules
   utils.create_learning_rate_scheduler.decay_factor = @schedules.slope_to_zero()
@@ -44,18 +45,18 @@ class OptimizerDef(abc.ABC):
   def apply_gradient(
     self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
   ) -> tuple[PyTree, PyTree]:
-    """Returns the parameters and the state after one more step; `step` counts those before."""
+    """Returns parameters and state after one more step; `step` is the number of earlier steps."""
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Returns what to differentiate in a step, by default all parameters.
+    """Selects the parameters to differentiate in a step (default: all).
 
     Args:
       params: The parameters.
       batch: The batch, by feature.
 
     Returns:
-      A tree, and a function that adds what the model and `apply_gradient` need next to it, to this
-      tree and to its gradients.
+      The selected parameters, and a function that completes this tree, and the tree of gradients,
+      with entries that the model and `apply_gradient` need.
     """
     del batch
     return params, lambda tree: tree
@@ -82,7 +83,7 @@ class OptaxWrapper(OptimizerDef):
   def apply_gradient(
     self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
   ) -> tuple[PyTree, PyTree]:
-    """Returns the parameters and the state after one more step, at optax's own learning rate."""
+    """Returns parameters and state after one more step, with optax's own learning rate."""
     del step, learning_rate
     updates, state = self.optax_optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
@@ -90,9 +91,9 @@ class OptaxWrapper(OptimizerDef):
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
 
-    Arrays of the optax state that have the shape of a parameter get its axes. All others are
-    replicated: counters, hyperparameters, random keys, and the row and column statistics of a
-    factored second moment, which are small.
+    Arrays of the optax state with the shape of a parameter get the parameter's axes. Other arrays
+    are small and replicated: counters, hyperparameters, random keys, and the row and column
+    statistics of a factored second moment.
     """
 
     def axes_of(moment: Any, param: Any, axes: Any) -> Any:
@@ -117,9 +118,9 @@ def chain(
   """Returns `optax.chain` of one list, which gin can bind, as an OptimizerDef.
 
   Args:
-    transformations: Those to chain.
-    frozen: Regular expressions of the names of parameters that are not trained, such as
-      "token_embedder/.*". They have no moments. One that matches no parameter is an InputError
+    transformations: Transformations to chain.
+    frozen: Regular expressions for the names of frozen parameters, such as "token_embedder/.*".
+      Frozen parameters have no moments. An expression that matches no parameter raises InputError
       when the state is initialized.
   """
   chained = optax.chain(*transformations)
@@ -137,7 +138,7 @@ def chain(
 
 
 def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
-  """Returns the names of parameters that match one of the regular expressions of an option.
+  """Returns the parameter names that match one of the regular expressions of an option.
 
   Raises:
     InputError: An expression matches no name.
@@ -206,8 +207,8 @@ def create_learning_rate_scheduler(
     up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
-  # Each entry multiplies the rate so far. The order of operations determines the last bit of the
-  # result, and thus whether both runtimes train to the same numbers.
+  # Each entry multiplies the rate so far. The order of operations is as in T5X: it determines the
+  # last bit of the result, and both runtimes must train to the same numbers.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),
@@ -244,7 +245,7 @@ def slope_to_zero(total_steps: int, warmup_steps: int) -> float:
 
 
 def multiple(steps: int, factor: int) -> int:
-  """Returns `steps * factor`, such as the length of a cycle that a run covers in part."""
+  """Returns `steps * factor`, for a cycle that is longer than the run."""
   return steps * factor
 
 
@@ -253,11 +254,11 @@ def one_cycle_schedule(
   peak: Annotated[float, msgspec.Meta(gt=0)],
   warmup: Annotated[float, msgspec.Meta(ge=0, lt=1)],
 ) -> optax.Schedule:
-  """Returns a learning rate that rises to its peak and falls to 0 by `steps`, both as a cosine.
+  """Returns a schedule that rises to a peak and falls to 0 by `steps`, both as a cosine.
 
   Args:
     steps: Training steps.
-    peak: The highest learning rate.
-    warmup: The share of the steps in which it rises.
+    peak: Highest learning rate.
+    warmup: Fraction of the steps in which the learning rate rises.
   """
   return optax.cosine_onecycle_schedule(steps, peak, pct_start=warmup)

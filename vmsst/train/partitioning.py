@@ -24,11 +24,11 @@ Size = Annotated[int, msgspec.Meta(ge=1)]
 HardwareMesh = tuple[Size, Size, Size, Size]
 
 all_devices: Callable[[], Sequence[Any]] = jax.devices
-"""Returns the devices of meshes; `--topology` replaces it."""
+"""Returns the devices of meshes. The option `--topology` replaces this function."""
 
 
 def with_sharding_constraint(x: jax.Array, axis_resources: PartitionSpec) -> jax.Array:
-  """Returns `x` laid out over axes of the mesh, or unchanged without a mesh."""
+  """Constrains the sharding of `x` over the axes of the mesh, if a mesh is set."""
   if not jax.sharding.get_abstract_mesh().shape:
     return x
   return jax.lax.with_sharding_constraint(x, axis_resources)
@@ -74,7 +74,7 @@ class PartitionedFunction:
     self._partitioner = partitioner
 
   def __call__(self, *args: Any) -> Any:
-    """Returns the result of the function, computed on the mesh."""
+    """Runs the function on the mesh."""
     with self._partitioner.context():
       return self._jitted(*args)
 
@@ -121,7 +121,7 @@ class PjitPartitioner:
     """Sets the mesh and the axis rules for the code inside."""
     mesh: contextlib.AbstractContextManager = (
       jax.set_mesh(self.mesh)
-      if all_devices is jax.devices  # JAX cannot compute constants on devices that are not there
+      if all_devices is jax.devices  # JAX cannot compute constants on compile-only devices
       else jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
     )
     with flax_partitioning.axis_rules(self.logical_axis_rules), mesh:
@@ -148,20 +148,20 @@ class PjitPartitioner:
         f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}); choose a multiple "
         f"of {data_size}"
       )
-    rows: dict[int, set[int]] = {}  # of the mesh, by process
+    rows: dict[int, set[int]] = {}  # rows of the mesh, by process
     for (row, _), device in np.ndenumerate(self.mesh.devices):
       rows.setdefault(device.process_index, set()).add(row)
-    parts = sorted({tuple(sorted(part)) for part in rows.values()})
+    shards = sorted({tuple(sorted(process_rows)) for process_rows in rows.values()})
     mine = tuple(sorted(rows[jax.process_index()]))
-    return parts.index(mine), len(parts)
+    return shards.index(mine), len(shards)
 
   def get_mesh_axes(self, train_state: Any) -> Any:
     """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
 
-    Collections of the model that have no logical axes are replicated.
+    Collections of the model without logical axes are replicated.
 
     Raises:
-      InputError: No rule has the axis name of a parameter, which Flax would replicate silently.
+      InputError: No rule exists for an axis of a parameter. (Flax would silently replicate it.)
     """
     axes = train_state.as_logical_axes()
     ruled = {None, *(name for name, _ in self.logical_axis_rules)}
@@ -196,7 +196,7 @@ class PjitPartitioner:
     out_axis_resources: Any,
     donate_argnums: int | Sequence[int] = (),
   ) -> PartitionedFunction:
-    """Returns `fn` jitted for the mesh; resources are PartitionSpec trees (None: replicated)."""
+    """Returns `fn` jitted for the mesh. Resources are trees of PartitionSpec; None replicates."""
     jitted = jax.jit(
       fn,
       in_shardings=self.shardings(in_axis_resources),
@@ -206,7 +206,7 @@ class PjitPartitioner:
     return PartitionedFunction(fn, jitted, self)
 
   def whole_to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Returns the global batch, of which every process has all rows, sharded over `data`."""
+    """Returns the global batch (complete on every process), sharded over `data`."""
     return {
       name: jax.make_array_from_callback(rows.shape, self.data_sharding, rows.__getitem__)
       for name, rows in batch.items()

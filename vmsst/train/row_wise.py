@@ -1,13 +1,13 @@
 """Updates only the rows of the token table that a batch uses.
 
-A step of AdamW on a table of 250,000 x 256 reads and writes seven arrays of 256 MB. A batch uses a
-few thousand rows. `RowWise` takes these rows out of the table and of the optimizer's moments before
-the gradients are computed, and puts the updated rows back. So the model sees a small table, and no
-array of a step has the size of the table, except those that are updated in place.
+A step of AdamW on a table of 250,000 x 256 reads and writes seven arrays of 256 MB, but a batch
+uses only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
+moments before the gradients are computed, and writes the updated rows back. The model sees a small
+table. Only the table and its moments have full size, and they are updated in place.
 
-Rows without a token in the batch have no gradient, so the gradients and their norm are the same as
-without it. But the update of a row then differs from that of the dense optimizer: momentum and
-weight decay do not change the rows of other tokens, and their moments do not decay ("lazy Adam").
+Rows without a token in the batch have no gradient, so the gradients and their norm do not change.
+The updates differ from a dense optimizer, however: momentum and weight decay do not change the rows
+of other tokens, and the moments of these rows do not decay ("lazy Adam").
 """
 
 from collections.abc import Callable
@@ -22,19 +22,19 @@ from vmsst.train import optimizers
 PyTree = Any
 
 _MODULE, _TABLE, _ROWS = "token_embedder", "embedding", "rows"
-# Features of a batch with the ids of tokens.
+# Features of a batch that contain token ids.
 _TOKENS = ("inputs", "targets", "negatives")
 
 
 class RowWise(optimizers.OptimizerDef):
   """Trains the rows of the token table that a batch uses, and all other parameters, by AdamW.
 
-  The table must be the parameter `token_embedder/embedding`, used by `t5.TokenEmbedder` alone: the
-  model cannot predict tokens with it, as EMS does if it shares it.
+  The table must be the parameter `token_embedder/embedding`, and only `t5.TokenEmbedder` may use
+  it. A model that also predicts tokens with the table, such as EMS, is not supported.
 
   Args:
-    optimizer: Any optax optimizer that treats rows separately, such as AdamW. It may clip by the
-      global norm.
+    optimizer: An optax optimizer that treats rows independently, such as AdamW. Clipping by the
+      global norm is allowed.
   """
 
   def __init__(self, optimizer: optimizers.OptaxWrapper):
@@ -45,10 +45,11 @@ class RowWise(optimizers.OptimizerDef):
     return self._optimizer.init_state(params)
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Returns the parameters with the rows of the batch, and a function that adds their ids."""
+    """Returns the parameters with the batch's rows only, and a function that adds their ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
-    # Ids past the table fill a fixed shape: they are read as its last row, and never written.
+    # The shape is static, so the ids are padded by an id past the table. Padding reads the last
+    # row and is never written.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:
@@ -79,7 +80,7 @@ class RowWise(optimizers.OptimizerDef):
 
 
 def _rows(tree: PyTree, ids_U: Int[Array, "U"]) -> PyTree:
-  """Returns parameters or moments with some rows of the table instead of the table."""
+  """Returns parameters or moments in which the table has only the rows `ids_U`."""
 
   def take(path: Any, x: jax.Array) -> jax.Array:
     return jnp.take(x, ids_U, axis=0, mode="clip") if _is_table(path) else x

@@ -1,7 +1,8 @@
-"""The trainer of upstream T5X, passing the training step to models whose loss depends on it.
+"""A trainer for upstream T5X that passes the training step to the model's loss.
 
-`gin/runs/upstream.gin` binds this class. The bundled trainer passes the step by itself; there the
-class changes nothing, so that `t5x eval` can parse the config.gin of a run on upstream T5X.
+`gin/runs/upstream.gin` binds this class. The bundled trainer always passes the step, so this class
+changes nothing there. It exists there so that `t5x eval` can parse the config.gin of a run on
+upstream T5X.
 """
 
 import functools
@@ -16,8 +17,9 @@ from vmsst import errors
 class StepTrainer(trainer.Trainer):
   """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
 
-  Takes the arguments of `Trainer`, and computes no metrics of single weights. Upstream adds up the
-  gradients of microbatches, which would multiply that of a mean loss, so it refuses them.
+  Arguments are as in `Trainer`. This class computes no metrics of single weights. It refuses
+  microbatches, because upstream sums their gradients, and the gradient of a mean loss would be
+  multiplied.
   """
 
   @functools.cached_property

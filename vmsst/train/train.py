@@ -24,7 +24,8 @@ from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
-_NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")  # but of its training
+# Config values that affect training, but not the encoder as a function of its parameters.
+_NOT_OF_THE_ENCODER = ("dropout_rate", "dtype", "remat", "scan_layers")
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
 
@@ -56,9 +57,9 @@ def train(
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
-  Starts from the newest intact checkpoint in `model_dir`, else from `checkpoint_cfg.restore`, else
-  from scratch. Saves and evaluates at multiples of the periods, whatever step the run started at,
-  and after the last step. Repeats an evaluation that was interrupted. SIGTERM and SIGINT write a
+  Starts from the newest intact checkpoint in `model_dir`, otherwise from `checkpoint_cfg.restore`,
+  otherwise from scratch. Saves and evaluates at multiples of the periods, independent of the first
+  step, and after the last step. Repeats an interrupted evaluation. SIGTERM and SIGINT write a
   checkpoint and end the run. Never saves a state with infinite or NaN parameters.
 
   Args:
@@ -66,32 +67,32 @@ def train(
     train_dataset_cfg: Training data.
     train_eval_dataset_cfg: Data of the training evaluation (metrics without updates), or None.
     infer_eval_dataset_cfg: Data of the SeqIO evaluation, or None.
-    checkpoint_cfg: What to start from and what to save.
+    checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
     model_dir: Absolute folder of the run.
     total_steps: Last step.
-    eval_steps: Batches of each training evaluation.
+    eval_steps: Number of batches per training evaluation.
     eval_period: Steps between evaluations.
-    stats_period: Steps that training metrics are averaged over; by default the shorter of the
-      evaluation and checkpoint periods.
-    random_seed: Seed of initialization, dropout and latents; None takes the time and the hardware
-      generator.
-    use_hardware_rng: Whether to use the hardware generator with a given seed too.
+    stats_period: Number of steps over which training metrics are averaged (default: the shorter of
+      the evaluation and checkpoint periods).
+    random_seed: Seed of initialization, dropout and latents. If None, the seed is the time, and the
+      hardware generator is used.
+    use_hardware_rng: Whether to use the hardware generator with a seed, too.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
     inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
-    get_dataset_fn: Returns the training data (default: `loader.get_batches`). Called with
+    get_dataset_fn: Returns the training data (default: `loader.get_batches`). The arguments are
       `train_dataset_cfg`, the shard, the number of shards and a constructor of the model's feature
       converter.
     train_eval_get_dataset_fn: Returns the data of the training evaluation by name.
-    actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"), which see the metrics and may
-      stop the run.
-    run_eval_before_training: Whether to evaluate before the first step too.
-    on_sigterm: Called at the end of a run that SIGTERM stopped, which otherwise returns as any.
-    evaluator: Used in place of a SeqIO evaluation; has `evaluate(train_state, train_state_axes)`,
-      which returns metrics by task.
-    average: Number of checkpoints whose parameters are averaged after the last step, for
-      `vmsst.load`: the best ones of `KeepBestAction`, otherwise the newest ones.
+    actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics
+      and may stop the run.
+    run_eval_before_training: Whether to evaluate also before the first step.
+    on_sigterm: Called at the end of a run that SIGTERM stopped (default: return as usual).
+    evaluator: Replaces the SeqIO evaluation. Its method `evaluate(train_state, train_state_axes)`
+      returns metrics by task.
+    average: Number of checkpoints to average after the last step, for `vmsst.load`: the best ones
+      according to `KeepBestAction`, otherwise the newest ones.
 
   Returns:
     The last step and the last train state.
@@ -110,11 +111,11 @@ def train(
     check_choice("actions", mode, ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"))
   save_cfg = checkpoint_cfg.save or checkpoints.SaveCheckpointConfig()
   save_period, save_steps = save_cfg.period or 0, set(save_cfg.checkpoint_steps or ())
-  every_action = itertools.chain.from_iterable(actions.values())
-  keeping = [action for action in every_action if isinstance(action, actions_lib.KeepBestAction)]
+  all_actions = itertools.chain.from_iterable(actions.values())
+  keeping = [action for action in all_actions if isinstance(action, actions_lib.KeepBestAction)]
   option = "KeepBestAction.count" if keeping else "KEEP_CHECKPOINTS"
-  kept = min([action.count for action in keeping], default=save_cfg.keep)
-  check(kept is None or average <= kept, "average", average, f"at most {option}={kept}")
+  num_kept = min([action.count for action in keeping], default=save_cfg.keep)
+  check(num_kept is None or average <= num_kept, "average", average, f"at most {option}={num_kept}")
   if keeping and not (save_period and eval_period % save_period == 0):
     raise InputError(
       f"EVAL_PERIOD={eval_period} is not a multiple of CHECKPOINT_PERIOD={save_period}, so the "
@@ -137,8 +138,8 @@ def train(
 
   with contextlib.ExitStack() as cleanup:
 
-    def closing(part: Any) -> Any:
-      return cleanup.enter_context(contextlib.closing(part))
+    def closing(resource: Any) -> Any:
+      return cleanup.enter_context(contextlib.closing(resource))
 
     check_claim = cleanup.enter_context(
       model_dir_lib.open_folder("MODEL_DIR", model_dir, claim=True)
@@ -155,8 +156,8 @@ def train(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
-    # The train state: of this run, of another one, or new
-    spec = batches.element_spec  # of this process's rows of a batch
+    # The train state: from this run, from another checkpoint, or new
+    spec = batches.element_spec  # has the rows of this process only
     initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
@@ -164,18 +165,18 @@ def train(
       input_types={name: x.dtype for name, x in spec.items()},
       partitioner=partitioner,
     )
-    own_checkpoint, restore = checkpoints.newest_intact(model_dir), checkpoint_cfg.restore
-    if own_checkpoint is not None:
-      logging.info("Resuming from %s.", own_checkpoint)
+    checkpoint, restore = checkpoints.newest_intact(model_dir), checkpoint_cfg.restore
+    if checkpoint is not None:
+      logging.info("Resuming from %s.", checkpoint)
       _check_encoder(model, model_dir)
-      train_state = initializer.from_checkpoint(own_checkpoint)
+      train_state = initializer.from_checkpoint(checkpoint)
       data_state = input_pipeline.DataState.read_from(
-        storage.path(own_checkpoint) / "dataset", jax.process_index(), jax.process_count()
+        storage.path(checkpoint) / "dataset", jax.process_index(), jax.process_count()
       )
     elif restore is not None and restore.path not in (None, [], ()):
       start = checkpoints.find_checkpoint(restore)
       train_state = initializer.from_checkpoint(start, restore, init_rng)
-      data_state = input_pipeline.DataState(int(train_state.step), None)  # The data starts over.
+      data_state = input_pipeline.DataState(int(train_state.step), None)  # data from the start
     else:
       train_state, data_state = initializer.from_scratch(init_rng), None
     step = first_step = int(train_state.step)
@@ -185,10 +186,10 @@ def train(
         "set another MODEL_DIR to start over"
       )
     batches.start(first_step, data_state)
-    if jax.process_index() == 0:  # of an earlier end of the run
+    if jax.process_index() == 0:  # an average from an earlier end of the run is outdated
       storage.remove(storage.path(model_dir) / t5x.AVERAGE / loading.CHECKPOINT)
 
-    # What trains, evaluates and saves
+    # Trainer, evaluator and checkpoint manager
     trainer = closing(
       trainer_cls(
         model=model,
@@ -213,7 +214,7 @@ def train(
     manager = None
     if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
-    # After all that may fail, so that a mistake does not replace the files of the run.
+    # Write only after everything that may fail, so that a mistake does not overwrite the run.
     initializer.write_model_info(model_dir)
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
@@ -247,7 +248,7 @@ def train(
       bar.unpause()
 
     def save() -> None:
-      # Starts to write a checkpoint of this step, if there is none.
+      # Starts writing a checkpoint of this step, unless it exists.
       if manager is not None:
         if not trainer_lib.state_is_finite(trainer.train_state):
           raise InputError(
@@ -255,13 +256,13 @@ def train(
             "checkpoint is from before. Lower the learning rate or check the data"
           )
         check_claim()
-        trainer.train_writer.flush()  # a checkpoint never precedes the metrics of its steps
+        trainer.train_writer.flush()  # write the metrics of a step before its checkpoint
         manager.save(trainer.train_state, batches.state())
 
     try:
       with _stop_on_signal() as stop:
         evaluate_first = run_eval_before_training
-        if own_checkpoint is not None and (step > 0 or run_eval_before_training):
+        if checkpoint is not None and (step > 0 or run_eval_before_training):
           # The run may have ended before the evaluation of this step was complete.
           evaluate_first = is_due(eval_period) and not _was_evaluated(model_dir, step)
         if evaluate_first or step == total_steps:
@@ -275,9 +276,9 @@ def train(
         periods = [period for period in (eval_period, save_period) if period]
         periods.append(stats_period or min([*periods, total_steps]))
         while step < total_steps and not (stop.signal or trainer.stop_training):
-          # Trains to the next step at which to do more than train.
+          # Train until the next step with a save, an evaluation or statistics.
           stops = [(step // period + 1) * period for period in periods]
-          stops += [later for later in save_steps if later > step]
+          stops += [save_step for save_step in save_steps if save_step > step]
           count = min(total_steps, *stops) - step
           done, metrics = trainer.train(batches, count, step, bar=bar, should_stop=stop.agree)
           step += done
@@ -312,16 +313,16 @@ def train(
 
 
 class _Stop:
-  """The signal that asked the run to stop.
+  """The signal that stops the run.
 
   Attributes:
-    signal: Its name, or "".
+    signal: Name of the signal, or "" if none was received.
   """
 
   signal = ""
 
   def agree(self, step: int) -> bool:
-    """Returns whether to stop after `step`: the same in all processes, whichever got the signal."""
+    """Returns whether to stop after `step`. All processes agree, even if one got the signal."""
     if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
       self.signal = "SIGTERM"
     return bool(self.signal)
@@ -329,7 +330,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[_Stop]:
-  """Yields an object that SIGTERM and SIGINT change; a second SIGINT interrupts at once.
+  """Yields an object that records SIGTERM and SIGINT. A second SIGINT interrupts at once.
 
   In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
   """
@@ -359,9 +360,9 @@ def _was_evaluated(model_dir: str, step: int) -> bool:
 
 
 def _check_encoder(model: Any, model_dir: str) -> None:
-  """Raises InputError if the checkpoints in a folder are of another encoder than that of a model.
+  """Raises InputError if the checkpoints in a folder belong to another encoder than the model.
 
-  A resumed run may change what leaves the encoder the same function of its parameters.
+  A resumed run may change options that do not affect the encoder, such as the dropout rate.
   """
   if not (storage.path(model_dir) / encoder_json.ENCODER_FILE).is_file():
     return

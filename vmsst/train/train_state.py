@@ -1,7 +1,7 @@
 """The state of a run: parameters, optimizer state, other variables of the model, and their axes.
 
-Like T5X checkpoints, it stores `{'target': ..., 'state': {'step': ..., 'param_states': ...}}`, and
-`flax_mutables` if the model has variables other than parameters.
+A checkpoint stores it as in T5X: `{'target': ..., 'state': {'step': ..., 'param_states': ...}}`,
+and `flax_mutables` if the model has variables other than parameters.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _AXES = "_axes"
 
 
 def _with_leaves(reference: PyTree, state_dict: PyTree) -> PyTree:
-  """Returns `reference` with the leaves of `state_dict`, which may lack branches without leaves."""
+  """Returns `reference` with the leaves of `state_dict`. Branches without leaves may be missing."""
   expected = traverse_util.flatten_dict(
     {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
   )
-  given = traverse_util.flatten_dict({"": state_dict}, keep_empty_nodes=True)
-  complete = {path: given.get(path, leaf) for path, leaf in expected.items()}
+  leaves = traverse_util.flatten_dict({"": state_dict}, keep_empty_nodes=True)
+  complete = {path: leaves.get(path, leaf) for path, leaf in expected.items()}
   return serialization.from_state_dict(reference, traverse_util.unflatten_dict(complete)[""])
 
 
 class TrainState(struct.PyTreeNode):
-  """The state of training; without an optimizer, of evaluation and inference.
+  """The state of training. Without an optimizer, it serves evaluation and inference.
 
   Attributes:
-    step: The number of training steps so far.
-    params: The parameters of the model.
-    param_states: The state of the optimizer.
+    step: Number of training steps so far.
+    params: Parameters of the model.
+    param_states: State of the optimizer.
     flax_mutables: Variables of the model that are not parameters, by collection.
     optimizer_def: The optimizer, or None.
-    axes: Logical axes of the variables by collection; not an array.
+    axes: Logical axes of the variables by collection (static, not part of the pytree).
   """
 
   step: Any  # int32 scalar; None in a tree of axes
@@ -62,15 +62,15 @@ class TrainState(struct.PyTreeNode):
     """Returns the state before the first step.
 
     Args:
-      optimizer_def: The optimizer; gets the logical axes if it has `set_param_axes`.
+      optimizer_def: The optimizer. If it has `set_param_axes`, it receives the logical axes.
       variables: Return value of the model's `get_initial_variables`.
     """
     collections = flax.core.unfreeze(variables)
     specs: dict[str, PyTree] = {}  # a PartitionSpec for every variable, by collection
     for name in [name for name in collections if name.endswith(_AXES)]:
       collection = name.removesuffix(_AXES)
-      given = flax.core.freeze(collections.pop(name))
-      specs[collection] = flax.core.unfreeze(flax_partitioning.get_axis_names(given))
+      variable_axes = flax.core.freeze(collections.pop(name))
+      specs[collection] = flax.core.unfreeze(flax_partitioning.get_axis_names(variable_axes))
     axes = flax.core.freeze(specs)
     params = collections.pop("params")
     set_axes = getattr(optimizer_def, "set_param_axes", None)
@@ -97,7 +97,7 @@ class TrainState(struct.PyTreeNode):
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
-    """Returns the state with the arrays of `state_dict`, which may lack `flax_mutables`."""
+    """Returns the state with the arrays of `state_dict`; `flax_mutables` may be missing."""
     state = state_dict["state"]
     param_states = None
     if self.optimizer_def is not None:
@@ -143,15 +143,15 @@ class TrainStateInitializer:
   """Creates sharded train states of one model, from scratch or from a checkpoint.
 
   Args:
-    optimizer_def: The optimizer, or None for a state without one (inference).
+    optimizer_def: The optimizer, or None for inference.
     init_fn: `model.get_initial_variables`.
     input_shapes: Shape of every feature of the global batch.
     partitioner: The mesh.
     input_types: Dtype of every feature.
 
   Attributes:
-    global_train_state_shape: The state, of ShapeDtypeStructs.
-    train_state_axes: The state, of PartitionSpecs.
+    global_train_state_shape: The state with a ShapeDtypeStruct for every array.
+    train_state_axes: The state with a PartitionSpec for every array.
   """
 
   def __init__(
@@ -179,7 +179,7 @@ class TrainStateInitializer:
     )(init_rng)
 
   def _some_from_scratch(self, init_rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
-    """Returns some arrays of the state of `from_scratch`, without creating the others."""
+    """Returns only the named arrays of a newly initialized state; XLA omits the others."""
 
     def initialize(rng: jax.Array) -> dict[str, jax.Array]:
       arrays = traverse_util.flatten_dict(self._initialize(rng).state_dict(), sep="/")
@@ -200,8 +200,8 @@ class TrainStateInitializer:
 
     Args:
       path: A `checkpoint_<step>` folder.
-      cfg: How to read it; None reads every array of the model as it is.
-      fallback_rng: Key to initialize missing arrays in training, if `cfg.fallback_to_scratch`.
+      cfg: Options for reading (default: read every array of the model unchanged).
+      fallback_rng: Random key to initialize missing arrays if `cfg.fallback_to_scratch` is true.
 
     Raises:
       InputError: The checkpoint does not match the model.

@@ -38,7 +38,7 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Returns the metrics of both, merged where both have them."""
+  """Merges two sets of metrics. Metrics in only one of them are kept unchanged."""
   return {**second, **{n: x.merge(second[n]) if n in second else x for n, x in first.items()}}
 
 
@@ -54,24 +54,24 @@ def accumulate_grads_microbatched(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics, Any]:
-  """Returns gradients and metrics of a batch, computed by `num_microbatches` equal microbatches.
+  """Computes gradients and metrics of a batch in `num_microbatches` equal microbatches.
 
-  Each microbatch has its own random key. In-batch negatives are those of the microbatch.
+  Each microbatch has a separate random key. In-batch negatives come from the same microbatch.
 
   Returns:
-    Gradients, metrics, and the mutable collections after the batch (None without any). If the
-    metric "loss" is a `clu.metrics.Average`, the gradients are those of this average over the whole
-    batch; otherwise they are sums over the microbatches, as in upstream T5X.
+    Gradients, metrics, and the mutable collections after the batch (None if the model has none). If
+    the metric "loss" is a `clu.metrics.Average`, this function returns the gradients of the average
+    over the whole batch. Otherwise, gradients are sums over microbatches, as in upstream T5X.
   """
   loss_fn = _at_step(model.loss_fn, train_state)
   params, complete = train_state.optimizer_def.select(train_state.params, batch)
-  grad_fn = jax.value_and_grad(lambda params, *rest: loss_fn(complete(params), *rest), has_aux=True)
+  grad_fn = jax.value_and_grad(lambda params, *args: loss_fn(complete(params), *args), has_aux=True)
 
-  def grads_of(part: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
+  def grads_of(microbatch: Batch, rng: jax.Array, mutables: Any) -> tuple[Any, Metrics, Any]:
     if mutables is None:
-      (_, metrics), grads = grad_fn(params, part, rng)
+      (_, metrics), grads = grad_fn(params, microbatch, rng)
       return grads, metrics, None
-    (_, (metrics, mutables)), grads = grad_fn(params, part, rng, mutables)
+    (_, (metrics, mutables)), grads = grad_fn(params, microbatch, rng, mutables)
     return grads, metrics, mutables
 
   mutables = train_state.flax_mutables or None
@@ -83,14 +83,14 @@ def accumulate_grads_microbatched(
 
   def part_step(index: jax.Array, carry: Any) -> Any:
     rng, grads, metrics, mutables = carry
-    rng, part_rng = jax.random.split(rng)
-    part = {
+    rng, step_rng = jax.random.split(rng)
+    microbatch = {
       name: partitioning.with_sharding_constraint(
         jax.lax.dynamic_slice_in_dim(value, index * size, size), data_partition_spec
       )
       for name, value in batch.items()
     }
-    new_grads, new_metrics, mutables = grads_of(part, part_rng, mutables)
+    new_grads, new_metrics, mutables = grads_of(microbatch, step_rng, mutables)
     metrics = _where(index == 0, new_metrics, merge_metrics(metrics, new_metrics))
     weight = _loss_count(new_metrics)
     return rng, jax.tree.map(lambda x, y: x + weight * y, grads, new_grads), metrics, mutables
@@ -99,19 +99,19 @@ def accumulate_grads_microbatched(
   _, metrics, _ = jax.eval_shape(grads_of, sample, dropout_rng, mutables)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   carry = (dropout_rng, zeros, jax.tree.map(jnp.zeros_like, metrics), mutables)
-  _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, part_step, carry)
+  _, grads, metrics, mutables = jax.lax.fori_loop(0, num_microbatches, microbatch_step, carry)
   total = jnp.maximum(_loss_count(metrics), 1)
   return complete(jax.tree.map(lambda x: x / total, grads)), metrics, mutables
 
 
 def _loss_count(metrics: Metrics) -> jax.Array | float:
-  """Returns how many pairs or tokens the loss is the mean of; 1 if it is a sum."""
+  """Returns the number of pairs or tokens in the mean loss; 1 if the loss is a sum."""
   loss = metrics.get("loss")
   return loss.count if isinstance(loss, clu.metrics.Average) else 1.0
 
 
 def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., Any]:
-  """Returns a function of the model that gets the number of updates so far, if it takes `step`."""
+  """Binds `step`, the number of updates so far, to a function of the model if it accepts it."""
   if "step" in inspect.signature(function).parameters:
     return functools.partial(function, step=train_state.step)
   return function
@@ -130,7 +130,7 @@ def train_with_lr(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics]:
-  """Runs one step: the gradients of the batch, then the update."""
+  """Runs one step: computes the gradients of the batch and applies the update."""
   grads, metrics, mutables = accumulate_grads_microbatched(
     model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
   )
@@ -178,8 +178,8 @@ class Trainer:
     summary_dir: Folder for TensorBoard and JSONL; None writes nothing.
     train_state_axes: PartitionSpecs of `train_state`.
     rng: Random key of the run; each step folds its number into it.
-    learning_rate_fn: Returns the learning rate of a step.
-    num_microbatches: Number of microbatches per batch; None for 1.
+    learning_rate_fn: Maps a step to its learning rate.
+    num_microbatches: Number of microbatches per batch (default: 1).
   """
 
   def __init__(
@@ -209,7 +209,7 @@ class Trainer:
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
     self._all_finite = True
-    self._make_sums: dict[frozenset[str], Callable[[], Any]] = {}  # by the features of a batch
+    self._make_sums: dict[frozenset[str], Callable[[], Any]] = {}  # by set of features
     self._start_time = time.time()
 
   def _get_step_rng(self, step: jax.Array) -> jax.Array:
@@ -245,14 +245,14 @@ class Trainer:
 
   @functools.cached_property
   def _traced_train_step(self) -> Callable[..., Any]:
-    """The step, jitted so that `empty_sums` and `summing_train_step` share one trace of it."""
+    """The step. It is jitted, so that `empty_sums` and `summing_train_step` share one trace."""
     return jax.jit(self._partitioned_train_step.function, inline=True)
 
   @functools.cached_property
   def summing_train_step(self) -> partitioning.PartitionedFunction:
-    """(train_state, sums, batch) -> (train_state, sums, (its metrics, is its loss finite)).
+    """(train_state, sums, batch) -> (train_state, sums, (metrics, whether the loss is finite)).
 
-    `sums` is (steps summed, metrics); `train_state` and `sums` are donated.
+    `sums` is (number of steps, sum of their metrics). `train_state` and `sums` are donated.
     """
     step = self._traced_train_step
 
@@ -262,8 +262,9 @@ class Trainer:
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
       finite = jnp.asarray(True)
       if "loss" in metrics:
-        parts = jax.tree.leaves(metrics["loss"])  # which may be 0 of 0 tokens
-        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in parts]))
+        # Check sum and count, because their ratio is NaN for a batch without tokens.
+        leaves = jax.tree.leaves(metrics["loss"])
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
       return train_state, (count + 1, total), (metrics, finite)
 
     return self._partitioner.partition(
@@ -274,7 +275,7 @@ class Trainer:
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums of no steps; `batch` is any one (arrays or shapes)."""
+    """Returns sums over zero steps. `batch` is any batch with these features, or its shapes."""
     with self._partitioner.context():
       kind = frozenset(batch)
       if kind not in self._make_sums:
@@ -293,20 +294,20 @@ class Trainer:
     bar: summaries.Progress | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
   ) -> tuple[int, Scalars]:
-    """Trains for `num_steps`, or until `should_stop`, called with the number of finished steps.
+    """Trains for `num_steps`, or until `should_stop` returns true, and writes the metrics.
 
     Args:
       batches: Global batches.
-      num_steps: Number of steps.
-      start_step: Number of steps before.
-      bar: Shows the progress.
-      should_stop: Whether to stop after some number of steps.
+      num_steps: Maximum number of steps.
+      start_step: Number of steps before this call.
+      bar: Progress bar.
+      should_stop: Maps the number of finished steps to whether to stop.
 
     Returns:
-      The number of steps trained, and their metrics, which are on disk.
+      The number of steps trained, and their metrics.
     """
     step = start_step
-    sums: dict[frozenset[str], Any] = {}  # by the features of a batch, which decide the metrics
+    sums: dict[frozenset[str], Any] = {}  # by set of features, because it determines the metrics
     in_flight: collections.deque[tuple[int, Metrics, jax.Array]] = collections.deque()
 
     def finish_oldest() -> None:
@@ -329,7 +330,7 @@ class Trainer:
           self.train_state, sums[kind], batch
         )
         in_flight.append((step, metrics, finite))
-        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the queue of work and times the steps
+        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the device queue, so that times are right
           finish_oldest()
     while in_flight:
       finish_oldest()
@@ -361,17 +362,17 @@ class Trainer:
     return results
 
   def check(self, batch_size: int) -> None:
-    """Raises InputError if microbatches and slices do not divide the batch."""
-    for name, parts in (
+    """Raises InputError unless microbatches and slices divide the batch size."""
+    for name, divisor in (
       ("num_microbatches", self._num_microbatches or 1),
       ("embedding_slices", getattr(self._model, "embedding_slices", 1)),
     ):
       errors.check(
-        batch_size % parts == 0, name, parts, f"a divisor of the batch size, {batch_size}"
+        batch_size % divisor == 0, name, divisor, f"a divisor of the batch size, {batch_size}"
       )
-      batch_size //= parts
+      batch_size //= divisor
 
   def close(self) -> None:
-    """Finishes writing the metrics."""
+    """Closes the metric writers."""
     for writer in (self.train_writer, *self.eval_writers.values()):
       writer.close()

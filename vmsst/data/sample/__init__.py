@@ -28,7 +28,7 @@ _TIME_FOLDS = 4
 _SEED = 20
 FRAMES = ("present", "past", "want")
 # Agreement of each subject: f, m (third person singular), pl (third person plural), we.
-# The order mixes the agreements because the split holds out every fourth subject (see splits.py).
+# The order mixes the agreements, because the validation split holds out every fourth subject.
 AGREEMENT: Mapping[str, str] = {
   "sister": "f",
   "brother": "m",
@@ -55,8 +55,8 @@ SUBJECTS = tuple(AGREEMENT)
 PREDICATES, PLACES, _TIMES = (
   tuple(_PHRASES["en"][slot]) for slot in ("predicates", "places", "times")
 )
-_EACH = len(_TIMES) // len(FRAMES)
-TIMES = {frame: _TIMES[_EACH * i : _EACH * (i + 1)] for i, frame in enumerate(FRAMES)}
+_PER_FRAME = len(_TIMES) // len(FRAMES)
+TIMES = {frame: _TIMES[_PER_FRAME * i : _PER_FRAME * (i + 1)] for i, frame in enumerate(FRAMES)}
 
 
 class Meaning(NamedTuple):
@@ -78,7 +78,7 @@ class Phrasebook:
     subjects: Noun phrase of each subject; empty if the verb form alone says it.
     forms: Names of the forms in a row of `predicates`.
     predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty form),
-      then, if the language keeps it apart, " / " and the object.
+      then, if the object is a word of its own, " / " and the object.
     places: Adverbial of each place.
     times: Adverbial of each time, all frames together.
     verbs: Per frame, the finite verb of each agreement, a template over `forms`.
@@ -133,7 +133,7 @@ def phrasebook(language: str) -> Phrasebook:
 
 
 def sentence(meaning: int, language: str, split: str = "train") -> str:
-  """Returns the meaning of that number in words of a language.
+  """Returns the sentence in a language with the meaning of a number.
 
   Raises:
     InputError: the sample has no such split.
@@ -146,22 +146,22 @@ def other_codes(codes: Sequence[str] | None = None) -> list[str]:
   """Returns the corpus's codes of languages other than English.
 
   Args:
-    codes: Codes of the languages, of any standard; None: all.
+    codes: Codes of the languages, of any standard (default: all).
 
   Raises:
     InputError: a language is not in the corpus.
   """
   codes_by_language = {languages.language(code): code for code in LANGUAGES if code != "en"}
-  wanted = (
+  selection = (
     list(codes_by_language) if codes is None else [languages.language(code) for code in codes]
   )
-  for language in wanted:
+  for language in selection:
     if language not in codes_by_language:
       raise errors.InputError(
         f"the sample corpus has no {language.name}; choose English or "
         f"{', '.join(language.name for language in codes_by_language)}"
       )
-  return [codes_by_language[language] for language in wanted]
+  return [codes_by_language[language] for language in selection]
 
 
 def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
@@ -169,7 +169,7 @@ def load_sample(split: str = "train", count: int | None = None) -> dict[str, lis
 
   Args:
     split: "train" or "validation".
-    count: How many sentences of each language; None returns the whole split.
+    count: Number of sentences of each language (default: the whole split).
 
   Raises:
     InputError: the sample has no such split.
@@ -191,11 +191,12 @@ def slots(meaning: int, split: str = "train") -> Meaning:
     IndexError: the split has no meaning of that number.
   """
   num_subjects, num_places, num_times = _choices(split)
-  rest = int(_order(num_meanings(split))[meaning])
-  rest, frame = divmod(rest, len(FRAMES))
-  rest, time = divmod(rest, num_times)
-  rest, place_number = divmod(rest, num_places)
-  predicate, subject = divmod(rest, num_subjects)
+  # The digits of the number, in a mixed radix, are the choices for the slots.
+  index = int(_order(num_meanings(split))[meaning])
+  index, frame = divmod(index, len(FRAMES))
+  index, time = divmod(index, num_times)
+  index, place_number = divmod(index, num_places)
+  predicate, subject = divmod(index, num_subjects)
 
   def pick(names: Sequence[str], folds: int, rank: int) -> str:
     return names[_allowed_fillers(len(names), folds, predicate, split)[rank]]
