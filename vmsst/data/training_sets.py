@@ -23,7 +23,9 @@ from vmsst.data.vocabularies import Role
 from vmsst.io import manifest, text_files
 
 File = str | os.PathLike[str]
-Data = File | Sequence[File] | Iterable[Sequence[str] | Mapping[str, Any]]
+Data = (
+  File | Sequence[File] | Sequence[readers.BitextFile] | Iterable[Sequence[str] | Mapping[str, Any]]
+)
 
 _FILE = str | os.PathLike
 
