@@ -190,17 +190,24 @@ def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) 
 
   Args:
     folder: The folder.
-    through_links: Whether to follow links to folders, which must not form a loop.
+    through_links: Whether to follow links to folders. A folder is read once, even if several links
+      lead to it or links form a loop.
 
   Raises:
     InputError: a folder cannot be listed.
   """
   if not is_url(folder):
-    return [
-      os.path.relpath(os.path.join(inside, name), folder)
-      for inside, _, names in os.walk(folder, onerror=refuse, followlinks=through_links)
-      for name in names
-    ]
+    files: list[str] = []
+    visited: set[str] = set()
+    for inside, folders, names in os.walk(folder, onerror=refuse, followlinks=through_links):
+      real_path = os.path.realpath(inside)
+      if real_path in visited:
+        folders.clear()
+        continue
+      visited.add(real_path)
+      folders.sort()
+      files += (os.path.relpath(os.path.join(inside, name), folder) for name in names)
+    return files
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
   # S3 consoles mark folders by objects with a slash at the end of the name.

@@ -113,6 +113,7 @@ def test_all_files_that_a_benchmark_reads_are_part_of_its_digest(root, tmp_path)
   more, elsewhere = root / "more", tmp_path / "elsewhere"
   more.mkdir()
   elsewhere.mkdir()
+  (root / "words" / "loop").symlink_to(root / "words")
   (root / "words" / "linked").symlink_to(elsewhere)
   files = dataclasses.replace(BENCHMARK.files, more=("more/*.txt",))
   digest = files.digest(root)

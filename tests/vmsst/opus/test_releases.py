@@ -76,6 +76,7 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
   root.mkdir()
   (root / "de-en.tmx.gz").write_bytes(b"")
   os.symlink(tmp_path / "elsewhere", root / "deep")
+  os.symlink(root, root / "loop")
   found, faults = releases.scan(str(root))
   assert {release.name: release.format for release in found} == {
     "Ted.v1.en-zh_cn": "zip", "Ted.v1.en-zh_TW": "zip",
