@@ -42,7 +42,7 @@ from vmsst import arrays
 from vmsst.data import vocabularies
 from vmsst.models import bitranslation
 from vmsst.models import vmsst as vmsst_model
-from vmsst.networks import t5
+from vmsst.networks import sentence_encoder, t5
 from vmsst.networks import vmsst as networks
 from vmsst.train import adafactor, train_state
 
@@ -63,7 +63,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
   tokens_NT, embedded_NTD, languages_N, sentence_NZ, weights_N = map(
     bitranslation.rows, (tokens, embedded, languages, sentence, weights)
   )
-  hidden_NTD = networks.run(
+  hidden_NTD = sentence_encoder.run(
     network, params, "decode", embedded_NTD, languages_N, sentence_NZ, dropout_rng=dropout_rng
   )
   sentence_NTZ = jnp.broadcast_to(sentence_NZ[:, None], (*tokens_NT.shape, sentence_NZ.shape[-1]))

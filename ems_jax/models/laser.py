@@ -132,7 +132,7 @@ class LaserModel(base.BitextModel):
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )
-    decoded = vmsst_networks.run(
+    decoded = sentence_encoder.run(
       self.network,
       params,
       "decode",

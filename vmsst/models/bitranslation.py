@@ -85,7 +85,7 @@ def score(
     weights_BR: Weight of the tokens of each row.
     dropout_rng: Key of the decoder's dropout, or None.
   """
-  hidden_NTD = vmsst.run(
+  hidden_NTD = sentence_encoder.run(
     network,
     params,
     "decode",
@@ -155,7 +155,7 @@ class BitranslationModel(base.BitextModel):
     pairs = pairs_in_batch(batch)
     count = pairs.tokens_B2T.shape[0]
     embedded_B2TD = embed(self.network, params, pairs)
-    mean_NS = vmsst.run(
+    mean_NS = sentence_encoder.run(
       self.network,
       params,
       "semantic_mean",

@@ -237,7 +237,7 @@ class VmsstModel(base.BitextModel):
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
     """Returns the posteriors of both sides of each pair ([B, 2, ...]) from one call per encoder."""
-    posteriors = vmsst.run(
+    posteriors = sentence_encoder.run(
       self.network,
       params,
       "posteriors",

@@ -338,6 +338,3 @@ def _pool(
 ) -> Float[Array, "B D"]:
   hidden_BTD = encoder(embedded_BTD, mask_BT, deterministic=deterministic)
   return sentence_encoder.masked_mean(hidden_BTD, mask_BT)
-
-
-run = sentence_encoder.run
