@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vmsst import languages, storage
+from vmsst import errors, languages, storage
 from vmsst.evaluation import embedder, results_files, suite
 from vmsst.io import input_files, manifest
 from vmsst.jobs import engines, job, outputs
@@ -83,7 +83,7 @@ def evaluate(
   Args:
     benchmarks: The benchmarks.
     root: The data root.
-    digests: Digest of the files of each benchmark, computed before they are read.
+    digests: Digest of the files of each benchmark, computed before the files are read.
     encoder: An object with `encode(texts)`.
     name: Its name or path.
     folder: Output folder, local or in an object store.
@@ -115,6 +115,10 @@ def evaluate(
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:
       results["digest"] = digests[benchmark.name]
+      if benchmark.files.digest(root) != results["digest"]:
+        raise errors.InputError(
+          f"{benchmark.name}: its files have changed since they were read; rerun the same command"
+        )
       with work.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 

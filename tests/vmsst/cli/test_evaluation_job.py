@@ -8,7 +8,7 @@ import line_files
 import memory_store
 import pytest
 
-from vmsst import storage
+from vmsst import errors, storage
 from vmsst.cli import evaluation_job
 from vmsst.evaluation import benchmarks, embedder
 from vmsst.evaluation.benchmarks import questions
@@ -124,14 +124,14 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
-def test_results_of_a_file_that_changes_meanwhile_are_computed_again(evaluate, data):
+def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
   def change(text):
     line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)
     return fake_encoders.random_vector(text)
 
-  evaluate(fake_encoders.FakeEncoder(change))
-  _, _, lines = evaluate(fake_encoders.FakeEncoder(fake_encoders.random_vector))
-  assert lines[:2] == ["tatoeba: its data or dimensions have changed", "mining: finished before"]
+  with pytest.raises(errors.InputError, match=r"tatoeba: its files have changed .*; rerun"):
+    evaluate(fake_encoders.FakeEncoder(change))
+  assert not list(tmp_path.rglob("benchmarks/*.json"))
 
 
 def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
