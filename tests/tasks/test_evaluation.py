@@ -80,7 +80,7 @@ def test_missing_test_sets_are_named_and_changed_ones_are_other_tasks(tatoeba_ro
 
 
 def test_vectors_that_are_not_finite_are_an_error():
-  task = suite.Task("a", (suite.Side("en", ["x"]),), lambda *vectors: [])
+  task = suite.Task("a", (suite.TextSet("en", ["x"]),), lambda *vectors: [])
   with pytest.raises(errors.InputError, match="training has diverged"):
     evaluation.collect_results([task], np.arange(1), np.full((1, 2), np.nan))
 

@@ -141,7 +141,7 @@ def test_tables_are_joined(server, fetcher, tmp_path):
   ]
   assert set(files(tmp_path)) == {"sib200/eng_Latn.tsv"}
   (task,) = benchmarks.BENCHMARKS["sib200"].read(tmp_path)
-  assert [len(side.texts) for side in task.sides] == [1, 1, 1]
+  assert [len(x.texts) for x in task.text_sets] == [1, 1, 1]
 
 
 def test_quotes_of_a_table_without_quoting_are_kept(server, fetcher, tmp_path):

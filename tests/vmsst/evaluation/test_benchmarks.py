@@ -19,7 +19,7 @@ def roots(tmp_path_factory):
 
 
 def described(task):
-  return task.name, task.sides, list(task.texts())
+  return task.name, task.text_sets, list(task.held_out_texts())
 
 
 def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(roots):

@@ -25,7 +25,7 @@ def test_numbers_of_results_are_found_by_their_names_and_languages():
 def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
   keys = [
     *papers.content()["main"],
-    *(key for part in papers.SCORE_PARTS.values() for key in part),
+    *(key for part in papers.SCORE_COMPONENTS.values() for key in part),
     *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
     *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
     *(("tatoeba", name) for name in bitext_retrieval.TATOEBA_GROUPS),
@@ -43,7 +43,7 @@ def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
 
 def printed_rows():
   """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
-  keys = [key for part in papers.SCORE_PARTS.values() for key in part]
+  keys = [key for part in papers.SCORE_COMPONENTS.values() for key in part]
   rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
   for number in papers.load():
     if number.paper == "vmsst" and number.table in ("1", "4", "7"):

@@ -85,9 +85,9 @@ def test_ted_talks_are_searched_where_every_language_has_a_text(tmp_path):
   lines.append("a line\twith other fields")
   line_files.write_lines(tmp_path / "ted" / "all_talks_train.tsv", lines)
   (task,) = agnosticism.read_ted(tmp_path)
-  assert [side.language for side in task.sides] == [*codes[:-1], "zh"]
-  for code, side in zip(codes, task.sides, strict=True):
-    assert side.texts == [f"{code} {number}" for number in (0, 5, 6, 7)]
+  assert [x.language for x in task.text_sets] == [*codes[:-1], "zh"]
+  for code, text_set in zip(codes, task.text_sets, strict=True):
+    assert text_set.texts == [f"{code} {number}" for number in (0, 5, 6, 7)]
   found = benchmark_trees.run_benchmark(agnosticism.TED, Concepts(), tmp_path)
   (result,) = suite.collect_results(found)
   names = {x.of for x in papers.load() if x.benchmark == "agnosticism_ted"}

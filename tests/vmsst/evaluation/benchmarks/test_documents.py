@@ -114,6 +114,6 @@ def test_sib200_goes_from_english_into_all_languages(tmp_path, monkeypatch):
   }
   assert scored["summary"] == {"accuracy (incomplete)": 50, "English": 100}
   task = documents.transfer_task("sib200", documents.sib200(tmp_path / "sib200"), into_english=True)
-  names = [x.name for x in task.score(*(np.array([*map(encode, x.texts)]) for x in task.sides))]
+  names = [x.name for x in task.score(*(np.array([*map(encode, x.texts)]) for x in task.text_sets))]
   assert names[3:] == ["deu_Latn->eng_Latn", "jav_Latn->eng_Latn"]
   assert sizes == dict.fromkeys(expected, 4)

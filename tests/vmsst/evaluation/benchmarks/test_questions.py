@@ -90,8 +90,8 @@ def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search
   base = write_all(tmp_path)
   encoder = sign_encoder()
   (sampled,) = questions.sample_benchmark(len(base)).read(tmp_path)
-  assert list(sampled.sides[0].texts) == [question for question, _ in base]
-  found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
+  assert list(sampled.text_sets[0].texts) == [question for question, _ in base]
+  found = sampled.score(*(encoder.encode(x.texts) for x in sampled.text_sets))
   (full,) = questions.QUESTIONS.read(tmp_path)
   assert found == full.results(embedder.Embedder(encoder), [None])[None]
   summary = questions.sample_benchmark(9).summarize(found, None)
