@@ -316,11 +316,7 @@ def collect_results(
   vectors_ND = vectors_ND[np.argsort(row_N)]
   ends = np.cumsum([len(text_set.texts) for task in tasks for text_set in task.text_sets])
   arrays = iter(np.split(vectors_ND, ends[:-1]))
-  return [
-    result
-    for task in tasks
-    for result in task.score(*itertools.islice(arrays, len(task.text_sets)))
-  ]
+  return [x for task in tasks for x in task.score(*itertools.islice(arrays, len(task.text_sets)))]
 
 
 def _pair_task(
@@ -388,9 +384,7 @@ def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
   """Returns a table of all texts of the tasks, with their languages and positions."""
   text_sets = [text_set for task in load() for text_set in task.text_sets]
   texts = [text for text_set in text_sets for text in text_set.texts]
-  language_N = np.repeat(
-    np.array([language(text_set.language).index for text_set in text_sets], np.int32),
-    [len(text_set.texts) for text_set in text_sets],
-  )
+  index_S = np.array([language(x.language).index for x in text_sets], np.int32)
+  language_N = np.repeat(index_S, [len(x.texts) for x in text_sets])
   columns = {ROW: np.arange(len(texts), dtype=np.int32), "input_language": language_N[:, None]}
   return tables.TextTable(([text] for text in texts), columns)

@@ -95,9 +95,9 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
   for encoder, results in by_encoder.items():
     for name, scored in results["benchmarks"].items():
       by_benchmark.setdefault(name, {})[encoder] = scored
-  user_results = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
+  user_files = [by_benchmark.pop(name) for name in [*by_benchmark] if own_files.is_own(name)]
   user_tables = [
-    _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_results
+    _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_files
   ]
   # The overview has the main averages of each benchmark or, if it has none, the first average.
   overview: Cells = {}
@@ -231,10 +231,8 @@ def _table(title: str, corner: str, cells: Cells) -> Table:
 def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
   """Returns the cells of published numbers: rows are systems with their table, columns are keys."""
   return {
-    # Papers print one or two decimals.
-    (f"{number.system} ({number.source})", key): (
-      f"{number.value:.{1 if round(number.value, 1) == number.value else 2}f}"
-    )
+    # Papers print one or two decimals, so that the value is not rounded here.
+    (f"{number.system} ({number.source})", key): str(float(number.value))
     for key, values in numbers.items()
     for number in values
   }

@@ -86,12 +86,7 @@ class Task:
 
 
 def pair_task(
-  name: str,
-  codes: Iterable[str],
-  texts: Iterable[Sequence[str]],
-  score: Callable[..., Numbers],
-  *,
-  large: bool = False,
+  name: str, codes: Iterable[str], texts: Iterable[Sequence[str]], score: Callable[..., Numbers]
 ) -> Task:
   """Returns a task with texts in two languages and a single result.
 
@@ -100,11 +95,10 @@ def pair_task(
     codes: Codes of the two languages.
     texts: The texts in each language.
     score: Computes metrics from the vectors of both text sets.
-    large: See `Task`.
   """
   text_sets = tuple(map(TextSet, codes, texts))
   pair = tuple(text_set.language for text_set in text_sets)
-  return Task(name, text_sets, lambda *x: [Result(name, pair, score(*x))], large=large)
+  return Task(name, text_sets, lambda *vectors: [Result(name, pair, score(*vectors))])
 
 
 SeenTest = Callable[[Iterable[str]], bool]

@@ -94,7 +94,7 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(root):
     return [1e300 if word == "two" else 1.0]
 
   for bad, vector_of, reason in (
-    (named("two", ValueError("all values\nare 1")), one_hot, "all values are 1"),
+    (benchmark("two", ValueError("all values\nare 1")), one_hot, "all values are 1"),
     (
       benchmark("two", averages=lambda *of: {"x": np.nan}),
       one_hot,

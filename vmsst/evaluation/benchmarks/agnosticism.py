@@ -138,22 +138,22 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   * `error within families`, `error between families`; the same for `branches` if any family has
     several
   """
-  version_languages = [languages.language(code) for code in codes]
+  language_L = [languages.language(code) for code in codes]
   error_P = error_LL[~np.eye(len(codes), dtype=bool)]
   numbers = {
     "error": float(error_P.mean()),
     "lowest error": float(error_P.min()),
     "highest error": float(error_P.max()),
   }
-  within = within_and_between(error_LL, version_languages).get("within")
+  within = within_and_between(error_LL, language_L).get("within")
   if within is not None:
     numbers["error within a language"] = within
-  if spreads := version_spreads(error_LL, version_languages):
+  if spreads := version_spreads(error_LL, language_L):
     numbers["spread over versions"] = statistics.fmean(spreads)
     numbers["largest spread over versions"] = max(spreads)
   groupings = {
-    "families": [x.family for x in version_languages],
-    "branches": [x.branch for x in version_languages],
+    "families": [x.family for x in language_L],
+    "branches": [x.branch for x in language_L],
   }
   if len(set(groupings["branches"])) == len(set(groupings["families"])):
     del groupings["branches"]
@@ -200,18 +200,14 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
   unique translation. Words are separated by white space, so that the limit has no effect in scripts
   without spaces. Differences in white space are ignored.
   """
-  earlier: list[set[str]] = [set() for _ in columns]
+  earlier: set[tuple[int, str]] = set()  # Column and text.
   rows = []
   for row, texts in enumerate(zip(*columns, strict=True)):
     words = [text.split() for text in texts]
-    if not all(0 < len(sentence) <= max_words for sentence in words):
-      continue
-    keys = [" ".join(sentence) for sentence in words]
-    if any(key in texts_before for key, texts_before in zip(keys, earlier, strict=True)):
-      continue
-    for key, texts_before in zip(keys, earlier, strict=True):
-      texts_before.add(key)
-    rows.append(row)
+    keys = {*enumerate(map(" ".join, words))}
+    if all(0 < len(x) <= max_words for x in words) and earlier.isdisjoint(keys):
+      earlier |= keys
+      rows.append(row)
   return np.array(rows, np.int64)
 
 

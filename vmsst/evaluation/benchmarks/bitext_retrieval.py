@@ -21,6 +21,7 @@
   ParaCrawl 5 files.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -335,8 +336,8 @@ def _read_paracrawl(root: storage.Path) -> list[suite.Task]:
     codes = (files.known_code(code, path) for code in name.split(".")[-1].split("-"))
     candidates = files.plain_or_gzipped(path.with_name(f"{name}.candidates"))
     texts = files.column(path), files.column(candidates)
-    score = functools.partial(_margin_accuracy, texts[1])
-    tasks.append(suite.pair_task(name, codes, texts, score, large=True))
+    task = suite.pair_task(name, codes, texts, functools.partial(_margin_accuracy, texts[1]))
+    tasks.append(dataclasses.replace(task, large=True))
   return tasks
 
 

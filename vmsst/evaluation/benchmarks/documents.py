@@ -50,10 +50,6 @@ class Splits:
   test: LabeledTexts
 
 
-SplitsByCode = Mapping[str, Splits]
-"""Data by language code."""
-
-
 def _labeled_texts(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
   return LabeledTexts(*zip(*rows, strict=True))
 
@@ -140,7 +136,7 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
 
 def transfer_task(
   name: str,
-  splits: SplitsByCode,
+  splits: Mapping[str, Splits],
   *,
   prefix: str = "",
   documents: bool = False,
@@ -150,7 +146,7 @@ def transfer_task(
 
   Args:
     name: Name of the task.
-    splits: The texts, including English.
+    splits: The texts by language code, including English.
     prefix: Prefix for the names of the results.
     documents: Whether texts are documents. The vector of a document is the mean vector of its
       sentences. Documents have no result `en->en`, because the test set of CLS selects the epoch.

@@ -3,6 +3,7 @@
 Errors name the file and, if possible, the line.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -92,13 +93,10 @@ def by_label(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
 
 def number(field: str, path: storage.Path, line: int) -> float:
   """Parses a field as a number; raises InputError if it is not a finite number."""
-  try:
-    value = float(field)
-  except ValueError:
-    value = math.nan
-  if not math.isfinite(value):
-    raise errors.InputError(f"{path}:{line}: {field!r} is not a score: give a number")
-  return value
+  with contextlib.suppress(ValueError):
+    if math.isfinite(value := float(field)):
+      return value
+  raise errors.InputError(f"{path}:{line}: {field!r} is not a score; give a number")
 
 
 def known_code(code: str, path: storage.Path) -> str:

@@ -250,9 +250,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   knowledge = questions.pop("en")
   for nq_path in files.files_in(root / "nq", "*.jsonl"):
     knowledge += [record.question for record in text_files.read_records(nq_path, Question)]
-  query_sets = [
-    suite.TextSet(files.known_code(code, path), texts) for code, texts in questions.items()
-  ]
+  query_sets = [suite.TextSet(files.known_code(x, path), texts) for x, texts in questions.items()]
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
     results = []

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 Pairs = Sequence[Sequence[Any]]
 """Alignments of a document: source sentence numbers, target sentence numbers, ignored values."""
 
@@ -31,7 +33,8 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
     >>> {name: round(value, 2) for name, value in scores.items() if name.endswith("precision")}
     {'strict_precision': 0.33, 'lax_precision': 0.67}
   """
-  counts = {"precision": [0, 0, 0], "recall": [0, 0, 0]}  # strict hits, lax hits, total
+  # Strict hits, lax hits and total.
+  counts = {name: np.zeros(3) for name in ("precision", "recall")}
   for document in zip(gold, predicted, strict=True):
     truth, test = ({(tuple(x[0]), tuple(x[1])) for x in pairs if any(x[:2])} for pairs in document)
     aligned_truth, aligned_test = ({pair for pair in pairs if all(pair)} for pairs in (truth, test))
@@ -42,11 +45,10 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
       links = {link for pair in reference for link in itertools.product(*pair)}
       strict = tested & reference
       lax = sum(not links.isdisjoint(itertools.product(*pair)) for pair in tested - strict)
-      for index, count in enumerate((len(strict), len(strict) + lax, len(tested))):
-        counts[name][index] += count
+      counts[name] += (len(strict), len(strict) + lax, len(tested))
   scores: dict[str, float] = {}
   for index, measure in enumerate(("strict", "lax")):
-    rates = {name: count[index] / max(count[2], 1) for name, count in counts.items()}
+    rates = {name: float(count[index] / max(count[2], 1)) for name, count in counts.items()}
     total = sum(rates.values())
     rates["f1"] = 2 * rates["precision"] * rates["recall"] / total if total else 0.0
     scores |= {f"{measure}_{name}": rate for name, rate in rates.items()}

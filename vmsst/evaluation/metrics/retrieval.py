@@ -153,20 +153,17 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
   Raises:
     ValueError: a value is not finite.
   """
-  forward, backward = exact_search.mutual_top_k(source_ND, target_MD, 4)
-  (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, "ratio")
-  return (
-    _nearest(forward, target_N, candidates=len(source_M)),
-    _nearest(backward, source_M, candidates=len(target_N)),
-  )
-
-
-def _nearest(neighbors: exact_search.Neighbors, margin_N: np.ndarray, candidates: int) -> Nearest:
-  occurrences_M = np.bincount(neighbors.index_NK.ravel(), minlength=candidates)
-  centered_M = occurrences_M - occurrences_M.mean()
-  variance = np.mean(centered_M**2)
-  hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0
-  return Nearest(neighbors.index_NK[:, 0], margin_N, float(hubness))
+  both = exact_search.mutual_top_k(source_ND, target_MD, 4)
+  results = []
+  for neighbors, (margin_N, _), candidates in zip(
+    both, margins.best_neighbors(*both, "ratio"), (target_MD, source_ND), strict=True
+  ):
+    occurrences_M = np.bincount(neighbors.index_NK.ravel(), minlength=candidates.shape[0])
+    centered_M = occurrences_M - occurrences_M.mean()
+    variance = np.mean(centered_M**2)
+    hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0
+    results.append(Nearest(neighbors.index_NK[:, 0], margin_N, float(hubness)))
+  return results[0], results[1]
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
