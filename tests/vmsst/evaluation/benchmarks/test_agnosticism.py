@@ -44,8 +44,8 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   (result,) = scored["results"]
   assert result["languages"] == ["spa", "spa-MX", "eng", "deu"]
   assert result["arrays"]["labels"] == ["spa_2", "spa-MX", "eng", "deu"]
-  # Mexican queries: the first of 8 sentences finds the second. Mexican candidates: the first two are
-  # equal, so that two other sentences cannot find their translation.
+  # In the Mexican version, sentence 0 has the vector of sentence 1. As a query, sentence 0 finds
+  # sentence 1 (1 error of 8). As candidates, neither sentence is found (2 errors of 8).
   expected = np.zeros([4, 4])
   expected[1], expected[:, 1] = 12.5, 25
   expected[1, 1] = 0

@@ -6,11 +6,16 @@ GOLD = [
   [([0], [0]), ([1], [1, 2]), ([2, 3], [3]), ([], [4]), ([4], [])],
   [([0], [0]), ([], [])],
 ]
-# Per alignment: right, contained in gold, wrong deletion, wrong, overlaps with gold, right deletion;
-# the second document has wrong deletions.
 PREDICTED = [
-  [([0], [0], 0.9), ([1], [1]), ([], [2]), ([2], [4]), ([3], [3]), ([4], [])],
-  [([0], []), ([], [0])],
+  [
+    ([0], [0], 0.9),  # Right.
+    ([1], [1]),  # Overlaps with gold.
+    ([], [2]),  # A wrong deletion.
+    ([2], [4]),  # Wrong.
+    ([3], [3]),  # Overlaps with gold.
+    ([4], []),  # A right deletion.
+  ],
+  [([0], []), ([], [0])],  # Wrong deletions.
 ]
 
 
