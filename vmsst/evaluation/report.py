@@ -229,7 +229,7 @@ def _table(title: str, corner: str, cells: Cells) -> Table:
 
 
 def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
-  """Returns the cells of published numbers: rows are systems with their table, columns are keys."""
+  """Returns the cells of published numbers, with systems as rows and the keys as columns."""
   return {
     # Papers print one or two decimals, so that the value is not rounded here.
     (f"{number.system} ({number.source})", key): str(float(number.value))

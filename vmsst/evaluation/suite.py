@@ -288,8 +288,8 @@ def evaluate(
       `language`, it receives one code per text.
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them. Benchmarks without files are
       reported as absent.
-    data_root: Data folder with one folder per benchmark, local or in an object store. Not needed if
-      all benchmarks have roots of their own.
+    data_root: Data folder with one folder per benchmark, local or in an object store. Optional if
+      every benchmark has a root of its own.
     name: Name of the encoder.
     seen: Languages of the training data, if known.
     dimensions: Sizes of truncated vectors to evaluate too, as with `encode(truncate_dim=)`.

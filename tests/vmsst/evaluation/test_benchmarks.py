@@ -96,5 +96,5 @@ def test_held_out_texts_are_test_texts_and_queries_with_documents_split_into_sen
 
 
 def test_a_folder_without_evaluation_sets_is_an_error(tmp_path):
-  with pytest.raises(errors.InputError, match="has no evaluation set: give the data folder of"):
+  with pytest.raises(errors.InputError, match="has no evaluation set; give the data folder of"):
     texts_of(tmp_path)

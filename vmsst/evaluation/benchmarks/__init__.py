@@ -71,4 +71,4 @@ def held_out_texts(
       has_data = True
       yield benchmark.name, text
   if not has_data:
-    raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
+    raise errors.InputError(f"{root} has no evaluation set; give the data folder of `vmsst eval`")

@@ -17,8 +17,8 @@ of a text are
 * one result named after the text, or `ALL`, with the metrics of `summary_of_matrix` and the arrays
   `labels` and `error`. `error` is a matrix [L, L] in percent. Queries are in the language of the
   row, candidates in the language of the column.
-* one result such as "path eng+deu+zho" for every translation with a source: mean distances between
-  vectors along the path, times 100.
+* one result such as "path eng+deu+zho" for every version that was translated from another one. Its
+  metrics are mean distances between vectors along the path, times 100.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
 def _usable_task(
   text: str, columns: Mapping[str, Sequence[str]], limit: int | None = None
 ) -> suite.Task:
-  """Returns the task of the first usable lines of a text, up to `limit`."""
+  """Returns the task of the first `limit` usable rows of a text."""
   rows = usable_rows(columns.values())[:limit].tolist()
   return _task(text, {label: [lines[row] for row in rows] for label, lines in columns.items()})
 
@@ -212,7 +212,7 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
 
 
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
-  """Returns the retrieval error between all languages, 0 to 1, float64 [L, L].
+  """Returns the retrieval error of every ordered pair of languages, 0 to 1, float64 [L, L].
 
   Each text of language i searches the texts of language j by cosine. Cell (i, j) is the share of
   texts that do not find their translation. Ties go to the first text. The diagonal is 0.

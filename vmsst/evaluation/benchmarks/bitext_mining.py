@@ -83,7 +83,7 @@ def read_mining(root: storage.Path) -> list[suite.Task]:
 
 
 def _read_pair(name: str, gold: storage.Path) -> suite.Task:
-  """Reads the gold pairs and the two corpora next to them; the names differ in the suffix."""
+  """Reads gold pairs and the two corpora next to them; file names differ only in the suffix."""
   codes = tuple(files.known_code(code, gold) for code in name.split("-"))
   start = files.plain_name(gold).removesuffix("gold")
   foreign, english = (

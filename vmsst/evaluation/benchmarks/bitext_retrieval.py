@@ -197,7 +197,7 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
     number = start.removeprefix("newstest2019-ref-")
     label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
     if paths.setdefault(label, path) is not path:
-      raise errors.InputError(f"{paths[label]} and {path} both have language {label}: remove one")
+      raise errors.InputError(f"{paths[label]} and {path} both have language {label}; remove one")
   return paths
 
 
@@ -259,7 +259,8 @@ def summarize_pairs(
 
   Each metric is averaged over all pairs, and over the pairs to English, from English, without
   English, and of seen and unseen languages. A group is averaged if all its pairs have results. For
-  `xsim`, a group also has averages by the language of the candidates.
+  `xsim`, a group also has averages by the language of the candidates. `xsim++` is averaged over all
+  pairs to English.
 
   Args:
     groups: Language codes by metric and name of the group.
@@ -329,7 +330,7 @@ _PARACRAWL_CODES = _codes("bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro
 
 
 def _read_paracrawl(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per language pair; only one pair is in memory at a time."""
+  """Returns one large task per language pair."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries"):
     name = files.plain_name(path).removesuffix(".queries")

@@ -127,7 +127,7 @@ def _train(
   """Trains one classifier; returns the parameters of the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
-  # Steps are tiny, so that the number of operations counts: flattening saves some per parameter.
+  # Steps are tiny, so that the number of operations decides. Flat parameters need fewer of them.
   optimizer = optax.flatten(optax.adam(config.learning_rate))
   init_rng, rng = jax.random.split(jax.random.key(seed))
   first = _init(init_rng, widths)

@@ -135,8 +135,8 @@ class Nearest:
   Attributes:
     cosine_N: Row of the nearest candidate by cosine; ties go to the first row.
     margin_N: Row with the highest margin among the k nearest candidates; ties go to the first row.
-    hubness: Skewness over the M candidates of how many sentences have the candidate among their k
-      nearest (Radovanovic et al., 2010); 0 if all counts are equal.
+    hubness: Skewness of the candidates' counts as one of the k nearest (Radovanovic et al., 2010);
+      0 if all counts are equal.
   """
 
   cosine_N: np.ndarray
@@ -167,7 +167,7 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Returns the share of predicted targets with another text than the translation.
+  """Returns the share of predicted targets that differ in their text from the translation.
 
   This is xSIM, or xSIM++ if the targets include changed translations.
 
