@@ -122,7 +122,7 @@ class EvaluationSet:
     names = [match.groupdict().get("name", "") for match in matches if match]
     return {
       self.tables.to.replace("{name}", name): {
-        part: path.replace("{name}", name) for part, path in self.tables.parts.items()
+        column_name: path.replace("{name}", name) for column_name, path in self.tables.parts.items()
       }
       for name in names
     }
@@ -141,10 +141,10 @@ def find(names: Iterable[str]) -> list[EvaluationSet]:
   Raises:
     InputError: a name is unknown.
   """
-  wanted, known = set(names), catalog()
-  for name in wanted:
-    errors.check_choice("evaluation set", name, [*known, ALL])
-  return [entry for name, entry in known.items() if name in wanted or ALL in wanted]
+  names_set, all_sets = set(names), catalog()
+  for name in names_set:
+    errors.check_choice("evaluation set", name, [*all_sets, ALL])
+  return [entry for name, entry in all_sets.items() if name in names_set or ALL in names_set]
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
@@ -153,10 +153,10 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
   Raises:
     InputError: a name is unknown, or its set must be downloaded by hand; the message explains how.
   """
-  wanted = set(names)
-  selected = find(wanted)
+  names_set = set(names)
+  selected = find(names_set)
   for entry in selected:
-    if entry.by_hand and entry.name in wanted:
+    if entry.by_hand and entry.name in names_set:
       raise errors.InputError(
         f"{entry.name} must be downloaded by hand, into {entry.folder} below the data root: "
         f"{entry.by_hand}; see {entry.page}"
@@ -166,7 +166,7 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
 
 def download(
   fetcher: fetch.Fetcher,
-  chosen: EvaluationSet,
+  entry: EvaluationSet,
   root: storage.Path,
   report: Callable[[str], None] = lambda line: None,
 ) -> list[storage.Path]:
@@ -178,7 +178,7 @@ def download(
 
   Args:
     fetcher: Downloads files.
-    chosen: The set.
+    entry: The set.
     root: The data root, local or in an object store.
     report: Is called with lines for people.
 
@@ -189,41 +189,41 @@ def download(
     InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with other
       content.
   """
-  if storage.is_file(note := _note(chosen, root)):
+  if storage.is_file(note := _note(entry, root)):
     digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
     if all(storage.is_file(x) and input_files.sha256(x) == digests[x] for x in digests):
-      report(f"{chosen.name}: complete")
+      report(f"{entry.name}: complete")
       return [*digests]
   if storage.is_url(root):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
       local = pathlib.Path(folder)
-      files = [*_download(fetcher, chosen, local, report), _note(chosen, local)]
+      files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
       for path, target in zip(files, paths, strict=True):  # The note is last.
         storage.upload(path, os.fspath(target))
     paths.pop()
   else:
-    paths = _download(fetcher, chosen, pathlib.Path(root), report)
-  report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
+    paths = _download(fetcher, entry, pathlib.Path(root), report)
+  report(f"{entry.name}: {len(paths):,} files in {root / entry.folder}")
   return paths
 
 
 def _download(
   fetcher: fetch.Fetcher,
-  chosen: EvaluationSet,
+  entry: EvaluationSet,
   root: pathlib.Path,
   report: Callable[[str], None],
 ) -> list[pathlib.Path]:
-  stage = root / _STAGE / chosen.name
+  stage = root / _STAGE / entry.name
   paths, staged = [], {}
-  for item in chosen.items:
+  for item in entry.items:
     path = root / item.to if item.to else stage / item.path
     fetcher.fetch(item, path)
     if item.to:
       paths.append(path)
     else:
       staged[item.path] = path
-  if how := chosen.unpack:
+  if how := entry.unpack:
 
     def place(name: str) -> str | None:
       parts = name.split("/")
@@ -232,18 +232,18 @@ def _download(
       return parts[-1] if how.flat else "/".join(parts[1:]) or None
 
     for path in staged.values():
-      report(f"{chosen.name}: unpacking {path.name}")
+      report(f"{entry.name}: unpacking {path.name}")
       paths += archives.unpack(path, root / how.into, place, how.most)
-  if chosen.tables is not None:
-    for to, parts in chosen.table_parts.items():
+  if entry.tables is not None:
+    for to, parts in entry.table_parts.items():
       joined = stage / "joined.tsv"
-      _join({part: staged[path] for part, path in parts.items()}, chosen.tables, joined)
+      _join({name: staged[path] for name, path in parts.items()}, entry.tables, joined)
       archives.check_replaceable(root / to, joined)
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
       paths.append(root / to)
   digests = {path.relative_to(root).as_posix(): input_files.sha256(path) for path in paths}
-  outputs.write_json(_note(chosen, root), digests)
+  outputs.write_json(_note(entry, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
 
@@ -268,12 +268,12 @@ def describe(entry: EvaluationSet) -> str:
   return "\n".join(lines)
 
 
-def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
+def _join(sources: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
   """Writes the rows of TAB-separated tables, by name, to one; white space is normalized."""
   with open(path, "w", encoding="utf-8", newline="") as out:
     if how.header:
       out.write("\t".join(how.columns) + "\n")
-    for name, source in parts.items():
+    for name, source in sources.items():
       with open(source, encoding="utf-8-sig", newline="") as stream:
         for row in csv.DictReader(
           stream,
@@ -285,19 +285,19 @@ def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) ->
           out.write("\t".join(" ".join(row[x].split()) for x in how.columns.values()) + "\n")
 
 
-def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
+def _note(entry: EvaluationSet, root: storage.Path) -> storage.Path:
   """Returns the path of the note that marks a complete set."""
-  return root / _STAGE / f"{chosen.name}.json"
+  return root / _STAGE / f"{entry.name}.json"
 
 
 def _entry(name: str, entry: dict[str, Any]) -> EvaluationSet:
   items = [{"path": file["url"].rpartition("/")[2], **file} for file in entry.pop("files", ())]
-  if listed := entry.pop("list", None):
-    into = listed.get("into")
+  if file_list := entry.pop("list", None):
+    into = file_list.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():
       of_set, path, size, blob = line.split("\t")
       if of_set == name:
         to = f"{into}/{path.rpartition('/')[2]}" if into else ""
-        file = {"url": listed["base"] + path, "size": int(size) if size else None}
+        file = {"url": file_list["base"] + path, "size": int(size) if size else None}
         items.append({**file, "checksum": f"git:{blob}", "to": to, "path": path})
   return msgspec.convert({**entry, "name": name, "items": items}, EvaluationSet)

@@ -108,18 +108,18 @@ class Fetcher:
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = self._persist(
+    partial = self._persist(
       file.url,
       lambda: self._receive(file, path),
-      lambda: sum(part.stat().st_size for part in _parts(path)),
+      lambda: sum(partial.stat().st_size for partial in _parts(path)),
     )
-    if problem := file.difference(part):
-      part.unlink()
+    if problem := file.difference(partial):
+      partial.unlink()
       raise errors.InputError(
         f"{file.url}: the file {problem}: it has changed, or was altered on the way, and was not "
         "kept; rerun the same command"
       )
-    os.replace(part, path)
+    os.replace(partial, path)
     return True
 
   def read(self, url: str) -> bytes:
@@ -160,14 +160,14 @@ class Fetcher:
 
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the complete part."""
-    parts = _parts(path)
+    partials = _parts(path)
     # The last byte again, because a server has no range after the end of a complete part.
-    start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
+    start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
     try:
       response = self._open(file.url, start)
     except urllib.error.HTTPError as error:
       if error.code == 416:  # The file has become shorter.
-        _remove(parts)
+        _remove(partials)
       raise
     with response:
       if response.status != 206:
@@ -181,14 +181,14 @@ class Fetcher:
           f"{file.url} {problem}; check whether the file has changed, and put it at {path} by hand"
         )
       version = response.headers["ETag"] or response.headers["Last-Modified"]
-      part = part_path(path, file, version or "", total)
+      partial = part_path(path, file, version or "", total)
       in_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-      if start and not (part in parts and in_range):
-        _remove(parts)
+      if start and not (partial in partials and in_range):
+        _remove(partials)
         raise ConnectionError("the file has changed")
-      _remove([former for former in parts if former != part])
+      _remove([former for former in partials if former != partial])
       with (
-        open(part, "r+b" if start else "wb") as stream,
+        open(partial, "r+b" if start else "wb") as stream,
         progress_bar.Bar(
           desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
         ) as bar,
@@ -199,7 +199,7 @@ class Fetcher:
           bar.update(len(chunk))
         if total is not None and stream.tell() < total:
           raise ConnectionError(f"it ended after {stream.tell():,} of {total:,} bytes")
-    return part
+    return partial
 
 
 def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:
@@ -221,13 +221,13 @@ def _parts(path: pathlib.Path) -> list[pathlib.Path]:
   return list(path.parent.glob(f".{glob.escape(path.name)}.*.vmsst-part"))
 
 
-def _remove(parts: list[pathlib.Path]) -> None:
-  for part in parts:
-    part.unlink()
+def _remove(paths: list[pathlib.Path]) -> None:
+  for path in paths:
+    path.unlink()
 
 
 def check_address(url: str) -> None:
   """Raises InputError if an address is neither HTTPS nor on this machine."""
-  parts = urllib.parse.urlsplit(url)
-  if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+  address = urllib.parse.urlsplit(url)
+  if address.scheme != "https" and not (address.scheme == "http" and address.hostname in _LOCAL):
     raise errors.InputError(f"{url!r} is not an HTTPS address; nothing was downloaded from there")

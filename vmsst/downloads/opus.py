@@ -81,7 +81,7 @@ def releases(
     InputError: OPUS has no such corpus or version, or a record is not a release.
     msgspec.DecodeError: the response is not a list of OPUS.
   """
-  listed = []
+  selected = []
   for corpus, version in corpora:
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
@@ -93,13 +93,13 @@ def releases(
     for release in content.corpora:
       _check(release)
       if release.pairs != 0 and keep(release.source, release.target):
-        listed.append(release)
-  return listed
+        selected.append(release)
+  return selected
 
 
 def download(
   fetcher: fetch.Fetcher,
-  chosen: Sequence[Release],
+  releases: Sequence[Release],
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
 ) -> None:
@@ -107,14 +107,14 @@ def download(
 
   Args:
     fetcher: Downloads files.
-    chosen: The releases.
+    releases: The releases.
     root: A folder, local or in an object store; a file is uploaded to a store when it is complete.
     report: Is called after each release, with whether it was downloaded.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
   """
-  for release in chosen:
+  for release in releases:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
@@ -139,13 +139,13 @@ def pairs_among(texts: Iterable[str]) -> Keep:
   Raises:
     InputError: a text is not a pair of codes.
   """
-  wanted = set()
+  pairs = set()
   for text in texts:
     source, dash, target = text.partition("-")
     if not (dash and source and target and "-" not in target):
       raise errors.InputError(f"{text!r} is not a language pair; write it as de-en or en-pt_BR")
-    wanted.add(frozenset(map(_comparable, (source, target))))
-  return lambda source, target: frozenset(map(_comparable, (source, target))) in wanted
+    pairs.add(frozenset(map(_comparable, (source, target))))
+  return lambda source, target: frozenset(map(_comparable, (source, target))) in pairs
 
 
 def _comparable(code: str) -> languages.Language | str:
@@ -163,15 +163,15 @@ def _check(release: Release) -> None:
   fetch.check_address(release.url)
 
 
-def describe(chosen: Sequence[Release]) -> Iterator[str]:
+def describe(releases: Sequence[Release]) -> Iterator[str]:
   """Yields a table of releases: a line for each, their total, and their licenses."""
-  for x in chosen:
+  for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"
     yield f"{x.corpus:<20} {x.version:<14} {name:<14} {pairs:>14} pairs {x.kib / 1024:>10,.1f} MiB"
-  total = sum(x.kib for x in chosen) / 1024
-  count = sum(x.pairs or 0 for x in chosen)
-  yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
-  for corpus in dict.fromkeys(x.corpus for x in chosen):
+  total = sum(x.kib for x in releases) / 1024
+  count = sum(x.pairs or 0 for x in releases)
+  yield f"{len(releases):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
+  for corpus in dict.fromkeys(x.corpus for x in releases):
     page = f"{SITE}/{corpus}/corpus/version/{corpus}"
     yield f"license: in each archive (LICENSE, README), and at {page}"

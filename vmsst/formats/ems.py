@@ -52,26 +52,26 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   """
   import sentencepiece
 
-  stored = {}
+  weights = {}
   for name, tensor in tensors.open_file(path).items():
     # Data parallelism adds the prefix. The XTR head's first layer had another name before.
     name = name.removeprefix("module.")
-    stored[name.replace("model.decoder.transform.", "model.transform.")] = tensor
+    weights[name.replace("model.decoder.transform.", "model.transform.")] = tensor
   try:
-    vocab_size, width = stored[f"{_WORDS}.weight"].shape
-    has_languages = _LANGUAGES in stored
-    num_languages, language_dim = stored[_LANGUAGES].shape if has_languages else (0, 0)
+    vocab_size, width = weights[f"{_WORDS}.weight"].shape
+    has_languages = _LANGUAGES in weights
+    num_languages, language_dim = weights[_LANGUAGES].shape if has_languages else (0, 0)
     sizes: dict[str, Any] = {
       "vocab_size": vocab_size,
       "emb_dim": width,
       "num_heads": max(1, width // _HEAD_DIM) if num_heads is None else num_heads,
-      "mlp_dim": stored[f"{_LAYERS}.0.intermediate.dense.weight"].shape[0],
-      "num_layers": len({name.split(".")[4] for name in stored if name.startswith(_LAYERS)}),
-      "max_positions": stored[_POSITIONS].shape[0] - 1,
+      "mlp_dim": weights[f"{_LAYERS}.0.intermediate.dense.weight"].shape[0],
+      "num_layers": len({name.split(".")[4] for name in weights if name.startswith(_LAYERS)}),
+      "max_positions": weights[_POSITIONS].shape[0] - 1,
       "num_source_languages": num_languages,
       "language_dim": language_dim or None,
-      "share_embedding": _SHARED in stored,
-      "projection_dim": stored[_PROJECTED].shape[0] if _PROJECTED in stored else None,
+      "share_embedding": _SHARED in weights,
+      "projection_dim": weights[_PROJECTED].shape[0] if _PROJECTED in weights else None,
     }
   except (KeyError, ValueError):
     raise errors.InputError(
@@ -79,7 +79,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     ) from None
   config, table = _config(sizes), rows(sizes)
   names = {row.source for row in table}
-  tensors.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
+  tensors.check(table, {name: x for name, x in weights.items() if name in names}, str(path))
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
   processor = sentencepiece.SentencePieceProcessor(model_proto=pieces.model_bytes)
   symbols = (processor.id_to_piece(i) for i in range(pieces.size) if processor.is_control(i))
@@ -92,7 +92,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     )
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, weights)
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][1:]
     if language_dim:
       table_LG = np.zeros((languages.NUM_LANGUAGES, language_dim), np.float32)
@@ -107,7 +107,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     sizes=sizes,
     left_out={
       name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"
-      for name in sorted(stored.keys() - names)
+      for name in sorted(weights.keys() - names)
     },
     assets=encoder_json.EncoderAssets(network, pieces, config.max_positions),
     notes=("`encode` needs the language of texts: encode(sentences, language='en')",),

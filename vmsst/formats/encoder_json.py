@@ -327,10 +327,10 @@ def _attribute_types(cls: type) -> dict[str, Any]:
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
-def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
+def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
   """Returns the network that `describe` described; missing attributes have their defaults."""
   attributes = dict(entry)
-  cls = _lookup(attributes.pop("class"), known)
+  cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
@@ -347,14 +347,14 @@ def _lookup(name: str, types: dict[str, type]) -> type:
   return types[name]
 
 
-def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
+def _instance(cls: type, values: dict[str, Any], /, **arguments: Any) -> Any:
   """Returns an instance of a dataclass from a file's values, whose types are checked."""
   types = _attribute_types(cls)
   if unknown := sorted(set(values) - set(types)):
     raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
   for key, value in values.items():
     try:
-      given[key] = msgspec.convert(value, types[key])
+      arguments[key] = msgspec.convert(value, types[key])
     except msgspec.ValidationError as error:
       raise ValueError(f"{key!r} of {cls.__name__}: {error}") from None
-  return cls(**given)
+  return cls(**arguments)

@@ -94,9 +94,9 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   Raises:
     InputError: a file is missing or damaged, or this library cannot express the encoder.
   """
-  path, *others = files(folder)
-  if others:
-    names = errors.some(file.name for file in (path, *others))
+  path, *extra_paths = files(folder)
+  if extra_paths:
+    names = errors.some(file.name for file in (path, *extra_paths))
     raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
   record = tensors.read_torch(path, argparse.Namespace)
   try:
@@ -108,8 +108,8 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
   # Checkpoints of training have a decoder, too.
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
-  named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
-  stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
+  encoder_state = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
+  weights = {name: x for name, x in encoder_state.items() if name not in _NO_PARAMETERS}
   config: Any
   if is_lstm:
     from vmsst.networks import lstm
@@ -131,7 +131,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
-  tensors.check(table, stored, str(path))
+  tensors.check(table, weights, str(path))
   rows = config.vocab_size
   content, size = _sentencepiece_model(_vocabulary_file(path, ".spm"), dictionary, rows)
   config = dataclasses.replace(config, vocab_size=size)
@@ -142,7 +142,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     raise errors.InputError(f"{path}: it pools the first token, but 'prepend_bos' is not set")
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, weights)
     if isinstance(config, transformer.TransformerConfig):
       # Sines, then cosines, in fairseq's precision, whose errors the encoder was trained with.
       half = config.emb_dim // 2
@@ -172,7 +172,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   return encoder_json.Converted(
     params=params,
     sizes=dataclasses.asdict(config),
-    left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
+    left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in weights), "not used"),
     assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
   )
 
@@ -183,7 +183,7 @@ def _transformer(
   """Returns the sizes of LASER3, whose token table has a number of rows, and its tensors."""
   fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
   options = transformers.check_config(path, record, _Options, fixed)
-  place = "pre" if options.encoder_normalize_before else "post"
+  prefix = "pre" if options.encoder_normalize_before else "post"
   config = transformer.TransformerConfig(
     vocab_size=rows,
     emb_dim=options.emb_dim,
@@ -194,29 +194,29 @@ def _transformer(
     position_offset=_OFFSET,
     activation=transformers.ACTIVATIONS[options.activation_fn],
     layer_norm_eps=1e-5,
-    norm_place="before" if place == "pre" else "after",
+    norm_place="before" if prefix == "pre" else "after",
     embedding_norm=options.layernorm_embedding,
     scale_embeddings=not options.no_scale_embedding,
   )
   names = {_WORDS: TOKEN_TABLE}
   if config.embedding_norm:
     names["layernorm_embedding"] = "encoder/embedding_layer_norm"
-  if place == "pre":
+  if prefix == "pre":
     names["layer_norm"] = "encoder/encoder_norm"
   norms = {
-    "self_attn_layer_norm": f"{place}_attention_layer_norm",
-    "final_layer_norm": f"{place}_mlp_layer_norm",
+    "self_attn_layer_norm": f"{prefix}_attention_layer_norm",
+    "final_layer_norm": f"{prefix}_mlp_layer_norm",
   }
   return config, transformers.Table(names, "layers", _LAYER | norms).rows(config)
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
   """Returns the `.spm` or `.cvocab` of an encoder: its own, or else that of LASER2."""
-  own = path.with_suffix(suffix)
+  path_of_language = path.with_suffix(suffix)
   has_own = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
-  file = own if has_own else path.with_name(f"laser2{suffix}")
+  file = path_of_language if has_own else path.with_name(f"laser2{suffix}")
   if not file.is_file():
-    names = " or, if there is one, ".join(dict.fromkeys((file.name, own.name)))
+    names = " or, if there is one, ".join(dict.fromkeys((file.name, path_of_language.name)))
     raise errors.InputError(f"{path} requires {file}, which does not exist; download {_URL}{names}")
   return file
 
@@ -236,13 +236,13 @@ def _sentencepiece_model(
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
   model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
-  own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
+  pieces_by_name = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Words that are not pieces become control symbols, which no text contains.
   names = [words.get(i, f"<row {i}>") for i in range(rows)]
-  pieces = [own.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
+  pieces = [pieces_by_name.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
   pieces[:2] = pieces[1::-1]
   pieces[_UNKNOWN].type = kinds.UNKNOWN
-  pieces += own.values()
+  pieces += pieces_by_name.values()
   del model.pieces[:]
   model.pieces.extend(pieces)
   trainer = model.trainer_spec

@@ -70,7 +70,7 @@ _DECODER = transformers.Table(
 
 
 def convert(
-  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
+  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, with_decoder: bool = True
 ) -> Converted:
   """Returns an mT5, or the released VMSST if the names of the weights say so.
 
@@ -82,7 +82,7 @@ def convert(
     source: Its folder.
     vocabulary: Its SentencePiece model; default: `spiece.model` in the folder or, without one,
       `tokenizer.json`, which newer versions of transformers write instead.
-    whole: Whether to return all that training can start from, or the encoder alone.
+    with_decoder: Whether to return all that training can start from, or the encoder alone.
 
   Raises:
     InputError: the source cannot be used.
@@ -93,33 +93,33 @@ def convert(
   record = transformers.check_config(path, transformers.read_object(path), _Options, fixed)
   sizes = msgspec.structs.asdict(record)
   sizes["num_decoder_layers"] = sizes["num_decoder_layers"] or sizes["num_encoder_layers"]
-  stored = transformers.open_tensors(source)
+  weights = transformers.open_tensors(source)
   left_out: dict[str, str] = {}
-  is_vmsst = any(name.startswith(_VMSST) for name in stored)
+  is_vmsst = any(name.startswith(_VMSST) for name in weights)
   if is_vmsst:
-    names = {x: x.removeprefix(_VMSST) for x in stored if x.startswith((_VMSST, _PROJECTION))}
-    left_out = dict.fromkeys(stored.keys() - names, "the sentence encoder has no such parameter")
-    stored = {name: stored[x] for x, name in names.items()}
-  elif not whole:
-    stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
-  if not any(name.startswith("decoder.") for name in stored):
+    names = {x: x.removeprefix(_VMSST) for x in weights if x.startswith((_VMSST, _PROJECTION))}
+    left_out = dict.fromkeys(weights.keys() - names, "the sentence encoder has no such parameter")
+    weights = {name: weights[x] for x, name in names.items()}
+  elif not with_decoder:
+    weights = {x: y for x, y in weights.items() if not x.startswith(("decoder.", "lm_head."))}
+  if not any(name.startswith("decoder.") for name in weights):
     sizes["num_decoder_layers"] = 0
   # A copy of the token table may stand for it.
-  if _TABLE not in stored and _COPIES[0] in stored:
-    stored[_TABLE] = stored.pop(_COPIES[0])
-  left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in stored}
-  stored = {name: tensor for name, tensor in stored.items() if name not in _UNUSED}
+  if _TABLE not in weights and _COPIES[0] in weights:
+    weights[_TABLE] = weights.pop(_COPIES[0])
+  left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in weights}
+  weights = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
   table, width = rows(sizes), sizes["emb_dim"]
   if is_vmsst:
-    width = stored[_PROJECTION].shape[0] if _PROJECTION in stored else 0
+    width = weights[_PROJECTION].shape[0] if _PROJECTION in weights else 0
     table.append(Row(_PROJECTION, (width, sizes["emb_dim"]), ("mean/kernel",), transposed=True))
-  tensors.check(table, stored, str(source))
+  tensors.check(table, weights, str(source))
   left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
   used = [row for row in table if _CROSS_ATTENTION not in row.source]
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(used, stored)
-    if whole and not is_vmsst:  # both encoders of VMSST start from the same
+    arrays = tensors.to_parameters(used, weights)
+    if with_decoder and not is_vmsst:  # both encoders of VMSST start from the same
       copies = {f"language_{x}": y for x, y in arrays.items() if x.startswith("encoder/")}
       return arrays | copies
     return arrays

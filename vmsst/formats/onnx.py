@@ -154,8 +154,8 @@ class Graph:
             offsets[name] = stream.tell()
             stream.write(array.data)
       for name, array in large.items():
-        where = {"offset": offsets[name], "length": array.nbytes}
-        self.add_weights(model, name, array, location=WEIGHTS_FILE, **where)
+        position = {"offset": offsets[name], "length": array.nbytes}
+        self.add_weights(model, name, array, location=WEIGHTS_FILE, **position)
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
@@ -196,12 +196,12 @@ class Graph:
     )
     return model, large
 
-  def add_weights(self, model: Any, name: str, array: np.ndarray, **where: Any) -> None:
+  def add_weights(self, model: Any, name: str, array: np.ndarray, **external_data: Any) -> None:
     """Adds an array to a model as data outside of it: in a file, or given to a runtime by name."""
     kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = self.library.TensorProto.EXTERNAL
-    for key, value in where.items():
+    for key, value in external_data.items():
       tensor.external_data.add(key=key, value=str(value))
 
 
@@ -292,21 +292,21 @@ class _Stack(NamedTuple):
         rotations[is_local] = self.rotation(is_local)
     for i in range(config.num_layers):
       is_local = i in config.local_layers
-      for part in ("attention", "mlp"):
+      for sublayer in ("attention", "mlp"):
         layer, y_BTD = f"encoder/layers_{i}", x_BTD
-        has_first_norm = config.first_norm or (i, part) != (0, "attention")
+        has_first_norm = config.first_norm or (i, sublayer) != (0, "attention")
         if config.norm_place != "after" and has_first_norm:
-          y_BTD = self.norm(y_BTD, f"{layer}/pre_{part}_layer_norm")
-        if part == "mlp":
+          y_BTD = self.norm(y_BTD, f"{layer}/pre_{sublayer}_layer_norm")
+        if sublayer == "mlp":
           y_BTD = self.mlp(y_BTD, f"{layer}/mlp")
         else:
           rotation = rotations.get(is_local)
           y_BTD = self.attention(y_BTD, f"{layer}/attention", biases[is_local], rotation)
         if config.norm_place == "around":
-          y_BTD = self.norm(y_BTD, f"{layer}/post_{part}_layer_norm")
+          y_BTD = self.norm(y_BTD, f"{layer}/post_{sublayer}_layer_norm")
         x_BTD = graph.Add(x_BTD, y_BTD)
         if config.norm_place == "after":
-          x_BTD = self.norm(x_BTD, f"{layer}/post_{part}_layer_norm")
+          x_BTD = self.norm(x_BTD, f"{layer}/post_{sublayer}_layer_norm")
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
@@ -353,12 +353,12 @@ class _Stack(NamedTuple):
     width = config.head_width
     scalar = width if config.query_scalar is None else config.query_scalar
 
-    def heads(part: str, count: int, order: list[int]) -> str:
-      x_BTM = _dense(graph, x_BTD, f"{name}/{part}")
+    def heads(role: str, count: int, order: list[int]) -> str:
+      x_BTM = _dense(graph, x_BTD, f"{name}/{role}")
       x_BTHK = graph.Reshape(x_BTM, np.array([0, 0, count, width]))
-      if config.qk_norm and part != "value":
-        x_BTHK = self.norm(x_BTHK, f"{name}/{part}_norm")
-      if rotation is not None and part != "value":
+      if config.qk_norm and role != "value":
+        x_BTHK = self.norm(x_BTHK, f"{name}/{role}_norm")
+      if rotation is not None and role != "value":
         first, second = (
           graph.Slice(x_BTHK, np.array([start]), np.array([start + width // 2]), np.array([-1]))
           for start in (0, width // 2)
@@ -369,7 +369,7 @@ class _Stack(NamedTuple):
       if count < config.num_heads:
         shared_H = np.arange(config.num_heads) // (config.num_heads // count)
         x_BTHK = graph.Gather(x_BTHK, shared_H, axis=2)
-      if part == "query" and scalar != 1:
+      if role == "query" and scalar != 1:
         x_BTHK = graph.Mul(x_BTHK, np.float32(scalar**-0.5))
       return graph.Transpose(x_BTHK, perm=order)
 

@@ -152,10 +152,10 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   if len(modules) > 1:
     for options_path in (source / name for name in _OPTIONS_FILES):
       if options_record := transformers.read_object(options_path, if_missing={}):
-        own = {
+        changed_options = {
           key: x for key, x in options_record.items() if x not in (None, {}, _OPTIONS.get(key))
         }
-        options = transformers.check_config(options_path, own, _Options)
+        options = transformers.check_config(options_path, changed_options, _Options)
         break
     settings_record, settings = _settings(folder)
     pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
@@ -202,12 +202,12 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     prompts = {}
   config = transformer.TransformerConfig(**sizes)
   network, head_params = _network(folder, modules[2:], config, pooling)
-  named, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
+  weights, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
   table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
-  tensors.check(table, named, str(source))
+  tensors.check(table, weights, str(source))
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, named) | head_params()
+    arrays = tensors.to_parameters(table, weights) | head_params()
     if padding_id:
       table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:
@@ -314,9 +314,9 @@ def _network(
   heads = []
   for (_, name), table in zip(modules, transformers.layer_rows(network), strict=True):
     if table:
-      stored = transformers.open_tensors(folder / name)
-      tensors.check(table, stored, str(folder / name))
-      heads.append((table, stored))
+      weights = transformers.open_tensors(folder / name)
+      tensors.check(table, weights, str(folder / name))
+      heads.append((table, weights))
   return network, lambda: {
     name: array for head in heads for name, array in tensors.to_parameters(*head).items()
   }
@@ -341,14 +341,14 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       )
     return [("Transformer", "")]
   try:
-    listed = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+    entries = msgspec.json.decode(path.read_bytes(), type=list[_Module])
   except msgspec.MsgspecError as error:
     raise errors.InputError(
       f"{path} is not a list of modules of sentence-transformers with 'type' and 'path': {error}. "
       "Custom code is not run, and a path is the name of a folder next to this file"
     ) from None
   # The classes keep their names, but their packages differ between versions.
-  modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in listed]
+  modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2
   if kinds[:first] not in ([static.MODULE], ["Transformer", "Pooling"]) or not (
@@ -399,8 +399,8 @@ def read_params(
   else:
     params = transformers.read_params(folder, network.config)
   all_rows = transformers.layer_rows(network)
-  listed = list_modules(folder)[-len(all_rows) :]
-  for rows, (_, name) in zip(all_rows, listed, strict=False):
+  layer_modules = list_modules(folder)[-len(all_rows) :]
+  for rows, (_, name) in zip(all_rows, layer_modules, strict=False):
     if rows:
       params |= tensors.to_parameters(rows, transformers.open_tensors(folder / name))
   return params

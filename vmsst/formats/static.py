@@ -70,26 +70,26 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
     tokenizer = Tokenizer.from_str(json.dumps({**record, "post_processor": None}))
   except Exception as error:  # of the package
     raise errors.InputError(f"{path}: not a Hugging Face tokenizer: {error}") from None
-  stored = transformers.open_tensors(folder)
-  is_model2vec = _MODEL2VEC_TABLE in stored
+  weights = transformers.open_tensors(folder)
+  is_model2vec = _MODEL2VEC_TABLE in weights
   name = _MODEL2VEC_TABLE if is_model2vec else _TABLE
-  if name not in stored:
+  if name not in weights:
     raise errors.InputError(f"{folder} has no tensor {_TABLE} or {_MODEL2VEC_TABLE}")
   vocabulary = tokenizers.HuggingFaceVocabulary(
     str(path), tokenizer=tokenizer, skips_unknown=is_model2vec
   )
-  rows, padding_id = stored.get("mapping", stored[name]).shape[0], vocabulary.padding_id
+  rows, padding_id = weights.get("mapping", weights[name]).shape[0], vocabulary.padding_id
   # Padding that is no token has an id past the table.
   size = max(rows, padding_id + 1)
   if vocabulary.size > size or padding_id > rows:
     raise errors.InputError(f"{folder}: {rows} token vectors, but {vocabulary.size} tokens")
 
   def table() -> np.ndarray:
-    table_VD = stored[name].read()
-    if "mapping" in stored:
-      table_VD = table_VD[stored["mapping"].load()]
-    if "weights" in stored:
-      table_VD = table_VD * stored["weights"].read()[:, None]
+    table_VD = weights[name].read()
+    if "mapping" in weights:
+      table_VD = table_VD[weights["mapping"].load()]
+    if "weights" in weights:
+      table_VD = table_VD * weights["weights"].read()[:, None]
     if size > rows:
       table_VD = np.concatenate([table_VD, np.zeros_like(table_VD[:1])])
     return transformers.swap_padding(table_VD, padding_id)
@@ -98,7 +98,7 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
   if is_model2vec:
     settings = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
     max_length = settings.get("max_length", _MODEL2VEC_LENGTH)
-  config = static.StaticConfig(size, stored[name].shape[1])
+  config = static.StaticConfig(size, weights[name].shape[1])
   return StaticEmbedding(config, vocabulary, max_length or _UNLIMITED, table)
 
 

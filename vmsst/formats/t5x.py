@@ -84,9 +84,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    there = f"{folder.parent} holds {errors.some(storage.names(folder.parent))}"
+    siblings = f"{folder.parent} holds {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
-      f"no folder {folder}; {there}; models of the Hugging Face Hub are named OWNER/NAME"
+      f"no folder {folder}; {siblings}; models of the Hugging Face Hub are named OWNER/NAME"
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
@@ -98,9 +98,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   latest = checkpoints[-1]
   if (best := read_best(folder)) is None:
     return latest
-  if (chosen := folder / best["checkpoint"]) in checkpoints:
-    return chosen
-  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
+  if (best_path := folder / best["checkpoint"]) in checkpoints:
+    return best_path
+  logging.warning("%s is missing, the best checkpoint of the run; reading %s", best_path, latest.name)
   return latest
 
 
@@ -140,10 +140,10 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   params = {}
-  for name, stored in read_metadata(checkpoint).items():
+  for name, metadata in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
       params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
-        tuple(stored.shape),
+        tuple(metadata.shape),
         f"{name} in {checkpoint}",
         functools.partial(_read, checkpoint, name),
       )
@@ -151,23 +151,23 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
 
 
 def read_params(
-  checkpoint: epath.Path, stored: Mapping[str, tensors.StoredTensor]
+  checkpoint: epath.Path, params: Mapping[str, tensors.StoredTensor]
 ) -> dict[str, jax.Array]:
   """Reads only some parameters by name, in float32, onto the default device.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder.
-    stored: Those of `open_params` to read.
+    params: Those of `open_params` to read.
   """
   device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
   args = {
     f"{PARAMETERS}/{name}": ocp.ArrayRestoreArgs(
       sharding=device, global_shape=tensor.shape, dtype=jnp.float32
     )
-    for name, tensor in stored.items()
+    for name, tensor in params.items()
   }
   restored = restore(checkpoint, args)
-  return {name: restored[f"{PARAMETERS}/{name}"] for name in stored}
+  return {name: restored[f"{PARAMETERS}/{name}"] for name in params}
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
@@ -265,12 +265,12 @@ def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -
   (checkpoint / CHECKSUMS).write_text("".join(lines))
 
 
-def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
+def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
   """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
 
   Args:
     checkpoint: The folder of the checkpoint.
-    only: The subfolder to check; None: all with checksums.
+    subfolder: The subfolder to check; None: all with checksums.
   """
   sums = checkpoint / CHECKSUMS
   if not sums.exists():
@@ -282,14 +282,14 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
     ]
     if not lines or None in lines:
       return f"{CHECKSUMS} has changed since it was written"
-    wanted: dict[str, dict[str, str]] = {}
+    checksums: dict[str, dict[str, str]] = {}
     for digest, folder, name in (line.groups() for line in lines if line):
-      wanted.setdefault(folder, {})[name] = digest
-    for folder in sorted(wanted) if only is None else [only]:
+      checksums.setdefault(folder, {})[name] = digest
+    for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
         continue  # The run reads and skips the batches instead.
       files = set(storage.files_below(checkpoint / folder))
-      for name, digest in wanted.get(folder, {}).items():
+      for name, digest in checksums.get(folder, {}).items():
         if name not in files:
           return f"{folder}/{name} is missing"
         if input_files.sha256(checkpoint / folder / name) != digest:

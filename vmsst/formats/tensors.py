@@ -41,12 +41,12 @@ class StoredTensor(NamedTuple):
 
   Attributes:
     shape: Its shape.
-    where: File and name, for messages.
+    source: File and name, for messages.
     load: Reads it as stored.
   """
 
   shape: tuple[int, ...]
-  where: str
+  source: str
   load: Callable[[], np.ndarray]
 
   def read(self) -> np.ndarray:
@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
     array = self.load()
     if array.dtype not in _FLOATS.values():
       raise errors.InputError(
-        f"{self.where} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
+        f"{self.source} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
         "dequantize the checkpoint first if it is quantized"
       )
     array = np.asarray(array, np.float32)
@@ -70,7 +70,7 @@ class StoredTensor(NamedTuple):
       block = flat[start : start + _BLOCK]
       # Minimum and maximum are NaN if any value is.
       if not np.isfinite([block.min(), block.max()]).all():
-        raise errors.InputError(f"{self.where} contains infinite or NaN values")
+        raise errors.InputError(f"{self.source} contains infinite or NaN values")
     return array
 
 
@@ -219,7 +219,7 @@ def norm(
   return [*rows, Row(f"{source}.bias", (width,), (f"{target}/bias",))] if bias else rows
 
 
-def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -> None:
+def check(rows: Iterable[Row], weights: Mapping[str, StoredTensor], source: str) -> None:
   """Compares the tensors in a file with the rows of a model.
 
   Raises:
@@ -227,20 +227,20 @@ def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -
   """
   expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
-    if name in stored and stored[name].shape != shape:
-      raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
+    if name in weights and weights[name].shape != shape:
+      raise errors.InputError(f"{weights[name].source} has shape {weights[name].shape}, not {shape}")
   problems = []
-  if missing := expected.keys() - stored.keys():
+  if missing := expected.keys() - weights.keys():
     problems.append(f"lacks {errors.some(missing)}")
-  if unknown := stored.keys() - expected.keys():
+  if unknown := weights.keys() - expected.keys():
     problems.append(f"holds {errors.some(unknown)}, which this kind of model does not have")
   if problems:
     raise errors.InputError(
-      f"{where} {' and '.join(problems)} ({len(expected)} tensors expected, {len(stored)} found)"
+      f"{source} {' and '.join(problems)} ({len(expected)} tensors expected, {len(weights)} found)"
     )
 
 
-def to_parameters(rows: Iterable[Row], stored: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
+def to_parameters(rows: Iterable[Row], weights: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
   """Returns the parameters that stored tensors become, by name, in float32.
 
   Raises:
@@ -248,10 +248,10 @@ def to_parameters(rows: Iterable[Row], stored: Mapping[str, StoredTensor]) -> di
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
-    array = stored[row.source].read() if row.source else np.ones(row.shape, np.float32)
-    for name, part in zip(row.targets, np.split(array, len(row.targets)), strict=True):
-      part = np.ascontiguousarray(part.T) if row.transposed else part
-      params[name] = part + np.float32(row.plus) if row.plus else part
+    array = weights[row.source].read() if row.source else np.ones(row.shape, np.float32)
+    for name, piece in zip(row.targets, np.split(array, len(row.targets)), strict=True):
+      piece = np.ascontiguousarray(piece.T) if row.transposed else piece
+      params[name] = piece + np.float32(row.plus) if row.plus else piece
   return params
 
 
@@ -260,10 +260,10 @@ def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[st
   tensors = {}
   for row in rows:
     if row.source:
-      parts = [params[name] - np.float32(row.plus) if row.plus else params[name]
+      pieces = [params[name] - np.float32(row.plus) if row.plus else params[name]
                for name in row.targets]  # fmt: skip
-      parts = [np.ascontiguousarray(part.T if row.transposed else part) for part in parts]
-      tensors[row.source] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+      pieces = [np.ascontiguousarray(piece.T if row.transposed else piece) for piece in pieces]
+      tensors[row.source] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
   return tensors
 
 
@@ -290,42 +290,42 @@ class Source(NamedTuple):
   stacked: bool = False
   layer: int | None = None
 
-  def shape(self, stored: Mapping[str, Any]) -> tuple[int, ...]:
+  def shape(self, arrays: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the shape of the parameter."""
-    shape = tuple(stored[self.names[0]].shape)
+    shape = tuple(arrays[self.names[0]].shape)
     if self.stacked:
       return (len(self.names), *shape)
     return shape if self.layer is None else shape[1:]
 
   def make(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the parameter, from the stored arrays by name."""
-    parts = [arrays[name] for name in self.names]
+    pieces = [arrays[name] for name in self.names]
     if self.stacked:
-      return jnp.stack(parts)
-    return parts[0] if self.layer is None else parts[0][self.layer]
+      return jnp.stack(pieces)
+    return pieces[0] if self.layer is None else pieces[0][self.layer]
 
 
-def find(name: str, shape: tuple[int, ...], stored: Mapping[str, Any]) -> Source | None:
+def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
   """Returns what makes a parameter; None if the checkpoint lacks it in both layouts.
 
   Args:
     name: The parameter's name.
     shape: Its shape in the network. Without scanned layers, a network may have fewer layers than
       the checkpoint; with scanned layers, it takes as many of the checkpoint's separate layers.
-    stored: The checkpoint's arrays by name.
+    arrays: The checkpoint's arrays by name.
   """
-  if name in stored:
+  if name in arrays:
     return Source((name,))
   if layer := _LAYER.fullmatch(name):
     stack, index = f"{layer[1]}{_STACK}{layer[3]}", int(layer[2])
-    if stack in stored and stored[stack].shape and index < stored[stack].shape[0]:
+    if stack in arrays and arrays[stack].shape and index < arrays[stack].shape[0]:
       return Source((stack,), layer=index)
     return None
-  head, separator, rest = name.partition(_STACK)
+  head, separator, parameter = name.partition(_STACK)
   if not separator or not shape or not 0 < shape[0] <= errors.MOST_LAYERS:
     return None
-  names = tuple(f"{head}/layers_{i}/{rest}" for i in range(shape[0]))
-  layers = {tuple(stored[layer].shape) if layer in stored else None for layer in names}
+  names = tuple(f"{head}/layers_{i}/{parameter}" for i in range(shape[0]))
+  layers = {tuple(arrays[layer].shape) if layer in arrays else None for layer in names}
   return Source(names, stacked=True) if len(layers) == 1 and None not in layers else None
 
 
@@ -333,9 +333,9 @@ def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns parameters with an array per layer, which is a view if one array holds all layers."""
   separated = {}
   for name, array in arrays.items():
-    head, separator, rest = name.partition(_STACK)
+    head, separator, parameter = name.partition(_STACK)
     if not separator:
       separated[name] = array
       continue
-    separated.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
+    separated.update({f"{head}/layers_{i}/{parameter}": layer for i, layer in enumerate(array)})
   return separated

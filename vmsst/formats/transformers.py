@@ -120,10 +120,10 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     if index.is_file():
       names = check_config(index, read_object(index), _Index).weight_map.values()
       shards = {pathlib.PurePath(name).name for name in names}
-      stored: dict[str, tensors.StoredTensor] = {}
+      weights: dict[str, tensors.StoredTensor] = {}
       for name in sorted(shards):
-        stored |= tensors.open_file(folder / name)
-      return stored
+        weights |= tensors.open_file(folder / name)
+      return weights
   raise errors.InputError(
     f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE}, nor the index of one"
   )
@@ -397,29 +397,29 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     return {**record, "model_type": self.model_type, **self.described(config)}
 
   def name_tensors(
-    self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
+    self, source_path: pathlib.Path, weights: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
     """Returns the encoder's tensors by their plain names, and why others are left out.
 
     Args:
-      where: The source, for messages.
-      stored: All tensors.
+      source_path: The source, for messages.
+      weights: All tensors.
     """
     words = f"{next(iter(self.table.names))}.weight"
-    prefix = next((prefix for prefix in _PREFIXES if prefix + words in stored), None)
+    prefix = next((prefix for prefix in _PREFIXES if prefix + words in weights), None)
     if prefix is None:
-      raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
-    named: dict[str, tensors.StoredTensor] = {}
+      raise errors.InputError(f"{source_path} lacks {words}: it is not a {self.name}")
+    encoder_weights: dict[str, tensors.StoredTensor] = {}
     left_out = {}
-    for source, tensor in stored.items():
+    for source, tensor in weights.items():
       name = source.removeprefix(prefix)
       for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
       if start := next(filter(name.startswith, _LEFT_OUT), None):
         left_out[source] = _LEFT_OUT[start]
       else:
-        named[name] = tensor
-    return named, left_out
+        encoder_weights[name] = tensor
+    return encoder_weights, left_out
 
 
 # --------------------------------------------------------------------------------------------
@@ -822,9 +822,9 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
     InputError: a file is missing or damaged.
   """
   exported = exported_config(config)
-  stored = open_tensors(folder)
+  weights = open_tensors(folder)
   padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
-  params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), stored)
+  params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), weights)
   params[tensors.TOKEN_TABLE] = swap_padding(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
     # No token reads the rows before the first position.

@@ -155,7 +155,7 @@ def _decode_lines(block: bytes) -> Iterator[str]:
 
 
 def unpack(
-  archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], most: int
+  archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], max_bytes: int
 ) -> list[pathlib.Path]:
   """Unpacks members of an archive into a folder: all of them or none.
 
@@ -166,13 +166,13 @@ def unpack(
     archive: A .zip, or a tar with any compression.
     folder: The target folder.
     choose: Maps a member's name to its path below the folder, or to None to skip the member.
-    most: Maximum total size of the unpacked members, in bytes.
+    max_bytes: Maximum total size of the unpacked members, in bytes.
 
   Returns:
     The files, in the order of the archive.
 
   Raises:
-    InputError: the archive is damaged, has none of the members or more than `most` bytes, contains
+    InputError: the archive is damaged, has none of the members or more than `max_bytes` bytes, contains
       a path outside of the folder or the same path twice, a file exists with different content, or
       the disk is full.
   """
@@ -184,8 +184,8 @@ def unpack(
       for name, size, open_member in _sized_members(archive):
         if (target := choose(pathlib.PurePosixPath(name).as_posix())) is None:
           continue
-        path, most = pathlib.Path(stage, target), most - size
-        if most < 0 or not path.resolve().is_relative_to(pathlib.Path(stage).resolve()):
+        path, max_bytes = pathlib.Path(stage, target), max_bytes - size
+        if max_bytes < 0 or not path.resolve().is_relative_to(pathlib.Path(stage).resolve()):
           raise errors.InputError(
             f"{archive}: untrusted: {name!r} is outside of it, or it contains more bytes than "
             "expected; nothing was unpacked"
