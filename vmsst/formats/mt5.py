@@ -1,14 +1,14 @@
 """Imports mT5 as the start of training (VMSST paper, section 6.4), and the released VMSST.
 
-Both encoders start as mT5's encoder. The decoder takes over self-attention, feed-forward layers and
-norms; the norm before cross-attention becomes the one before the sentence injection. mT5's
-`lm_head` becomes the part of the vocabulary projection that multiplies hidden states.
-Cross-attention is left out. Heads, language tables, injections and the latents' part of the
-projection start fresh.
+Both encoders start as copies of mT5's encoder. The decoder takes mT5's self-attention, feed-forward
+layers and norms. Instead of cross-attention, it has a sentence injection, and the norm before
+cross-attention becomes the norm before the injection. mT5's `lm_head` becomes the rows of the
+vocabulary projection that multiply hidden states. Heads, language tables, injections and the
+projection's rows for latents are initialized at random.
 
-One import serves all models: each reads the parameters that it has.
+One import works for all models, because each model reads only the parameters that it has.
 
-The released VMSST (`jwieting/vmsst`) is an mT5 encoder and the projection after its mean. In its
+The released VMSST (`jwieting/vmsst`) is an mT5 encoder with a projection after mean pooling. In its
 files, the encoder's names start with `mt5_encoder.`, and the projection is `projection.weight`. The
 names of other parameters (language encoder, decoder) are not published.
 """
@@ -29,12 +29,12 @@ from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
-"""The `model_type` of T5 1.1, which has the same parameters and function, and mT5."""
+"""Supported values of `model_type`. T5 1.1 has the same parameters and layers as mT5."""
 VOCABULARY_FILE = "spiece.model"
-# Start of the names of the encoder's tensors in the release of VMSST.
+# Prefix of the encoder's tensors in the released VMSST.
 _VMSST = "mt5_encoder."
 _PROJECTION = "projection.weight"
-# Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
+# Maximum number of tokens, as in transformers' configs of T5. T5 has no position table.
 MAX_LENGTH = 512
 _TABLE = "shared.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -42,7 +42,7 @@ _UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
 }
 _CROSS_ATTENTION = "EncDecAttention"
-# Names of the decoder's modules in transformers, and in models that start from mT5.
+# Modules of the decoder in transformers, and in models that start from mT5.
 _DECODER = transformers.Table(
   {
     "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
@@ -72,20 +72,20 @@ _DECODER = transformers.Table(
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, with_decoder: bool = True
 ) -> Converted:
-  """Returns an mT5, or the released VMSST if the names of the weights say so.
+  """Imports an mT5 or the released VMSST. The names of the weights show which one it is.
 
-  The vectors of an mT5 are means of token states: it is not yet a sentence encoder. VMSST reads 512
-  tokens of a sentence, as in the released code, though it was trained on 32; see `max_length` of
+  An mT5 is not yet a sentence encoder: its vectors are means of hidden states. VMSST was trained on
+  32 tokens per sentence but reads 512, as in the released code. To change this, see `max_length` of
   `vmsst.load`.
 
   Args:
-    source: Its folder.
-    vocabulary: Its SentencePiece model; default: `spiece.model` in the folder or, without one,
-      `tokenizer.json`, which newer versions of transformers write instead.
-    with_decoder: Whether to return all that training can start from, or the encoder alone.
+    source: Folder of the model.
+    vocabulary: SentencePiece model of the vocabulary. If omitted, `spiece.model` in the folder, or
+      else `tokenizer.json` (newer versions of transformers write only this file).
+    with_decoder: Whether to import everything that training can start from, or only the encoder.
 
   Raises:
-    InputError: the source cannot be used.
+    InputError: a file is missing, damaged or not supported.
   """
   path = source / transformers.CONFIG_FILE
   # umT5, another `model_type`, has a bias table in every layer.
@@ -104,7 +104,7 @@ def convert(
     weights = {x: y for x, y in weights.items() if not x.startswith(("decoder.", "lm_head."))}
   if not any(name.startswith("decoder.") for name in weights):
     sizes["num_decoder_layers"] = 0
-  # A copy of the token table may stand for it.
+  # Some files contain only the encoder's copy of the token table.
   if _TABLE not in weights and _COPIES[0] in weights:
     weights[_TABLE] = weights.pop(_COPIES[0])
   left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in weights}
@@ -119,7 +119,7 @@ def convert(
 
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(used, weights)
-    if with_decoder and not is_vmsst:  # both encoders of VMSST start from the same
+    if with_decoder and not is_vmsst:  # VMSST's language encoder starts from mT5's encoder too.
       copies = {f"language_{x}": y for x, y in arrays.items() if x.startswith("encoder/")}
       return arrays | copies
     return arrays
@@ -140,7 +140,7 @@ def convert(
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)
-  note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+  note = "The checkpoint has no decoder, so only CONTRASTIVE can start from it."
   return Converted(
     params=params,
     sizes=sizes,
@@ -151,10 +151,10 @@ def convert(
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the tensors of an mT5 in transformers and the parameters that they become.
+  """Returns the table that maps the tensors of an mT5 to parameters.
 
   Args:
-    sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
+    sizes: Attributes of a T5Config, and `num_decoder_layers` if the model has a decoder.
   """
   config = transformers.exported_config(_t5_config(sizes))
   table = transformers.T5.table.rows(config)
@@ -172,7 +172,7 @@ def _t5_config(sizes: Mapping[str, Any]) -> t5.T5Config:
 class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   "num_encoder_layers": "num_layers", "relpos_max_distance": "relative_attention_max_distance",
 }):  # fmt: skip
-  """The attributes of a T5Config, and `num_decoder_layers`, by their names there."""
+  """Options in `config.json`, with the names of a T5Config, and `num_decoder_layers`."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size

@@ -612,8 +612,8 @@ def read(
     tokenizer = _pipeline(kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
     tokenizer.add_tokens([token for token in tokens if repr(token) not in present])
-    # Special tokens without an id get new ids, but only if the model's token table has rows left.
-    # Without a row, a text that spells the token is tokenized as ordinary text.
+    # Special tokens without an id get new ids if the model's token table has rows left. Otherwise,
+    # a text that spells the token is tokenized as ordinary text.
     room = config.get("vocab_size", 0) - tokenizer.get_vocab_size()
     contents = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     tokenizer.add_tokens([
@@ -654,9 +654,13 @@ def _token(value: Any) -> tokenizers.AddedToken:
 def _pipeline(
   kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
 ) -> tokenizers.Tokenizer:
-  """Builds the tokenizer of a class, without added tokens.
+  """Builds the tokenizer of a class. `read` adds added tokens and the special tokens around a text.
 
-  Except for byte-pair and unchanged tokenizers, the special tokens around a text are missing too.
+  Args:
+    kind: The class.
+    settings: Settings in `tokenizer_config.json`.
+    record: Content of `tokenizer.json`.
+    unknown: The unknown token, for WordPiece.
   """
   if kind not in _ENDS or kind in _BYTE_PAIRS:
     model = record["model"]
@@ -832,7 +836,7 @@ def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, s
   """Returns a tokenizer with one token per byte, and its special tokens by id."""
   special = {0: " <pad>", 1: " </s>", 2: " <unk>"}
   ids = {token: i for i, token in special.items()}
-  # ByteLevel writes each byte as a letter: the byte itself if visible, else a letter from U+0100 on.
+  # ByteLevel writes a visible byte as itself, and other bytes as letters from U+0100 on.
   visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
   substitutes = iter(range(0x100, 0x200))
   for byte in range(0x100):

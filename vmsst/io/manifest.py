@@ -97,12 +97,12 @@ def identity(value: Any) -> Any:
   return [identity(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
   """Describes the differences of two settings for a message; "" if they are equal."""
   return "; ".join(
-    f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
-    for name in dict.fromkeys((*stored, *current))
-    if identity(stored.get(name)) != identity(current.get(name))
+    f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
+    for name in dict.fromkeys((*recorded, *current))
+    if identity(recorded.get(name)) != identity(current.get(name))
   )
 
 

@@ -23,14 +23,14 @@ _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 
 
 @contextlib.contextmanager
-def shown(where: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
+def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
   """Sets where bars are shown inside the context, unless a bar sets `disable` itself.
 
   On a terminal, a bar is a line that changes. Elsewhere, it prints a line every 15 seconds. By
   default, bars are shown only on terminals.
   """
   global _where
-  before, _where = _where, where
+  before, _where = _where, scope
   try:
     yield
   finally:

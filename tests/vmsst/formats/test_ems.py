@@ -198,7 +198,7 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
 @pytest.mark.parametrize(
   ("record", "message"),
   [
-    ({"state_dict": {}}, r"x\.pt holds no EMS; give EMS_model.pt"),
+    ({"state_dict": {}}, r"x\.pt is not an EMS checkpoint; pass the released"),
     (None, "70 pieces and .* of 3 languages, but .* 71 and 3 rows"),
   ],
 )

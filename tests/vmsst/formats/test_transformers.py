@@ -175,7 +175,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
       r"rope_parameters\.rope_type",
     ),
     ({"pad_token_id": 40}, {}, "the padding id is 40"),
-    ({"num_hidden_layers": 1}, {}, r"holds encoder\.layer\.1"),
+    ({"num_hidden_layers": 1}, {}, r"unexpected tensors encoder\.layer\.1"),
     ({"model_type": "mpnet"}, {}, r"lacks encoder\.layer\.0\.attention"),
     ({}, {"embeddings.LayerNorm.bias": np.full(12, np.nan)}, r"LayerNorm\.bias.*NaN values"),
   ],
