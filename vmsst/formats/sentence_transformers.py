@@ -144,9 +144,9 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   architecture = transformers.ARCHITECTURES.get(str(record.get("model_type")))
   if architecture is None:
     raise errors.InputError(
-      f"{path}: the model type {record.get('model_type')!r} is not supported; only "
-      f"{', '.join(transformers.ARCHITECTURES)} and exports of this library are. Commands can open "
-      "other folders of sentence-transformers with that package"
+      f"{path}: 'model_type' is {record.get('model_type')!r}; only "
+      f"{', '.join(transformers.ARCHITECTURES)} and exports of this library are supported. "
+      "Commands can open other folders of sentence-transformers with that package"
     )
   for name in _OTHERS:
     if (source / name).is_file():

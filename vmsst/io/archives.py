@@ -205,8 +205,8 @@ def unpack(
     raise
   except Exception as error:  # A damaged archive can raise almost anything in the library.
     raise errors.InputError(
-      f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); if the archive "
-      "is damaged, remove it to download it again"
+      f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this, or "
+      "remove a damaged archive to download it again"
     ) from None
   finally:
     with contextlib.suppress(OSError):  # if the folder is not empty
