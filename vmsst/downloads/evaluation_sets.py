@@ -200,9 +200,8 @@ def download(
       local = pathlib.Path(folder)
       files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
-      for path, target in zip(
-        files, paths, strict=True
-      ):  # The marker is last: all files are there.
+      # The marker is the last file, so it appears only after all other files.
+      for path, target in zip(files, paths, strict=True):
         storage.upload(path, os.fspath(target))
     paths.pop()
   else:

@@ -91,7 +91,14 @@ def releases(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
     for release in content.corpora:
-      _check(release)
+      # The list is untrusted, and its names become a path.
+      file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
+      is_moses = file is not None and file.groups() == (release.source, release.target)
+      if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
+        raise errors.InputError(
+          f"OPUS lists a record that is not a release in Moses format: {release!r}"
+        )
+      fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
         selected.append(release)
   return selected
@@ -153,17 +160,6 @@ def pairs_among(texts: Iterable[str]) -> Keep:
 
 def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
-
-
-def _check(release: Release) -> None:
-  """Raises InputError unless a record is a release. Its fields become a path, so check them."""
-  file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
-  is_moses = file is not None and file.groups() == (release.source, release.target)
-  if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
-    raise errors.InputError(
-      f"OPUS lists a record that is not a release in Moses format: {release!r}"
-    )
-  fetch.check_address(release.url)
 
 
 def describe(releases: Sequence[Release]) -> Iterator[str]:

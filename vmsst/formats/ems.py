@@ -76,8 +76,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     }
   except (KeyError, ValueError):
     raise errors.InputError(
-      f"{path} is not an EMS checkpoint; pass the released EMS_model.pt, or its state dict as "
-      ".safetensors"
+      f"{path} is not an EMS checkpoint; pass the released EMS_model.pt or its state dict"
     ) from None
   config, table = _config(sizes), rows(sizes)
   names = {row.source for row in table}
@@ -90,8 +89,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
     raise errors.InputError(
       f"{vocabulary} has {pieces.size} pieces and symbols <2xx> of {len(codes)} languages, but the "
-      f"tables of {path} have {vocab_size} and {num_languages} rows; pass the vocabulary of this "
-      "model"
+      f"tables of {path} have {vocab_size} and {num_languages} rows; pass the model's vocabulary"
     )
 
   def params() -> dict[str, np.ndarray]:

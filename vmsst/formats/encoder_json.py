@@ -274,8 +274,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     weights = folder / name
     if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
-        f"{weights} is damaged: its SHA-256 differs from the SHA-256 in {path}; copy or export it "
-        "again"
+        f"{weights} is damaged: its SHA-256 differs from {path}; copy or export it again"
       )
   return EncoderAssets(
     network,

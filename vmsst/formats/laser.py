@@ -108,10 +108,9 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
   # Training checkpoints contain a decoder too.
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
-  encoder_state = {
-    name.removeprefix(start): x for name, x in state.items() if name.startswith(start)
-  }
-  weights = {name: x for name, x in encoder_state.items() if name not in _NO_PARAMETERS}
+  weights = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
+  for name in _NO_PARAMETERS:
+    weights.pop(name, None)
   config: Any
   if is_lstm:
     from vmsst.networks import lstm
@@ -141,10 +140,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   pooling = "cls" if options.get("sentemb_criterion") == "cls" else "max"
   prepends_bos = bool(options.get("prepend_bos"))
   if pooling == "cls" and not prepends_bos:
-    raise errors.InputError(
-      f"{path}: the encoder pools the first token but does not set 'prepend_bos'; this is not "
-      "supported"
-    )
+    raise errors.InputError(f"{path}: pooling 'cls' without 'prepend_bos' is not supported")
 
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, weights)
@@ -223,11 +219,10 @@ def _transformer(
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
   """Returns the path of an encoder's `.spm` or `.cvocab`, or of LASER2's if it has neither."""
-  path_of_language = path.with_suffix(suffix)
-  has_own = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
-  file = path_of_language if has_own else path.with_name(f"laser2{suffix}")
+  has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
+  file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():
-    names = " or, if it exists, ".join(dict.fromkeys((file.name, path_of_language.name)))
+    names = " or, if it exists, ".join(dict.fromkeys((file.name, path.stem + suffix)))
     raise errors.InputError(f"{file} does not exist, but {path} needs it; download {_URL}{names}")
   return file
 
@@ -247,17 +242,13 @@ def _sentencepiece_model(
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
   model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
-  pieces_by_name = {
-    x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)
-  }
+  texts = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
   # Rows without a piece become control symbols. No text contains them.
   names = [words.get(i, f"<row {i}>") for i in range(rows)]
-  pieces = [
-    pieces_by_name.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names
-  ]
+  pieces = [texts.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
   pieces[:2] = pieces[1::-1]
   pieces[_UNKNOWN].type = kinds.UNKNOWN
-  pieces += pieces_by_name.values()
+  pieces += texts.values()
   del model.pieces[:]
   model.pieces.extend(pieces)
   trainer = model.trainer_spec

@@ -90,8 +90,8 @@ def convert(
   path = source / transformers.CONFIG_FILE
   # umT5, another `model_type`, has a bias table in every layer.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
-  record = transformers.check_config(path, transformers.read_object(path), _Options, fixed)
-  sizes = msgspec.structs.asdict(record)
+  config = transformers.read_object(path)
+  sizes = msgspec.structs.asdict(transformers.check_config(path, config, _Options, fixed))
   sizes["num_decoder_layers"] = sizes["num_decoder_layers"] or sizes["num_encoder_layers"]
   weights = transformers.open_tensors(source)
   left_out: dict[str, str] = {}
@@ -127,7 +127,6 @@ def convert(
   vocabulary = vocabulary or source / VOCABULARY_FILE
   tokenizer, settings = None, tokenizers.Settings()
   if not is_vmsst:
-    config = transformers.read_object(source / transformers.CONFIG_FILE)
     tokenizer, settings = tokenizers.read(source, config)
   elif not vocabulary.is_file():
     raise errors.InputError(

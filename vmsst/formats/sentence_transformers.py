@@ -87,9 +87,9 @@ class _Options(msgspec.Struct, forbid_unknown_fields=True):
 class _Prompts(msgspec.Struct):
   """The content of `config_sentence_transformers.json`."""
 
-  prompts: dict[str, str | None] | None = None
+  prompts: dict[str, str | None] = {}
   default_prompt_name: str | None = None
-  similarity_fn_name: encoder_json.Similarity | None = None
+  similarity_fn_name: encoder_json.Similarity = encoder_json.SIMILARITIES[0]
 
 
 class _Pooling(msgspec.Struct):
@@ -231,14 +231,12 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   vocabulary = tokenizers.HuggingFaceVocabulary(
     str(source / tokenizers.TOKENIZER_FILE), text_prefix, prompts, tokenizer
   )
-  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
   assets = encoder_json.EncoderAssets(
-    network, vocabulary, max_length, similarity_fn_name=similarity
+    network, vocabulary, max_length, similarity_fn_name=settings.similarity_fn_name
   )
   note = (
     f"The model has no {tokenizers.TOKENIZER_FILE}, so vmsst.load cannot open it. Save one with "
-    "transformers' AutoTokenizer. Training can start from the model without one, with a vocabulary "
-    "of the same ids"
+    "transformers' AutoTokenizer, or train from it with a vocabulary of the same ids"
   )
   return Converted(
     params=params,
@@ -261,13 +259,15 @@ def _read_static(
   vocabulary = dataclasses.replace(
     embedding.vocabulary, prefix=default if prefix is None else prefix, prompts=prompts
   )
-  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
   return Converted(
     params=lambda: {tensors.TOKEN_TABLE: embedding.table(), **head_params()},
     sizes=dataclasses.asdict(embedding.config),
     left_out={},
     assets=encoder_json.EncoderAssets(
-      network, vocabulary, embedding.max_length, similarity_fn_name=similarity
+      network,
+      vocabulary,
+      embedding.max_length,
+      similarity_fn_name=settings.similarity_fn_name,
     ),
   )
 
@@ -276,8 +276,10 @@ def _settings(folder: pathlib.Path) -> tuple[dict[str, Any], _Prompts]:
   """Returns the content of `config_sentence_transformers.json`, raw and parsed."""
   path = folder / PROMPTS_FILE
   record = transformers.read_object(path, if_missing={})
+  # null stands for the default.
+  values = {key: value for key, value in record.items() if value is not None}
   fixed = {"model_type": "SentenceTransformer", "truncate_dim": None}
-  return record, transformers.check_config(path, record, _Prompts, fixed)
+  return record, transformers.check_config(path, values, _Prompts, fixed)
 
 
 def _network(
@@ -363,9 +365,8 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     {*kinds[first:]} <= {*_LAYERS}
   ):
     raise errors.InputError(
-      f"{path}: the modules {', '.join(kinds)} are not supported; the list must start with "
-      f"Transformer and Pooling, or with {static.MODULE}, and continue with any of "
-      f"{', '.join(_LAYERS)}"
+      f"{path}: the modules {', '.join(kinds)} are not supported; only Transformer and Pooling, or "
+      f"{static.MODULE}, each followed by any of {', '.join(_LAYERS)}, are"
     )
   return modules
 
@@ -390,7 +391,7 @@ def _prompts(
     # E5 needs prompts, but its files do not contain them.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
   prompts = {"query": "", "document": ""}
-  prompts |= {key: text or "" for key, text in (settings.prompts or {}).items()}
+  prompts |= {key: text or "" for key, text in settings.prompts.items()}
   name = settings.default_prompt_name
   prefix = "" if name is None else prompts[name]
   # sentence-transformers saves an empty "document" prompt with every model, so ignore empty ones.

@@ -87,10 +87,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    siblings = errors.some(storage.names(folder.parent))
+    siblings = f"{folder.parent} contains {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
-      f"no folder {folder}; {folder.parent} contains {siblings}; a model of the Hugging Face Hub "
-      "is named OWNER/NAME"
+      f"no folder {folder}; {siblings}; a model of the Hugging Face Hub is named OWNER/NAME"
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
@@ -102,11 +101,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   latest = checkpoints[-1]
   if (best := read_best(folder)) is None:
     return latest
-  if (best_path := folder / best["checkpoint"]) in checkpoints:
-    return best_path
-  logging.warning(
-    "%s is missing, the best checkpoint of the run; reading %s", best_path, latest.name
-  )
+  if (target := folder / best["checkpoint"]) in checkpoints:
+    return target
+  logging.warning("The best checkpoint %s is missing; reading %s", target, latest.name)
   return latest
 
 

@@ -230,12 +230,12 @@ def norm(
   return [*rows, Row(f"{source}.bias", (width,), (f"{target}/bias",))] if bias else rows
 
 
-def check(rows: Iterable[Row], weights: Mapping[str, StoredTensor], source: str) -> None:
+def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -> None:
   """Compares the tensors in a file with the table of a model.
 
   Args:
     rows: The table.
-    weights: The tensors by name.
+    saved: The tensors by name.
     source: The file, for messages.
 
   Raises:
@@ -243,24 +243,20 @@ def check(rows: Iterable[Row], weights: Mapping[str, StoredTensor], source: str)
   """
   expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
-    if name in weights and weights[name].shape != shape:
-      raise errors.InputError(
-        f"{weights[name].source} has shape {weights[name].shape}, not {shape}"
-      )
+    if name in saved and saved[name].shape != shape:
+      raise errors.InputError(f"{saved[name].source} has shape {saved[name].shape}, not {shape}")
   problems = []
-  if missing := expected.keys() - weights.keys():
+  if missing := expected.keys() - saved.keys():
     problems.append(f"lacks {errors.some(missing)}")
-  if unknown := weights.keys() - expected.keys():
+  if unknown := saved.keys() - expected.keys():
     problems.append(f"has the unexpected tensors {errors.some(unknown)}")
   if problems:
     raise errors.InputError(
-      f"{source} {' and '.join(problems)} ({len(expected)} tensors expected, {len(weights)} found)"
+      f"{source} {' and '.join(problems)} ({len(expected)} tensors expected, {len(saved)} found)"
     )
 
 
-def to_parameters(
-  rows: Iterable[Row], weights: Mapping[str, StoredTensor]
-) -> dict[str, np.ndarray]:
+def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
   """Converts tensors to float32 parameters, by name.
 
   Raises:
@@ -268,7 +264,7 @@ def to_parameters(
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
-    array = weights[row.source].read() if row.source else np.ones(row.shape, np.float32)
+    array = saved[row.source].read() if row.source else np.ones(row.shape, np.float32)
     for name, piece in zip(row.targets, np.split(array, len(row.targets)), strict=True):
       piece = np.ascontiguousarray(piece.T) if row.transposed else piece
       params[name] = piece + np.float32(row.plus) if row.plus else piece
@@ -356,8 +352,8 @@ def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   separated = {}
   for name, array in arrays.items():
     head, separator, parameter = name.partition(_STACK)
-    if not separator:
+    if separator:
+      separated |= {f"{head}/layers_{i}/{parameter}": layer for i, layer in enumerate(array)}
+    else:
       separated[name] = array
-      continue
-    separated.update({f"{head}/layers_{i}/{parameter}": layer for i, layer in enumerate(array)})
   return separated

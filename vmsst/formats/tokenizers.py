@@ -593,21 +593,19 @@ def read(
     texts |= {f"{_EXTRA}{i}": f"<{_EXTRA}{i}>" for i in range(settings.extra_ids)}
   extra = options.get("extra_special_tokens") or options.get("additional_special_tokens") or {}
   texts |= extra if isinstance(extra, dict) else {f"extra {i}": x for i, x in enumerate(extra)}
-  named_tokens = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
+  by_name = {name: _token(x) for name, x in texts.items() if isinstance(x, (str, dict))}
   # Added tokens by their ids in the files. `added_tokens_decoder` replaces all other files.
   if "added_tokens_decoder" in options:
     by_id = {int(i): _token(token) for i, token in options["added_tokens_decoder"].items()}
   else:
-    extra_list = options.get("extra_special_tokens")
-    special = {
-      str(token) for name, token in named_tokens.items() if name in _NAMES and name in options
-    }
-    special |= {str(_token(x)) for x in (extra_list if isinstance(extra_list, list) else [])}
+    extra = options.get("extra_special_tokens")
+    special = {str(by_name[name]) for name in _NAMES if name in options and name in by_name}
+    special |= {str(_token(x)) for x in (extra if isinstance(extra, list) else [])}
     by_id = {i: tokenizers.AddedToken(x, normalized=x not in special) for x, i in added.items()}
     by_id |= {token["id"]: _token(token) for token in record.get("added_tokens") or []}
   tokens = [by_id[index] for index in sorted(by_id)]
-  around = [str(named_tokens[name]) for name in _ENDS.get(kind, ())]
-  unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(named_tokens["unk_token"])
+  around = [str(by_name[name]) for name in _ENDS.get(kind, ())]
+  unknown = "" if kind not in _ENDS or kind in _BYTE_PAIRS else str(by_name["unk_token"])
   with _package_errors(path):
     tokenizer = _pipeline(kind, settings, record, unknown)
     present = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
@@ -618,7 +616,7 @@ def read(
     contents = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     tokenizer.add_tokens([
       token
-      for name, token in named_tokens.items()
+      for name, token in by_name.items()
       if token.content not in contents and (
         tokenizer.token_to_id(token.content) is not None
         or room >= (_NUM_EXTRA if name.startswith(_EXTRA) else int(name in _NAMES))
@@ -792,9 +790,8 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     tokenizer.post_processor = processors.TemplateProcessing(
       single=["$A", eos], pair=["$A", eos, "$B", eos], special_tokens=[(eos, vocabulary.eos_id)]
     )
-  tokenizer.add_special_tokens(
-    [tokenizers.AddedToken(x, normalized=False) for x in special.values()]
-  )
+  added = [tokenizers.AddedToken(token, normalized=False) for token in special.values()]
+  tokenizer.add_special_tokens(added)
   return ExportedTokenizer(
     content=tokenizer.to_str(pretty=False).encode(),
     padding=special[arrays.PAD_ID],

@@ -391,9 +391,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
   def describe(self, config: transformer.TransformerConfig) -> dict[str, Any]:
     """Converts a TransformerConfig to the content of a `config.json`. Inverse of `sizes`."""
-    names = dict(
-      zip(self.options.__struct_fields__, self.options.__struct_encode_fields__, strict=True)
-    )
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(self.options)}
     record = {key: getattr(config, name) for name, key in names.items() if hasattr(config, name)}
     if "activation" in names:
       record[names["activation"]] = next(

@@ -70,10 +70,7 @@ class Bar(tqdm.tqdm):
     _outer[:] = [self] if options.pop("outer", False) else _outer
     super().__init__(*args, disable=disable, **options)
     if self._lines:
-      self.sp = self._print
-
-  def _print(self, line: str) -> None:
-    print(line.lstrip("\r"), file=self.fp, flush=True)
+      self.sp = lambda line: print(line.lstrip("\r"), file=self.fp, flush=True)
 
   def update(self, n: Any = 1) -> bool | None:
     """Advances the bar by `n` and resets the watchdog."""
