@@ -120,7 +120,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 
 def some(names: Iterable[str]) -> str:
-  """Returns the first names of many in alphabetical order, and the number of others."""
+  """Joins the first five names in alphabetical order, and adds the number of remaining names."""
   names = sorted(names)
   remainder = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
   return ", ".join(names[:_NAMED]) + remainder or "nothing"

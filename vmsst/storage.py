@@ -1,8 +1,8 @@
-"""Paths and files of users, on this machine or in an object store (`gs://`, `s3://`).
+"""Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
-fsspec reads and writes the stores; each store needs a package (`vmsst[gcs]`, `vmsst[s3]`). A store
-has no folders and cannot rename objects, but an object only appears when it is complete. If several
-objects belong together, the last one therefore marks the others as complete.
+The package fsspec accesses the stores. Each store needs an extra (`vmsst[gcs]`, `vmsst[s3]`). A
+store has no folders and cannot rename objects, but an object appears only when it is complete. If
+several objects belong together, the last object therefore marks the others as complete.
 
 Import this module before etils.epath opens a URL. It makes epath use fsspec instead of TensorFlow,
 so that Orbax and this library see the same files.
@@ -316,7 +316,7 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
 
-  The path of the copy contains all folder names of the URL. Error messages contain the URL instead.
+  The path of the copy contains all folder names of the URL. Error messages show the URL instead.
 
   Raises:
     InputError: the file or folder cannot be read.

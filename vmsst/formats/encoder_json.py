@@ -277,12 +277,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
         f"{weights} is damaged: its SHA-256 differs from {path}; copy or export it again"
       )
   return EncoderAssets(
-    network,
-    vocabulary,
-    record.max_length,
-    generator,
-    record.languages,
-    record.similarity_fn_name,
+    network, vocabulary, record.max_length, generator, record.languages, record.similarity_fn_name
   )
 
 

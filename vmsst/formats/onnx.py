@@ -48,8 +48,8 @@ def write(
   vectors of `vmsst.load(path).encode` in float32, up to rounding error. The weights are in
   `model.onnx_data`.
 
-  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. Its output
-  are the hidden states [B, T, D]. This works only if transformers has the architecture.
+  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This model
+  returns the hidden states, [B, T, D]. It works only if transformers has the architecture.
 
   `tokenizer.json` produces the inputs: it cuts texts to the maximum length and pads them. If a text
   spells the padding token of an imported tokenizer, that tokenizer treats it as padding. For other

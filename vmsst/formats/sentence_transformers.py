@@ -264,10 +264,7 @@ def _read_static(
     sizes=dataclasses.asdict(embedding.config),
     left_out={},
     assets=encoder_json.EncoderAssets(
-      network,
-      vocabulary,
-      embedding.max_length,
-      similarity_fn_name=settings.similarity_fn_name,
+      network, vocabulary, embedding.max_length, similarity_fn_name=settings.similarity_fn_name
     ),
   )
 

@@ -162,7 +162,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of the ids up to the first EOS token, without padding and special tokens."""
-    # Undo the swap of padding and 0. The padding id itself occurs in no text.
+    # The id `padding_id` of this library is the tokenizer's id 0. Padding occurs in no text.
     original = [
       0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)
     ]
@@ -230,8 +230,6 @@ def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any])
   sample = tokenizer.encode("a \uffff")
   in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
   start, end = sample.ids[: max(in_text[0], 0)], sample.ids[in_text[-1] + 1 :]
-  if not any(sample.special_tokens_mask):
-    start = end = []
   if len(end) > 1:
     raise errors.InputError(
       f"{path}: the tokenizer puts {len(end)} special tokens after a text; only one is supported"
@@ -271,7 +269,7 @@ def _outline(content: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Turns exceptions and Rust panics of the package into InputError."""
+  """Converts exceptions and Rust panics of the package tokenizers to InputError."""
   try:
     yield
   except errors.InputError:

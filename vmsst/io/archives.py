@@ -1,7 +1,7 @@
 """Reads and unpacks untrusted archives with bounded memory.
 
-Damaged zip archives, gzipped files and lines are read as far as possible. Reading extracts nothing
-to disk. `unpack` writes members below a folder: all of them or none.
+Damaged zip archives and gzipped files are read up to the damage, and damaged lines are skipped.
+Reading writes nothing to disk. `unpack` writes either all requested members below a folder or none.
 """
 
 import contextlib
@@ -159,8 +159,8 @@ def unpack(
 ) -> list[pathlib.Path]:
   """Unpacks members of an archive into a folder: all of them or none.
 
-  The members are first written to a temporary subfolder and then moved. Links and other special
-  members of a tar are skipped.
+  Members are written to a temporary subfolder first, and renamed into place at the end. Links and
+  other special members of a tar are skipped.
 
   Args:
     archive: A .zip, or a tar with any compression.

@@ -1,4 +1,4 @@
-"""The record of a job, `job.json`: inputs and options of an output, and its finished parts.
+"""Reads and compares the record of a job, `job.json`: its inputs, options and finished parts.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
 `digest` of its content and a readable `name`. The digest identifies the input: a file may move, but
@@ -98,7 +98,7 @@ def identity(value: Any) -> Any:
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Describes the differences of two settings for a message; "" if they are equal."""
+  """Describes how the current settings differ from the recorded ones; "" if they are equal."""
   return "; ".join(
     f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*recorded, *current))
