@@ -159,7 +159,7 @@ def card(
   license_id: str | None = None,
   results: str | None = None,
 ) -> str:
-  """Returns the model card of an encoder, without paths.
+  """Returns the model card of an encoder. The card contains no local paths.
 
   Args:
     saved: The encoder.

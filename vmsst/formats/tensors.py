@@ -349,7 +349,7 @@ def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source
 
 def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Converts parameters to one array per layer. Scanned layers become views, not copies."""
-  separated = {}
+  separated: dict[str, np.ndarray] = {}
   for name, array in arrays.items():
     head, separator, parameter = name.partition(_STACK)
     if separator:
