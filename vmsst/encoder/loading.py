@@ -162,7 +162,7 @@ def convert(
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
-    return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
+    return mt5.convert(folder, vocabulary=vocabulary, with_decoder=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
 
