@@ -30,12 +30,13 @@ class InferenceEvaluator:
   Args:
     infer_eval_dataset_cfg: The tasks.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    model: Has `predict_batch`, `predict_batch_with_aux` and `score_batch`.
+    model: A model with the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, as
+      far as the tasks need them.
     partitioner: The mesh.
-    log_dir: Folder; SeqIO's loggers write to `log_dir`/inference_eval. None writes nothing.
+    log_dir: SeqIO's loggers write to `log_dir`/inference_eval (default: write nothing).
 
   Raises:
-    InputError: There is nothing to evaluate.
+    InputError: No task has metrics and the requested split.
   """
 
   def __init__(
@@ -46,7 +47,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises an error if the name is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
@@ -74,18 +75,18 @@ class InferenceEvaluator:
 
   @property
   def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
-    """Shape of every model feature of one example."""
+    """Shapes of the model features of one example, by name."""
     return self._evaluator.model_feature_shapes
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Runs the model on every task; returns the metrics by task.
+    """Runs the model on every task and returns the metrics by task.
 
-    Each process runs the model on its rows of every batch. The first process computes the metrics.
-    The others wait for it, since later collectives time out, and get none.
+    Each process runs the model on its rows of every batch. The first process computes the metrics;
+    other processes return an empty dict.
     """
 
     def infer(method: str, dataset: Any, rng: Any = None) -> Any:
-      if method not in self._infer_fns:  # The model may lack methods that no task uses.
+      if method not in self._infer_fns:  # created on demand: a model may lack unused methods
         self._infer_fns[method] = inference.get_infer_fn(
           getattr(self._model, method), self._cfg.batch_size, train_state_axes, self._partitioner
         )
@@ -102,7 +103,7 @@ class InferenceEvaluator:
     results = metrics.result() or {}
     if self._logs is not None and jax.process_index() == 0:
       self._logs.upload()
-    if jax.process_count() > 1:
+    if jax.process_count() > 1:  # Without a barrier, the next collective may time out.
       distributed.barrier()
     return results
 
@@ -121,19 +122,19 @@ def evaluate(
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> dict[int, Any]:
-  """Evaluates one checkpoint, or all of a folder, and prints tables of the metrics of each.
+  """Evaluates one checkpoint, or all checkpoints in a folder, and prints tables of their metrics.
 
   Args:
     model: See docs/model_interface.md.
     dataset_cfg: The tasks.
-    restore_checkpoint_cfg: The checkpoints; only parameters are read.
+    restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
     partitioner: The mesh.
-    output_dir: Absolute folder for SeqIO's loggers, config.gin and model-info.txt.
+    output_dir: Absolute folder for the files of SeqIO's loggers, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
 
   Returns:
-    The metrics by task, by step.
+    For each step, the metrics by task.
 
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.

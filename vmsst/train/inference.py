@@ -31,8 +31,8 @@ def get_infer_fn(
 
   Returns:
     `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
-    (index, result), with results as NumPy rows. If `infer_step` returns a pair with a dict, it
-    returns that list and a dict of lists of auxiliary values.
+    (index, result), where results are NumPy arrays. If `infer_step` returns a pair of results and a
+    dict, `fn` returns the list and a dict of lists of auxiliary values.
   """
   run = get_array_fn(infer_step, batch_size, train_state_axes, partitioner)
 
@@ -40,7 +40,7 @@ def get_infer_fn(
     blocks = list(dataset.batch(1024).as_numpy_iterator())
     if not blocks:
       return []
-    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
+    indices, features = jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
     results = run(features, train_state, rng)
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
       values, aux = results
@@ -58,7 +58,8 @@ def get_array_fn(
 ) -> Callable[..., Any]:
   """Returns a function that runs `infer_step` on examples in memory.
 
-  It sorts examples by length to reduce padding, and restores the order of the results.
+  The function batches examples of similar length to reduce padding. Its results have the order of
+  the examples.
 
   Args:
     infer_step: As for `get_infer_fn`.
@@ -67,14 +68,14 @@ def get_array_fn(
     partitioner: The mesh.
 
   Returns:
-    `fn(features, train_state, rng=None)` for arrays [N, ...] by name. It returns what `infer_step`
-    returns, for all examples, as NumPy arrays.
+    `fn(features, train_state, rng=None)`, where `features` are arrays [N, ...] by name. It returns
+    the results of `infer_step` for all examples, as NumPy arrays [N, ...].
   """
   accepted = inspect.signature(infer_step).parameters
 
   def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
-    more = {"rng": rng, "flax_mutables": mutables}
-    return infer_step(params, batch, **{name: more[name] for name in more if name in accepted})
+    options = {"rng": rng, "flax_mutables": mutables}
+    return infer_step(params, batch, **{x: options[x] for x in options if x in accepted})
 
   partitioned = partitioner.partition(
     step,
@@ -105,9 +106,10 @@ def get_array_fn(
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
-      result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
-      result = jax.tree.map(np.asarray, result)  # The devices do not hold the results of all rows.
+      # Every process passes the complete batch: rows of one host need not be adjacent on the mesh.
+      device_batch = partitioner.whole_to_devices(batch)
+      result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)
+      result = jax.tree.map(np.asarray, result)  # frees device memory before the next batch
       if not start:
         results = jax.tree.map(functools.partial(_empty, len(order)), result)
       for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
@@ -119,12 +121,12 @@ def get_array_fn(
 
 
 def _empty(count: int, batch: np.ndarray) -> np.ndarray:
-  """Returns an array for the values of `count` examples; NumPy's users do not know bfloat16."""
+  """Returns an empty array for `count` examples; float32 instead of bfloat16, foreign to NumPy."""
   dtype = np.float32 if batch.dtype == jnp.bfloat16 else batch.dtype
   return np.empty((count, *batch.shape[1:]), dtype)
 
 
 def _rows(tree: Any) -> list[Any]:
-  """Returns a tree of arrays [N, ...] as N trees."""
+  """Splits a tree of arrays [N, ...] into N trees."""
   leaves, structure = jax.tree.flatten(tree)
   return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

@@ -253,7 +253,7 @@ def train(
         if not trainer_lib.state_is_finite(trainer.train_state):
           raise InputError(
             f"the parameters are not finite after step {step}, so they are not saved; the last "
-            "checkpoint is from before. Lower the learning rate or check the data"
+            "checkpoint is from an earlier step. Lower the learning rate or check the data"
           )
         check_claim()
         trainer.train_writer.flush()  # write the metrics of a step before its checkpoint
