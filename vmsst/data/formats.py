@@ -72,11 +72,11 @@ class Fault(NamedTuple):
   """Something in a file that was left out.
 
   Attributes:
-    place: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
+    location: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
     what: The reason, in the same words for every fault of its kind in a file.
   """
 
-  place: str
+  location: str
   what: str
 
 
@@ -84,7 +84,7 @@ def require(items: Iterable[T | Fault]) -> Iterator[T]:
   """Yields the items that are not faults; raises InputError for the first fault."""
   for item in items:
     if isinstance(item, Fault):
-      raise errors.InputError(f"{item.place}: {item.what}")
+      raise errors.InputError(f"{item.location}: {item.what}")
     yield item
 
 
@@ -121,7 +121,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """Yields the number, the place and the text of each line of a file, or its fault."""
+  """Yields the number, the location and the text of each line of a file, or its fault."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -131,15 +131,15 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
     yield Fault(f"{name}:{number + 1}", str(error))
 
 
-def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
+def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
   """Yields the rows of two texts: lines with the same number translate each other.
 
   Args:
-    sides: Name and content of each side.
+    files: Name and content of each file.
   """
-  for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in sides)), 1):
+  for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in files)), 1):
     if None in pair:
-      name = sides[pair.index(None)][0]
+      name = files[pair.index(None)][0]
       yield Fault(f"{name}:{number - 1}", "ends before the other side: they may be misaligned")
       return
     faults = [item for item in pair if isinstance(item, Fault)]
@@ -179,7 +179,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """Yields the number, the place and the content of each line of a JSONL file, or its fault."""
+  """Yields the number, location and content of each line of a JSONL file, or its fault."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -199,8 +199,9 @@ def record_rows(
   """Yields the rows of records: one for each positive of a record.
 
   Args:
-    records: Number and place of each record, for messages, and the record: a sequence of texts, an
-      object, or an object with an inner object at its key "translation". Faults pass through.
+    records: Number and location of each record, for messages, and the record. It is a sequence of
+      texts, an object, or an object with an inner object at its key "translation". Faults pass
+      through.
     pair: The languages of the two sides; if they are known, their codes name the fields.
     fields: Names of the two fields; any number is then a score (default: by the languages; if both
       are undetermined, the text fields of the first record, in its order: a pair and its hard

@@ -16,7 +16,7 @@ def _read(path):
     if isinstance(item, formats.Row):
       rows.append((item.number, *item.texts))
     else:
-      faults.append((item.place.removeprefix(f"{path.parent}/"), item.what))
+      faults.append((item.location.removeprefix(f"{path.parent}/"), item.what))
   return rows, faults
 
 

@@ -29,7 +29,7 @@ def _read(release):
     if isinstance(item, formats.Row):
       rows.append((item.number, *item.texts))
     else:
-      faults.append((os.path.relpath(item.place, folder), item.what))
+      faults.append((os.path.relpath(item.location, folder), item.what))
   return rows, faults
 
 
@@ -83,7 +83,7 @@ def test_codes_formats_and_what_is_left_out(tmp_path):
     "Ted.v1.en-fr": "tmx", "Ted.v1.en-pt": "zip", "Ted.v1.en-pt_BR": "zip",
     "Ted.v1.en-sr_Latn": "zip",
   }  # fmt: skip
-  assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
+  assert sorted((os.path.basename(fault.location), fault.what) for fault in faults) == [
     ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
     ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
     ("en-qx.txt.zip", "unknown language code 'qx'"),
