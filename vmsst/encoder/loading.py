@@ -203,9 +203,9 @@ def _open_source(
     released = convert(folder, whole=for_training)
     if released.assets is None and not for_training:
       raise errors.InputError(
-        f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
-        "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
-        "it is"
+        f"{folder} has no vocabulary ({tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} for "
+        "T5), so it cannot encode texts; save one with AutoTokenizer. Only training "
+        "can start without a vocabulary"
       )
   yield name, folder, released
 

@@ -151,8 +151,8 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
   """Raises InputError unless the vectors of a corpus have this width."""
   if corpus.vectors.shape[1] != width:
     raise errors.InputError(
-      f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, the encoder's have "
-      f"width {width}: give the encoder that computed them"
+      f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, but the encoder's "
+      f"vectors have width {width}; give the encoder that computed the folder"
     )
 
 

@@ -227,7 +227,7 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | os.PathLike) -> Recipe:
-  """Returns a recipe of the package by name, or your own by the path of its YAML file.
+  """Returns a recipe of the package, by name, or a recipe in a YAML file, by path.
 
   Raises:
     InputError: it does not exist, or a key or value is wrong; the message names file and key.

@@ -164,7 +164,7 @@ def _check_types() -> None:
             raise msgspec.ValidationError("Expected a finite number")
           msgspec.convert(value, parameter.annotation)
       except RecursionError:
-        raise InputError(f"{label}: the value refers to itself; set another value") from None
+        raise InputError(f"{label}: the value refers to itself; set it to another value") from None
       except msgspec.ValidationError as error:
         raise InputError(f"{label} is {value!r}: {error}") from None
       except (LookupError, TypeError):

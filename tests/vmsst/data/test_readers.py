@@ -106,7 +106,7 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
   assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))
   (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"a\n"))
-  with pytest.raises(errors.InputError, match=r"there are .*train.de and .*train.de.gz"):
+  with pytest.raises(errors.InputError, match=r"both .*train.de and .*train.de.gz"):
     readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 

@@ -113,7 +113,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
 
 
 def test_one_side_ends_before_the_other(tmp_path):
-  why = "ends before the other side: they may be misaligned"
+  why = "ends before the other file; check that both are aligned line by line"
   release = _zip(tmp_path / "a.zip", b"a\nb\nc\n", b"x\ny\n")
   assert _read(release) == ([(1, "a", "x"), (2, "b", "y")], [("a.zip/X.de-en.en:2", why)])
   release = _zip(tmp_path / "c.zip", b"", b"")
