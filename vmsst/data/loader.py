@@ -90,12 +90,10 @@ def get_batches(
     """Returns the rows of a task or mixture, and the shape and dtype of a row."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
     # Text tasks with one tokenizer are read by Grain, without TensorFlow.
-    are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
-    if (
-      are_texts
-      and isinstance(converter, seqio_tasks.BitextFeatureConverter)
-      and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
-    ):
+    are_texts = tasks and all(
+      isinstance(x, seqio_tasks.TextTask) and x.tokenizer == tasks[0].tokenizer for x in tasks
+    )
+    if are_texts and isinstance(converter, seqio_tasks.BitextFeatureConverter):
       texts = [task.texts(cfg.split) for task in tasks]
       seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)

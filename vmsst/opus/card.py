@@ -58,14 +58,7 @@ def text(report: Report) -> str:
     return storage.absolute(path).removeprefix(os.path.join(storage.absolute(report.root), ""))
 
   sources = [
-    [
-      release.corpus,
-      release.version,
-      recipe.pair_name(*release.pair),
-      below(release.path),
-      release.size,
-    ]
-    for release in report.releases
+    [x.corpus, x.version, recipe.pair_name(*x.pair), below(x.path), x.size] for x in report.releases
   ]
   removed = dict.fromkeys(report.held_out, 0)
   for facts in report.cleaned.values():

@@ -292,10 +292,8 @@ def restore(
   else:
     arrays = {}
     for saved_name, arg in args.items():  # Every process has the complete arrays.
-      value = np.asarray(saved[saved_name], arg.dtype)
-      arrays[saved_name] = jax.make_array_from_callback(
-        value.shape, arg.sharding, value.__getitem__
-      )
+      x = np.asarray(saved[saved_name], arg.dtype)
+      arrays[saved_name] = jax.make_array_from_callback(x.shape, arg.sharding, x.__getitem__)
   state: dict[str, Any] = {}
   used_names: set[str] = set()
   for name, source in sources.items():

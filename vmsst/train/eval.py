@@ -35,6 +35,9 @@ class InferenceEvaluator:
     partitioner: The mesh.
     log_dir: SeqIO's loggers write to `log_dir`/inference_eval (default: write nothing).
 
+  Attributes:
+    model_feature_shapes: Shapes of the model features of one example, by name.
+
   Raises:
     InputError: No task has metrics and the requested split.
   """
@@ -51,11 +54,7 @@ class InferenceEvaluator:
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
-    self._logs = None
-    logging_arguments: dict[str, Any] = {"logger_cls": ()}
-    if log_dir:
-      self._logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval")
-      logging_arguments = {"log_dir": os.fspath(self._logs.local)}
+    logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval") if log_dir else None
     self._evaluator = (inference_evaluator_cls or seqio.Evaluator)(
       mixture_or_task_name=self._cfg.mixture_or_task_name,
       feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
@@ -64,19 +63,16 @@ class InferenceEvaluator:
       seed=self._cfg.seed,
       sequence_length=self._cfg.task_feature_lengths,
       use_memory_cache=self._cfg.use_memory_cache,
-      **logging_arguments,
+      **({"log_dir": os.fspath(logs.local)} if logs else {"logger_cls": ()}),
     )
+    self._logs = logs
     if not self._evaluator.eval_tasks:
       raise InputError(
         f"{self._cfg.mixture_or_task_name!r} has no task with metrics and a split "
         f"{self._cfg.split!r}; choose another mixture or split"
       )
+    self.model_feature_shapes: Mapping[str, tuple[int, ...]] = self._evaluator.model_feature_shapes
     self._infer_fns: dict[str, Any] = {}
-
-  @property
-  def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the model features of one example, by name."""
-    return self._evaluator.model_feature_shapes
 
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
     """Runs the model on every task and returns the metrics by task.
@@ -101,7 +97,7 @@ class InferenceEvaluator:
       score_fn=functools.partial(infer, "score_batch"),
     )
     results = metrics.result() or {}
-    if self._logs is not None and jax.process_index() == 0:
+    if self._logs and jax.process_index() == 0:
       self._logs.upload()
     if jax.process_count() > 1:  # Without a barrier, the next collective may time out.
       distributed.barrier()

@@ -107,8 +107,12 @@ def infer(
   sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
-  # The gin configuration contains the decoding options.
-  options = {"split": dataset_cfg.split, "lengths": str(lengths), "config": _config()}
+  # The gin configuration contains the decoding options. Gin picks one of several aliases of
+  # `__main__`, and may pick another in the next run.
+  config = gin.config_str()
+  for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
+    config = re.sub(rf"\b{alias}\b", "__main__", config)
+  options = {"split": dataset_cfg.split, "lengths": str(lengths), "config": config}
   infer_fn = inference.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
     batch_size=dataset_cfg.batch_size,
@@ -162,26 +166,13 @@ def infer(
           print(f"Wrote {output}")
 
 
-def _config() -> str:
-  """Returns the gin configuration with `__main__` in place of its aliases.
-
-  Gin picks one of several aliases, and may pick another in the next run.
-  """
-  text = gin.config_str()
-  aliases = re.findall(r"^import __main__ as (\w+)$", text, re.MULTILINE)
-  return re.sub(rf"\b({'|'.join(aliases)})\b", "__main__", text) if aliases else text
-
-
 def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
   outputs, aux = result if isinstance(result, tuple) else (result, {})
   for position, (row, (_, output)) in enumerate(zip(rows, outputs, strict=True)):
-    line: dict[str, Any] = {"inputs": row}
-    if vocabulary is None:
-      line["score"] = output
-    else:
-      line["prediction"] = vocabulary.decode(np.asarray(output).tolist())
-    line.update({name: values[position] for name, values in aux.items()})
-    yield _json(line)
+    result = {"score": output}
+    if vocabulary is not None:
+      result = {"prediction": vocabulary.decode(np.asarray(output).tolist())}
+    yield _json({"inputs": row, **result, **{name: x[position] for name, x in aux.items()}})
 
 
 def _json(value: Any) -> str:

@@ -1,6 +1,5 @@
 """Runs a model's `predict_batch` or `score_batch` on every example of a dataset."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,11 +40,13 @@ def get_infer_fn(
     if not blocks:
       return []
     indices, features = jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
-    results = run(features, train_state, rng)
+    results, aux = run(features, train_state, rng), None
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
-      values, aux = results
-      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
-    return list(zip(indices.tolist(), _rows(results), strict=True))
+      results, aux = results
+    leaves, structure = jax.tree.flatten(results)
+    rows = [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+    examples = list(zip(indices.tolist(), rows, strict=True))
+    return examples if aux is None else (examples, jax.tree.map(list, dict(aux)))
 
   return infer
 
@@ -109,24 +110,15 @@ def get_array_fn(
       # Every process passes the complete batch: rows of one host need not be adjacent on the mesh.
       device_batch = partitioner.whole_to_devices(batch)
       result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)
-      result = jax.tree.map(np.asarray, result)  # frees device memory before the next batch
+      # Copying to the host frees device memory. Few NumPy functions support bfloat16.
+      result = jax.tree.map(
+        lambda x: np.asarray(x, np.float32 if x.dtype == jnp.bfloat16 else x.dtype), result
+      )
       if not start:
-        results = jax.tree.map(functools.partial(_empty, len(order)), result)
+        results = jax.tree.map(lambda x: np.empty((len(order), *x.shape[1:]), x.dtype), result)
       for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
         array[rows] = values[: len(rows)]
       progress_bar.alive()
     return results
 
   return run
-
-
-def _empty(count: int, batch: np.ndarray) -> np.ndarray:
-  """Returns an empty array for `count` examples; float32 instead of bfloat16, foreign to NumPy."""
-  dtype = np.float32 if batch.dtype == jnp.bfloat16 else batch.dtype
-  return np.empty((count, *batch.shape[1:]), dtype)
-
-
-def _rows(tree: Any) -> list[Any]:
-  """Splits a tree of arrays [N, ...] into N trees."""
-  leaves, structure = jax.tree.flatten(tree)
-  return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
