@@ -57,12 +57,12 @@ class RestoreCheckpointConfig:
 
   Attributes:
     path: A checkpoint or a folder of checkpoints. A run without `path` starts from scratch.
-    mode: With "specific", `path` is a checkpoint or any encoder that `vmsst.load` opens; for a run,
-      its best checkpoint. "latest" selects the newest checkpoint in the folder `path`, and "all"
-      selects all of them (evaluation only).
-    assignment_map: Pairs of a regular expression and the name of an array in the checkpoint. The
-      first expression that matches the whole name of a model array selects the array to read. It
-      must exist. None in place of the name skips the model array.
+    mode: With "specific", `path` is a checkpoint, or any encoder that `vmsst.load` opens, such as a
+      run (its best checkpoint is read). "latest" selects the newest checkpoint in the folder
+      `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    assignment_map: Pairs of a regular expression and the name of an array in the checkpoint. A
+      model array reads the checkpoint array of the first expression that matches its whole name.
+      If the pair has None instead of a name, the model array is not read.
     fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
     dtype: Dtype of the restored parameters (default: the model's).
   """
@@ -130,7 +130,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   for location in paths:
     path = epath.Path(storage.path(location))
     if cfg.mode == "specific" and loading.lacks_checkpoint(location):
-      checkpoints.append(epath.Path(location))  # a released encoder
+      checkpoints.append(epath.Path(location))  # an encoder without a T5X checkpoint
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
@@ -262,7 +262,8 @@ def restore(
     shardings: The same tree, of NamedShardings.
     dtype: Dtype of the parameters, `target/...` (default: the model's).
     assignment_map: See `RestoreCheckpointConfig`.
-    fallback: Initializes the arrays with these names, if the checkpoint may lack arrays.
+    fallback: Returns initial values for arrays, by name. Without it, the checkpoint must contain
+      every array of the model.
 
   Raises:
     InputError: An array is missing or has another shape; the message names it.
