@@ -55,8 +55,8 @@ def join(
       died.
   """
   requested = multi_process or any(x is not None for x in (coordinator_address, count, index))
-  # Kubernetes is missing here on purpose: JAX would query the API server from every pod, even for a
-  # single process. Users on Kubernetes set the address.
+  # Kubernetes is missing on purpose: JAX would query the cluster's API server from every pod. Users
+  # set the address there.
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI

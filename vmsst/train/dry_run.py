@@ -197,7 +197,7 @@ def _compile(lowered: Any, hardware: str) -> Any:
     except jax.errors.JaxRuntimeError as error:
       if "output tile sizes" not in str(error):
         raise
-      # XLA can tune Triton matmuls only on a GPU. Without one, they need multiples of 16 rows.
+      # Without a GPU, XLA compiles Triton matmuls for multiples of 16 rows only.
       return lowered.compile({"xla_gpu_enable_triton_gemm": False})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
@@ -212,8 +212,8 @@ def _compile(lowered: Any, hardware: str) -> Any:
 def matmul_flops(jaxpr: Any) -> float:
   """Returns the FLOPs of all matmuls in a jaxpr.
 
-  A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` counts once per iteration,
-  the body of a `while` loop only once, and of a `cond` only the most expensive branch.
+  A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` counts once per iteration.
+  The body of a `while` loop counts once. A `cond` counts its most expensive branch.
   """
   total = 0.0
   for equation in jaxpr.eqns:
@@ -290,7 +290,7 @@ def devices(name: str) -> list[Any]:
       platform="cuda", target_config=description, topology=f"1x1x{int(count)}"
     )
     return list(topology.devices)
-  except Exception as error:  # libtpu raises other exception classes in each version.
+  except Exception as error:  # The exception classes of libtpu differ between versions.
     raise InputError(
       f"--topology={name}: {str(error).splitlines()[0]}; use GPUs ({', '.join(_GPUS)}), as in "
       "h100:8 (pip install 'vmsst[cuda12]'), or TPUs, as in v5e:2x4 (pip install libtpu)"

@@ -45,7 +45,7 @@ gin.config._FILE_READERS[:] = [
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:
   """Returns the parsed values by (scope, selector) and parameter; macros have selector `gin.macro`.
 
-  Gin has no public function for this before `gin.finalize`, but command-line values come earlier.
+  Gin passes these values to hooks of `gin.finalize` only. `parse_gin_flags` needs them earlier.
   """
   return gin.config._CONFIG
 
