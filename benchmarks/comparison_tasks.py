@@ -121,7 +121,7 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
   """Returns a benchmark restricted to tasks in languages of training."""
 
   def read(root: pathlib.Path) -> list[suite.Task]:
-    return [x for x in benchmark.read(root) if seen(side.language for side in x.sides)]
+    return [x for x in benchmark.read(root) if seen(text_set.language for text_set in x.text_sets)]
 
   return dataclasses.replace(benchmark, read=read)
 
@@ -162,7 +162,7 @@ def recording(
   """Returns a benchmark that also writes to `found`, if it is one of Tatoeba or NTREX."""
 
   def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
-    if seen(side.language for side in task.sides):
+    if seen(text_set.language for text_set in task.text_sets):
       scores = np.round(_sentence_scores(task, vectors), 4).tolist()
       found.setdefault(benchmark.name, {})[task.name] = scores
     return task.score(*vectors)
@@ -176,7 +176,7 @@ def recording(
 
 def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndarray:
   english = languages.language("en")
-  codes = [languages.language(side.language) for side in task.sides]
+  codes = [languages.language(text_set.language) for text_set in task.text_sets]
   searches = [
     near.index_NK[:, 0] == np.arange(len(near.index_NK))
     for i, j in itertools.combinations(range(len(codes)), 2)

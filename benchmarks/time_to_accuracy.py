@@ -183,8 +183,8 @@ def tatoeba_accuracy(model: Any, data: pathlib.Path) -> float:
   paths = bitext_retrieval.tatoeba_files(data / "tatoeba")
   for code in LANGUAGES:
     task = bitext_retrieval.tatoeba_task(code, *paths[code])
-    sides = [model.encode(list(side.texts), batch_size=_BATCH) for side in task.sides]
-    found += [result.metrics["average"] for result in task.score(*sides)]
+    vectors = [model.encode(list(x.texts), batch_size=_BATCH) for x in task.text_sets]
+    found += [result.metrics["average"] for result in task.score(*vectors)]
   return float(np.mean(found))
 
 

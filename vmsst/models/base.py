@@ -87,9 +87,8 @@ class BitextModel(abc.ABC):
     if count > 1 and self.compares_pairs and not self.allow_fewer_negatives:
       raise errors.InputError(
         f"NUM_MICROBATCHES={count} leaves a pair of {type(self).__name__} only 1/{count} of its "
-        "negatives, those of its microbatch; set NUM_MICROBATCHES=None and "
-        f"EMBEDDING_SLICES={count}, which saves as much memory and keeps all, or accept it with "
-        "ALLOW_FEWER_NEGATIVES=True"
+        f"negatives; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to "
+        "save as much memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
       )
 
   def get_initial_variables(
@@ -174,17 +173,19 @@ def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
   return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
-def interleave_sides(
-  inputs_BT: Int[Array, "B T"], targets_BT: Int[Array, "B U"]
-) -> Int[Array, "B 2 W"]:
-  """Returns both sides of each pair next to each other, the shorter padded to the longer.
+def interleave(*tokens: Int[Array, "B *K T"]) -> Int[Array, "B R W"]:
+  """Returns the texts of each pair next to each other, all padded to the longest length.
 
-  They are stacked after the batch axis, so that both sentences of a pair stay on the same device
-  and one encoder call can process them all.
+  The batch axis comes first, so that all texts of a pair stay on one device, and one encoder call
+  can process them.
+
+  Args:
+    *tokens: Token ids of one text of each pair, [B, T], or of several, [B, K, T].
   """
-  width = max(inputs_BT.shape[1], targets_BT.shape[1])
-  tokens = [
-    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=arrays.PAD_ID)
-    for x in (inputs_BT, targets_BT)
+  width = max(x.shape[-1] for x in tokens)
+  texts = [x.reshape(len(x), -1, x.shape[-1]) for x in tokens]
+  padded = [
+    jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2])), constant_values=arrays.PAD_ID)
+    for x in texts
   ]
-  return jnp.stack(tokens, axis=1)
+  return jnp.concatenate(padded, axis=1)
