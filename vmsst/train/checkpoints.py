@@ -408,7 +408,7 @@ class CheckpointManager:
     self._cfg = cfg
     self._failed = False
     t5x.silence_orbax()
-    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # Orbax keeps this order.
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # Orbax writes in this order.
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)

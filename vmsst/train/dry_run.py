@@ -95,7 +95,7 @@ def report(
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
   batch_size = cfg.batch_size
-  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide the batch
+  partitioner.data_shard(batch_size)  # raises an error if the batch does not fit the mesh
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}
