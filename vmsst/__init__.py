@@ -1,16 +1,16 @@
 """Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
-The name of an array ends with letters for its axes (`hidden_BTD`). The whole library uses the same
+The name of an array ends with one letter per axis (`hidden_BTD`). The whole library uses the same
 letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E` width
 of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z` both
 latents (the input of a decoder), `V` vocabulary, `N` and `M` sentences of two pools, `P` a subset
 of sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
 neighbors or negatives, `L` languages or labels, `R` rows, or source and target, `H` attention
-heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in
-another sense defines it in its docstring.
+heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
+different meaning to one of the letters above, defines the letter in its docstring.
 
-Importing this package is fast: each name below is imported when it is first used, and only training
-imports TensorFlow and seqio.
+Importing this package is fast, because each name below is imported when it is first used, and only
+training imports TensorFlow and seqio.
 """
 
 import importlib

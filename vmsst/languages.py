@@ -1,31 +1,35 @@
-"""The table of languages: rows in language embedding tables, and codes in corpora.
+"""The language table: the row of each language in embedding tables, and its codes in corpora.
 
 Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
-fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these, in any case and with '-'
-or '_', and returns one `Language`. Its `index` is the row in a language embedding table.
+fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these codes, in upper or lower
+case and with '-' or '_', and returns the same `Language` for all of them. Its `index` is the row in
+a language embedding table.
 
 Definition of a language:
 
-* A language has one script. If a set of codes separates scripts, each script is a separate language
-  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script means the first of these
-  languages in the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr
-  and srp are Serbian in Cyrillic.
+* A language has one script. If a code standard distinguishes scripts, each script is a separate
+  language (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script refers to the
+  first of these languages in the table, even if a corpus mixes scripts: zh, zho and cmn are
+  simplified Chinese, sr and srp are Serbian in Cyrillic.
 * A region does not change the language: pt_BR is Portuguese, en-GB is English. Two exceptions: a
   Chinese region selects the script (zh_TW and zh_HK are traditional), and fa_AF is Dari.
-* A macrolanguage code means the member for which corpora use it: ara is Standard Arabic (arb), fas
-  is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh)
-  and Berber (ber) have no such member and are separate languages.
-* Two codes are two languages if a corpus has both, even if ISO 639-3 has merged them since (dtp and
-  kzj, apc and ajp). Filipino (fil) is Tagalog: no supported corpus has both.
+* A macrolanguage code refers to the member language for which corpora use the code: ara is Standard
+  Arabic (arb), fas is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob).
+  Serbo-Croatian (sh) and Berber (ber) have no such member, so each is a language of its own in the
+  table.
+* Two codes are two languages if a corpus uses both, even if ISO 639-3 has merged them since (dtp
+  and kzj, apc and ajp). Filipino (fil) is treated as Tagalog, because no supported corpus uses
+  both.
 
-`family` is a group of the size of a WALS genus: obviously related, some 2,000 to 4,000 years deep
-(Germanic and Slavic rather than Indo-European; Turkic and Dravidian are complete families of this
-depth). Three exceptions serve comparisons of clusterings: Latin counts as Romance, all creoles are
-"Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and Celtic
-languages further, because their branches are undisputed and papers compare them.
+`family` is a group of obviously related languages, about the size of a WALS genus, with a common
+ancestor some 2,000 to 4,000 years ago (Germanic and Slavic rather than Indo-European; Turkic and
+Dravidian are entire families of this age). Three exceptions simplify the comparison of clusterings:
+Latin counts as Romance, all creoles are "Creole", and planned languages are "Constructed". `branch`
+divides the Slavic, Germanic and Celtic languages further, because their branches are undisputed and
+papers compare them.
 
 The table is `languages.tsv`. Append new languages with the next index, because checkpoints store
-embeddings by index. The default script of a code comes first.
+embeddings by index. If a code covers several scripts, list its default script first.
 """
 
 import csv
@@ -45,7 +49,8 @@ class Language:
   """A written language and its codes.
 
   Attributes:
-    index: Row in language embedding tables, from 1 (0 is an unknown language); never reused.
+    index: Row in language embedding tables, starting at 1; row 0 stands for an unknown language. An
+      index is never reused.
     name: English name, unique.
     iso639_3: Three-letter code, shared by the scripts of a language. Three of these codes are not
       in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
@@ -57,7 +62,7 @@ class Language:
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
     other: Further codes. A code without a script also works with a script.
-    regions: Regions that occur in codes of corpora and locales, without a change of language.
+    regions: Regions that corpora and locales append to a code without changing the language.
   """
 
   index: int
@@ -93,7 +98,7 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Maps accepted codes (see `_key`) to languages; raises ValueError if two languages share one."""
+  """Maps codes (see `_key`) to languages. Raises ValueError if two languages share a code."""
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
   for entry in languages:
@@ -115,7 +120,7 @@ def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
       if holder is not entry:
         raise ValueError(
           f"code {key!r} belongs to both {holder.name} ({holder.index}) and {entry.name} "
-          f"({entry.index}) in the table of languages; remove it from one of them"
+          f"({entry.index}) in the language table; remove it from one of them"
         )
   return aliases
 
@@ -158,7 +163,7 @@ def language(code: str) -> Language:
 
 @functools.cache
 def opus_language(code: str) -> Language | None:
-  """Looks up the language of an OPUS code, or None. An unknown region is ignored."""
+  """Returns the language of an OPUS code, or None if it is unknown. Ignores unknown regions."""
   stem, *subtags = re.split("[_@]", code)
   scripts = [subtag for subtag in subtags if not _REGION.fullmatch(subtag)]
   keys = (_key("_".join([stem, *tags])) for tags in (subtags, scripts))
@@ -166,7 +171,7 @@ def opus_language(code: str) -> Language | None:
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
-  """Assigns every language index to a random group, 0 to `count` - 1; groups have similar sizes.
+  """Returns a random group, 0 to `count` - 1, for every language index. Groups have similar sizes.
 
   The same arguments return the same groups. Adding languages to the table does not change the
   groups of existing languages.
@@ -174,8 +179,8 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
   Args:
     count: Number of groups.
     seed: Seed of the assignment.
-    codes: Languages to distribute evenly over the groups, such as the training languages (default:
-      all languages). Other languages are assigned after these.
+    codes: Codes of the languages to distribute evenly over the groups, such as the training
+      languages (default: all languages). The remaining languages are assigned afterward.
 
   Raises:
     InputError: `count` is below 1 or above the number of languages, or a code is unknown.
@@ -186,8 +191,8 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
   rng = random.Random(seed)
   order = [*balanced, *(i for i in range(NUM_LANGUAGES) if i not in balanced)]
   groups: list[int] = []
-  # Each group gets one of the next `count` languages. Python guarantees reproducible numbers for
-  # random(), but not for shuffle().
+  # In each round, every group gets one of the next `count` languages. Sort by random numbers,
+  # because Python guarantees reproducible results for random(), but not for shuffle().
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())
   by_index = dict(zip(order, groups, strict=False))
@@ -195,16 +200,18 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
-  """Assigns each of `codes` to a separate group; returns a group per language index, or -1.
+  """Returns the group of every language index: each of `codes` has its own group, the rest have -1.
 
   Raises:
-    InputError: a code is unknown, or two codes are the same language.
+    InputError: a code is unknown, or two codes refer to the same language.
   """
   groups = [-1] * NUM_LANGUAGES
   for group, code in enumerate(codes):
     index = language(code).index
     if groups[index] != -1:
-      raise InputError(f"{code!r} is named twice: it is {language(code).name}; remove one")
+      raise InputError(
+        f"{code!r} is the same language as an earlier code, {language(code).name}; remove one"
+      )
     groups[index] = group
   return tuple(groups)
 

@@ -236,13 +236,15 @@ def find_arrays(
       missing.append(saved_name or name)
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has {some(model)}"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; the model has "
+      f"{some(model)}"
     )
   if missing:
     raise InputError(
-      f"{path} lacks {some(missing)}; it has {some(saved)}. Use a checkpoint of the same model, or "
-      "set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True to initialize the "
-      "missing arrays. If only optimizer state is missing, keep scan_layers as in the checkpoint"
+      f"{path} lacks {some(missing)}; the checkpoint has {some(saved)}. Use a checkpoint of "
+      "the same model, or set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True "
+      "to initialize the missing arrays. If only optimizer state is missing, keep scan_layers as in "
+      "the checkpoint"
     )
   return sources
 
@@ -307,7 +309,7 @@ def restore(
     state[name] = jax.numpy.copy(array) if source.names[0] in used_names else array
     used_names.update(source.names)
   if missing and fallback is not None:
-    logging.info("Initialized because they are not read from %s: %s.", path, ", ".join(missing))
+    logging.info("Not read from %s, but newly initialized: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
 

@@ -83,7 +83,7 @@ def join(
     if requested or "should be defined" not in str(error):
       raise InputError(
         f"multi-process run: {str(error).splitlines()[0][:300]}; set --coordinator_address, "
-        "--process_count and --process_index, and check that all processes reach process 0"
+        "--process_count and --process_index, and check that all processes can reach process 0"
       ) from error
     yield  # a single TPU host outside of a pod
     return
@@ -96,9 +96,9 @@ def join(
     if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
       raise
     raise InputError(
-      "another process of this run is gone: it failed or was killed, or its machine or network "
-      f"failed ({str(error).splitlines()[0][:300]}). Rerun the same command to resume from the "
-      "last checkpoint"
+      "the connection to another process of this run is lost, because the process, its machine or "
+      f"the network failed ({str(error).splitlines()[0][:300]}). Rerun the same command to "
+      "resume from the last checkpoint"
     ) from None
   # JAX's shutdown would stop the coordination service as soon as process 0 has disconnected, and
   # processes that are still disconnecting would abort. Keep the service running for two more

@@ -96,7 +96,7 @@ def parse_gin_flags(
     if re.fullmatch(r"\w+", name) and name not in macros:
       similar = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
       suggestion = f"; did you mean {' or '.join(similar)}?" if similar else ""
-      raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
+      raise InputError(f"--gin.{name}: no gin file defines the macro {name}{suggestion}")
     with _gin_errors(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
   _check_types()

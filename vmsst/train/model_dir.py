@@ -58,9 +58,7 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
 
   def check_claim() -> None:
     if checks_id and not (storage.is_file(url) and input_files.read_bytes(url) == run_id):
-      raise InputError(
-        f"{model_dir} now belongs to another run that started later; set another {name}"
-      )
+      raise InputError(f"a run that started later now uses {model_dir}; set a different {name}")
 
   with contextlib.ExitStack() as stack:
     if jax.process_index() == 0:
