@@ -57,11 +57,12 @@ class Language:
     iso639_1: Two-letter code, or None.
     script: ISO 15924 code of the main script.
     family: Group of related languages; see the module docstring.
-    branch: Subgroup of the family, such as "South Slavic"; the family if it is not divided.
+    branch: Subgroup of the family, such as "South Slavic", or the family itself if there are no
+      subgroups.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
-    other: Further codes. A code without a script also works with a script.
+    other: Further codes. If a code has no script, the code followed by a script is also accepted.
     regions: Regions that corpora and locales append to a code without changing the language.
   """
 

@@ -22,7 +22,7 @@ class BaseAction(abc.ABC):
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop the run. If it raises, the run ends without saving a checkpoint."""
+    """Returns whether to stop the run. An exception ends the run without a new checkpoint."""
 
 
 def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:

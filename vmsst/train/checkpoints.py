@@ -243,8 +243,8 @@ def find_arrays(
     raise InputError(
       f"{path} lacks {some(missing)}; the checkpoint has {some(saved)}. Use a checkpoint of "
       "the same model, or set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True "
-      "to initialize the missing arrays. If only optimizer state is missing, keep scan_layers as in "
-      "the checkpoint"
+      "to initialize the missing arrays. If only optimizer state is missing, keep scan_layers as "
+      "in the checkpoint"
     )
   return sources
 

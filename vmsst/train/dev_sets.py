@@ -53,7 +53,7 @@ class DevSets:
     sets: Training sets or retrieval sets by name, with their prompts.
     model: The model.
     vocabulary: Vocabulary to tokenize the texts with; it must not add a prompt.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     folder: Folder of the run.
     metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the mean over all
       sets of each set's first metric).

@@ -76,7 +76,7 @@ def report(
   Args:
     model: The model.
     cfg: The training data. Only batch size and feature lengths matter.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
     initial: Checkpoint that the run starts from. Its arrays are compared with the model.
     with_memory: Whether to compile the step and report the memory that XLA allocates on each

@@ -32,7 +32,7 @@ class InferenceEvaluator:
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
     model: The model. Of the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, it
       needs only the methods that the tasks use.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     log_dir: Folder of the run; SeqIO's loggers write to its subfolder inference_eval (default:
       write nothing).
 
@@ -125,7 +125,7 @@ def evaluate(
     model: See docs/model_interface.md.
     dataset_cfg: The tasks.
     restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the SeqIO logs, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
     summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the

@@ -66,7 +66,7 @@ def infer(
     model: See docs/model_interface.md.
     dataset_cfg: The examples.
     restore_checkpoint_cfg: The checkpoint. Only its parameters are read.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the results.
     checkpoint_period: Batches between saves.
     shard_id: Shard of the data to process, from 0.

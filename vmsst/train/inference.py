@@ -26,7 +26,7 @@ def get_infer_fn(
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
     batch_size: Examples in a global batch.
     train_state_axes: PartitionSpecs of the train state.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
 
   Returns:
     `fn(dataset, train_state, rng=None)`, where `dataset` yields (index, features). `fn` returns a
@@ -66,7 +66,7 @@ def get_array_fn(
     infer_step: See `get_infer_fn`.
     batch_size: Examples in a global batch.
     train_state_axes: PartitionSpecs of the train state.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
 
   Returns:
     `fn(features, train_state, rng=None)`, where `features` are arrays [N, ...] by name. It returns

@@ -233,7 +233,7 @@ class TrainIterator:
   Args:
     batches: This process's rows of each batch, starting at step 0. Either an iterator with the
       methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     save_state: Whether `state` returns the current state. If false, `state` returns the initial
       state of the run, and a restarted run reads and drops all batches before its first step.
 

@@ -3,8 +3,8 @@
 An AdamW step on a table of 250,000 x 256 reads and writes seven arrays of 256 MB, although a batch
 uses only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
 moments before the gradients are computed, and writes the updated rows back. The model sees only a
-small table with these rows. The full table and its moments are updated in place, and no other array
-of their size is needed.
+small table with these rows. The full table and its moments are updated in place, and a step needs
+no further array of this size.
 
 Rows of tokens that are not in the batch have zero gradients, so the gradients and their norm are
 the same as with a dense optimizer. The updates differ, however. Momentum and weight decay do not

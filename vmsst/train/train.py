@@ -68,7 +68,7 @@ def train(
     train_eval_dataset_cfg: Data on which to compute the training metrics without updates, if any.
     infer_eval_dataset_cfg: Data for the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
     model_dir: Absolute path of the run's folder.
     total_steps: Last step.
@@ -204,7 +204,7 @@ def train(
         rng=trainer_rng,
       )
     )
-    del train_state  # The trainer donates it.
+    del train_state  # The trainer donates the state.
     trainer.check(batch_size)
     if infer_eval_dataset_cfg is not None:
       from vmsst.train import eval as eval_lib

@@ -147,7 +147,7 @@ class TrainStateInitializer:
     optimizer_def: The optimizer, or None for inference.
     init_fn: `model.get_initial_variables`.
     input_shapes: Shape of every feature of the global batch.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     input_types: Dtype of every feature.
 
   Attributes:

@@ -174,7 +174,7 @@ class Trainer:
   Args:
     model: See docs/model_interface.md.
     train_state: Parameters and optimizer state, on the devices; `train` donates them.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     eval_names: Names of the evaluation datasets for `eval`.
     summary_dir: Folder for the TensorBoard and JSONL files. If None, no files are written.
     train_state_axes: PartitionSpecs of `train_state`.
