@@ -68,7 +68,7 @@ def align(
       return work.facts["documents"], work.facts["pairs"]
     copies = [text_files.unpack(x, work.path(storage.UNFINISHED)) for x in documents]
     parts = [
-      job.Part(
+      job.Task(
         f"{names[number] if is_folder else f'{number:06d}'}.{options['format']}",
         pair,
         key=[[span.digest, span.first] for span in pair],

@@ -322,12 +322,12 @@ def clean(
   with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as work:
     if not work.finished:
       names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
-      parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
+      parts = [job.Task(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
       clean_part = functools.partial(file_cleaning.clean, sentences, rules=rules)
       counts = work.run("clean", clean_part, parts, chosen)
       if encoder:
         paths = map(work.path, names)
-        parts = [job.Part(f"{y}.tsv", (x, y)) for x, y in zip(paths, groups, strict=True)]
+        parts = [job.Task(f"{y}.tsv", (x, y)) for x, y in zip(paths, groups, strict=True)]
         dropped = work.run("score", drop_low_scores, parts)
         counts = [first | second for first, second in zip(counts, dropped, strict=True)]
       work.finish(counts=dict(zip(groups, counts, strict=True)))

@@ -43,7 +43,7 @@ class JobEmbedder(embedder.Embedder):
       yield from super().map(title, compute, parts)
       return
     named = [
-      job.Part(
+      job.Task(
         f"{storage.UNFINISHED}/{title}-{manifest.digest(part.key)}.npz",
         (part.content,),
         size=part.size,

@@ -74,7 +74,7 @@ def embed(
     if work.finished:
       return cut.identity["lines"], width
     parts = [
-      job.Part(
+      job.Task(
         vector_store.shard_name(number),
         (span,),
         key=[span.digest, span.first],
@@ -132,9 +132,9 @@ def build_index(
   with job.Job(folder, inputs=inputs, options={"factory": factory}) as work:
     if not work.finished:
       trained = f"{storage.UNFINISHED}/trained.faiss"
-      work.run("train", functools.partial(_train, rows, factory), [job.Part(trained)])
+      work.run("train", functools.partial(_train, rows, factory), [job.Task(trained)])
       shards = [
-        job.Part(
+        job.Task(
           f"{storage.UNFINISHED}/shard-{number:05d}.faiss",
           (span.start, span.stop),
           key=[span.start, span.stop],
@@ -173,7 +173,7 @@ def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_sear
     parts = []
     for number, block in enumerate(blocks):
       spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
-      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans))
+      parts.append(job.Task(f"block-{number:05d}.npz", block, key=spans))
     work.run("search", functools.partial(_write_block, find), parts, engine)
     for part in parts:
       arrays = array_files.read(work.path(part.name))

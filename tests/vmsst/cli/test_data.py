@@ -259,7 +259,7 @@ def test_clean_bitext_has_a_file_per_language_pair(folder, capsys):
   assert clean(folder, *options, patterns=("z.tsv",), out="und") == 0
   assert "und/und-und.tsv: 1 read, 0 kept, 1 script\n" in capsys.readouterr().out
   assert clean(folder, patterns=("a/*",)) == 1
-  assert "out is of another job: files is" in capsys.readouterr().err
+  assert "out belongs to another job: files is" in capsys.readouterr().err
 
 
 def test_vocab_train_writes_a_vocabulary_and_says_from_what(tmp_path, capsys):

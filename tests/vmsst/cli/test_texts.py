@@ -369,7 +369,7 @@ def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tm
   save(run, 1)
   capsys.readouterr()
   for words, message in (
-    (("embed", run, text, folder), "is of another job: encoder is "),
+    (("embed", run, text, folder), "belongs to another job: encoder is "),
     (("search", text, text, folder), "has changed since it computed"),
   ):
     assert command(*words) == 1

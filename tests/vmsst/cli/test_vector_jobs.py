@@ -65,7 +65,7 @@ def test_the_first_dimensions_are_kept(text, tmp_path):
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "v"), vectors_of(LINES)[:, :2])
   with pytest.raises(errors.InputError, match=r"have 3; give 1 to 3"):
     embed(make_encoder(), text, tmp_path / "w", dimensions=4)
-  with pytest.raises(errors.InputError, match=r"of another job: dimensions is 2, not unset"):
+  with pytest.raises(errors.InputError, match=r"to another job: dimensions is 2, not unset"):
     embed(make_encoder(), text, tmp_path / "v")
 
 

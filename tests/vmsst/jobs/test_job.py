@@ -72,7 +72,7 @@ def test_a_part_with_another_key_is_written_again_even_in_a_finished_folder(fold
     done = []
     with job.Job(folder, inputs={"text": TEXT}) as work:
       write = functools.partial(function, done) if function is toy_jobs.noted_square else function
-      parts = [*(job.Part(f"{n}.txt", (n,), key=key) for n in range(3)), job.Part("3.txt", (3,))]
+      parts = [*(job.Task(f"{n}.txt", (n,), key=key) for n in range(3)), job.Task("3.txt", (3,))]
       work.run("squares", write, parts)
       work.finish()
     return done
@@ -87,7 +87,7 @@ def test_a_part_with_another_key_is_written_again_even_in_a_finished_folder(fold
 def test_a_folder_of_another_job_is_refused_unless_it_is_replaced(folder):
   squares(folder)
   squares(folder, inputs={**TEXT, "name": "/moved.txt"})  # the same content
-  message = r"is of another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give another"
+  message = r"belongs to another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give"
   with pytest.raises(errors.InputError, match=message):
     squares(folder, inputs=OTHER)
   with pytest.raises(errors.InputError, match="k is unset, not 3"):
@@ -155,7 +155,7 @@ def test_intermediate_files_go_at_the_end(folder):
 
 def test_files_of_other_machines_are_awaited(tmp_path, monkeypatch):
   with job.Job(tmp_path / "late", inputs={}) as work:
-    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere(seen_after=0.3))
+    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere(visible_after=0.3))
     work.finish()
   assert contents(tmp_path / "late") == {"0.txt": "0", "1.txt": "1"}
   monkeypatch.setattr(job, "_VISIBLE_SECONDS", 0.2)

@@ -124,7 +124,7 @@ def test_the_command_builds_once_and_refuses_other_inputs(tree, capsys):
     content = path.read_bytes()
     path.write_bytes(content.replace(old, new))
     assert cli.main(arguments) == 1
-    assert f"1.0.0 is of another job: {name} is" in capsys.readouterr().err
+    assert f"1.0.0 belongs to another job: {name} is" in capsys.readouterr().err
     path.write_bytes(content)
   assert cli.main(arguments) == 0
 
