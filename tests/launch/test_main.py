@@ -80,7 +80,7 @@ _OTHERS = {
   "nothing set": (
     ["train", "--gin_file={folder}/empty.gin"], r"train\(\) missing \d+ required .*'model'.*; add"),
   "dry run": (
-    ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
+    ["infer", "--gin_file=quickstart.gin", "--dry_run"], "use --dry_run only with `t5x train`"),
   "unknown topology": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=x:8"],
     r"--topology=x:8: .*, or TPUs, as in v5e:2x4"),

@@ -80,7 +80,7 @@ def test_bitext_is_embedded_once_until_inputs_change(folder, capsys):
 def test_no_two_files_have_one_output_and_no_other_file_is_replaced(folder, capsys):
   line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
   assert embed(folder, patterns=("**/x.de-en.*",)) == 1
-  assert "a/x.de-en.tsv.npy is of two inputs" in capsys.readouterr().err
+  assert "a/x.de-en.tsv.npy; use another folder for one" in capsys.readouterr().err
   assert embed(folder, out="a") == 1
   assert "has files that this command did not write" in capsys.readouterr().err
 
@@ -174,7 +174,7 @@ def add_vectors(file, vectors):
 def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
   memory_store.installed(monkeypatch)
   assert embed(folder, out=out, patterns=("a/*",)) == 0
-  assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 6" in capsys.readouterr().out
+  assert "x.de-en.tsv.npy: vectors of 3 pairs, width 6" in capsys.readouterr().out
   vectors = out if storage.is_url(out) else str(folder / out)
   files = readers.find_bitext(str(folder / "a" / "*"))
   # Training may name the languages otherwise, but needs the same texts.
