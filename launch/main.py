@@ -76,9 +76,7 @@ def _parser() -> argparse.ArgumentParser:
       value = os.environ.get(variable) or None
       add(option, type=kind, metavar="VALUE", default=value, help=f"{text} (default: {variable})")
     timeout = distributed.INITIALIZATION_SECONDS
-    add(
-      "--initialization_timeout", type=int, default=timeout, metavar="N", help="seconds to connect"
-    )
+    add("--initialization_timeout", type=int, default=timeout, metavar="SECONDS", help="to connect")
     add("--verbose", action="store_true", help="show log messages and stack traces")
     if name == "infer":
       add("--shard_id", type=int, metavar="N", help="shard of the data to process")
