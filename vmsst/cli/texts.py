@@ -128,8 +128,9 @@ def score(
       translator = loading.load_translator(encoder)
       scorer = bitext_mining.by_likelihood(translator, per_token, encoding.batch_size)
     columns = map(bitext_mining.TextColumn, paths, path_fields, languages or (None, None))
+    source_column, target_column = columns
     with file_to_write(output) as output_path:
-      count = vector_jobs.score(scorer, *columns, output_path)
+      count = vector_jobs.score(scorer, source_column, target_column, output_path)
   if output != outputs.STANDARD:
     print(f"{output}: scores of {count:,} pairs by {by}")
 
@@ -249,7 +250,7 @@ def mine(
     if not all(index.exact for index in indexes):
       search = faiss_index.index_search(*indexes)
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
-    with mine_job.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+    with mine_job.output() as file, file.open("w", encoding="utf-8", newline="\n") as stream:
       stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))
   if best := mined.best:
     rates = f"F1 {100 * best.f1:.2f}, precision {100 * best.precision:.2f}"
