@@ -184,7 +184,7 @@ def finetune(
     unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
-  vocabulary = encoder.vocabulary
+  vocabulary, network = encoder.vocabulary, encoder.network
   del encoder  # frees the memory of the parameters
 
   fields: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
@@ -228,7 +228,7 @@ def finetune(
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
     # The first network is trained. The second describes the saved encoder, in float32.
     networks = [
-      starting_encoders.network(start, dropout_rate=0.1, dtype=dtype, scan_layers=True)
+      starting_encoders.with_options(network, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
     ]
     # EMS predicts tokens with the token table, so all rows have gradients.

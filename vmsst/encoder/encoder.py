@@ -44,6 +44,7 @@ class Encoder(compatibility.Members):
   path to other processes, and load the encoder there.
 
   Attributes:
+    network: Maps token ids to vectors.
     vocabulary: Maps sentences to token ids.
     max_length: Maximum tokens per sentence, EOS included. Longer texts are cut.
     dimension: Width of a sentence vector.
@@ -93,7 +94,7 @@ class Encoder(compatibility.Members):
     names = (name for name, prompt in self.prompts.items() if prompt == prefix != "")
     self._default_prompt_name = next(names, None)
     self.path = path
-    self._network = network
+    self.network = network
     self.max_length = max_length
     self.backend = backend
     self._backend = backends.new(backend, network, params, devices)
@@ -101,7 +102,7 @@ class Encoder(compatibility.Members):
   def __setattr__(self, name: str, value: Any) -> None:
     name = name.replace("max_seq_length", "max_length")
     if name == "max_length":
-      limit = getattr(self._network.config, "max_tokens", None)
+      limit = getattr(self.network.config, "max_tokens", None)
       value = errors.as_integer(name, value, maximum=limit)
       for cached in ("tokenizer", "digest"):
         vars(self).pop(cached, None)
@@ -113,7 +114,7 @@ class Encoder(compatibility.Members):
 
   def __repr__(self) -> str:
     numbers = sum(np.size(array) for array in jax.tree.leaves(self._backend.params))
-    dtype = self._network.config.dtype if self.backend == backends.JAX else "float32"
+    dtype = self.network.config.dtype if self.backend == backends.JAX else "float32"
     return (
       f"Encoder({self.path!r}, dimension={self.dimension}, parameters={numbers:,}, "
       f"max_length={self.max_length}, prompts={dict(self.prompts)}, backend={self.backend!r}, "
@@ -144,7 +145,7 @@ class Encoder(compatibility.Members):
       array = np.ascontiguousarray(value)
       params.update(f"{name} {array.dtype} {array.shape}".encode())
       params.update(array.view(np.uint8).data)
-    settings = encoder_json.digest(self._network, self._base_vocabulary, self.max_length)
+    settings = encoder_json.digest(self.network, self._base_vocabulary, self.max_length)
     return hashlib.sha256(f"{settings} {params.hexdigest()}".encode()).hexdigest()
 
   def with_prompt(self, prompt: str) -> "Encoder":
@@ -175,8 +176,8 @@ class Encoder(compatibility.Members):
     if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
       raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
     vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
-    config = dataclasses.replace(self._network.config, vocab_size=len(rows))
-    network = dataclasses.replace(self._network, config=config, parent=None)
+    config = dataclasses.replace(self.network.config, vocab_size=len(rows))
+    network = dataclasses.replace(self.network, config=config, parent=None)
     table_VD = np.asarray(self._backend.params["token_embedder"]["embedding"])[rows]
     params = {**self._backend.params, "token_embedder": {"embedding": table_VD}}
     return self._changed(network, params, vocabulary)
@@ -193,7 +194,7 @@ class Encoder(compatibility.Members):
     Raises:
       InputError: the encoder has too few layers or is not a transformer.
     """
-    network, params = sentence_encoder.first_layers(self._network, self._backend.params, layers)
+    network, params = sentence_encoder.first_layers(self.network, self._backend.params, layers)
     return self._changed(network, params, self.vocabulary)
 
   def _changed(self, network: Any, params: Any, vocabulary: Any) -> "Encoder":
@@ -214,13 +215,13 @@ class Encoder(compatibility.Members):
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
       raise errors.InputError(f"{target} exists; give a new folder")
     assets = encoder_json.EncoderAssets(
-      self._network,
+      self.network,
       self.vocabulary,
       self.max_length,
       languages=None if self.languages is None else tuple(self.languages),
       similarity_fn_name=self.similarity_fn_name,
     )
-    saved = encoder_json.SavedEncoder(str(self.path), assets, self._network, self._backend.params)
+    saved = encoder_json.SavedEncoder(str(self.path), assets, self.network, self._backend.params)
     sentence_transformers.write(saved, target)
 
   def encode(

@@ -41,11 +41,17 @@ def network(
     InputError: no encoder exists at this path.
     TypeError: the config has no option of this name.
   """
-  saved = _assets(checkpoint).network
-  if isinstance(saved.config, static.StaticConfig):
+  return with_options(_assets(checkpoint).network, **options)
+
+
+def with_options(
+  network: sentence_encoder.SentenceEncoder, **options: Any
+) -> sentence_encoder.SentenceEncoder:
+  """Returns a network with other config values; see `network`."""
+  if isinstance(network.config, static.StaticConfig):
     options = {name: x for name, x in options.items() if name not in _LAYER_OPTIONS}
-  config = dataclasses.replace(saved.config, **options)  # type: ignore[type-var]
-  return dataclasses.replace(saved, config=config, parent=None)
+  config = dataclasses.replace(network.config, **options)  # type: ignore[type-var]
+  return dataclasses.replace(network, config=config, parent=None)
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:

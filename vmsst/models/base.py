@@ -174,17 +174,19 @@ def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
   return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
-def interleave_sides(
-  inputs_BT: Int[Array, "B T"], targets_BT: Int[Array, "B U"]
-) -> Int[Array, "B 2 W"]:
-  """Returns both sides of each pair next to each other, the shorter padded to the longer.
+def interleave(*tokens: Int[Array, "B *K T"]) -> Int[Array, "B R W"]:
+  """Returns the texts of each pair next to each other, all padded to the longest length.
 
-  They are stacked after the batch axis, so that both sentences of a pair stay on the same device
-  and one encoder call can process them all.
+  The batch axis comes first, so that all texts of a pair stay on one device, and one encoder call
+  can process them.
+
+  Args:
+    *tokens: Token ids of one text of each pair, [B, T], or of several, [B, K, T].
   """
-  width = max(inputs_BT.shape[1], targets_BT.shape[1])
-  tokens = [
-    jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=arrays.PAD_ID)
-    for x in (inputs_BT, targets_BT)
+  width = max(x.shape[-1] for x in tokens)
+  texts = [x.reshape(len(x), -1, x.shape[-1]) for x in tokens]
+  padded = [
+    jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2])), constant_values=arrays.PAD_ID)
+    for x in texts
   ]
-  return jnp.stack(tokens, axis=1)
+  return jnp.concatenate(padded, axis=1)

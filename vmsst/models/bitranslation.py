@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
 
 def pairs_in_batch(batch: base.Batch) -> Pairs:
   """Returns the sides of the batch's pairs, the shorter padded to the longer."""
-  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
+  tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
   languages_B2 = jnp.concatenate([batch["input_language"], batch["target_language"]], axis=1)
   return Pairs(tokens_B2T, tokens_B2T != arrays.PAD_ID, languages_B2)
 

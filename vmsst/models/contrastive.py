@@ -7,7 +7,7 @@ References for hard negatives: Guo et al. 2018, Yang et al. 2019 (mUSE), Wang et
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -188,7 +188,16 @@ class ContrastiveModel(InBatchNegativesModel):
     batch), embedding_norm, tokens_per_example (real tokens of both sides), and the metrics
     of `in_batch_loss` and `matryoshka.mean_loss`.
     """
-    vector_B2S, negative_BKS = self._embed(params, batch, dropout_rng)
+    names = ("inputs", "targets", "negatives")
+    vector_BRS = gradient_caching.embed_texts(
+      self.network,
+      params,
+      base.interleave(*(batch[name] for name in names if name in batch)),
+      slices=self.embedding_slices,
+      rng=dropout_rng,
+    )
+    vector_B2S = vector_BRS[:, :2]
+    negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None
     loss_B, metrics = self.in_batch_loss(vector_B2S, batch, negative_BKS)
     metrics = {
       "loss": base.average(loss_B),
@@ -196,30 +205,3 @@ class ContrastiveModel(InBatchNegativesModel):
       **base.vector_metrics(vector_B2S, batch),
     }
     return jnp.mean(loss_B), metrics
-
-  def _embed(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
-  ) -> tuple[Float[Array, "B 2 S"], Float[Array, "B K S"] | None]:
-    """Returns vectors of both sides and of hard negatives, computed with gradient caching.
-
-    Sides and hard negatives have separate encoder calls, because they may differ in length.
-    """
-    if "negatives" not in batch:
-      slices = self.embedding_slices
-      return gradient_caching.embed_pairs(
-        self.network, params, batch, slices=slices, rng=dropout_rng
-      ), None
-
-    def encode(tokens: tuple[jax.Array, jax.Array], rng: jax.Array | None) -> Any:
-      return tuple(
-        gradient_caching.embed_sides(self.network, params, tokens_BRU, slices=1, rng=part_rng)
-        for tokens_BRU, part_rng in zip(tokens, base.split_rng(rng, 2), strict=True)
-      )
-
-    tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-    return cast(
-      tuple[jax.Array, jax.Array],
-      gradient_caching.map_slices(
-        encode, (tokens_B2T, batch["negatives"]), slices=self.embedding_slices, rng=dropout_rng
-      ),
-    )

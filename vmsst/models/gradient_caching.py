@@ -85,7 +85,7 @@ def map_and_sum_slices(
   return jax.tree.map(join, rows), jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
 
 
-def embed_sides(
+def embed_texts(
   network: nn.Module,
   params: Any,
   tokens_BRT: Int[Array, "B R T"],
@@ -93,12 +93,12 @@ def embed_sides(
   slices: int,
   rng: jax.Array | None,
 ) -> Float[Array, "B R S"]:
-  """Returns vectors of the R sentences of each row, computed with gradient caching.
+  """Returns vectors of the R texts of each row, computed with gradient caching.
 
   Args:
     network: Maps token ids to vectors (see `sentence_encoder.embed`), in one call per slice.
     params: Parameters of the network.
-    tokens_BRT: Token ids, such as both sides of each pair.
+    tokens_BRT: Token ids, such as both texts of each pair.
     slices: As for `map_slices`, with the same errors.
     rng: Key of dropout, split into one per slice; without a key, no dropout.
   """
@@ -115,6 +115,6 @@ def embed_sides(
 def embed_pairs(
   network: nn.Module, params: Any, batch: base.Batch, *, slices: int, rng: jax.Array | None
 ) -> Float[Array, "B 2 S"]:
-  """Returns vectors of both sides of the batch's pairs; for the arguments see `embed_sides`."""
-  tokens_B2T = base.interleave_sides(batch["inputs"], batch["targets"])
-  return embed_sides(network, params, tokens_B2T, slices=slices, rng=rng)
+  """Returns vectors of both texts of each pair; for the arguments see `embed_texts`."""
+  tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
+  return embed_texts(network, params, tokens_B2T, slices=slices, rng=rng)
