@@ -38,9 +38,8 @@ Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parame
 (--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1). A string needs a second pair
 of quotes: --gin.MODEL_DIR="'/tmp/run'". Later files and bindings override earlier ones.
 
-Multi-process runs: start the same command in every process. The processes of a SLURM step, Open MPI
-or a TPU pod find each other. For other processes, set --coordinator_address, --process_count and
---process_index.
+Multi-process runs: start the same command in every process. Processes of a SLURM step, Open MPI or
+a TPU pod find each other. Otherwise, set --coordinator_address, --process_count, --process_index.
 """
 
 
@@ -134,7 +133,15 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   if (options.dry_run and options.command != "train") or (options.topology and not options.dry_run):
     raise InputError("use --dry_run only with `t5x train`, and --topology only with --dry_run")
-  _set_verbosity(options.verbose)
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.verbose else "3")
+  from absl import flags, logging
+
+  flags.FLAGS.mark_as_parsed()  # Otherwise absl warns that flags are not parsed yet.
+  logging.set_verbosity(logging.INFO if options.verbose else logging.WARNING)
+  logging.set_stderrthreshold("info" if options.verbose else "warning")
+  if not options.verbose:  # SeqIO warns about feature lengths that the model requires.
+    log = standard_logging.getLogger("absl")
+    log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
   try:
     with contextlib.ExitStack() as stack:
       gc.disable()  # Imports create a million objects; collecting among them takes seconds.
@@ -199,19 +206,6 @@ def _run(options: argparse.Namespace) -> None:
       raise
     fix = "; add a gin file or binding that sets it" if unset else ""
     raise InputError(message + fix) from None
-
-
-def _set_verbosity(verbose: bool) -> None:
-  """Hides the log messages of libraries unless `verbose`."""
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")
-  from absl import flags, logging
-
-  flags.FLAGS.mark_as_parsed()  # Otherwise absl warns that flags are not parsed yet.
-  logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
-  logging.set_stderrthreshold("info" if verbose else "warning")
-  if not verbose:  # SeqIO warns about feature lengths that the model requires.
-    log = standard_logging.getLogger("absl")
-    log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
 
 
 @contextlib.contextmanager

@@ -233,7 +233,7 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workers:
-  """Parallel workers. They do not change the results.
+  """Parallel workers; the results do not depend on them.
 
   Attributes:
     engine: local for processes on this machine, or ray for a Ray cluster. The nodes of a cluster
@@ -275,7 +275,7 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuWorkers(Workers):
-  """Parallel workers. They do not change the results.
+  """Parallel workers; the results do not depend on them.
 
   Attributes:
     workers: Number of processes (default: 1), or of Ray tasks at a time (default: as many as the

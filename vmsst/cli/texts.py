@@ -93,8 +93,8 @@ def score(
   Args:
     target: Aligned text in another language (default: SOURCE has both texts).
     output: Output file, one line per pair (default: standard output).
-    by: cosine compares the vectors. likelihood needs a run with a decoder and writes three columns:
-      the log-likelihood of TARGET given SOURCE, the reverse, and before both their mean.
+    by: cosine compares the vectors. likelihood needs a run with a decoder, and writes three
+      log-likelihoods: the mean of both directions, TARGET given SOURCE, and SOURCE given TARGET.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
     fields: Columns of source and target in TSV files, from 1, or keys of JSON Lines (default for
       one file: columns 1 and 2, or 2 and 3 if column 1 contains numbers, as in the output of `vmsst
@@ -114,12 +114,8 @@ def score(
   # Standard input can be read only once, and it can contain both texts.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]
-    if fields:
-      path_fields: list[str | None] = [*fields]
-    elif target:
-      path_fields = [text_files.default_field(path) for path in paths]
-    else:
-      path_fields = [text_files.default_field(paths[0], number) for number in (1, 2)]
+    numbers = (0, 0) if target else (1, 2)  # A single file contains both texts of a pair.
+    path_fields = fields or [*map(text_files.default_field, paths, numbers)]
     if by == "cosine":
       opener = encoding.open(encoder)
       name = opener.identity["name"]
@@ -127,20 +123,15 @@ def score(
     else:
       translator = loading.load_translator(encoder)
       scorer = bitext_mining.by_likelihood(translator, per_token, encoding.batch_size)
-    columns = map(bitext_mining.TextColumn, paths, path_fields, languages or (None, None))
-    source_column, target_column = columns
+    columns = [*map(bitext_mining.TextColumn, paths, path_fields, languages or (None, None))]
     with file_to_write(output) as output_path:
-      count = vector_jobs.score(scorer, source_column, target_column, output_path)
+      count = vector_jobs.score(scorer, columns[0], columns[1], output_path)
   if output != outputs.STANDARD:
     print(f"{output}: scores of {count:,} pairs by {by}")
 
 
 def index(
-  vectors: Vectors,
-  index: OutputFolder,
-  *,
-  factory: str | None = None,
-  workers: GpuWorkers,
+  vectors: Vectors, index: OutputFolder, *, factory: str | None = None, workers: GpuWorkers
 ) -> None:
   """Build a FAISS index of vectors, for approximate search and mining.
 
@@ -169,7 +160,7 @@ class Pairs:
     retrieval: Pairs to select. forward takes the best target of each source, backward the best
       source of each target, intersection the pairs that both select. max takes pairs from the best
       to the worst and uses each sentence once.
-    threshold: Minimum score of a pair; excludes --gold.
+    threshold: Minimum score of a pair; cannot be used with --gold.
   """
 
   neighbors: Positive = 4
@@ -308,14 +299,7 @@ def align(
   engine = workers.create()
   options["languages"] = languages or split or (None, None)
   documents, pairs = alignment_job.align(
-    source,
-    target,
-    out,
-    encoding.open(encoder),
-    options,
-    marker=marker,
-    lists=lists,
-    engine=engine,
+    source, target, out, encoding.open(encoder), options, marker=marker, lists=lists, engine=engine
   )
   print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
 

@@ -187,7 +187,20 @@ class Ray(msgspec.Struct, frozen=True):
 
   def run(self, title: str, do: Do, tasks: Tasks) -> Iterator[Any]:
     """Runs tasks and yields their results."""
-    ray = _connect(self.address)
+    with errors.requires("ray", "--engine ray"):
+      import ray
+    if not ray.is_initialized():
+      os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+      address = self.address or os.environ.get("RAY_ADDRESS")
+      try:
+        # Ray warns about forks of processes with threads; these forks are harmless.
+        with command_process.preserve_handlers(), warnings.catch_warnings(action="ignore"):
+          ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+      except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise errors.InputError(
+          f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
+          "or give another address"
+        ) from None
     gpus, total = self.gpus_per_worker, ray.cluster_resources()
     if not self.workers and gpus > total.get("GPU", 0):
       raise errors.InputError(
@@ -198,7 +211,7 @@ class Ray(msgspec.Struct, frozen=True):
     workers = self.workers or max(1, int(capacity))
     # max_retries: this class restarts lost batches, because Ray restarts some of them forever.
     # max_calls: workers with GPUs stay alive too, so that a loaded encoder serves many batches.
-    options = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": self.gpus_per_worker}
+    options: dict[str, Any] = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": gpus}
     remote = ray.remote(**options)(run_batch)
     losses: collections.Counter[int] = collections.Counter()
 
@@ -222,25 +235,6 @@ class Ray(msgspec.Struct, frozen=True):
 
 Engine = Local | Ray
 """Runs the tasks of a job."""
-
-
-def _connect(address: str | None) -> Any:
-  """Returns the module `ray`, connected to a cluster."""
-  with errors.requires("ray", "--engine ray"):
-    import ray
-  if not ray.is_initialized():
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS")
-    try:
-      # Ray warns about forks of processes with threads; these forks are harmless.
-      with command_process.preserve_handlers(), warnings.catch_warnings(action="ignore"):
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-      raise errors.InputError(
-        f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
-        "or give another address"
-      ) from None
-  return ray
 
 
 def _reason(error: BaseException) -> str:

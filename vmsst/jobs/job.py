@@ -250,10 +250,7 @@ class Job:
     return [self._files[task.name].facts for task in tasks]
 
   def _run_here(
-    self,
-    title: str,
-    function: Callable[..., Mapping[str, Any] | None],
-    tasks: Sequence[Task],
+    self, title: str, function: Callable[..., Mapping[str, Any] | None], tasks: Sequence[Task]
   ) -> Iterator[tuple[Task, manifest.Part]]:
     """Runs tasks in this process, in order. Yields each task with the record of its file."""
     for task in tasks:
